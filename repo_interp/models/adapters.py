@@ -36,7 +36,12 @@ from repo_interp.checkpoint_files.weights import read_weights
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
 from repo_interp.models.configuration import make_config, written_configuration
-from repo_interp.models.reposition import assigner_parameters, scheme_modules, with_layout
+from repo_interp.models.reposition import (
+    assigner_parameters,
+    scheme_modules,
+    scheme_parameters,
+    with_layout,
+)
 from repo_interp.models.tables import TABLE
 from repo_interp.records import abbreviate, read_json, validate
 from repo_interp.values import shortened
@@ -338,37 +343,39 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
     """
     file = directory / _CONFIGURATION
     lora = validate(read_json(file, "the configuration that peft writes"), _LoRA, str(file))
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    learned = {
-        id(parameter) for module in scheme_modules(model) for parameter in module.parameters()
-    }
-    missing = {name for name, parameter in model.named_parameters() if id(parameter) in learned}
-    changed = {name for name in shapes if _is_changed(name, lora)}
+    learned = scheme_parameters(model)
     full, down, up = {}, {}, {}
+    # By name in the file: which kind of change, of which parameter, and its shape
+    wanted: dict[str, tuple[dict[str, StoredWeight], str, tuple[int, ...]]] = {}
+    for name, parameter in model.named_parameters():
+        shape = tuple(parameter.shape)
+        if parameter in learned:
+            wanted[name] = full, name, shape
+        elif _is_changed(name, lora):
+            stem = name.removesuffix("weight")
+            # Of what is no matrix nothing fits, so that it is refused.
+            rows, columns = shape if len(shape) == 2 else (0, 0)
+            wanted[f"{stem}lora_A.weight"] = down, name, (lora.r, columns)
+            wanted[f"{stem}lora_B.weight"] = up, name, (rows, lora.r)
     # Every stored weight must find its parameter, and every parameter its weight.
     for weight in stored_weights(directory):
         key = weight.key.removeprefix(_PREFIX)
-        name = key.replace(".lora_A.", ".").replace(".lora_B.", ".")
-        place, wanted = full, shapes.get(name, ())
-        if key != name and name in changed and len(wanted) == 2:
-            place, wanted = (
-                (down, (lora.r, wanted[1])) if ".lora_A." in key else (up, (wanted[0], lora.r))
-            )
-        elif name not in missing:
+        if key not in wanted:
             raise InputError(
                 f"{directory}: the adapter holds {weight.key}, which changes nothing that "
                 "such a model has"
             )
+        place, name, shape = wanted[key]
         if name in place:
             raise InputError(
                 f"{directory}: the adapter holds {weight.key} twice, under two names; keep one"
             )
-        if weight.shape != wanted:
+        if weight.shape != shape:
             raise InputError(
-                f"{directory}: {weight.key} has shape {list(weight.shape)}; wanted {list(wanted)}"
+                f"{directory}: {weight.key} has shape {list(weight.shape)}; wanted {list(shape)}"
             )
         place[name] = weight
-    absent = sorted((missing - full.keys()) | (changed - down.keys()) | (changed - up.keys()))
+    absent = sorted({name for place, name, _ in wanted.values() if name not in place})
     if absent:
         raise InputError(
             f"{directory}: the adapter lacks {len(absent)} of its weights (first: "

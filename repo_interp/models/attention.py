@@ -35,10 +35,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
 from repo_interp.models.cached import CacheOfPositions, remembered
-from repo_interp.models.identity_tables import identity_tables
+from repo_interp.models.identity_tables import first_table, identity_tables
 from repo_interp.models.layer_pass import Content, HookSites, LogitsOfRows, Pass
 from repo_interp.models.masks import apply_mask, call_mask, chunk_of, visible, window_of
-from repo_interp.models.rotation import TABLES, Rotation
+from repo_interp.models.rotation import TABLES, Rotation, of_chosen
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.hope import keep_components
 from repo_interp.positions.logits import PositionLogits, cap_logits
@@ -318,8 +318,7 @@ class RepositionedAttention:
         turning = self.rotation.source.at(length)
         frequencies = torch.cat([turning, turning.new_zeros(self.d_head // 2 - len(turning))])
         # A scheme may have left out some, or put others in their place (HoPE).
-        taken = (self._built.cpu()[:, None] == self.rotation.frequencies).to(torch.int8).argmax(1)
-        frequencies = frequencies[taken].where(self._built.cpu() != 0, 0.0)
+        frequencies = of_chosen(self._built.cpu(), self.rotation.frequencies, frequencies)
         _, changes = vars(self).get(CHANGED, {}).get("frequencies", (None, ()))
         for change in changes:
             frequencies = change(frequencies)
@@ -492,15 +491,12 @@ class RepositionedAttention:
             self.module, queries, keys.shape[2], attention_mask, current.attention_mask, keywords
         )
         current.hidden = call.hidden
+        of_rows = None
+        if self.observers and (self.position_logits is not None or call.bias is not None):
+            new = Content(queries, current.new_keys, current.new_values, current.gate_keys)
+            places = current.index if current.positions is None else current.positions
+            of_rows = LogitsOfRows(self.position_logits, new, places, self.scaling, call.bias)
         for observe in self.observers:
-            new, bias, of_rows = (
-                Content(queries, current.new_keys, current.new_values, current.gate_keys),
-                call.bias,
-                None,
-            )
-            if self.position_logits is not None or bias is not None:
-                places = current.index if current.positions is None else current.positions
-                of_rows = LogitsOfRows(self.position_logits, new, places, self.scaling, bias)
             observe(self, queries, current.new_keys, current.positions, of_rows)
         content = current.content = Content(queries, keys, values, current.gate_keys)
         positions, key_positions = current.positions, self._positions_of_keys(keys)
@@ -739,18 +735,14 @@ class RepositionedAttention:
         self, hidden_states: Tensor, given: dict[str, Any], cache: Any, start: int
     ) -> Int[Tensor, "any token"]:
         """Tokens' numbers in their prompts: as given, as their tables were made for, or counted."""
-        index, of_tables = (
-            given.get("position_ids"),
-            getattr(_first(given.get(TABLES)), "token_index", None),
-        )
+        index, tokens = given.get("position_ids"), hidden_states.shape[1]
+        of_tables = getattr(first_table(given.get(TABLES)), "token_index", None)
         if self.rotation.axes is not None and of_tables is not None and of_tables.ndim == 3:
-            return self._index_by_axis(of_tables[..., -hidden_states.shape[1] :], cache, start)
+            return self._index_by_axis(of_tables[..., -tokens:], cache, start)
         index = of_tables if index is None else index
-        if index is not None and index.ndim == 2 and index.shape[-1] == hidden_states.shape[1]:
+        if index is not None and index.ndim == 2 and index.shape[-1] == tokens:
             return index
-        return torch.arange(start, start + hidden_states.shape[1], device=hidden_states.device)[
-            None
-        ]
+        return torch.arange(start, start + tokens, device=hidden_states.device)[None]
 
 
 def scheme_of(module: nn.Module) -> RepositionedAttention | None:
@@ -838,13 +830,9 @@ def _turned(features: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return turn(features, cosines, sines)
 
 
-def _first(tables: Any) -> Any:
-    return tables[0] if isinstance(tables, tuple | list) else tables
-
-
 def _identity_tables(tables: Any) -> Any:
     """Tables of angle 0 like `tables`, made once per pass: all layers are given the same."""
-    first = _first(tables)
+    first = first_table(tables)
     if not hasattr(first, "repo_interp_identity_tables"):
         # On the tensor and no field of a `Decoder`: it lasts as long as the tables of a pass, which
         # every pass makes anew.
@@ -865,4 +853,4 @@ def remember_index(
     """
     index = keywords.get("position_ids", arguments[1] if len(arguments) > 1 else None)
     if index is not None:
-        _first(tables).token_index = index  # on the tensor, since every pass makes tables
+        first_table(tables).token_index = index  # on the tensor, since every pass makes tables

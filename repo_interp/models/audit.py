@@ -548,11 +548,12 @@ def _table(
     frequency = np.full((len(layers), components), np.nan)
     for row, layer in enumerate(layers.values()):
         error, off = layer.errors.numpy(), layer.wrong.numpy()
-        largest[row, : error.shape[0], : error.shape[1]] = error.max(-1, initial=0.0)
-        first[row, : error.shape[0], : error.shape[1]] = np.where(
+        heads_of, pairs, _ = error.shape
+        largest[row, :heads_of, :pairs] = error.max(-1, initial=0.0)
+        first[row, :heads_of, :pairs] = np.where(
             off.any(-1), np.asarray(deltas)[off.argmax(-1)], -1
         )
-        by_distance[row, : error.shape[1]] = error.max(0)
+        by_distance[row, :pairs] = error.max(0)
         frequency[row, : len(layer.stated.frequencies)] = layer.stated.frequencies
     by_component, by_head = ("layer", "component"), ("layer", "head", "component")
     variables = {

@@ -283,9 +283,9 @@ def bridge(
 
 def _put_output_projections(wrapped: Any) -> None:
     """Put the adapter's output projection where a module holds another (GPT-2): hook_z fires."""
-    holders = {id(getattr(part, "original_component", None)): part for part in wrapped.modules()}
+    holders = {getattr(part, "original_component", None): part for part in wrapped.modules()}
     for attention in as_decoder(wrapped).layers:
-        output = getattr(holders.get(id(attention.module)), "o", None)
+        output = getattr(holders.get(attention.module), "o", None)
         for name, child in list(attention.module.named_children()):
             if output is not None and child is output.original_component:
                 setattr(attention.module, name, output)
@@ -362,7 +362,7 @@ def adapter_for(model: Any) -> str:
         The name of the adapter.
     """
     made = f"{type(model).__name__} (repo_interp)"
-    parts = {id(module): path for path, module in model.named_modules()}
+    parts = {module: path for path, module in model.named_modules()}
     stack = as_decoder(model).blocks
     attention = next(
         path for path, module in stack.named_modules() if scheme_of(module) is not None
@@ -374,14 +374,12 @@ def adapter_for(model: Any) -> str:
         def __init__(self, cfg: Any) -> None:
             super().__init__(cfg)
             self.component_mapping = {
-                "embed": EmbeddingBridge(name=parts[id(model.get_input_embeddings())]),
+                "embed": EmbeddingBridge(name=parts[model.get_input_embeddings()]),
                 "blocks": AnyBlock(
-                    name=parts[id(stack)],
+                    name=parts[stack],
                     submodules={"attn": AnyAttention(name=attention, config=cfg, optional=True)},
                 ),
-                "unembed": UnembeddingBridge(
-                    name=parts[id(model.get_output_embeddings())], config=cfg
-                ),
+                "unembed": UnembeddingBridge(name=parts[model.get_output_embeddings()], config=cfg),
             }
 
     ArchitectureAdapterFactory.register_adapter(made, Adapter)

@@ -87,8 +87,7 @@ def changes(model: nn.Module) -> str:
         found["hooks at"] = [
             _short(name)
             for module, name in parts.items()
-            if (module._forward_hooks or module._forward_pre_hooks)
-            and any(
+            if any(
                 number >= decoder.first_hook and not _is_of_a_library(hook)
                 for number, hook in (
                     *module._forward_hooks.items(),

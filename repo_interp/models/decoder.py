@@ -229,19 +229,18 @@ class Decoder:
         ):
             found = find(self)
             above = [
-                (module, tuple(module._modules.values()))
-                for module in _above(owner, {id(module) for module in found})
+                (module, tuple(module._modules.values())) for module in _above(owner, {*found})
             ]
             kept[name] = found, above
         return found
 
 
-def _above(module: nn.Module, wanted: set[int]) -> list[nn.Module]:
-    """Of a module and those inside, the ones that hold modules of `wanted` ids."""
+def _above(module: nn.Module, wanted: set[nn.Module]) -> list[nn.Module]:
+    """Of a module and those inside, the ones that hold modules of `wanted`."""
     children = list(module.children())
     found = [part for child in children for part in _above(child, wanted)]
-    holds = found or any(id(child) in wanted for child in children)
-    return [module, *found] if holds and id(module) not in wanted else found
+    holds = found or any(child in wanted for child in children)
+    return [module, *found] if holds and module not in wanted else found
 
 
 def as_decoder(model: Any) -> Decoder:

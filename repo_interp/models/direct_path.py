@@ -269,10 +269,10 @@ def _measure(
     Costs one pass of `TOKENS` tokens, in which `calls` are noted in the order in which they end.
     """
     decoder = as_decoder(model)
-    layers = [{id(module) for module in block.modules()} for block in decoder.blocks]
+    layers = [{*block.modules()} for block in decoder.blocks]
     inside = set().union(*layers)
-    within = {id(module) for attention in decoder.layers for module in attention.module.modules()}
-    unseen = within - {id(attention.output_projection) for attention in decoder.layers}
+    within = {module for attention in decoder.layers for module in attention.module.modules()}
+    unseen = within - {attention.output_projection for attention in decoder.layers}
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def see(module: nn.Module, arguments: tuple, keywords: dict[str, Any], output: Any) -> None:
@@ -285,23 +285,21 @@ def _measure(
 
     with ExitStack() as hooks, torch.no_grad():
         for module in decoder.stack.modules():
-            if id(module) not in unseen and (id(module) in inside or _is_norm(module)):
+            if module not in unseen and (module in inside or _is_norm(module)):
                 hooks.callback(module.register_forward_hook(see, with_kwargs=True).remove)
         tokens = torch.arange(TOKENS, device=decoder.device)[None] % decoder.vocabulary_size
-        decode(model, tokens, torch.ones_like(tokens, dtype=torch.bool))
+        decode(model, tokens)
     width = inner(decoder.owner.get_output_embeddings()).weight.shape[-1]
     # The last of these stands before the unembedding, and so has its width.
     final = [
-        module for module, _, gave in calls if id(module) not in inside and gave.shape[-1] == width
+        module for module, _, gave in calls if module not in inside and gave.shape[-1] == width
     ]
     if not final:
         return None, {}
     found = {}
     for attention in decoder.layers:
-        (block,) = [modules for modules in layers if id(attention.module) in modules]
-        added = _added(
-            [call for call in calls if id(call[0]) in block], attention.output_projection
-        )
+        (block,) = [modules for modules in layers if attention.module in modules]
+        added = _added([call for call in calls if call[0] in block], attention.output_projection)
         if added is not None:
             found[attention.layer_idx] = added
     return final[-1], found

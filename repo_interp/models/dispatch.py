@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from repo_interp.checkpoint_files.stored import StoredWeight
 from repo_interp.checkpoint_files.weights import tied_parameters
 from repo_interp.errors import InputError
-from repo_interp.models.reposition import scheme_modules
+from repo_interp.models.reposition import scheme_parameters
 
 DeviceMap = str | Mapping[str, str | int]
 """`auto`, or a device for every part of the model by the name of its module."""
@@ -147,9 +147,7 @@ def is_dispatched(model: nn.Module) -> bool:
 
 def _resident(model: PreTrainedModel) -> set[str]:
     """Names of the weights that are never offloaded."""
-    schemes = {
-        id(parameter) for module in scheme_modules(model) for parameter in module.parameters()
-    }
+    schemes = scheme_parameters(model)
     embedding = model.get_input_embeddings().weight
     tied = {
         *tied_parameters(model),
@@ -158,7 +156,7 @@ def _resident(model: PreTrainedModel) -> set[str]:
     return {
         name
         for name, weight in model.state_dict(keep_vars=True).items()
-        if name in tied or weight.ndim < 2 or id(weight) in schemes
+        if name in tied or weight.ndim < 2 or weight in schemes
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
 from repo_interp.errors import NotFinitePrediction
@@ -117,10 +118,9 @@ def pad_left(prompts: Sequence[Sequence[int]], device: torch.device | str) -> tu
     Returns:
         Tokens [prompt, token], 0 where padded, and the mask of tokens that are no padding.
     """
-    longest = max(len(prompt) for prompt in prompts)
-    tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
-    valid = torch.zeros(len(prompts), longest, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        tokens[row, longest - len(prompt) :] = torch.as_tensor(prompt)
-        valid[row, longest - len(prompt) :] = True
-    return tokens.to(device), valid.to(device)
+    rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
+    tokens, valid = (
+        pad_sequence(some, batch_first=True, padding_side="left").to(device)
+        for some in (rows, [torch.ones_like(row, dtype=torch.bool) for row in rows])
+    )
+    return tokens, valid

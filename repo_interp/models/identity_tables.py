@@ -99,6 +99,18 @@ def _fits(table: torch.Size, other: torch.Size) -> bool:
     )
 
 
+def first_table(tables: Any) -> Any:
+    """Return the first of a decoder's tables.
+
+    Args:
+        tables: Cosines and sines, complex numbers, or None.
+
+    Returns:
+        Cosines, complex numbers, or None.
+    """
+    return tables[0] if isinstance(tables, tuple | list) else tables
+
+
 def identity_tables(tables: Any) -> Any:
     """Make tables that rotate nothing.
 

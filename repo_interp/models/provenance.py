@@ -54,15 +54,9 @@ def origin(
         name = f"{directory.parent.name}/{directory.name}"
     else:
         name = directory.name
-    scaling = (
-        " ".join(
-            str(rope_scaling[key])
-            for key in ("rope_type", "type", "factor", "rope_theta")
-            if key in rope_scaling
-        )
-        if rope_scaling
-        else ""
-    )
+    scaled = rope_scaling or {}
+    shown = ("rope_type", "type", "factor", "rope_theta")
+    scaling = " ".join(str(scaled[key]) for key in shown if key in scaled)
     digest, trained = checkpoint_digest(checkpoint.directory), training_length(checkpoint.config)
     return Origin(name, digest, trained, checkpoint.directory, scaling, checkpoint.remarks)
 
@@ -89,22 +83,20 @@ def identity(model: nn.Module) -> dict[str, str | int]:
         precision than the model, `scaling` where rotation was scaled on loading, `changed` where
         the model changed since: the digest of the checkpoint then says where it began.
     """
-    decoder, changed = as_decoder(model), changes(model)
+    decoder = as_decoder(model)
     checkpoint = decoder.origin
-    return {
+    stated: dict[str, str | int] = {
         "layout": ",".join(decoder.schemes),
         "dtype": _dtype_name(decoder.dtype),
-        **(
-            {"positions_dtype": _dtype_name(decoder.positions_dtype)}
-            if decoder.positions_dtype != decoder.dtype
-            else {}
-        ),
+        "positions_dtype": _dtype_name(decoder.positions_dtype),
         "training_length": decoder.training_length,
-        **({"scaling": checkpoint.scaling} if checkpoint and checkpoint.scaling else {}),
-        **({"changed": changed} if changed else {}),
+        "scaling": checkpoint.scaling if checkpoint else "",
+        "changed": changes(model),
         "checkpoint": checkpoint.name if checkpoint else "",
         "checkpoint_digest": checkpoint.digest if checkpoint else weights_digest(model),
     }
+    usual = {"positions_dtype": stated["dtype"], "scaling": "", "changed": ""}
+    return {name: value for name, value in stated.items() if usual.get(name) != value}
 
 
 def checkpoint_digest(directory: Path) -> str:

@@ -128,24 +128,20 @@ def with_layout(
     learn_absolute_positions(model, builder.length if adds_table else None, builder.deviation)
     # Without rotation a decoder has no positions, or those of its table.
     still = "nope" if stock_table(decoder.stack) is None else "learned"
-    if layout is None:
-        measured = {
-            stock.layer_idx: "rope" if rotation.rotates else getattr(stock, "native_scheme", still)
-            for stock, rotation in rotations.items()
-        }
-        schemes = tuple(
-            measured.get(layer, NO_ATTENTION) for layer in range(model.config.num_hidden_layers)
+    native = {
+        stock.layer_idx: "rope" if rotation.rotates else getattr(stock, "native_scheme", still)
+        for stock, rotation in rotations.items()
+    }
+    chosen = native if layout is None else dict(enumerate(schemes))
+    schemes = tuple(
+        chosen[layer] if layer in native else NO_ATTENTION
+        for layer in range(model.config.num_hidden_layers)
+    )
+    if layout and still == "learned" and set(schemes) - {"learned", NO_ATTENTION}:
+        raise InputError(
+            f"{model.config.model_type!r} cannot be repositioned: its positions are "
+            "learned vectors at its input"
         )
-    else:
-        attending = {stock.layer_idx for stock in rotations}
-        schemes = tuple(
-            scheme if layer in attending else NO_ATTENTION for layer, scheme in enumerate(schemes)
-        )
-        if still == "learned" and set(schemes) - {"learned", NO_ATTENTION}:
-            raise InputError(
-                f"{model.config.model_type!r} cannot be repositioned: its positions are "
-                "learned vectors at its input"
-            )
     for stock, rotation in rotations.items():
         parts = builder.build(schemes[stock.layer_idx], rotation, 2 * len(rotation.frequencies))
         # The family has other positions than rotary ones.
@@ -380,6 +376,18 @@ def scheme_modules(model: nn.Module) -> list[nn.Module]:
     return [part for part in dict.fromkeys(parts) if part is not None]
 
 
+def scheme_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters of position schemes.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        Parameters; one that layers share stands once.
+    """
+    return {weight for module in scheme_modules(model) for weight in module.parameters()}
+
+
 def assigner_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that assign positions.
 
@@ -389,15 +397,12 @@ def assigner_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     Returns:
         Parameters by all names that they have in the model.
     """
-    assigning = {
-        id(parameter)
-        for assigner in as_decoder(model).assigners
-        for parameter in assigner.parameters()
-    }
+    assigners = as_decoder(model).assigners
+    assigning = {parameter for assigner in assigners for parameter in assigner.parameters()}
     return {
         name: parameter
         for name, parameter in model.named_parameters(remove_duplicate=False)
-        if id(parameter) in assigning
+        if parameter in assigning
     }
 
 
@@ -410,8 +415,7 @@ def added_parameters(model: nn.Module) -> int:
     Returns:
         Number of parameters.
     """
-    added = {weight for module in scheme_modules(model) for weight in module.parameters()}
-    return sum(weight.numel() for weight in added)
+    return sum(weight.numel() for weight in scheme_parameters(model))
 
 
 def longest_prompt(model: nn.Module) -> int | None:

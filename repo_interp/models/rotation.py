@@ -35,7 +35,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.attention_modules import forward_functions
-from repo_interp.models.identity_tables import identity_tables
+from repo_interp.models.identity_tables import first_table, identity_tables
 
 TABLES = "position_embeddings"
 """The argument in which a decoder gives its tables to an attention module: cosines and sines, or
@@ -205,6 +205,26 @@ class Source:
         return module, module(like, index, **keywords)
 
 
+def of_chosen(
+    chosen: Float[Tensor, "component"],
+    known: Float[Tensor, "component"],
+    values: Float[Tensor, "component"],
+) -> Float[Tensor, "component"]:
+    """Take the values of components that were chosen by their frequencies.
+
+    Args:
+        chosen: Chosen frequencies, some of `known`; 0 for components that are left out.
+        known: Frequencies of all components.
+        values: Values of all components, such as scaled frequencies.
+
+    Returns:
+        Values of the chosen components; 0 for those that are left out.
+    """
+    source = (chosen[:, None] == known).to(torch.int8).argmax(1)
+    # argmax answers 0 where nothing matched; those components are the ones left out.
+    return values[source].where(chosen != 0, 0.0)
+
+
 def depends_on_length(rotary: nn.Module) -> bool:
     """Return whether frequencies depend on the length of the pass, in some type of layers.
 
@@ -358,7 +378,7 @@ def _measure(stock: Any, source: Source | None) -> Rotation:
         unscaled = _unscaled(settled, len(frequencies))
         # One angle per frequency, so that both entries of a pair turn by the same, and norms
         # stay as under rotation.
-        by_column = _column_order(source, frequencies, _columns(given))
+        by_column = _column_order(source, frequencies, first_table(given).shape[-1])
         tables, entries = _probe(copied, given, by_column)
         axes = _axes(source, by_column)
     queries, keys, call = run_replica(copied, hidden, tables)
@@ -604,7 +624,7 @@ def find_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
     one = (one, *more) if more else one
     return [
         (first, second)
-        for first, second, _ in _probe(copied, one, torch.arange(_columns(given)))[1]
+        for first, second, _ in _probe(copied, one, torch.arange(first_table(given).shape[-1]))[1]
     ]
 
 
@@ -619,10 +639,6 @@ def _probe(
         for by in (identity_tables(turned), turned)
     )
     return turned, _pairs(plain, queries, angles, type(copied).__name__)
-
-
-def _columns(given: Any) -> int:
-    return given.shape[-1] if isinstance(given, Tensor) else given[0].shape[-1]
 
 
 def _hidden_states(stock: Any) -> Float[Tensor, "1 token width"]:

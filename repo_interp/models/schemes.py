@@ -29,9 +29,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from transformers import PretrainedConfig
 
 from repo_interp.checkpoint_files.architectures import training_length
@@ -40,7 +38,7 @@ from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
 from repo_interp.entry_points import called, find
 from repo_interp.errors import InputError
 from repo_interp.models.attention import SchemeParts
-from repo_interp.models.rotation import Rotation
+from repo_interp.models.rotation import Rotation, of_chosen
 from repo_interp.positions import hope
 from repo_interp.positions.assigners import (
     AttendedPositions,
@@ -118,9 +116,9 @@ class SchemeBuilder:
         frequencies, components = rotation.frequencies, None
         try:
             if scheme in _FREQUENCIES:
-                frequencies = scale_chosen(
-                    _FREQUENCIES[scheme](rotation.unscaled, self.length), rotation
-                )
+                # Components are chosen by the frequencies of training, before their scaling.
+                chosen = _FREQUENCIES[scheme](rotation.unscaled, self.length)
+                frequencies = of_chosen(chosen, rotation.unscaled, rotation.frequencies)
             if scheme == "rope_high":
                 components = hope.high_components(rotation.unscaled, self.length)
         # `positions` imports nothing of ours, so it raises plain errors.
@@ -206,26 +204,6 @@ class SchemeBuilder:
 def _initial_deviation(config: PretrainedConfig) -> float:
     """Standard deviation of a decoder's weights as drawn."""
     return getattr(config, "initializer_range", None) or getattr(config, "init_std", 0.02)
-
-
-def scale_chosen(
-    chosen: Float[Tensor, "component"], rotation: Rotation
-) -> Float[Tensor, "component"]:
-    """Scale frequencies that were chosen by their unscaled values.
-
-    Components are chosen by the frequencies of training, before position interpolation or YaRN.
-
-    Args:
-        chosen: Unscaled frequencies [component]; 0 for those left out.
-        rotation: Scaled and unscaled frequencies of the layer.
-
-    Returns:
-        Scaled frequencies [component]; 0 stays 0.
-    """
-    # Scaling keeps the order of components, so a chosen one is found by its unscaled value.
-    source = (chosen[:, None] == rotation.unscaled).to(torch.int8).argmax(1)
-    # argmax answers 0 where nothing matched; those components are the ones left out.
-    return rotation.frequencies[source].where(chosen != 0, 0.0)
 
 
 _WITHOUT_POSITIONS = ("nope", "learned")
