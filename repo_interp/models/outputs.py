@@ -54,14 +54,12 @@ def attention_outputs(
 def attention_values(
     model: nn.Module,
     receive: Callable[[int, Float[Tensor, "batch kv_head token d_head"]], object],
-    layers: Collection[int] | None = None,
 ) -> AbstractContextManager[None]:
-    """Hand the values v_j of layers to a receiver in every pass.
+    """Hand the values v_j of all layers to a receiver in every pass.
 
     Args:
         model: Repositioned model or bridge.
         receive: Called with layer and values [batch, kv_head, token, d_head].
-        layers: Numbers of layers; None: all.
 
     Returns:
         A context manager, inside which this holds.
@@ -70,7 +68,7 @@ def attention_values(
     def hand_on(attention: RepositionedAttention, values: Tensor) -> None:
         receive(attention.layer_idx, values)
 
-    return called_at(model, "values", hand_on, layers)
+    return called_at(model, "values", hand_on)
 
 
 def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[float]:
