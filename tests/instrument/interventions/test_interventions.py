@@ -5,6 +5,7 @@ by name, and while generating.
 import math
 import re
 from copy import deepcopy
+from functools import partial
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -31,11 +32,12 @@ TOKENS, OTHERS = (torch.randint(3, 64, (2, 20), generator=generator) for _ in ra
 HOOK = "blocks.0.attn.hook_positions"
 ORDER = torch.randperm(12, generator=generator)
 SPAN = range(5, 9)
+NEAR = {"atol": 1e-5, "rtol": 1e-4}
 CASES = {
-    "linearised": lambda model, **where: iv.linearised(model, **where),
-    "frozen": lambda model, **where: iv.frozen(model, **where),
-    "frozen at a value": lambda model, **where: iv.frozen(model, value=3.0, **where),
-    "permuted": lambda model, **where: iv.permuted(model, order=ORDER, **where),
+    "linearised": iv.linearised,
+    "frozen": iv.frozen,
+    "frozen at a value": partial(iv.frozen, value=3.0),
+    "permuted": partial(iv.permuted, order=ORDER),
     "permuted by a seed": lambda model, **where: iv.permuted(
         model, **where | {"tokens": range(12)}
     ),
@@ -43,26 +45,24 @@ CASES = {
         model, 3, 11, **{k: v for k, v in where.items() if k != "tokens"}
     ),
     "swapped heads": lambda model, **where: iv.swapped_heads(model, (1, 0), (1, 3)),
-    "scaled": lambda model, **where: iv.scaled(model, 3.0, **where),
-    "rounded": lambda model, **where: iv.rounded(model, step=3.0, **where),
-    "clipped": lambda model, **where: iv.clipped(model, -0.1, 0.1, **where),
+    "scaled": partial(iv.scaled, factor=3.0),
+    "rounded": partial(iv.rounded, step=3.0),
+    "clipped": partial(iv.clipped, low=-0.1, high=0.1),
     "shifted": lambda model, **where: iv.shifted(model, 4.5, **where | {"tokens": SPAN}),
-    "copied": lambda model, **where: iv.copied(model, 6, **where),
+    "copied": partial(iv.copied, source=6),
     "transplanted": lambda model, **where: iv.transplanted(
         model, iv.positions_of(model, OTHERS[:, ::2]), **where
     ),
     "transplanted from a head": lambda model, **where: iv.transplanted(
         model, iv.positions_of(model, OTHERS[:1, ::2]), from_head=(0, 1), **where
     ),
-    "segmented": lambda model, **where: iv.segmented(model, [4, 9], step=0.5, jump=3.0, **where),
+    "segmented": partial(iv.segmented, starts=[4, 9], step=0.5, jump=3.0),
     "ranked": lambda model, **where: iv.ranked(model, **where | {"tokens": range(12)}),
     "straightened": lambda model, **where: iv.straightened(model, **where | {"tokens": range(12)}),
     "set": lambda model, **where: iv.set_positions(
         model, 1, 2, lambda positions: positions * 2 + 1
     ),
-    "replaced": lambda model, **where: iv.replaced(
-        model, lambda positions, here: positions**2, **where
-    ),
+    "replaced": partial(iv.replaced, change=lambda positions, here: positions**2),
 }
 FORWARD = {
     **{name: CASES[name] for name in ("linearised", "swapped heads", "set")},
@@ -76,7 +76,6 @@ FORWARD = {
     "infllm": lambda model: iv.infllm(model, 6),
     "patching": patching._named_shortly,
 }
-ALL = CASES | FORWARD
 SCHEMES = ("rope", "repo", "repo head", "repo layer")
 
 
@@ -100,6 +99,11 @@ def logits(model, *contexts, tokens=TOKENS):
         return logits(model, *contexts[1:], tokens=tokens)
 
 
+def assert_same(model, context, *others, atol=0.0, rtol=0.0):
+    """The logits inside a context are those inside the others; without others, the model's own."""
+    assert_close(logits(model, context), logits(model, *others), atol=atol, rtol=rtol)
+
+
 def twin(model, layout):
     """`model` with other positions and the same weights."""
     return ri.reposition(deepcopy(model), layout).eval()
@@ -114,15 +118,12 @@ def test_the_model_is_as_before_to_the_last_bit(case, model):
     assert torch.equal(logits(model), plain)
 
 
-@pytest.mark.parametrize("case", ALL)
-def test_an_error_inside_leaves_nothing_behind(case, bridged):
+@pytest.mark.parametrize("context", (CASES | FORWARD).values(), ids=CASES | FORWARD)
+def test_an_error_inside_leaves_nothing_behind(context, bridged):
     before, plain = hooks_of(bridged), logits_of(bridged)
-
-    def fail(positions, hook):
-        raise RuntimeError("in the midst of a pass")
-
-    with pytest.raises(RuntimeError, match="in the midst"), ALL[case](bridged):
-        bridged.run_with_hooks(TOKENS, fwd_hooks=[("blocks.2.attn.hook_positions", fail)])
+    fail = ("blocks.2.attn.hook_positions", lambda positions, hook: 1 / 0)
+    with pytest.raises(ZeroDivisionError), context(bridged):
+        bridged.run_with_hooks(TOKENS, fwd_hooks=[fail])
     bridged.reset_hooks()
     assert hooks_of(bridged) == before and torch.equal(logits_of(bridged), plain)
 
@@ -136,13 +137,9 @@ def test_linearised_is_plain_rope_and_frozen_is_nope(model):
     assert_close(
         logits(model, iv.linearised(model)), logits(twin(model, "rope")), atol=2e-6, rtol=0
     )
+    nope = logits(twin(model, "nope"))
     for value in (None, 0.0, 40.0):
-        assert_close(
-            logits(model, iv.frozen(model, value=value)),
-            logits(twin(model, "nope")),
-            atol=2e-5,
-            rtol=1e-4,
-        )
+        assert_close(logits(model, iv.frozen(model, value=value)), nope, atol=2e-5, rtol=1e-4)
 
 
 def test_a_frozen_head_compares_queries_and_keys_as_they_are_and_others_do_as_before(model):
@@ -159,33 +156,24 @@ def test_a_frozen_head_compares_queries_and_keys_as_they_are_and_others_do_as_be
     attention.observers.clear()
     _, plain, unrotated, under = seen
     causal = torch.ones(20, 20, dtype=torch.bool).tril()
-    assert_close(
-        under[:, 2, causal], (unrotated * attention.scaling)[:, 2, causal], atol=1e-5, rtol=1e-4
-    )
-    assert_close(under[:, [0, 1, 3]], plain[:, [0, 1, 3]], atol=1e-5, rtol=1e-4)
+    assert_close(under[:, 2, causal], (unrotated * attention.scaling)[:, 2, causal], **NEAR)
+    assert_close(under[:, [0, 1, 3]], plain[:, [0, 1, 3]], **NEAR)
 
 
 def test_shifting_all_tokens_changes_nothing_and_a_span_what_it_says(model):
-    assert_close(
-        logits(model, iv.shifted(model, 7.5, [(0, 1), (1, 0)])), logits(model), atol=5e-5, rtol=1e-4
-    )
+    assert_same(model, iv.shifted(model, 7.5, [(0, 1), (1, 0)]), atol=5e-5, rtol=1e-4)
     by_hand = iv.set_positions(
         model, 1, None, lambda z: torch.cat([z[..., :5], z[..., 5:9] + 7.5, z[..., 9:]], -1)
     )
-    assert torch.equal(
-        logits(model, iv.shifted(model, 7.5, layer=1, tokens=SPAN)), logits(model, by_hand)
-    )
+    assert_same(model, iv.shifted(model, 7.5, layer=1, tokens=SPAN), by_hand)
 
 
 def test_permuting_is_reading_positions_in_that_order(model):
     order = torch.cat([ORDER, torch.arange(12, 20)])
-    for heads in ([(1, 1)], [(1, 0), (1, 1), (1, 2), (1, 3)]):
-        head = 1 if len(heads) == 1 else None
-        by_hand = logits(model, iv.set_positions(model, 1, head, lambda z: z[..., order]))
-        assert torch.equal(logits(model, iv.permuted(model, heads, order=ORDER)), by_hand)
-        assert torch.equal(
-            logits(model, iv.permuted(model, heads, order=ORDER.repeat(2, 1))), by_hand
-        )
+    for head, heads in ((1, (1, 1)), (None, [(1, 0), (1, 1), (1, 2), (1, 3)])):
+        for given in (ORDER, ORDER.repeat(2, 1)):
+            by_hand = iv.set_positions(model, 1, head, lambda z: z[..., order])
+            assert_same(model, iv.permuted(model, heads, order=given), by_hand)
     drawn = [
         positions_under(model, iv.permuted(model, layer=0, tokens=range(12), seed=seed))
         for seed in (0, 0, 1)
@@ -204,100 +192,73 @@ def positions_under(model, *contexts, layer=0):
 
 
 def test_swapping_twice_changes_nothing_and_once_is_an_order(model):
-    swapped = [iv.swapped_tokens(model, 3, 11, [(1, 2)]) for _ in range(3)]
+    once, twice, again = (iv.swapped_tokens(model, 3, 11, [(1, 2)]) for _ in range(3))
     order = torch.arange(12)
     order[[3, 11]] = order[[11, 3]]
-    once = logits(model, swapped[0])
-    assert torch.equal(once, logits(model, iv.permuted(model, [(1, 2)], order=order)))
+    assert_same(model, once, iv.permuted(model, [(1, 2)], order=order))
     assert torch.equal(
-        positions_under(model, *swapped[1:], layer=1)[:, -1], positions_under(model, layer=1)[:, -1]
+        positions_under(model, twice, again, layer=1)[:, -1], positions_under(model, layer=1)[:, -1]
     )
-    assert_close(
-        logits(model, *(iv.swapped_tokens(model, 3, 11, [(1, 2)]) for _ in range(2))),
-        logits(model),
-        atol=1e-5,
-        rtol=1e-4,
-    )
-    spans = logits(model, iv.swapped_tokens(model, range(2, 5), [9, 8, 7]))
     order = torch.arange(10)
     order[[2, 3, 4, 9, 8, 7]] = torch.tensor([9, 8, 7, 2, 3, 4])
-    assert torch.equal(spans, logits(model, iv.permuted(model, order=order)))
+    spans = iv.swapped_tokens(model, range(2, 5), [9, 8, 7])
+    assert_same(model, spans, iv.permuted(model, order=order))
 
 
 def test_swapped_heads_have_each_others_positions():
-    model = repositioned("repo head")
-    own = iv.positions_of(model, TOKENS)[1]
-    with iv.swapped_heads(model, (1, 0), (1, 3)):
-        assert torch.equal(iv.positions_of(model, TOKENS)[1], own[:, [3, 1, 2, 0]])
-    shared = repositioned("repo layer")
-    assert_close(
-        logits(shared, iv.swapped_heads(shared, (1, 0), (1, 3))),
-        logits(shared),
-        atol=1e-5,
-        rtol=1e-4,
-    )
-    grouped = repositioned("repo")  # heads 0, 1 and heads 2, 3 share a key-value head
-    own = iv.positions_of(grouped, TOKENS)[1]
-    with iv.swapped_heads(grouped, (1, 1), (1, 2)):
-        assert torch.equal(iv.positions_of(grouped, TOKENS)[1], own[:, [0, 1, 0, 1]])
+    # In "repo" heads 0, 1 and heads 2, 3 share a key-value head
+    for scheme, one, other, rows in (
+        ("repo head", 0, 3, [3, 1, 2, 0]),
+        ("repo", 1, 2, [0, 1, 0, 1]),
+        ("repo layer", 0, 3, [0, 0, 0, 0]),
+    ):
+        model = repositioned(scheme)
+        own = positions_under(model, layer=1)[:, rows]
+        swapped = iv.swapped_heads(model, (1, one), (1, other))
+        assert torch.equal(positions_under(model, swapped, layer=1), own)
 
 
 def test_transplanting_its_own_positions_changes_nothing_to_the_last_bit(model):
     own = iv.positions_of(model, TOKENS)
-    assert torch.equal(logits(model, iv.transplanted(model, own)), logits(model))
+    assert_same(model, iv.transplanted(model, own))
     bridge = ri.bridge(deepcopy(model))
     with torch.no_grad():
         plain, cache = bridge.run_with_cache(TOKENS)
         with iv.transplanted(bridge, cache, layer=[0, 1]):
             assert torch.equal(bridge.run_with_cache(TOKENS)[0], plain)
-    one = logits(model, iv.transplanted(model, own, [(1, 2)]))
-    assert_close(one, logits(model), atol=1e-5, rtol=1e-4)
+    assert_same(model, iv.transplanted(model, own, [(1, 2)]), **NEAR)
 
 
 def test_transplanted_positions_are_those_of_the_other_prompt_or_checkpoint(model):
     other = repositioned("repo head")
     for source in (model, other):
         theirs = iv.positions_of(source, OTHERS)
-        heads = theirs[1].repeat_interleave(4 // theirs[1].shape[1], 1)
-        by_hand = logits(model, iv.set_positions(model, 1, 2, heads[:, 2]))
-        assert_close(
-            logits(model, iv.transplanted(model, theirs, [(1, 2)])), by_hand, atol=1e-6, rtol=0
-        )
-        by_hand = logits(
-            model,
-            iv.set_positions(
-                model, 1, 2, theirs[0].repeat_interleave(4 // theirs[0].shape[1], 1)[:, 1]
-            ),
-        )
-        assert_close(
-            logits(model, iv.transplanted(model, theirs, [(1, 2)], from_head=(0, 1))),
-            by_hand,
-            atol=1e-6,
-            rtol=0,
-        )
-    one = {layer: positions[:1] for layer, positions in theirs.items()}
-    both = {layer: positions[[0, 0]] for layer, positions in theirs.items()}
-    assert torch.equal(
-        logits(model, iv.transplanted(model, one)), logits(model, iv.transplanted(model, both))
+        for from_head, layer, head in ((None, 1, 2), ((0, 1), 0, 1)):
+            rows = theirs[layer].repeat_interleave(4 // theirs[layer].shape[1], 1)
+            by_hand = iv.set_positions(model, 1, 2, rows[:, head])
+            given = iv.transplanted(model, theirs, [(1, 2)], from_head=from_head)
+            assert_same(model, given, by_hand, atol=1e-6)
+    one, both = (
+        {layer: positions[some] for layer, positions in theirs.items()} for some in ([0], [0, 0])
     )
+    assert_same(model, iv.transplanted(model, one), iv.transplanted(model, both))
 
 
 def test_scaling_rounding_and_clipping_at_their_ends(model):
-    plain, at_zero = logits(model), logits(model, iv.frozen(model, value=0.0))
     for nothing in (
         iv.scaled(model, 1.0),
         iv.clipped(model, -1e9, 1e9),
         iv.replaced(model, lambda z, here: z),
     ):
-        assert torch.equal(logits(model, nothing), plain)
+        assert_same(model, nothing)
     for all_zero in (
         iv.scaled(model, 0.0),
         iv.rounded(model, step=1e9),
         iv.clipped(model, 0.0, 0.0),
     ):
-        assert torch.equal(logits(model, all_zero), at_zero)
+        assert_same(model, all_zero, iv.frozen(model, value=0.0))
     rope = twin(model, "rope")
-    assert torch.equal(logits(rope, iv.rounded(rope)), logits(rope))
+    assert_same(rope, iv.rounded(rope))
 
 
 def test_contexts_compose_from_the_outside_in(repo):
@@ -306,9 +267,7 @@ def test_contexts_compose_from_the_outside_in(repo):
     values[5:9] += 4
     by_hand = logits(repo, *(iv.set_positions(repo, layer, None, values) for layer in range(3)))
     assert_close(outer, by_hand, atol=1e-6, rtol=0)
-    assert torch.equal(
-        logits(repo, iv.scaled(repo, 9.0), iv.linearised(repo)), logits(repo, iv.linearised(repo))
-    )
+    assert_same(repo, iv.linearised(repo), iv.scaled(repo, 9.0), iv.linearised(repo))
 
 
 @pytest.fixture(scope="module")
@@ -317,6 +276,10 @@ def bridged(repo):
     bridge = ri.bridge(deepcopy(repo))
     logits_of(bridge)
     return bridge
+
+
+def aliases_of(bridge):
+    return [dict(block.hook_aliases) for block in bridge.blocks]
 
 
 @pytest.fixture(scope="module")
@@ -336,11 +299,7 @@ def test_every_two_contexts_end_in_any_order_and_leave_the_model_as_it_was(
     """Found: of `yarn` and `interpolated` the one that was left last put back the other's
     rotation.
     """
-    hooks, aliases, plain = (
-        hooks_of(bridged),
-        [dict(block.hook_aliases) for block in bridged.blocks],
-        logits_of(bridged),
-    )
+    hooks, aliases, plain = hooks_of(bridged), aliases_of(bridged), logits_of(bridged)
     for last in (0, 1):
         both = [FORWARD[first](bridged), FORWARD[second](bridged)]
         for context in both:
@@ -350,19 +309,13 @@ def test_every_two_contexts_end_in_any_order_and_leave_the_model_as_it_was(
         assert torch.equal(logits_of(bridged), alone[(first, second)[last]])
         both[0].__exit__(None, None, None)
         assert torch.equal(logits_of(bridged), plain)
-        assert (
-            hooks_of(bridged) == hooks
-            and [dict(block.hook_aliases) for block in bridged.blocks] == aliases
-        )
+        assert hooks_of(bridged) == hooks and aliases_of(bridged) == aliases
 
 
-@pytest.mark.parametrize("case", FORWARD)
-def test_a_model_is_not_copied_inside_a_context(case, bridged):
+@pytest.mark.parametrize("context", FORWARD.values(), ids=FORWARD)
+def test_a_model_is_not_copied_inside_a_context(context, bridged):
     """Found: the copy kept the hooks for good."""
-    with (
-        FORWARD[case](bridged),
-        refused("copied while an intervention lasts"),
-    ):
+    with context(bridged), refused("copied while an intervention lasts"):
         deepcopy(bridged)
     assert torch.equal(logits_of(deepcopy(bridged)), logits_of(bridged))
 
@@ -370,41 +323,36 @@ def test_a_model_is_not_copied_inside_a_context(case, bridged):
 @pytest.mark.parametrize("scheme", ["alibi", "learned"])
 def test_keys_that_are_moved_to_nan_are_refused_whatever_the_scheme(scheme):
     model = repositioned(scheme)
-    moved = iv.moved_keys(
-        model, {layer: lambda positions: positions * math.nan for layer in range(3)}
-    )
+    moved = iv.moved_keys(model, dict.fromkeys(range(3), lambda positions: positions * math.nan))
     with refused("the shifts of keys are NaN or infinite"):
         logits(model, moved)
 
 
-def test_rows_are_as_few_as_the_choice_of_heads_allows():
-    shapes = {}
-    for scheme in SCHEMES:
-        model = repositioned(scheme)
-        for name, heads in {
-            "all": [(1, head) for head in range(4)],
-            "a group": [(1, 2), (1, 3)],
-            "one": [(1, 3)],
-        }.items():
-            shapes[scheme, name] = positions_under(
-                model, iv.linearised(model, heads), layer=1
-            ).shape[1]
-    assert [shapes[scheme, "all"] for scheme in SCHEMES] == [1, 2, 4, 1]
-    assert [shapes[scheme, "a group"] for scheme in SCHEMES] == [2, 2, 4, 2]
-    assert [shapes[scheme, "one"] for scheme in SCHEMES] == [4, 4, 4, 4]
+@pytest.mark.parametrize(
+    ("scheme", "of_all", "of_a_group"),
+    [("rope", 1, 2), ("repo", 2, 2), ("repo head", 4, 4), ("repo layer", 1, 2)],
+)
+def test_rows_are_as_few_as_the_choice_of_heads_allows(scheme, of_all, of_a_group):
+    model = repositioned(scheme)
+    for heads, rows in ((range(4), of_all), ((2, 3), of_a_group), ((3,), 4)):
+        changed = iv.linearised(model, [(1, head) for head in heads])
+        assert positions_under(model, changed, layer=1).shape[1] == rows
 
 
-ASKED = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+ASKED = {
+    "max_new_tokens": 6,
+    "do_sample": False,
+    "eos_token_id": None,
+    "attention_mask": torch.ones_like(TOKENS),
+}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "replaced"])
 def test_generation_with_cache_is_generation_without(case, repo):
-    asked = ASKED | {"attention_mask": torch.ones_like(TOKENS)}
-    where = {"heads": [(0, 1), (1, 2), (2, 0)]}
     texts = []
     for use_cache in (True, False):
-        with CASES[case](repo, **where):
-            texts.append(repo.generate(TOKENS, use_cache=use_cache, **asked))
+        with CASES[case](repo, heads=[(0, 1), (1, 2), (2, 0)]):
+            texts.append(repo.generate(TOKENS, use_cache=use_cache, **ASKED))
     assert torch.equal(*texts)
 
 
@@ -439,49 +387,40 @@ def test_segments_step_between_and_rise_within(model):
             positions = iv.positions_of(model, TOKENS)
         for given in positions.values():
             assert torch.equal(given, rise.cumsum(0).expand_as(given))
-    with iv.segmented(model, [[4], [9, 30]], layer=1):
-        by_prompt = iv.positions_of(model, TOKENS)[1]
+    by_prompt = positions_under(model, iv.segmented(model, [[4], [9, 30]], layer=1), layer=1)
     index = torch.arange(20)
     assert torch.equal(by_prompt[:, 0], torch.stack([index >= 4, index >= 9]).float())
-    linear, plain = (
-        logits(model, iv.segmented(model, [4, 9], step=1)),
-        logits(model, iv.linearised(model)),
-    )
-    assert torch.equal(linear, plain)
-    constant = logits(model, iv.segmented(model, [0], jump=7))
-    assert_close(constant, logits(model, iv.frozen(model)), atol=1e-5, rtol=1e-5)
-    with iv.segmented(model, [0], step=2):
-        assert torch.equal(iv.positions_of(model, TOKENS)[0][0, 0], 2.0 * index)
+    assert_same(model, iv.segmented(model, [4, 9], step=1), iv.linearised(model))
+    assert_same(model, iv.segmented(model, [0], jump=7), iv.frozen(model), **NEAR)
+    of_one = positions_under(model, iv.segmented(model, [0], step=2))
+    assert torch.equal(of_one[0, 0], 2.0 * index)
 
 
 def test_ranks_are_counted(model):
-    before = iv.positions_of(model, TOKENS)
-    with iv.ranked(model):
-        after = iv.positions_of(model, TOKENS)
-    z = before[0]  # later layers' positions change with the first one's
+    z = positions_under(model)
+    after = positions_under(model, iv.ranked(model))
     below = (z[..., None, :] < z[..., None]).sum(-1) + 0.0
     ties = (z[..., None, :] == z[..., None]).sum(-1)
-    assert torch.equal(after[0], (below + (ties - 1) / 2).expand_as(after[0]))
-    with iv.frozen(model, value=4.0), iv.ranked(model, tokens=range(5, 10)):
-        tied = iv.positions_of(model, TOKENS)[0]
+    assert torch.equal(after, (below + (ties - 1) / 2).expand_as(after))
+    tied = positions_under(
+        model, iv.frozen(model, value=4.0), iv.ranked(model, tokens=range(5, 10))
+    )
     assert (tied[..., 5:10] == 2).all() and (tied[..., 10:] == 4).all()
-    with iv.permuted(model, order=ORDER), iv.ranked(model):
-        shuffled = iv.positions_of(model, TOKENS)[0]
-    with iv.ranked(model), iv.permuted(model, order=ORDER):
-        assert torch.equal(shuffled, iv.positions_of(model, TOKENS)[0])
+    shuffled, ranked = iv.permuted(model, order=ORDER), iv.ranked(model)
+    of_shuffled = positions_under(model, shuffled, ranked)
+    shuffled, ranked = iv.permuted(model, order=ORDER), iv.ranked(model)
+    assert torch.equal(of_shuffled, positions_under(model, ranked, shuffled))
 
 
 def test_lines_are_those_of_least_squares(model):
-    before = iv.positions_of(model, TOKENS)[0]
-    with iv.straightened(model, layer=0, tokens=range(3, 12)):
-        after = iv.positions_of(model, TOKENS)[0]
+    before = positions_under(model)
+    after = positions_under(model, iv.straightened(model, layer=0, tokens=range(3, 12)))
     index = np.arange(3, 12)
     for row, line in zip(before.flatten(0, 1), after.flatten(0, 1), strict=True):
         slope, start = np.polyfit(index, row[3:12].double(), 1)
         assert_close(line[3:12].double(), torch.tensor(start + slope * index), atol=1e-5, rtol=1e-5)
         assert torch.equal(line[12:], row[12:])
-    with iv.straightened(model, tokens=[5]):
-        assert_close(iv.positions_of(model, TOKENS)[0], before)
+    assert_close(positions_under(model, iv.straightened(model, tokens=[5])), before)
 
 
 @torch.no_grad()
@@ -542,10 +481,7 @@ def test_what_is_drawn_or_averaged_does_not_depend_on_who_stands_beside_whom(cas
         masked = bridge(tokens, attention_mask=valid.long())
     for row, text in zip(masked, texts, strict=True):
         own = [token for token in range(3, 20) if token < len(text)] if "from" in case else None
-        with (
-            getattr(iv, case.split()[0])(bridge, tokens=own),
-            torch.no_grad(),
-        ):
+        with getattr(iv, case.split()[0])(bridge, tokens=own), torch.no_grad():
             assert_close(row[: len(text)], bridge(torch.tensor([text]))[0], atol=1e-4, rtol=1e-4)
 
 
@@ -563,17 +499,6 @@ def test_scores_of_prompts_of_several_lengths_do_not_depend_on_the_batches(answe
         )
     assert len({len(prompt.tokens) for prompt in task.prompts(6, 0, "shorter")}) > 1
     xr.testing.assert_allclose(alone, together, atol=1e-5)
-
-
-def test_tokens_of_each_prompt_can_be_named(repo):
-    each = logits(repo, iv.shifted(repo, 5.0, layer=1, tokens=[[2, 3], [7]]))
-    alone = [
-        logits(repo, iv.shifted(repo, 5.0, layer=1, tokens=span), tokens=row[None])
-        for span, row in zip(([2, 3], [7]), TOKENS, strict=True)
-    ]
-    assert_close(each, torch.cat(alone), atol=1e-5, rtol=1e-4)
-    with refused("tokens of 2 prompts were named, but 1 prompts came"):
-        logits(repo, iv.frozen(repo, tokens=[[2], [3]]), tokens=TOKENS[:1])
 
 
 def test_tokens_beyond_every_prompt_are_refused_where_prompts_are_measured(repo):
@@ -611,7 +536,7 @@ def test_tokens_that_no_pass_came_to_are_named_at_the_end(repo):
     assert len(warned) == 1 and warned[0].filename == __file__
     with iv.shifted(repo, 5.0, tokens=[24]):
         # the tokens come later
-        repo.generate(TOKENS, **ASKED, attention_mask=torch.ones_like(TOKENS))
+        repo.generate(TOKENS, **ASKED)
     with iv.shifted(repo, 5.0, tokens=[24]):
         pass  # no prompt came at all
 
@@ -645,17 +570,12 @@ def test_what_is_of_prompts_one_by_one_is_refused_where_they_pass_in_another_ord
         ri.analyze(bridge, texts, ("positions",), batch_size=2)
     with PROMPT_BY_PROMPT[what](bridge):
         run = ri.analyze(bridge, TOKENS, ("positions",), batch_size=2)
+        # Found: in batches of as many the later prompts got what the first ones were to get
+        with refused("of each of 2 prompts, and 4 are measured"):
+            ri.analyze(bridge, torch.cat([TOKENS, OTHERS]), ("positions",), batch_size=2)
     if what == "tokens":
         shifted = run["positions"]["position"].sel(layer=1, head=0) > 50
-        assert shifted.argmax("token").values.tolist() == [2, 7]
-
-
-def test_what_is_of_prompts_one_by_one_is_refused_for_more_prompts(repo):
-    """Found: in batches of as many the later prompts got what the first ones were to get."""
-    bridge = ri.bridge(deepcopy(repo))
-    twice = iv.shifted(bridge, 100.0, layer=1, tokens=[[2], [7]])
-    with twice, refused("of each of 2 prompts, and 4 are measured"):
-        ri.analyze(bridge, torch.cat([TOKENS, OTHERS]), ("positions",), batch_size=2)
+        assert [place.nonzero()[0].tolist() for place in shifted.values] == [[2], [7]]
 
 
 def test_answers_of_several_lengths_pass_in_another_order_than_prompts_of_one_length_with_them(
@@ -695,10 +615,10 @@ REFUSED = [
     ("no head was named", "linearised", []),
     ("heads are (layer, head) pairs", "linearised", [0, 1, 2]),
     ("got 'L1 H0'", "linearised", "L1 H0"),
-    ("give heads=[(layer, head), ...]", "rescaled", 1, [0, 2], {"linear": 2}),
     ("tokens are indices from 0,", "shifted", 1.0, {"layer": 0, "tokens": [-1]}),
     ("tokens are indices from 0, and a mask", "swapped_tokens", True, 2),
     ("no prompt has more than", "frozen", {"tokens": [1 << 62]}),
+    ("tokens of 3 prompts were named, but 2 prompts came", "frozen", {"tokens": [[2], [3], [4]]}),
     ("an order names each of the first tokens once", "permuted", {"order": [0, 2]}),
     ("an order of 30 tokens came to a prompt of 20", "permuted", {"order": list(range(30))}),
     ("orders of 3 prompts came to 2", "permuted", {"order": [[1, 0], [0, 1], [0, 1]]}),
@@ -771,19 +691,12 @@ def test_a_model_that_assigns_no_positions_is_refused_by_name(scheme):
 
 
 def test_what_a_cache_cannot_give_is_refused(repo):
-    asked = ASKED | {"attention_mask": torch.ones_like(TOKENS)}
     with iv.permuted(repo, order=list(reversed(range(20)))):
-        repo.generate(TOKENS, **asked)  # new tokens stand after the order
-    late = iv.swapped_tokens(repo, 2, 22)
-    with refused("an order of 23 tokens came to a prompt of 20"), late:
-        repo.generate(TOKENS, **asked)
+        repo.generate(TOKENS, **ASKED)  # new tokens stand after the order
     output = repo(TOKENS, use_cache=True)
     with refused("enter the context before the prompt"), iv.frozen(repo):
         repo(TOKENS[:, :1], past_key_values=output.past_key_values)
-    with (
-        refused("cannot change places with new ones"),
-        iv.swapped_tokens(repo, 2, 22),
-    ):
+    with refused("cannot change places with new ones"), iv.swapped_tokens(repo, 2, 22):
         repo(TOKENS[:, :1], past_key_values=output.past_key_values)
 
 
@@ -799,33 +712,28 @@ def patched():
 
 def test_patching_positions_is_transplanting_them_head_by_head(patched):
     bridge, cache, metric = patched
-    before = [dict(block.hook_aliases) for block in bridge.blocks]
+    before = aliases_of(bridge)
     with torch.no_grad():
         result = iv.get_act_patch_positions_all_pos(bridge, OTHERS, cache, metric)
         expected = torch.zeros(3, 4)
-        for layer in range(3):
-            for head in range(4):
-                if layer == 1:
-                    expected[layer, head] = metric(bridge(OTHERS))
-                else:
-                    with iv.transplanted(bridge, cache, [(layer, head)]):
-                        expected[layer, head] = metric(bridge(OTHERS))
-    assert_close(result, expected, atol=1e-5, rtol=1e-4)
-    assert result.std() > 1e-4 and [dict(block.hook_aliases) for block in bridge.blocks] == before
+        expected[1] = metric(bridge(OTHERS))
+        for layer, head in iv.heads_with_positions(bridge):
+            with iv.transplanted(bridge, cache, [(layer, head)]):
+                expected[layer, head] = metric(bridge(OTHERS))
+    assert_close(result, expected, **NEAR)
+    assert result.std() > 1e-4 and aliases_of(bridge) == before
 
 
 def test_patching_token_by_token_has_transformer_lens_order_and_options(patched):
     bridge, cache, metric = patched
-    short, few = (
-        OTHERS[:, :6],
-        {name: value[..., :6] for name, value in cache.items() if name.endswith("hook_positions")},
-    )
+    short = OTHERS[:, :6]
+    few = {name: value[..., :6] for name, value in cache.items() if name.endswith("hook_positions")}
     with torch.no_grad():
         result = iv.get_act_patch_positions_by_pos(
             bridge, short, few, lambda out: out[:, -1, 5], reduce="none", baseline=True
         )
         with iv.transplanted(bridge, few, [(2, 3)], tokens=[4]):
-            assert_close(result.values[2, 4, 3], bridge(short)[:, -1, 5], atol=1e-5, rtol=1e-4)
+            assert_close(result.values[2, 4, 3], bridge(short)[:, -1, 5], **NEAR)
     assert result.axis_names == ["layer", "pos", "head"] and result.values.shape == (3, 6, 4, 2)
     assert_close(result.baseline, result.values[1, 0, 0], atol=1e-6, rtol=0)
     with refused("the clean prompt has 20 tokens"):
@@ -863,17 +771,12 @@ def test_what_is_cached_beside_keys_follows_heads_that_rotate_their_own_copy(sch
     """Two key-value heads for four heads: an intervention on one head repeats keys, and what CoPE
     counts them by with them.
     """
-    model = repositioned(scheme)
-    prompts = [row.tolist() for row in TOKENS]
-    with iv.frozen(model, [(1, 0)]):
-        cached = continue_greedily(model, prompts, [5, 5], 2)
-        tokens = TOKENS
-        with torch.no_grad():
-            for _ in range(5):
-                tokens = torch.cat(
-                    [tokens, model(tokens, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)],
-                    dim=1,
-                )
+    model, tokens = repositioned(scheme), TOKENS
+    with iv.frozen(model, [(1, 0)]), torch.no_grad():
+        cached = continue_greedily(model, TOKENS.tolist(), [5, 5], 2)
+        for _ in range(5):
+            new = model(tokens, use_cache=False).logits[:, -1:].argmax(-1)
+            tokens = torch.cat([tokens, new], dim=1)
     assert [list(row) for row in cached] == tokens[:, 20:].tolist()
 
 
@@ -895,21 +798,18 @@ def test_each_prompt_of_a_batch_has_its_own_heads_changed(variant):
     model = repositioned(variant)
     sets = [[(0, 1)], [(1, head) for head in range(4)], [], [(0, 2), (2, 3)]]
     order = torch.randperm(20, generator=torch.Generator().manual_seed(2))
-    with iv.replaced(
-        model, lambda positions, here: 3 * positions[..., order], sets=sets, tokens=range(4, 17)
-    ):
+    changed = partial(
+        iv.replaced, model, lambda positions, here: 3 * positions[..., order], tokens=range(4, 17)
+    )
+    with changed(sets=sets):
         together = model(TOKENS[:1].expand(4, -1)).logits
         with refused("heads of 4 prompts were named, but 2 prompts came"):
             model(TOKENS)
-    assert_close(together[2:3], model(TOKENS[:1]).logits, atol=1e-5, rtol=1e-4)
-    for row, heads in enumerate(sets):
-        if heads:
-            with iv.replaced(
-                model, lambda positions, here: 3 * positions[..., order], heads, tokens=range(4, 17)
-            ):
-                alone = model(TOKENS[:1]).logits
-            assert_close(together[row : row + 1], alone, atol=1e-5, rtol=1e-4)
-            assert (alone - together[2:3]).abs().max() > 1e-3
+    assert_close(together[2:3], model(TOKENS[:1]).logits, **NEAR)
+    for row in (0, 1, 3):
+        alone = logits(model, changed(heads=sets[row]), tokens=TOKENS[:1])
+        assert_close(together[row : row + 1], alone, **NEAR)
+        assert (alone - together[2:3]).abs().max() > 1e-3
 
 
 def test_the_former_name_of_the_context_warns():
