@@ -63,12 +63,8 @@ def test_a_layer_without_its_heads_writes_its_bias_alone_and_nothing_remains_aft
         written = seen(bridge, "blocks.1.attn.hook_out")
         assert not bool(seen(bridge, "blocks.1.attn.hook_z").any())
         assert not torch.equal(bridge(TOKENS), plain)
-    assert_close(
-        written,
-        torch.zeros_like(written) if bias is None else bias.expand_as(written),
-        atol=0,
-        rtol=0,
-    )
+    expected = torch.zeros_like(written) if bias is None else bias.expand_as(written)
+    assert torch.equal(written, expected)
     assert torch.equal(bridge(TOKENS), plain) and hooks_of(bridge) == hooks
     assert torch.equal(seen(bridge, "blocks.1.attn.hook_out"), before)
 
@@ -107,9 +103,12 @@ def test_means_are_those_of_all_tokens_and_stand_in_for_the_heads(bridge):
 def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_of_the_same_layers(
     bridge,
 ):
-    table = ri.ablation_effects(bridge, [(0, 0), (1, 2)], PROMPTS, controls=3, seed=1).set_index(
-        "ablation"
+    ablated = [(0, 0), (1, 2)]
+    table, again = (
+        ri.ablation_effects(bridge, ablated, PROMPTS, controls=3, seed=1).set_index("ablation")
+        for _ in range(2)
     )
+    assert again.equals(table)
 
     @torch.no_grad()
     def answers():
@@ -117,7 +116,7 @@ def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_
         return found.mean((1, 2)).numpy()
 
     plain = answers()
-    with ri.ablate(bridge, [(0, 0), (1, 2)]):
+    with ri.ablate(bridge, ablated):
         change = answers() - plain
     assert_allclose(table.loc["ablated", "effect"], change.mean(), rtol=1e-4, atol=1e-6)
     assert_allclose(
@@ -125,12 +124,10 @@ def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_
     )
     assert_allclose(table.loc["whole model", "log_probability"], plain.mean(), rtol=1e-5)
     assert table.index.tolist() == ["whole model", "ablated", "control 0", "control 1", "control 2"]
-    for heads in table["heads"].iloc[2:]:
-        (first, one), (second, other) = (each.split() for each in heads.split(", "))
-        assert (first, second) == ("L0", "L1") and one != "H0" and other != "H2"
     controls = []
     for heads in table["heads"].iloc[2:]:
         pairs = [tuple(int(part[1:]) for part in each.split()) for each in heads.split(", ")]
+        assert [layer for layer, _ in pairs] == [0, 1] and not {*pairs} & {*ablated}
         with ri.ablate(bridge, pairs):
             controls.append(answers() - plain)
     paired = change - np.mean(controls, 0)  # two prompts: one degree of freedom
@@ -139,10 +136,6 @@ def test_effects_are_changes_of_the_answers_log_probability_beside_random_heads_
     mean = paired.mean()
     assert_allclose(found.astype(float), [mean, mean - reach, mean + reach], rtol=1e-3, atol=1e-5)
     assert table["less_controls"].notna().sum() == 1
-    again = ri.ablation_effects(bridge, [(0, 0), (1, 2)], PROMPTS, controls=3, seed=1).set_index(
-        "ablation"
-    )
-    assert again.equals(table)
 
 
 def test_controls_are_different_sets_and_all_of_them_where_there_are_too_few(bridge):
@@ -152,17 +145,12 @@ def test_controls_are_different_sets_and_all_of_them_where_there_are_too_few(bri
         ri.errors.Note, match="3 controls were asked for, but there are 1 different sets"
     ):
         table = ri.ablation_effects(bridge, LAYER[:2], PROMPTS, controls=3)
-    assert (
-        table["ablation"].tolist() == ["whole model", "ablated", "control 0"]
-        and table["heads"][2] == "L1 H2, L1 H3"
-    )
-    with refused("layer 9 was asked for"):
-        ri.ablation_effects(bridge, [(9, 0)], PROMPTS)
+    assert table["heads"][2:].tolist() == ["L1 H2, L1 H3"]
 
 
-def ablated(bridge, means):
-    with ri.ablate(bridge, (0, 1), means):
-        return bridge(torch.tensor([[3, 4, 5]]))
+def ablated(bridge, heads, means=None):
+    with ri.ablate(bridge, heads, means):
+        return bridge(TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -172,17 +160,18 @@ def ablated(bridge, means):
             lambda bridge: ri.ablation_effects(bridge, LAYER[:3], PROMPTS),
             "a control ablates 3 other heads of layer 1, which has 1",
         ),
-        (lambda bridge: ri.ablate(bridge, [(9, 0)]).__enter__(), "layer 9 was asked for"),
+        (lambda bridge: ri.ablation_effects(bridge, [(9, 0)], PROMPTS), "layer 9 was asked for"),
+        (lambda bridge: ablated(bridge, [(9, 0)]), "layer 9 was asked for"),
         (
-            lambda bridge: ri.ablate(bridge, (0, 1), {0: torch.zeros(3, 8)}).__enter__(),
+            lambda bridge: ablated(bridge, (0, 1), {0: torch.zeros(3, 8)}),
             "means lack finite ones of the 4 heads of layer 0",
         ),
         (
-            lambda bridge: ablated(bridge, {0: torch.zeros(4, 1)}),
+            lambda bridge: ablated(bridge, (0, 1), {0: torch.zeros(4, 1)}),
             "means of layer 0 have 1 numbers per head, which writes 8",
         ),
         (
-            lambda bridge: ri.ablate(bridge, (0, 1), "zero").__enter__(),
+            lambda bridge: ablated(bridge, (0, 1), "zero"),
             "means lack finite ones of the 4 heads of layer 0",
         ),
         (lambda bridge: ri.head_means(bridge, []), "there are no prompts"),

@@ -98,12 +98,11 @@ def test_a_path_is_patched_from_another_prompt_and_from_means(bridge):
     with torch.no_grad():
         z = bridge.run_with_cache(other)[1]["blocks.0.attn.hook_z"]
     wanted = by_hand(bridge, [1], z.reshape(*TOKENS.shape, 4, -1))["queries"][:, :, 3]
-    with iv.ablate_paths(bridge, (0, 1), (2, 3), "queries", {0: z}):
-        assert_close(seen(bridge)["queries"][:, :, 3], wanted, atol=1e-5, rtol=1e-4)
     means = ri.head_means(bridge, TOKENS.tolist())
-    wanted = by_hand(bridge, [1], means[0].expand(*TOKENS.shape, -1, -1))["queries"][:, :, 3]
-    with iv.ablate_paths(bridge, (0, 1), (2, 3), "queries", means):
-        assert_close(seen(bridge)["queries"][:, :, 3], wanted, atol=1e-5, rtol=1e-4)
+    of_means = by_hand(bridge, [1], means[0].expand(*TOKENS.shape, -1, -1))["queries"][:, :, 3]
+    for outputs, expected in (({0: z}, wanted), (means, of_means)):
+        with iv.ablate_paths(bridge, (0, 1), (2, 3), "queries", outputs):
+            assert_close(seen(bridge)["queries"][:, :, 3], expected, atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -134,18 +133,10 @@ def test_learned_positions_are_read_of_the_same_stream_and_a_cache_gets_keys_onc
         (((0, 0), (2, 1), "positions"), r"layer 2 \(rope\) learns no positions"),
         (((0, 9), (2, 1)), "head 9 was asked for"),
         (((0, 0), (2, 1), "queries", {}), "outputs lack layer 0"),
+        (((0, 1), (2, 1), "queries", {0: torch.zeros(4, 3)}), r"of layer 0 are \[4, 3\]; wanted"),
     ],
 )
 def test_what_is_no_path_is_one_line(arguments, line):
     bridge = ri.bridge(ri.reposition(tiny("llama"), "rope"))
-    with refused(line):
-        iv.ablate_paths(bridge, *arguments).__enter__()
-
-
-def test_outputs_of_another_shape_are_refused():
-    bridge = ri.bridge(ri.reposition(tiny("llama"), "rope"))
-    with (
-        refused(r"outputs of layer 0 are \[4, 3\]; wanted"),
-        iv.ablate_paths(bridge, (0, 1), (2, 1), "queries", {0: torch.zeros(4, 3)}),
-    ):
+    with refused(line), iv.ablate_paths(bridge, *arguments):
         bridge(TOKENS)
