@@ -20,7 +20,6 @@ import repo_interp as ri
 from repo_interp.errors import Note
 from repo_interp.experiments.extrapolation import Extrapolation, output_traces
 from repo_interp.experiments.gaussians import (
-    VectorSums,
     gaussian_divergence,
     principal_plane,
     vector_sums,
@@ -38,6 +37,9 @@ from repo_interp.run import make_run
 from repo_interp.store import NOT_KEPT
 from repo_interp.tasks import Prompt, make_task
 
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+RELATIVE = ["rope", "nope", "repo", "repo head", "repo_alibi", "hope", "alibi", "kerple", "fire"]
+
 
 @torch.no_grad()
 def logits_under(model, context):
@@ -45,28 +47,24 @@ def logits_under(model, context):
         return model(TOKENS).logits
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        "rope",
-        "nope",
-        "repo",
-        "repo head",
-        "repo_alibi",
-        "hope",
-        "alibi",
-        "kerple",
-        "fire",
-        "learned",
-    ],
-)
+def spread(scheme):
+    """A model whose learned positions spread beyond a cap, in one layer: the next would enlarge
+    what rounding leaves.
+    """
+    model = repositioned(scheme)
+    if scheme.startswith("repo"):
+        as_decoder(model).layers[0].assigner.final_map.weight.data.mul_(1000)
+    return model
+
+
+@pytest.mark.parametrize("scheme", [*RELATIVE, "learned"])
 def test_a_cap_at_the_length_of_the_prompt_changes_nothing(scheme):
     model = repositioned(scheme)
     plain = logits_under(model, torch.no_grad())
     # Learned positions may spread further than the index: a far larger cap leaves them alone too.
     length = 10_000 if scheme.startswith("repo") else 20
     for context in (lm_infinite(model, length), infllm(model, length)):
-        assert_close(logits_under(model, context), plain, atol=1e-5, rtol=1e-5)
+        assert_close(logits_under(model, context), plain, **CLOSE)
 
 
 @torch.no_grad()
@@ -131,23 +129,24 @@ def test_lm_infinite_is_two_passes_with_masks(family):
     assert (seen["scores"][..., ~visible] < -1e30).all()
 
 
-def test_alibi_is_given_the_capped_distance():
-    attention, seen = seen_under(ri.reposition(tiny("llama_mha"), "alibi"), 5, 2)
+@pytest.mark.parametrize("first", [2, None])
+def test_alibi_is_given_the_capped_distance(first):
+    attention, seen = seen_under(ri.reposition(tiny("llama_mha"), "alibi"), 5, first)
     content = seen["queries"] @ seen["keys"].mT * attention.scaling
-    for key, distance in ((1, 5), (9, 3)):
-        expected = content[..., 12, key] - SLOPES * distance
-        assert_close(seen["scores"][..., 12, key], expected, atol=1e-5, rtol=1e-5)
+    index = torch.arange(20)
+    distance = index[:, None] - index
+    expected = content - SLOPES[:, None, None] * distance.clamp(max=5)
+    visible = CAUSAL if first is None else CAUSAL & ((distance < 5) | (index < first))
+    assert_close(seen["scores"][..., visible], expected[..., visible], **CLOSE)
 
 
 @pytest.mark.parametrize("scheme", ["rope", "repo", "repo_alibi", "fire"])
 def test_infllm_in_blocks_of_rows_is_the_same(scheme, monkeypatch):
-    model = repositioned(scheme)
-    if scheme.startswith("repo"):
-        as_decoder(model).layers[0].assigner.final_map.weight.data.mul_(1000)
+    model = spread(scheme)
     whole = logits_under(model, infllm(model, 6))
     assert not torch.allclose(whole, logits_under(model, torch.no_grad()), atol=1e-4)
     monkeypatch.setattr(extension, "ROWS", 3)
-    assert_close(logits_under(model, infllm(model, 6)), whole, atol=1e-5, rtol=1e-5)
+    assert_close(logits_under(model, infllm(model, 6)), whole, **CLOSE)
 
 
 def test_infllm_sees_all_keys_at_the_mapped_distances():
@@ -161,25 +160,14 @@ def test_infllm_sees_all_keys_at_the_mapped_distances():
         products = queries[:, :, query, None] * keys[:, :, : query + 1].conj() * turned
         logits = products.real.sum(-1) * attention.scaling
         found = seen["scores"][:, :, query]
-        assert_close(found[..., : query + 1], logits, atol=1e-5, rtol=1e-5)
+        assert_close(found[..., : query + 1], logits, **CLOSE)
         assert (found[..., query + 1 :] < -1e30).all()
-
-
-def test_infllm_caps_the_distance_of_alibi():
-    attention, seen = seen_under(ri.reposition(tiny("llama_mha"), "alibi"), 5, None)
-    content = seen["queries"] @ seen["keys"].mT * attention.scaling
-    index = torch.arange(20)
-    capped = (index[:, None] - index).clamp(max=5)
-    expected = content - SLOPES[:, None, None] * capped
-    assert_close(seen["scores"][..., CAUSAL], expected[..., CAUSAL], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scheme", ["repo", "repo_alibi"])
 def test_learned_positions_are_capped_by_their_difference(scheme):
-    model = repositioned(scheme)
-    as_decoder(model).layers[0].assigner.final_map.weight.data.mul_(1000)
     # all keys global: no mask, but every pair capped
-    attention, seen = seen_under(model, 7, 20)
+    attention, seen = seen_under(spread(scheme), 7, 20)
     distance = seen["positions"][..., :, None] - seen["positions"][..., None, :]
     assert (distance.abs() > 7).any() and (distance.abs() < 7).any()
     capped = distance.clamp(-7, 7)
@@ -195,17 +183,12 @@ def test_learned_positions_are_capped_by_their_difference(scheme):
     assert_close(seen["scores"][..., CAUSAL], expected[..., CAUSAL], atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "scheme", ["rope", "nope", "repo", "repo head", "repo_alibi", "hope", "alibi", "kerple", "fire"]
-)
+@pytest.mark.parametrize("scheme", RELATIVE)
 @pytest.mark.parametrize("first", [0, 9])
 def test_lm_infinite_in_blocks_of_rows_is_the_whole_map_and_makes_no_far_score(
     scheme, first, monkeypatch
 ):
-    model, shapes = repositioned(scheme), []
-    # spread beyond the cap, in one layer: the next would enlarge what rounding leaves
-    if scheme.startswith("repo"):
-        as_decoder(model).layers[0].assigner.final_map.weight.data.mul_(1000)
+    model, shapes = spread(scheme), []
     monkeypatch.setattr(extension, "ROWS", 3)
     with lm_infinite(model, 6, first):
         for attention in as_decoder(model).layers:
@@ -216,26 +199,24 @@ def test_lm_infinite_in_blocks_of_rows_is_the_whole_map_and_makes_no_far_score(
         assert {shape[-2] for shape in shapes} == {3, 2}
         assert max(shape[-1] for shape in shapes) <= 6 + first + 3
         shapes.clear()
-        hooks = [
+        for attention in as_decoder(model).layers:
             attention.sites.pattern.register_forward_hook(lambda *given: None)
-            for attention in as_decoder(model).layers
-        ]
         whole = model(TOKENS).logits
         assert {shape[-2:] for shape in shapes} == {(20, 20)}
-    assert len(hooks) == 3
-    assert_close(blocks, whole, atol=1e-5, rtol=1e-5)
+    assert_close(blocks, whole, **CLOSE)
 
 
-@pytest.mark.parametrize("padding", ["right", "none"])
-def test_lm_infinite_sees_the_mask_of_padded_prompts(padding, monkeypatch):
+@pytest.mark.parametrize("count", [13, 20])
+def test_lm_infinite_sees_the_mask_of_padded_prompts(count, monkeypatch):
     model, mask = repositioned("rope"), torch.ones_like(TOKENS)
-    if padding == "right":
-        mask[1, 13:] = 0
+    mask[1, count:] = 0
+    left = (torch.arange(20) >= 3).long().expand(2, -1)
     monkeypatch.setattr(extension, "ROWS", 4)
     with lm_infinite(model, 5, 2), torch.no_grad():
         both = model(TOKENS, attention_mask=mask).logits
-        alone = model(TOKENS[1:, : int(mask[1].sum())]).logits
-    assert_close(both[1:, : alone.shape[1]], alone, atol=1e-5, rtol=1e-5)
+        assert_close(both[1:, :count], model(TOKENS[1:, :count]).logits, **CLOSE)
+        with refused("pad prompts on the right"):
+            model(TOKENS, attention_mask=left)
 
 
 @pytest.mark.parametrize("scheme", ["rope", "repo", "repo_alibi", "alibi", "fire"])
@@ -248,7 +229,7 @@ def test_interpolation_by_one_changes_nothing_and_by_two_halves_every_distance(s
     if scheme != "fire":
         for attention in as_decoder(model).layers:  # positions z / 2 by hand
             attention.sites.positions.register_forward_hook(lambda m, a, out: out / 2)
-        assert_close(logits_under(model, torch.no_grad()), by_two, atol=1e-5, rtol=1e-5)
+        assert_close(logits_under(model, torch.no_grad()), by_two, **CLOSE)
 
 
 def test_yarn_is_what_loading_with_yarn_gives(official):
@@ -308,10 +289,8 @@ def test_divergence_is_the_closed_form_and_adds_up_over_batches():
     with pytest.raises(ValueError, match="at least 2"):
         gaussian_divergence(vector_sums(one[:1]), sums)
     plane, shares = principal_plane(vector_sums(one * torch.tensor([1.0, 9.0, 1.0, 4.0, 1.0])))
-    assert plane[:, 0].abs().argmax() == 1
-    assert plane[:, 1].abs().argmax() == 3
+    assert plane.abs().argmax(0)[:2].tolist() == [1, 3]
     assert shares[0] > shares[1] > 0
-    assert isinstance(sums, VectorSums)
 
 
 @pytest.fixture(scope="module")
@@ -326,11 +305,14 @@ def task(tmp_path_factory):
     return make_task("language", corpus=str(path), tokens=300, length=16, longest_test=64)
 
 
-def test_extrapolation_measures_every_method_layer_and_length(task):
-    torch.manual_seed(0)
+def model_of(task, layout):
     stock = tiny("llama")
     stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
-    model = ri.reposition(stock, "repo@2")
+    return ri.reposition(stock, layout)
+
+
+def test_extrapolation_measures_every_method_layer_and_length(task):
+    model = model_of(task, "repo@2")
     prompts = cut(task.describe, task.prompts(12, seed=0, test_set="64"), (16, 32))
     with pytest.warns(Note, match="most of extrapolation.kl is noise"):
         group = Extrapolation(global_tokens=2).measured(model, task, prompts, 16)
@@ -340,20 +322,16 @@ def test_extrapolation_measures_every_method_layer_and_length(task):
     assert (group["kl"] > 0).all()
     # At the training length all methods are the plain model (learned positions of this model stay
     # within the cap).
+    plain = group.sel({"method": "plain"})
     for name in ("kl", "log_perplexity", "task_score"):
         at_training = group[name].sel(length=16)
-        np.testing.assert_allclose(
-            at_training, at_training.sel({"method": "plain"}).broadcast_like(at_training), rtol=1e-4
-        )
+        of_plain = plain[name].sel(length=16).broadcast_like(at_training)
+        assert_allclose(at_training, of_plain, rtol=1e-4)
     odd = prompts[32][1::2]
     answers = forced_responses(model, task, odd)
     last = -np.mean([answer.log_probabilities[-4:] for answer in answers])
-    assert group["log_perplexity"].sel({"method": "plain", "length": 32}).item() == pytest.approx(
-        last, rel=1e-5
-    )
-    assert group["task_score"].sel({"method": "plain", "length": 32}).item() == pytest.approx(
-        task.score(answers, odd).mean()
-    )
+    assert_allclose(plain["log_perplexity"].sel(length=32), last, rtol=1e-5)
+    assert_allclose(plain["task_score"].sel(length=32), task.score(answers, odd).mean())
     note = extrapolation_table(xr.DataTree.from_dict({"/extrapolation": group})).note
     assert (
         f"{len(odd)} prompts of language per length, beside 6 others of the training length" in note
@@ -365,9 +343,7 @@ def test_extrapolation_measures_every_method_layer_and_length(task):
 
 
 def test_divergence_above_noise_has_the_interval_of_leaving_out_each_pair_of_prompts(task):
-    stock = tiny("llama")
-    stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
-    model = ri.reposition(stock, "rope")
+    model = model_of(task, "rope")
     prompts = cut(task.describe, task.prompts(6, seed=0, test_set="64"), (16, 64))
 
     def measured(kept):
@@ -376,28 +352,20 @@ def test_divergence_above_noise_has_the_interval_of_leaving_out_each_pair_of_pro
             return Extrapolation(("interpolation",)).measured(model, task, chosen, 16)
 
     group = measured(range(6))
-    assert group["method"].values.tolist() == ["plain", "interpolation"], (
-        "without the plain model there is no noise to compare with"
-    )
-    above = group["kl_above_noise"].mean("layer")
-    assert (above.sel(length=16) == 0).all(), "at the training length, where methods change nothing"
-    assert_allclose(
-        group["kl_above_noise"].sel(length=64),
-        group["kl"].sel(length=64) - group["kl"].sel(length=16),
-    )
+    # without the plain model there is no noise to compare with
+    assert group["method"].values.tolist() == ["plain", "interpolation"]
+    at_training, longer = (group.sel(length=length) for length in (16, 64))
+    assert not at_training["kl_above_noise"].any(), "methods change nothing there"
+    assert_allclose(longer["kl_above_noise"], longer["kl"] - at_training["kl"])
     others = [measured([number for number in range(6) if number // 2 != pair]) for pair in range(3)]
     without = np.array([each["kl_above_noise"].sel(length=64).mean("layer") for each in others])
     width = student.ppf(0.975, 2) * np.sqrt(2 / 3 * np.square(without - without.mean(0)).sum(0))
-    for end, sign in (("low", -1), ("high", 1)):
-        assert_allclose(
-            group[f"kl_above_noise_{end}"].sel(length=64),
-            above.sel(length=64) + sign * width,
-            rtol=1e-6,
-        )
+    above = longer["kl_above_noise"].mean("layer")
+    for end, expected in (("low", above - width), ("high", above + width)):
+        assert_allclose(longer[f"kl_above_noise_{end}"], expected, rtol=1e-6)
     table = extrapolation_table(xr.DataTree.from_dict({"/extrapolation": group}))
-    assert table.columns[3:6] == ("KL above noise", "from", "to") and len(table.rows[0]) == len(
-        table.columns
-    )
+    assert table.columns[3:6] == ("KL above noise", "from", "to")
+    assert len(table.rows[0]) == len(table.columns)
 
 
 def test_only_different_texts_are_compared():
@@ -417,12 +385,8 @@ def test_outputs_are_traced_over_the_layers_own_window():
         layer_tensors(model, 1) as tensors,
     ):
         model(torch.tensor([texts[2].tokens]))
-    assert_close(
-        outputs_over_windows(model, 1, tensors, 39, [32], 8)[0],
-        outputs[0][39],
-        atol=1e-5,
-        rtol=1e-4,
-    )
+    (found,) = outputs_over_windows(model, 1, tensors, 39, [32], 8)
+    assert_close(found, outputs[0][39], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:most of extrapolation.kl is noise")
@@ -453,17 +417,6 @@ def test_several_layers_are_traced_as_each_alone_and_have_a_figure_each():
     with refused("layer 0 was not traced; these were: 1, 2"):
         drawn_traces(run, layer=0)
     assert {row[0] for row in tables(run)[0].rows} == {1, 2}
-
-
-def test_lm_infinite_refuses_padding_on_the_left():
-    model, mask = repositioned("rope"), torch.ones_like(TOKENS)
-    mask[1, :3] = 0
-    with (
-        lm_infinite(model, 5, 2),
-        torch.no_grad(),
-        refused("pad prompts on the right"),
-    ):
-        model(TOKENS, attention_mask=mask)
 
 
 @pytest.mark.filterwarnings("ignore:most of extrapolation.kl is noise")
