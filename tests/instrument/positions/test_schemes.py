@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from families import TOKENS, VARIANTS, repositioned, tiny
+from places import tree
 from refusals import refused
 from slow_biases import slow_bias
 from torch.testing import assert_close
@@ -22,6 +23,7 @@ from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
 
 ROWS = {"rope": 1, "continuous": 1, "repo": None, "repo_alibi": None}
 """Rows of positions by scheme; None: as many as key-value heads."""
+VALID = torch.ones_like(TOKENS, dtype=torch.bool)
 GREEDY = {
     "max_new_tokens": 8,
     "do_sample": False,
@@ -74,31 +76,22 @@ def test_fused_and_open_attention_the_bridge_with_both_and_what_is_captured_agre
         logits, cache = wrapped.run_with_cache(TOKENS)
     assert_close(logits, fused, atol=1e-5, rtol=1e-5)
     rows, inputs = torch.tensor([0, 7, 19]), []
-    capture(
-        wrapped, TOKENS, torch.ones_like(TOKENS, dtype=torch.bool), torch.arange(2), inputs.append
-    )
+    capture(wrapped, TOKENS, VALID, torch.arange(2), inputs.append)
     for one, attention in zip(inputs, as_decoder(wrapped).layers, strict=True):
         place = f"blocks.{one.layer}.attn"
         assert (f"{place}.hook_position_logits" in cache) == (attention.position_logits is not None)
         assert (f"{place}.hook_positions" in cache) == (one.positions is not None)
         if one.scheme in ROWS and " " not in variant:
-            assert cache[f"{place}.hook_positions"].shape == (
-                2,
-                ROWS[one.scheme] or one.kv_heads,
-                20,
-            )
+            count = ROWS[one.scheme] or one.kv_heads
+            assert cache[f"{place}.hook_positions"].shape == (2, count, 20)
         logits = one.logits(rows)
         seen = torch.isfinite(logits)
         scores = cache[f"{place}.hook_attn_scores"][:, :, rows]
         # float32, by the processor's products
         assert_close(logits[seen], scores[seen], atol=1e-4, rtol=1e-5)
         assert (scores[~seen] < -1e30).all()
-        assert_close(
-            torch.softmax(logits, -1),
-            cache[f"{place}.hook_pattern"][:, :, rows],
-            atol=1e-6,
-            rtol=1e-5,
-        )
+        pattern = cache[f"{place}.hook_pattern"][:, :, rows]
+        assert_close(logits.softmax(-1), pattern, atol=1e-6, rtol=1e-5)
         if one.position_logits is not None:
             without = dataclasses.replace(one, position_logits=None).logits(rows)
             added = cache[f"{place}.hook_position_logits"].expand(2, 4, -1, -1)[:, :, rows]
@@ -111,18 +104,13 @@ def test_saving_and_loading_gives_the_same_bits(variant, tmp_path):
     model = repositioned(variant)
     ri.save(model, tmp_path / "one")
     again = load_model(tmp_path / "one")
-    assert ri.layout(again) == ri.layout(model) and ri.added_parameters(
-        again
-    ) == ri.added_parameters(model)
-    for (name, before), (_, after) in zip(
-        model.state_dict().items(), again.state_dict().items(), strict=True
-    ):
-        assert torch.equal(before, after), name
+    assert ri.layout(again) == ri.layout(model)
+    assert ri.added_parameters(again) == ri.added_parameters(model)
+    assert_close(dict(again.state_dict()), dict(model.state_dict()), atol=0, rtol=0)
     with torch.no_grad():
         assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
     ri.save(again, tmp_path / "two")
-    for file in ("model.safetensors", "config.json"):
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -140,10 +128,8 @@ def test_bfloat16_stays_near_float32(variant):
     with torch.no_grad():
         exact = model(TOKENS).logits
         rounded = model.to(torch.bfloat16)(TOKENS).logits
-    assert (
-        rounded.dtype == torch.bfloat16
-        and (rounded.float() - exact).abs().mean() < 0.15 * exact.abs().mean()
-    )
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded.float() - exact).abs().mean() < 0.15 * exact.abs().mean()
     assert all(
         one.frequencies is None or one.frequencies.dtype == torch.float32
         for one in as_decoder(model).layers
@@ -154,21 +140,19 @@ BIASES = {ALiBi: ALiBi, KerpleLog: KerpleLog, FIRE: lambda heads: FIRE(heads, th
 
 
 @pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("rows", ["kv_head", "head", "layer", "index, changed"])
+@pytest.mark.parametrize("rows", ["kv_head", "head", "layer", None])
 def test_a_bias_is_of_the_positions_of_the_pass_whatever_assigns_or_changes_them(bias, rows):
     """Found: positions that a scheme assigned, and a hook set, changed nothing that was added to
     the logits.
     """
-    learned = rows != "index, changed"
-    model = ri.reposition(
-        tiny("llama"),
-        *(["repo_alibi"] if learned else ["alibi"]),
-        **({"assignment": rows} if learned else {}),
-    )
+    if rows is None:  # the index, changed
+        model = ri.reposition(tiny("llama"), "alibi")
+    else:
+        model = ri.reposition(tiny("llama"), "repo_alibi", assignment=rows)
     seen = {}
     for attention in as_decoder(model).layers:
         attention.module.position_logits = BIASES[bias](4)
-        if learned:
+        if rows is not None:
             torch.nn.init.normal_(attention.assigner.final_map.weight, std=3.0)
         else:
             # a row for every head, behind and before others, and between whole numbers
@@ -183,10 +167,8 @@ def test_a_bias_is_of_the_positions_of_the_pass_whatever_assigns_or_changes_them
         )
     with torch.no_grad():
         whole = model(TOKENS).logits
-    positions, added = (
-        seen["positions"].repeat_interleave(4 // seen["positions"].shape[1], 1),
-        seen["position_logits"],
-    )
+    positions = seen["positions"].repeat_interleave(4 // seen["positions"].shape[1], 1)
+    added = seen["position_logits"].expand(2, -1, -1, -1)
     assert (positions.diff(dim=-1) < 0).any() and (positions % 1 != 0).any()
     pairs = [
         (p, h, i, j) for p in (0, 1) for h in range(4) for i in (0, 7, 19) for j in range(i + 1)
@@ -195,35 +177,16 @@ def test_a_bias_is_of_the_positions_of_the_pass_whatever_assigns_or_changes_them
         slow_bias(one.position_logits, h, float(positions[p, h, i]), float(positions[p, h, j]), 2.0)
         for p, h, i, j in pairs
     ]
-    assert_close(
-        torch.stack([added.expand(2, -1, -1, -1)[pair] for pair in pairs]),
-        torch.tensor(slow),
-        atol=1e-4,
-        rtol=1e-4,
-    )
-    captured = []
-    capture(
-        model,
-        TOKENS,
-        torch.ones_like(TOKENS, dtype=torch.bool),
-        torch.arange(2),
-        captured.append,
-        [1],
-    )
+    found = torch.stack([added[pair] for pair in pairs])
+    assert_close(found, torch.tensor(slow), atol=1e-4, rtol=1e-4)
+    captured, some = [], torch.tensor([0, 7, 19])
+    capture(model, TOKENS, VALID, torch.arange(2), captured.append, [1])
     with torch.no_grad():
-        assert_close(
-            captured[0].position_logits(torch.tensor([0, 7, 19])),
-            added.expand(2, -1, -1, -1)[:, :, [0, 7, 19]],
-        )
-    if learned:
-        with torch.no_grad():
+        assert_close(captured[0].position_logits(some), added[:, :, some])
+        if rows is not None:
             past = model(TOKENS[:, :12], use_cache=True).past_key_values
-            assert_close(
-                model(TOKENS[:, 12:], past_key_values=past).logits,
-                whole[:, 12:],
-                atol=1e-4,
-                rtol=1e-4,
-            )
+            rest = model(TOKENS[:, 12:], past_key_values=past).logits
+            assert_close(rest, whole[:, 12:], atol=1e-4, rtol=1e-4)
 
 
 def test_learned_positions_at_the_index_are_alibi_and_those_of_alibi_can_be_set():
@@ -295,11 +258,9 @@ def test_hope_chooses_by_the_frequencies_of_training_then_scales():
     builder = SchemeBuilder(model.config, scheme_options({}))
     high = rotation.unscaled >= 2 * torch.pi / 128
     assert 0 < high.sum() < len(high)
-    parts = builder.build("hope", rotation, 8)
-    assert torch.equal(parts.frequencies, rotation.frequencies.where(high, 0.0))
-    assert torch.equal(
-        builder.build("hope_ab3", rotation, 8).frequencies[high], rotation.frequencies[high]
-    )
+    hope, third = (builder.build(name, rotation, 8).frequencies for name in ("hope", "hope_ab3"))
+    assert torch.equal(hope, rotation.frequencies.where(high, 0.0))
+    assert torch.equal(third[high], rotation.frequencies[high])
 
 
 def test_dropped_components_are_zero_in_queries():

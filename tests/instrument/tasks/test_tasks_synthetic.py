@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from copied import assert_copied, picked
 from refusals import refused
 
 from position_papers.cope.errors import always_the_same
@@ -108,18 +109,6 @@ SOLVERS = {
     "counting": solve_counting,
 }
 SYNTHETIC = tuple(SOLVERS)
-
-
-def picked(sequence, places):
-    """What stands at these places."""
-    return [sequence[place] for place in places]
-
-
-def assert_copied(prompt):
-    """Every generated token is that of its source."""
-    assert picked(prompt.tokens, prompt.attributes["source"]) == picked(
-        prompt.tokens, prompt.generated
-    )
 
 
 def sequences(batch):

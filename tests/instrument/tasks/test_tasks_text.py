@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from copied import assert_copied, picked
 from refusals import refused
 from task_tokenizers import FAMILIES, tokenizer
 from tokenizers import Regex, pre_tokenizers, processors
@@ -39,6 +40,11 @@ GLUE = {
 }
 
 
+def assert_read_back(prompts, one, folder):
+    write_prompts(prompts, folder / "p.jsonl")
+    assert read_prompts(folder / "p.jsonl", one) == prompts
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompts_of_ordinary_tokens(family, tmp_path):
     one = tokenizer(family)
@@ -47,15 +53,11 @@ def test_prompts_of_ordinary_tokens(family, tmp_path):
         assert prompt.tokens[0] == bos
         assert len(prompt.tokens) == 1 + 12 * 10
         assert not set(prompt.tokens[1:]) & set(one.all_special_ids)
-        assert [prompt.tokens[at] for at in prompt.attributes["source"]] == [
-            prompt.tokens[at] for at in prompt.generated
-        ]
-        assert [prompt.tokens[at] for at in prompt.spans["query"]] == [
-            prompt.tokens[at] for at in prompt.spans["needle.1.key"]
-        ]
+        assert_copied(prompt)
+        key = picked(prompt.tokens, prompt.spans["needle.1.key"])
+        assert picked(prompt.tokens, prompt.spans["query"]) == key
     prompts = random_token_prompts(one, length=64, count=4, seed=2)
-    write_prompts(prompts, tmp_path / "p.jsonl")
-    assert read_prompts(tmp_path / "p.jsonl", one) == prompts
+    assert_read_back(prompts, one, tmp_path)
     assert {len(prompt.tokens) for prompt in prompts} == {64}
     assert {prompt.tokens[0] for prompt in prompts} == {bos}
     assert bos not in {token for prompt in prompts for token in prompt.tokens[1:]}
@@ -63,12 +65,9 @@ def test_prompts_of_ordinary_tokens(family, tmp_path):
     ids = ordinary_tokens(one)
     drawn = np.array([p.tokens[1:] for p in random_token_prompts(one, length=1000, count=40)])
     assert set(drawn.ravel()) == set(ids)
-    for make in (
-        lambda: copying_prompts(one, sequences=0),
-        lambda: random_token_prompts(one, length=0),
-    ):
+    for make, size in ((copying_prompts, "sequences"), (random_token_prompts, "length")):
         with refused("wanted at least one of"):
-            make()
+            make(one, **{size: 0})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -82,15 +81,12 @@ def test_words_to_reverse(family, tmp_path):
         ]
         assert len(said) == 12 and prompt.answers == (" ".join(reversed(said)),)
         assert prompt.text.endswith(f"{' '.join(said)} Answer: {prompt.answers[0]}")
+        assert_copied(prompt)
         source = prompt.attributes["source"]
-        assert [prompt.tokens[at] for at in source] == [
-            prompt.tokens[at] for at in prompt.generated
-        ]
         assert sorted(source) == sorted(prompt.spans["words"])
         assert tuple(source[: len(prompt.spans["words.12"])]) == prompt.spans["words.12"]
         assert prompt.spans["instruction"][0] == 1
-    write_prompts(prompts, tmp_path / "p.jsonl")
-    assert read_prompts(tmp_path / "p.jsonl", one) == prompts
+    assert_read_back(prompts, one, tmp_path)
     assert reversal_prompts(one, words=12, count=1, seed=2) == prompts[:1]
     with refused("words"):
         reversal_prompts(one, words=0)
@@ -107,11 +103,8 @@ def test_words_to_reverse_stand_behind_a_bos_that_the_tokenizer_does_not_put_the
     (with_one,), (prompt,) = (
         reversal_prompts(each, words=5, count=1) for each in (tokenizer("byte_level_bpe"), bare)
     )
-    assert (
-        prompt.tokens == with_one.tokens
-        and prompt.spans == with_one.spans
-        and prompt.tokens[0] == bare.bos_token_id
-    )
+    assert (prompt.tokens, prompt.spans) == (with_one.tokens, with_one.spans)
+    assert prompt.tokens[0] == bare.bos_token_id
     assert prompt.attributes == with_one.attributes
 
 
@@ -129,7 +122,9 @@ def test_words_that_are_split_otherwise_in_the_answer_are_refused():
 @pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram", "words"])
 def test_few_shot_text(family):
     one = tokenizer(family)
-    for prompt in few_shot_prompts(one, length=256, count=4):
+    prompts = few_shot_prompts(one, length=256, count=4)
+    assert few_shot_prompts(one, length=256, count=1) == prompts[:1]
+    for prompt in prompts:
         assert 256 - 40 < len(prompt.tokens) <= 256
         shown = [
             prompt.text[slice(*prompt.characters[f"examples.{n}.label"][0])].strip()
@@ -144,9 +139,6 @@ def test_few_shot_text(family):
         assert prompt.text[slice(*prompt.characters["padding"][0])].startswith(
             "The grass is green. The sky is blue."
         )
-    assert (
-        few_shot_prompts(one, length=256, count=1) == few_shot_prompts(one, length=256, count=4)[:1]
-    )
 
 
 def test_our_own_rows_are_balanced_and_distinct():
@@ -184,7 +176,6 @@ def test_following_counts_any_label_of_the_set():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "wanted a header with `label`"),
         (b"text\tclass\na\tb\n", "wanted a header with `label`"),
         (b"label\n1\n", "columns of text"),
         (b"sentence\tlabel\na\t1\nb\n", "line 3: wanted 2 cells, got 1"),
@@ -239,16 +230,14 @@ def test_language_windows_are_of_the_corpus(folder):
     assert (batch.tokens[:, 0] == 1).all()
     assert batch.targets[:, 1:].all()
     assert not (batch.tokens == 0).any()  # "<pad>" in a document is text
-    held_out = [(folder / f"{number:02}.txt").read_text("utf-8") for number in (19, 39)]
-    kept = [
-        (folder / f"{number:02}.txt").read_text("utf-8") for number in range(39) if number != 19
-    ]
+    texts = [path.read_text("utf-8") for path in sorted(folder.glob("*.txt"))]
+    held_out = [texts.pop(39), texts.pop(19)][::-1]
     for prompt in task.prompts(5, test_set="128"):
         assert len(prompt.tokens) == 128
         text = task.tokenizer().decode(prompt.tokens[1:])
         whole = text.strip("\ufffd")
         assert sum(whole in document for document in held_out) == 1
-        assert not any(whole in document for document in kept)
+        assert not any(whole in document for document in texts)
         assert prompt.attributes["bytes"] >= len(whole.encode())
         assert task.targets(prompt) == tuple(range(1, 128))
     assert (data.training == 1).sum() == 38
@@ -257,9 +246,7 @@ def test_language_windows_are_of_the_corpus(folder):
         task.tokenizer().decode(part.tolist()) for part in np.split(data.held_out, [1])
     )
     assert held_out[0][:200] in joined
-    assert sum(data.bytes[token] for token in data.held_out) == sum(
-        len(text.encode()) for text in held_out
-    )
+    assert sum(data.bytes[token] for token in data.held_out) == len("".join(held_out).encode())
 
 
 def test_language_is_deterministic_and_scored_in_nats(folder):
@@ -286,20 +273,21 @@ def test_language_with_the_tokenizer_of_a_checkpoint(folder, tmp_path):
         tokenizer_file=str(tmp_path / "tokenizer.json"),
         length=32,
     )
-    assert loaded.tokenizer().get_vocab() == task.tokenizer().get_vocab()
-    assert (
-        loaded.tokenizer()
-        .decode(loaded.batch(np.random.default_rng(0), 1).tokens[0][2:])
-        .count("other")
-        > 0
-    )
-    assert tuple(loaded.tokenizer()("line 7")["input_ids"]) == (
-        1,
-        *task.tokenizer()("line 7", add_special_tokens=False)["input_ids"],
-    )
+    ours, given = loaded.tokenizer(), task.tokenizer()
+    assert ours.get_vocab() == given.get_vocab()
+    assert "other" in ours.decode(loaded.batch(np.random.default_rng(0), 1).tokens[0][2:])
+    bare = given("line 7", add_special_tokens=False)["input_ids"]
+    assert ours("line 7")["input_ids"] == [1, *bare]
     assert loaded.test_sets == ("32", "64", "128", "256", "512", "1024")
     with refused("no held-out document has 1023 tokens"):
         loaded.prompts(1, test_set="1024")
+
+
+def saved_tokenizer(given, folder, **changed):
+    """Save a tokenizer with keys of its configuration changed."""
+    given.save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
 
 
 @pytest.mark.parametrize(
@@ -315,11 +303,7 @@ def test_language_in_the_tokens_of_any_checkpoint(folder, tmp_path, family, name
     tokenizers of ours were taken.
     """
     given = tokenizer(family)
-    given.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({**config, "bos_token": None, named: "<bos>"})
-    )
+    saved_tokenizer(given, tmp_path, **{"bos_token": None, named: "<bos>"})
     task = make_task(
         "language",
         corpus=str(folder),
@@ -347,34 +331,18 @@ def test_language_in_the_tokens_of_any_checkpoint(folder, tmp_path, family, name
 def test_language_that_cannot_be_made(folder, tmp_path):
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9" * 5000)
-    words = tokenizer("words")
-    words.save_pretrained(tmp_path / "words")
-    (tmp_path / "alone.json").write_bytes((tmp_path / "words" / "tokenizer.json").read_bytes())
-    words.save_pretrained(tmp_path / "nameless")
-    names = json.loads((tmp_path / "nameless" / "tokenizer_config.json").read_text())
-    (tmp_path / "nameless" / "tokenizer_config.json").write_text(
-        json.dumps({**names, "bos_token": None})
-    )
-    for options, message in (
-        ({"corpus": str(tmp_path / "absent")}, "No such file"),
-        ({"corpus": str(tmp_path / "short.txt")}, "at least 10,000 characters"),
-        ({"corpus": str(tmp_path / "latin.txt")}, "it is not UTF-8"),
-        (
-            {"corpus": str(folder), "tokenizer_file": str(tmp_path / "absent.json")},
-            "wanted a tokenizer.json",
-        ),
-        (
-            {"corpus": str(folder), "tokenizer_file": str(tmp_path / "alone.json")},
-            "with its tokenizer_config.json beside it",
-        ),
-        (
-            {
-                "corpus": str(folder),
-                "tokenizer_file": str(tmp_path / "nameless" / "tokenizer.json"),
-            },
-            "names neither a beginning nor an end of text",
-        ),
+    saved_tokenizer(tokenizer("words"), tmp_path / "nameless", bos_token=None)
+    nameless = tmp_path / "nameless" / "tokenizer.json"
+    (tmp_path / "alone.json").write_bytes(nameless.read_bytes())
+    for option, path, message in (
+        ("corpus", tmp_path / "absent", "No such file"),
+        ("corpus", tmp_path / "short.txt", "at least 10,000 characters"),
+        ("corpus", tmp_path / "latin.txt", "it is not UTF-8"),
+        ("tokenizer_file", tmp_path / "absent.json", "wanted a tokenizer.json"),
+        ("tokenizer_file", tmp_path / "alone.json", "with its tokenizer_config.json beside it"),
+        ("tokenizer_file", nameless, "names neither a beginning nor an end of text"),
     ):
+        options = {"corpus": str(folder), option: str(path)}
         with refused(message):
             make_task("language", **options).batch(np.random.default_rng(0), 1)
 
