@@ -105,7 +105,10 @@ def test_removing_all_pairs_looks_evenly_and_means_of_one_token_change_nothing(r
 REFUSED = {
     "wanted one number for each of": lambda m: iv.rescaled(m, factors=[1.0, 2.0, 3.0]),
     "are NaN or infinite": lambda m: iv.rescaled(m, function=lambda theta: theta * torch.nan),
-    "one of yarn, theta": lambda m: iv.rescaled(m, yarn=2, factors=[1.0]),
+    "got yarn, factors": lambda m: iv.rescaled(m, yarn=2, factors=[1.0]),
+    "was wanted; got none": lambda m: iv.rescaled(m, 0),
+    "factor of an extension is -1": lambda m: iv.rescaled(m, linear=-1.0),
+    "head 9 was asked for": lambda m: iv.rescaled(m, 0, 9, linear=2.0),
     "not both": lambda m: iv.rescaled(m, 0, heads=[(0, 0)], linear=2.0),
     "heads=[(layer, head), ...]": lambda m: iv.rescaled(m, [0, 1], 1, linear=2.0),
     "pairs of layer 0 are 0 to": lambda m: iv.ablate(m, (0, 0), pairs=[99]),
