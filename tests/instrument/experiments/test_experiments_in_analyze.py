@@ -42,23 +42,13 @@ def bridge():
 def results(tmp_path_factory):
     """What `analyze` makes of a shipped checkpoint with both experiments and fig. 2."""
     directory = tmp_path_factory.mktemp("runs") / "both"
-    options = [
-        "--measures",
-        "maps,three_axis",
-        "--experiments",
-        "perturbation,extrapolation,saliency",
-        "--count",
-        "4",
-    ]
-    parameters = [
-        "perturbation.gammas=0.1,0.5",
-        "perturbation.l_maxes=2",
-        "extrapolation.sequences=4",
-        "saliency.steps=2",
-    ]
-    given = [part for parameter in parameters for part in ("--set", parameter)]
+    words = (
+        "analyze reversal/repo --measures maps,three_axis --count 4 "
+        "--experiments perturbation,extrapolation,saliency --set perturbation.gammas=0.1,0.5 "
+        "--set perturbation.l_maxes=2 --set extrapolation.sequences=4 --set saliency.steps=2 --out"
+    )
     with without_pictures():
-        assert main(["analyze", "reversal/repo", *options, *given, "--out", str(directory)]) == 0
+        assert main([*words.split(), str(directory)]) == 0
     return directory
 
 
@@ -91,27 +81,14 @@ def test_the_run_file_holds_what_the_experiments_find_by_themselves(results):
 def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
     tokens = np.random.default_rng(0).integers(3, 250, (2, 40)).tolist()
     (tmp_path / "p.jsonl").write_text("".join(json.dumps({"tokens": row}) + "\n" for row in tokens))
-    places = [
-        "--prompts",
-        str(tmp_path / "p.jsonl"),
-        "--out",
-        str(tmp_path / "out"),
-        "--measures",
-        "positions",
-    ]
-    options = [
-        "--experiments",
-        "perturbation",
-        "--set",
-        "perturbation.gammas=0.5",
-        "--set",
-        "perturbation.l_maxes=3",
-    ]
-    assert main(["analyze", str(OFFICIAL / "repo_mha"), *places, *options]) == 0
-    assert (
-        "experiments perturbation, which run the model 14 more times, on one prompt each"
-        in " ".join(capsys.readouterr().out.split())
+    options = (
+        "--measures positions --experiments perturbation --set perturbation.gammas=0.5 "
+        "--set perturbation.l_maxes=3"
     )
+    places = ["--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / "out")]
+    assert main(["analyze", str(OFFICIAL / "repo_mha"), *places, *options.split()]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "experiments perturbation, which run the model 14 more times" in said
     group = ri.read_run(tmp_path / "out")["perturbation"]
     assert group.attrs["metric"] == "log perplexity" and group.attrs["higher_is_better"] == "False"
     assert_allclose(group["task_score"], group["log_perplexity"], rtol=1e-6)
@@ -121,20 +98,17 @@ def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
 
 
 def test_a_model_that_cannot_take_longer_prompts_or_other_tokens_is_refused(bridge):
-    learned = bridge_for(TASK, "learned")
-    with refused("learned table; leave it out"):
-        planned(learned, TASK.prompts(4), ("extrapolation",), TASK)
-    with refused("by 'lm_infinite': this model's positions allow plain"):
-        planned(
-            bridge_for(TASK, "cope"),
-            TASK.prompts(4),
-            (Extrapolation(methods=("lm_infinite",)),),
-            TASK,
-        )
-    with refused("nothing to predict for reversal"):
-        planned(bridge, [Prompt(tokens=(3, 4, 5))], ("perturbation",), TASK)
-    with refused("nothing stands before token 0 of prompt 0"):
-        planned(bridge, [Prompt(tokens=(3, 4, 5), generated=(0, 2))], ("perturbation",), TASK)
+    prompts, learned, cope = TASK.prompts(4), bridge_for(TASK, "learned"), bridge_for(TASK, "cope")
+    lm_infinite = Extrapolation(methods=("lm_infinite",))
+    unmarked, first = (Prompt(tokens=(3, 4, 5), generated=places) for places in ((), (0, 2)))
+    for model, some, experiment, line in (
+        (learned, prompts, "extrapolation", "learned table; leave it out"),
+        (cope, prompts, lm_infinite, "by 'lm_infinite': this model's positions allow plain"),
+        (bridge, [unmarked], "perturbation", "nothing to predict for reversal"),
+        (bridge, [first], "perturbation", "nothing stands before token 0 of prompt 0"),
+    ):
+        with refused(line):
+            planned(model, some, (experiment,), TASK)
 
 
 class Stopped(Exception):
@@ -172,8 +146,7 @@ def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes
             if len(hooks) == most:
                 raise Stopped
 
-        handle = embed.register_forward_hook(count)
-        try:
+        with embed.register_forward_hook(count):
             run = ri.analyze(
                 bridge,
                 TASK.prompts(4),
@@ -183,8 +156,6 @@ def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes
                 task=TASK,
                 experiment_progress=progress,
             )
-        finally:
-            handle.remove()
         return run[name].to_dataset(), len(hooks)
 
     def interrupt(which, done, total):
@@ -198,9 +169,8 @@ def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes
         ]
 
     whole, passes = analysed()
-    assert all(
-        array.attrs["long_name"] and array.attrs["units"] for array in whole.data_vars.values()
-    )
+    for array in whole.data_vars.values():
+        assert array.attrs["long_name"] and array.attrs["units"]
     before = state()
     if where == "inside a pass":
         with pytest.raises(Stopped):
@@ -230,21 +200,20 @@ def test_the_passes_that_are_said_are_those_that_are_made(asked, bridge):
     (plan,) = planned(bridge, TASK.prompts(5), (asked,), TASK)
     rows = []
     embed = as_decoder(bridge).stack.embed_tokens
-    handle = embed.register_forward_hook(lambda module, arguments, out: rows.append(len(out)))
-    plan.run(2, Store(), None)
-    handle.remove()
+    with embed.register_forward_hook(lambda module, arguments, out: rows.append(len(out))):
+        plan.run(2, Store(), None)
     assert sum(rows) == len(plan.passes)
 
 
 def test_longer_prompts_of_a_task_are_those_of_its_longer_test_sets():
     judge, by_length = prompts_by_length(TASK, (), TASK.training_length, (), 4, 0)
     assert judge is TASK and min(by_length) == TASK.training_length
-    assert all(
-        max(len(prompt.tokens) for prompt in some) == length for length, some in by_length.items()
-    )
-    assert 2 <= len(by_length) <= 4 and max(by_length) == max(
-        len(prompt.tokens) for prompt in TASK.prompts(4, 0, "12")
-    )
+
+    def longest(some):
+        return max(len(prompt.tokens) for prompt in some)
+
+    assert {longest(some): some for some in by_length.values()} == by_length
+    assert 2 <= len(by_length) <= 4 and max(by_length) == longest(TASK.prompts(4, 0, "12"))
     exact = prompts_by_length(TASK, (), TASK.training_length, (max(by_length),), 4, 0)[1]
     assert list(exact) == [TASK.training_length, max(by_length)]
     with refused("has no test set of 999 tokens"):
@@ -267,16 +236,12 @@ def test_given_text_is_cut_to_every_length():
 def test_given_prompts_are_scored_by_what_they_mark():
     marked = [Prompt(tokens=(3, 4, 5), generated=(2,)), Prompt(tokens=(3, 9), generated=(1,))]
     scoring = scoring_of(marked)
-    assert (scoring.metric, scoring.higher_is_better) == ("exact match", True) and scoring.targets(
-        marked[0]
-    ) == (2,)
+    assert (scoring.metric, scoring.higher_is_better) == ("exact match", True)
+    assert scoring.targets(marked[0]) == (2,)
     assert scoring.score([Response((5,)), Response((8,))], marked).tolist() == [1, 0]
     mixed = scoring_of([*marked, Prompt(tokens=(3, 4))])
-    assert (mixed.metric, mixed.units, mixed.higher_is_better) == (
-        "log perplexity",
-        "nat",
-        False,
-    ) and mixed.targets(marked[0]) == (1, 2)
+    assert (mixed.metric, mixed.units) == ("log perplexity", "nat") and not mixed.higher_is_better
+    assert mixed.targets(marked[0]) == (1, 2)
     assert mixed.score([Response((0, 0), (-1.0, -3.0))], marked[:1]).tolist() == [2]
     assert not isinstance(scoring, Task) and not isinstance(mixed, Task)
 
