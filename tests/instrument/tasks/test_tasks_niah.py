@@ -3,6 +3,7 @@ scores.
 """
 
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -62,8 +63,7 @@ def test_ruler_s_facts(variant):
                 assert len(lines) == 1
                 assert len(needles) == facts.keys * facts.values
         question, prefix = (
-            characters(prompt, "query.question")[0],
-            characters(prompt, "query.prefix")[0],
+            characters(prompt, f"query.{part}")[0] for part in ("question", "prefix")
         )
         asked = re.fullmatch(
             rf"What (?:is|are all) the {noun} for (.*) mentioned in the provided text\?", question
@@ -138,9 +138,8 @@ def test_lengths_are_exact(variant, family, length, reserve):
     """Prompt, prefix and the reserve fit; one more word or line would not."""
     made = niah(tokenizer(family), variant, length, 2, answer="none", reserve=reserve)
     for prompt in made:
-        word = essay().words(prompt.attributes["haystack_size"] + 1)[
-            -1
-        ]  # of a Python version's docstrings: some have forty tokens
+        # of a Python version's docstrings: some have forty tokens
+        *_, word = essay().words(prompt.attributes["haystack_size"] + 1)
         unit = {"noise": NOISE + "\n", "essay": f" {word}", "needle": None}[
             VARIANTS[variant].haystack
         ]
@@ -174,11 +173,14 @@ def test_the_search_finds_the_edge_in_few_calls():
         assert len(calls) < 20
 
 
-def test_dialects():
-    ruler, repo = (
-        niah(tokenizer("words"), "multiquery", 800, 1, dialect=name)[0]
-        for name in ("ruler", "repo")
+def in_dialects(variant):
+    return (
+        niah(tokenizer("words"), variant, 800, 1, dialect=name)[0] for name in ("ruler", "repo")
     )
+
+
+def test_dialects():
+    ruler, repo = in_dialects("multiquery")
     assert ruler.attributes["prefix"].startswith(" The special magic numbers for ")
     assert repo.attributes["prefix"] == "\n" + ruler.attributes["prefix"][1:]
     assert (ruler.attributes["new_tokens"], repo.attributes["new_tokens"]) == (128, 50)
@@ -210,87 +212,54 @@ def test_essay_depths_are_ruler_s():
 def test_a_depth_can_be_asked_for(variant, depth):
     for prompt in niah(tokenizer("words"), variant, 1500, 2, depth=depth):
         assert prompt.attributes["depth"] == depth
-        around = (
-            prompt.text[: prompt.characters["needle.1"][0][0]],
-            prompt.text[prompt.characters["needle.1"][0][1] :],
-        )
-        before, after = (
-            around[0].partition("\n")[2],
-            around[1].rpartition("\nWhat is the special")[0],
-        )
+        start, end = prompt.characters["needle.1"][0]
+        before = prompt.text[:start].partition("\n")[2]
+        after = prompt.text[end:].rpartition("\nWhat is the special")[0]
         units = prompt.attributes["haystack_size"]
-        if variant.startswith("single_2") or variant == "multikey_1":
-            before, after = (
-                re.sub(r"One of the special magic numbers for \S+ is: \d+\.", "", text)
-                for text in (before, after)
-            )
+        if variant in ("single_2", "multikey_1"):
+            before = re.sub(r"One of the special magic numbers for \S+ is: \d+\.", "", before)
             units = len(essay().sentences(units))
-            assert len(SENTENCE_END.split(" ".join(before.split()))) == max(
-                1, int(units * depth / 100)
-            )
+            sentences = SENTENCE_END.split(" ".join(before.split()))
+            assert len(sentences) == max(1, int(units * depth / 100))
         else:
             assert before.count("\n") == round(units * depth / 100)
             assert after.count("\n") == units - round(units * depth / 100)
 
 
 def test_lines_are_drawn_uniformly():
-    depths = [
-        prompt.attributes["depth"] for prompt in niah(tokenizer("words"), "single_1", 600, 60)
-    ]
-    assert min(depths) < 15
-    assert max(depths) > 80
-    assert 35 < np.mean(depths) < 65
+    prompts = niah(tokenizer("words"), "single_1", 600, 60)
+    depths = [prompt.attributes["depth"] for prompt in prompts]
+    assert min(depths) < 15 and max(depths) > 80 and 35 < np.mean(depths) < 65
 
 
 def test_a_prompt_depends_on_its_seed_and_number_alone():
-    first = niah(tokenizer("words"), "multikey_2", 600, 3, seed=1)
-    assert niah(tokenizer("words"), "multikey_2", 600, 1, seed=1) == first[:1]
-    assert niah(tokenizer("words"), "multikey_2", 600, 3, seed=1) == first
-    assert len({prompt.text for prompt in first}) == 3
-    assert niah(tokenizer("words"), "multikey_2", 600, 1, seed=2)[0].text != first[0].text
+    asked = partial(niah, tokenizer("words"), "multikey_2", 600)
+    first = asked(3, seed=1)
+    assert asked(1, seed=1) == first[:1]
+    assert len({prompt.text for prompt in [*first, *asked(1, seed=2)]}) == 4
 
 
 def test_scores():
     """Substring, any case, mean over references; the second dialect counts the prefix as output."""
-    ruler, repo = (
-        niah(tokenizer("words"), "multivalue", 800, 1, dialect=name)[0]
-        for name in ("ruler", "repo")
-    )
+    ruler, repo = in_dialects("multivalue")
     one, two, three, four = ruler.answers
     assert niah_score([f"{four}, {three}; {two}\n{one}!"], [ruler]) == 100
     assert niah_score([f" {one} and {two}0"], [ruler]) == 50
-    assert niah_score(["nothing"], [ruler]) == 0
-    assert niah_scores([f"{one}", "", f"{one}{two}{three}"], [ruler, ruler, repo]).tolist() == [
-        25,
-        0,
-        75,
-    ]
-    uuid = niah(tokenizer("words"), "multikey_3", 800, 1)[0]
+    several = niah_scores([f"{one}", "", f"{one}{two}{three}"], [ruler, ruler, repo])
+    assert several.tolist() == [25, 0, 75]
+    (uuid,) = niah(tokenizer("words"), "multikey_3", 800, 1)
     assert niah_score([uuid.answers[0].upper()], [uuid]) == 100
     key = characters(repo, "query.key")[0]
-    in_prefix = SimpleNamespace(answers=(key,), attributes=repo.attributes)
-    assert niah_score([""], [in_prefix]) == 100
-    assert niah_score([""], [SimpleNamespace(answers=(key,), attributes=ruler.attributes)]) == 0
+    for dialect, score in ((repo, 100), (ruler, 0)):
+        in_prefix = SimpleNamespace(answers=(key,), attributes=dialect.attributes)
+        assert niah_score([""], [in_prefix]) == score
 
 
 def test_essays_from_a_file_and_from_docstrings(tmp_path):
     path = tmp_path / "essay.txt"
     path.write_text("First one.  Second\n\n(one)? Third e.g. Bob. ünd so", encoding="utf-8")
-    words = essay(path).words(12)
-    assert words == [
-        "First",
-        "one.",
-        "Second",
-        "(one)?",
-        "Third",
-        "e.g.",
-        "Bob.",
-        "ünd",
-        "so",
-        "First",
-        "one.",
-        "Second",
-    ]
+    words = "First one. Second (one)? Third e.g. Bob. ünd so First one. Second"
+    assert essay(path).words(12) == words.split()
     assert essay(path).sentences(9) == ["First one.", "Second (one)?", "Third e.g. Bob. ünd so"]
     prompt = niah(tokenizer("words"), "single_2", 600, 1, essay=path)[0]
     assert "ünd so First one. Second" in prompt.text
