@@ -81,12 +81,24 @@ def changed(adapter, directory, **values):
     return directory
 
 
-def configured(adapter, directory, **options):
-    """A copy of the adapter with options of LoRA changed."""
+def configured(adapter, directory, name="adapter_config.json", /, **options):
+    """A copy of the adapter with options of LoRA changed, or others in the file `name`."""
     shutil.copytree(adapter, directory)
-    file = directory / "adapter_config.json"
+    file = directory / name
     file.write_text(json.dumps(json.loads(file.read_text()) | options))
     return directory
+
+
+def moved(adapter, directory, base):
+    """A copy of the adapter on top of another base."""
+    stated = json.loads((adapter / "config.json").read_text())["adapter"]
+    return configured(adapter, directory, "config.json", adapter=stated | {"name": str(base)})
+
+
+def differing(base, directory):
+    """The weights of the base that another checkpoint has otherwise."""
+    before, after = load_model(base).state_dict(), load_model(directory).state_dict()
+    return {name for name in before if not torch.equal(before[name], after[name])}
 
 
 def test_a_fresh_adapter_changes_positions_alone(base, tmp_path):
@@ -98,30 +110,21 @@ def test_a_fresh_adapter_changes_positions_alone(base, tmp_path):
     save_adapter(model, tmp_path / "fresh", adapters.base_reference(identify(base), str(base)))
     loaded = load_model(tmp_path / "fresh")
     assert layout(loaded) == ("rope", "repo", "repo")
-    weights = load_model(base).state_dict()
-    assert all(
-        torch.equal(value, weights[name])
-        for name, value in loaded.state_dict().items()
-        if name in weights
-    )
+    assert differing(base, tmp_path / "fresh") == set()
     assert_allclose(loaded(TOKENS).logits.detach(), expected.detach(), atol=1e-5)
 
 
 def test_what_is_merged_is_what_peft_computes(base, adapter, tmp_path):
     from peft import PeftModel
 
-    shutil.copytree(adapter, tmp_path / "as-peft-names-it")
-    stated = json.loads((adapter / "adapter_config.json").read_text())
-    (tmp_path / "as-peft-names-it" / "adapter_config.json").write_text(
-        json.dumps(stated | {"peft_type": "LORA"})
-    )
+    named = configured(adapter, tmp_path / "as-peft-names-it", peft_type="LORA")
     positioned = reposition(load_model(base), "repo@1/3")
     # peft asks transformers for what has another name by now
     with warnings.catch_warnings(action="ignore"):
-        reference = PeftModel.from_pretrained(positioned, str(tmp_path / "as-peft-names-it")).eval()
+        reference = PeftModel.from_pretrained(positioned, str(named)).eval()
     merged = load_model(adapter)
     assert_allclose(merged(TOKENS).logits.detach(), reference(TOKENS).logits.detach(), atol=1e-5)
-    older = load_model(tmp_path / "as-peft-names-it")  # as adapters once were written
+    older = load_model(named)  # as adapters once were written
     assert torch.equal(older(TOKENS).logits, merged(TOKENS).logits)
     assert (merged(TOKENS).logits - load_model(base)(TOKENS).logits).abs().max() > 1e-4
 
@@ -139,10 +142,8 @@ def test_the_sum_is_rounded_once(base, adapter):
 
 
 def test_training_changes_what_the_adapter_holds_and_nothing_else(base, adapter):
-    before, after = load_model(base).state_dict(), load_model(adapter).state_dict()
-    differing = {name for name in before if not torch.equal(before[name], after[name])}
     projections = ("q_proj", "k_proj", "v_proj", "o_proj")
-    assert differing == {
+    assert differing(base, adapter) == {
         f"model.layers.{layer}.self_attn.{name}.weight"
         for layer in range(LAYERS)
         for name in projections
@@ -153,11 +154,7 @@ def test_training_changes_what_the_adapter_holds_and_nothing_else(base, adapter)
 
 def test_layers_below_its_first_stay_as_they_are(base, tmp_path):
     above = adapted_on(base, tmp_path / "above", adapter_from=2)
-    before, after = load_model(base).state_dict(), load_model(above).state_dict()
-    changed_layers = {
-        name.split(".")[2] for name in before if not torch.equal(before[name], after[name])
-    }
-    assert changed_layers == {"2"}
+    assert {name.split(".")[2] for name in differing(base, above)} == {"2"}
     assert json.loads((above / "adapter_config.json").read_text())["layers_to_transform"] == [2]
 
 
@@ -195,21 +192,13 @@ def test_the_scores_are_those_of_what_is_stored(adapter):
 def test_every_command_takes_it(adapter, base, tmp_path, capsys):
     assert main(["inspect", str(adapter)]) == 0
     assert "an adapter on top of" in capsys.readouterr().out
-    (tmp_path / "prompts.jsonl").write_text('{"tokens": [5, 6, 7, 8, 9, 10]}\n')
-    asked = [
-        "--prompts",
-        str(tmp_path / "prompts.jsonl"),
-        "--measures",
-        "positions",
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "run"
+    prompts.write_text('{"tokens": [5, 6, 7, 8, 9, 10]}\n')
+    asked = ["--measures", "positions", "--prompts", str(prompts), "--out", str(out)]
     assert main(["analyze", str(adapter), *asked]) == 0
-    run = ri.read_run(tmp_path / "run")
-    assert (
-        run.attrs["layout"] == "rope,repo,repo"
-        and run.attrs["checkpoint"] == f"{adapter.parent.name}/repo"
-    )
+    run = ri.read_run(out)
+    assert run.attrs["layout"] == "rope,repo,repo"
+    assert run.attrs["checkpoint"] == f"{adapter.parent.name}/repo"
     bridge = ri.load(adapter)
     assert bridge.tokenizer.get_vocab() == load_tokenizer(identify(base)).get_vocab()
     assert trained_task(adapter).training_length == make_task("reversal").training_length
@@ -257,9 +246,6 @@ def test_products_in_bfloat16_leave_positions_and_weights_as_they_are(base, tmp_
 def test_a_base_that_is_not_there_or_another_one_is_refused_in_one_line(
     base, adapter, tmp_path, monkeypatch, capsys
 ):
-    moved = tmp_path / "moved"
-    shutil.copytree(adapter, moved)
-    configuration = json.loads((adapter / "config.json").read_text())
     monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "cache"))
     other = trained(tmp_path / "other", "reversal", "rope", layers=LAYERS, seed=1)
     cases = {
@@ -267,21 +253,16 @@ def test_a_base_that_is_not_there_or_another_one_is_refused_in_one_line(
         "smollm2-135m": "repo-interp fetch smollm2-135m",
         str(other): "sha256",
     }
-    for name, said in cases.items():
-        (moved / "config.json").write_text(
-            json.dumps(configuration | {"adapter": {**configuration["adapter"], "name": name}})
-        )
-        assert main(["score", str(moved), "--out", str(tmp_path / "scores")]) == 2
+    for number, (name, said) in enumerate(cases.items()):
+        elsewhere = moved(adapter, tmp_path / str(number), name)
+        assert main(["score", str(elsewhere), "--out", str(tmp_path / "scores")]) == 2
         error = capsys.readouterr().err
         assert "is an adapter on top of" in error and said in error and error.count("\n") == 1
 
 
 def test_an_adapter_that_does_not_fit_is_refused_by_name(base, adapter, tmp_path):
     prefix = "base_model.model.model.layers"
-    down, up = (
-        f"{prefix}.0.self_attn.q_proj.lora_A.weight",
-        f"{prefix}.0.self_attn.q_proj.lora_B.weight",
-    )
+    down, up = (f"{prefix}.0.self_attn.q_proj.lora_{part}.weight" for part in "AB")
     learned = f"{prefix}.1.self_attn.assigner.final_map.weight"
     stored = load_file(adapter / ADAPTER)
     cases = {
@@ -326,11 +307,9 @@ def test_options_of_lora_that_change_numbers_are_refused_by_name(adapter, tmp_pa
 def test_options_of_lora_that_are_off_are_taken(adapter, tmp_path):
     from peft import LoraConfig
 
-    stated = {
-        name: value
-        for name, value in LoraConfig().to_dict().items()
-        if name not in ("r", "lora_alpha", "target_modules")
-    }
+    stated = LoraConfig().to_dict()
+    for name in ("r", "lora_alpha", "target_modules"):
+        del stated[name]
     loaded = load_model(configured(adapter, tmp_path / "spelt", **stated | {"peft_type": "LORA"}))
     assert torch.equal(loaded(TOKENS).logits, load_model(adapter)(TOKENS).logits)
 
@@ -357,28 +336,22 @@ BASES = {
 
 @pytest.mark.parametrize("key", BASES)
 def test_a_base_of_another_configuration_is_refused_by_name(base, adapter, tmp_path, key):
-    other, moved = tmp_path / "other", tmp_path / "moved"
-    shutil.copytree(base, other)
-    stated = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(stated | {key: BASES[key]}))
-    shutil.copytree(adapter, moved)
-    stated = json.loads((adapter / "config.json").read_text())
-    (moved / "config.json").write_text(
-        json.dumps(stated | {"adapter": {**stated["adapter"], "name": str(other)}})
-    )
+    other = configured(base, tmp_path / "other", "config.json", **{key: BASES[key]})
+    elsewhere = moved(adapter, tmp_path / "moved", other)
     with refused(f"on top of a model whose {key} is .*; that of .*other is"):
-        load_model(moved)
+        load_model(elsewhere)
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, adapter, monkeypatch):
     with refused("a checkpoint to stand on"):
         replaced(TrainingConfiguration(task="reversal"), {"adapter": 2})
-    with refused("an adapter itself"):
-        prepare(configuration_on(adapter))
-    with refused("the model's are 0 to 2"):
-        prepare(configuration_on(base, adapter_from=3))
-    with refused("rank 100,000"):
-        prepare(configuration_on(base, adapter=100_000))
+    for below, fields, line in (
+        (adapter, {}, "an adapter itself"),
+        (base, {"adapter_from": 3}, "the model's are 0 to 2"),
+        (base, {"adapter": 100_000}, "rank 100,000"),
+    ):
+        with refused(line):
+            prepare(configuration_on(below, **fields))
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
     with refused(r"repo-interp\[adapter\]"):
         prepare(configuration_on(base))
