@@ -62,6 +62,17 @@ def log_probability(bridge, prompt):
     )
 
 
+def slope(bridge, prompt, layer, head, token, step):
+    """Of the log-probability by one position, from both sides."""
+    ends = []
+    for sign in (1, -1):
+        move = torch.zeros(len(prompt.tokens), dtype=torch.float64)
+        move[token] = sign * step
+        with ri.set_positions(bridge, layer, head, lambda own, move=move: own.double() + move):
+            ends.append(log_probability(bridge, prompt))
+    return (ends[0] - ends[1]) / (2 * step)
+
+
 def measured(bridge, prompts, **options):
     run = ri.analyze(bridge, prompts, (), experiments=(Saliency(**options),))
     return run["saliency"].to_dataset()
@@ -81,17 +92,9 @@ def group(bridge):
 def test_saliency_is_the_slope_of_the_log_probability_by_one_position_of_one_head(
     bridge, group, layer, head
 ):
-    prompt, step = asked(), 2.0**-10  # which a token index, in float32, takes exactly
-    slopes = []
-    for token in range(len(prompt.tokens)):
-        ends = []
-        for sign in (1, -1):
-            move = torch.zeros(len(prompt.tokens), dtype=torch.float64)
-            move[token] = sign * step
-            with ri.set_positions(bridge, layer, head, lambda own, move=move: own.double() + move):
-                ends.append(log_probability(bridge, prompt))
-        slopes.append((ends[0] - ends[1]) / (2 * step))
-    found = group["saliency"].sel(prompt=0, layer=layer, head=head).values[: len(prompt.tokens)]
+    # a step that a token index, in float32, takes exactly
+    slopes = [slope(bridge, asked(), layer, head, token, step=2.0**-10) for token in range(9)]
+    found = group["saliency"].sel(prompt=0, layer=layer, head=head).values[:9]
     assert np.abs(slopes).max() > 1e-4
     # logits are float32 in a response
     assert_allclose(found, slopes, rtol=2e-4, atol=2e-6)
@@ -99,10 +102,8 @@ def test_saliency_is_the_slope_of_the_log_probability_by_one_position_of_one_hea
 
 def test_a_shift_of_all_of_a_heads_positions_changes_nothing(group):
     sums = group["saliency"].sel(layer=[0, 1]).sum("token")
-    assert (
-        float(np.abs(sums).max())
-        < 1e-5 * float(group["saliency_size"].max()) * group.sizes["token"]
-    )
+    reach = 1e-5 * float(group["saliency_size"].max()) * group.sizes["token"]
+    assert_allclose(sums, 0, atol=reach)
 
 
 def test_what_is_not_there_is_nan(group):
@@ -111,18 +112,11 @@ def test_what_is_not_there_is_nan(group):
     np.testing.assert_array_equal(
         own.notnull().all(("layer", "head")), group["token_id"].values >= 0
     )
-    assert group["token_count"].values.tolist() == [9, 12] and group["answer"].sel(
-        prompt=0
-    ).values.tolist()[-4:] == [
-        1,
-        -1,
-        -1,
-        -1,
-    ]
+    first = group.sel(prompt=0)
+    assert group["token_count"].values.tolist() == [9, 12]
+    assert first["answer"].values.tolist()[-4:] == [1, -1, -1, -1]
     assert group["scheme"].values.tolist() == ["rope", "repo", "nope"]
-    assert_allclose(
-        group["log_probability"].sel(prompt=0), log_probability(exact(), asked()), rtol=1e-6
-    )
+    assert_allclose(first["log_probability"], log_probability(exact(), asked()), rtol=1e-6)
 
 
 @pytest.mark.parametrize("baseline", ["constant", "index"])
@@ -144,9 +138,8 @@ def test_the_constant_baseline_tells_no_token_apart_and_the_index_leaves_rope_al
         nowhere = log_probability(bridge, prompt)
     assert_allclose(group["baseline_log_probability"], [nowhere], rtol=1e-5)
     by_index = measured(bridge, [prompt], baseline="index")
-    assert (by_index["integrated_gradients"].sel(layer=0) == 0).all() and by_index[
-        "integrated_size"
-    ].sel(layer=1).all()
+    assert not by_index["integrated_gradients"].sel(layer=0).any()
+    assert by_index["integrated_size"].sel(layer=1).all()
 
 
 def test_integrated_gradients_are_the_integral_along_the_straight_path(bridge):
@@ -183,33 +176,20 @@ def test_integrated_gradients_are_the_integral_along_the_straight_path(bridge):
 
 
 def test_heads_that_share_one_row_of_positions_are_told_apart_and_sum_to_its_slope():
-    bridge = exact("continuous")
-    prompt, step = asked(), 1e-4
+    bridge, prompt = exact("continuous"), asked()
     group = measured(bridge, [prompt], steps=0)
     own = group["saliency"].sel(prompt=0, layer=1)
     assert not np.allclose(own.sel(head=0), own.sel(head=3))
-    ends = []
-    for sign in (1, -1):
-        move = torch.zeros(9, dtype=torch.float64)
-        move[4] = sign * step
-        with ri.set_positions(bridge, 1, None, lambda row, move=move: row + move):
-            ends.append(log_probability(bridge, prompt))
-    assert_allclose(float(own.sum("head")[4]), (ends[0] - ends[1]) / (2 * step), rtol=1e-4)
-    assert (
-        group["integrated_gradients"].isnull().all() and group["completeness_error"].isnull().all()
-    )
+    of_row = slope(bridge, prompt, 1, None, 4, step=1e-4)
+    assert_allclose(own.sum("head")[4], of_row, rtol=1e-4)
+    assert group["integrated_gradients"].isnull().all()
+    assert group["completeness_error"].isnull().all()
 
 
-@pytest.mark.parametrize(
-    ("layout", "options", "message"),
-    [
-        ("nope", {}, r"no layer of this model assigns any \(nope\)"),
-        ("cope", {}, r"assigns any \(cope\)"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_run(layout, options, message):
-    with refused(message):  # parameters by their declared ranges
-        planned(ri.bridge(ri.reposition(tiny("llama"), layout)), [asked()], (Saliency(**options),))
+@pytest.mark.parametrize("layout", ["nope", "cope"])
+def test_what_cannot_be_is_refused_before_anything_is_run(layout):
+    with refused(rf"no layer of this model assigns any \({layout}\)"):
+        planned(ri.bridge(ri.reposition(tiny("llama"), layout)), [asked()], (Saliency(),))
 
 
 def test_prompts_without_an_answer_are_refused_and_text_is_judged_by_every_token(bridge):
@@ -237,11 +217,8 @@ def test_every_token_has_its_field_in_the_colour_of_its_value(run):
     values = run["saliency"]["saliency"].sel(prompt=1, layer=1, head=2).values
     fields = [artists(figure, f"token {token}") for token in range(12)]
     assert all(len(field) == 1 for field in fields)
-    colours = view.mpl.colormaps[view.COLOURS]
-    for (field,), value in zip(fields, values, strict=True):
-        assert field.get_facecolor() == pytest.approx(
-            colours(0.5 + 0.5 * value / np.abs(values).max()), abs=0.01
-        )
+    colours = view.mpl.colormaps[view.COLOURS](0.5 + 0.5 * values / np.abs(values).max())
+    assert_allclose([field.get_facecolor() for (field,) in fields], colours, atol=0.01)
     assert [token for token in range(12) if artists(figure, f"answer {token}")] == [9, 10, 11]
     texts = {text.get_text() for text in figure.axes[0].texts}
     assert {view.token_label(text) for text in asked(12).token_text or ()} == texts
@@ -250,18 +227,13 @@ def test_every_token_has_its_field_in_the_colour_of_its_value(run):
 def test_of_a_long_prompt_the_surroundings_of_large_values_are_shown_and_the_others_counted():
     values = np.full(2000, 0.001)
     values[[500, 1500]] = 5.0, -4.0
-    shown = view.shown_tokens(values, np.array([1998, 1999]))
-    assert len(shown) <= view.MOST_TOKENS and {492, 508, 1492, 1508, 1998, 1999} <= set(
-        shown.tolist()
-    )
+    shown = view.shown_tokens(values, np.array([1998, 1999])).tolist()
+    assert len(shown) <= view.MOST_TOKENS and {492, 508, 1492, 1508, 1998, 1999} <= {*shown}
     tokens = view.PromptTokens(0, 2000, tuple(f" w{token}" for token in range(2000)), "text", {})
-    pieces = [piece for line in view.text_lines(tokens, shown) for piece in line]
-    skipped = sum(
-        int(label.split()[1].replace(",", "")) for token, label in pieces if token is None
-    )
-    assert [
-        token for token, _ in pieces if token is not None
-    ] == shown.tolist() and skipped == 2000 - len(shown)
+    pieces = [piece for line in view.text_lines(tokens, np.array(shown)) for piece in line]
+    skipped = [label for token, label in pieces if token is None]
+    assert [token for token, _ in pieces if token is not None] == shown
+    assert sum(int(label.split()[1].replace(",", "")) for label in skipped) == 2000 - len(shown)
     broken = view.text_lines(view.PromptTokens(0, 3, ("a", ".\n", "b"), "text", {}), np.arange(3))
     assert [[token for token, _ in line] for line in broken] == [[0, 1], [2]]
 
@@ -272,14 +244,10 @@ def test_heads_and_tables_say_what_was_measured(run):
     layer, head = view.heads_by_saliency(run)[0]
     assert float(sizes.sel(layer=layer, head=head)) == float(sizes.max())
     heads, prompts = view.VIEW.tables(run)
-    assert (
-        len(heads.rows) == 8
-        and heads.rows[0][:2] == (head, layer)
-        and "4 heads with less, or without" in heads.note
-    )
-    assert [row[3] for row in prompts.rows] == pytest.approx(
-        (group["log_probability"] - group["baseline_log_probability"]).values
-    )
+    assert len(heads.rows) == 8 and heads.rows[0][:2] == (head, layer)
+    assert "4 heads with less, or without" in heads.note
+    added = group["log_probability"] - group["baseline_log_probability"]
+    assert_allclose([row[3] for row in prompts.rows], added, rtol=1e-6)
     assert "With 4 steps they miss" in view.VIEW.lead(run)
     without_path = ri.analyze(exact(), [asked()], (), experiments=(Saliency(steps=0),))
     assert len(view.VIEW.tables(without_path)) == 1 and "steps" not in view.VIEW.lead(without_path)
