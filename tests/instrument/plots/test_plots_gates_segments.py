@@ -9,11 +9,9 @@ import pytest
 import structured_runs
 import xarray as xr
 from drawn import artist, artists
-from matplotlib.colors import to_hex
 from numpy.testing import assert_allclose, assert_array_equal
 
 from repo_interp.errors import InputError
-from repo_interp.plots.style import scheme_colour
 from repo_interp.plots.views import gates, segments
 from repo_interp.run import read_run, write_run
 
@@ -67,24 +65,19 @@ def test_maps_that_are_not_kept_are_asked_for_by_name(run):
 
 def test_gates_are_bars_and_separators_the_darker_ones(run):
     figure = gates.gate_lines(run, 2, 0, prompt=1)
-    group = run["gates"].to_dataset().sel(prompt=1, layer=2, head=0)
-    separators = group["separator"].values[:80] == 1
+    group = (
+        run["gates"]
+        .to_dataset()
+        .sel(prompt=1, layer=2, head=0)
+        .isel(key=slice(80), query=slice(80))
+    )
+    separators = group["separator"].values == 1
     dark, pale = artists(figure, "separators"), artists(figure, "others")
     bars = [bar for bar in dark if hasattr(bar, "get_height")]
-    assert_allclose(
-        [bar.get_height() for bar in bars], group["gate_by_token"].values[:80][separators]
-    )
-    assert_allclose(
-        [bar.get_height() for bar in pale], group["gate_by_token"].values[:80][~separators]
-    )
-    assert (
-        to_hex(pale[0].get_facecolor())
-        == scheme_colour("cope").lower()
-        != to_hex(bars[0].get_facecolor())
-    )
-    line = artist(figure, "counted")
-    assert_allclose(line.get_ydata(), group["counted"].values[:80])
-    assert "80 tokens; " in figure.axes[0].get_title(loc="left")
+    for drawn, chosen in ((bars, separators), (pale, ~separators)):
+        assert_allclose([bar.get_height() for bar in drawn], group["gate_by_token"][chosen])
+    assert bars[0].get_facecolor() != pale[0].get_facecolor()
+    assert_allclose(artist(figure, "counted").get_ydata(), group["counted"])
     labels = [label.get_text() for label in figure.axes[1].get_xticklabels(minor=True)]
     assert "↵" in labels and len(labels) <= gates.LABELS
 
@@ -111,25 +104,15 @@ def test_gates_without_texts_or_separators_are_drawn_plainly(run):
 
 def test_every_head_stands_over_its_control(run):
     figure = gates.gate_scores(run)
-    group = run["gates"].to_dataset()
-    titles = [ax.get_title(loc="left") for ax in figure.axes if ax.axison]
-    assert titles[0] == "gates on separators (2 prompts)"
-    assert [title.split(" (")[0].split()[-1] for title in titles[1:]] == [
-        "paragraph",
-        "line",
-        "sentence",
-    ]
-    dots, bars = artists(figure.axes[0], "heads 1"), artists(figure.axes[0], "control 1")
-    assert_allclose(dots[0].get_ydata(), group["separator_share"].sel(layer=1).mean("prompt"))
+    group = run["gates"].to_dataset().mean("prompt")
+    on_separators, _, lines, _ = (ax for ax in figure.axes if ax.axison)
+    dots, bars = (artist(on_separators, f"{name} 1") for name in ("heads", "control"))
+    assert_allclose(dots.get_ydata(), group["separator_share"].sel(layer=1))
     assert_allclose(
-        [path[0][1] for path in bars[0].get_segments()],
-        group["separator_share_shuffled"].sel(layer=1).mean("prompt"),
+        [path[0][1] for path in bars.get_segments()], group["separator_share_shuffled"].sel(layer=1)
     )
-    lines = figure.axes[2]
-    assert_allclose(
-        artists(lines, "heads 2")[0].get_ydata(),
-        group["last_segment_mass"].sel(layer=2, kind="lines").mean("prompt"),
-    )
+    own = group["last_segment_mass"].sel(layer=2, kind="lines")
+    assert_allclose(artist(lines, "heads 2").get_ydata(), own)
     assert not artists(lines, "heads 0") and "none" in [text.get_text() for text in lines.texts]
 
 
@@ -145,44 +128,29 @@ def test_a_run_without_text_has_no_scores_to_draw():
     with pytest.raises(InputError, match=r"examples\.1"):
         segments.segment_scores(run)
     assert list(segments.VIEW.figures(run)) == []
-    assert [name.split("_")[0] for name, _ in gates.VIEW.figures(run)] == ["gates"] * gates.HEADS
-    assert not list(segments.VIEW.head_maps(run)) and not list(gates.VIEW.head_maps(run))
-    assert (
-        segments.segment_table(run).rows == ()
-        and len(gates.gate_table(run).rows) == len(gates.own_segment_table(run).rows) == 0
-    )
+    assert len(list(gates.VIEW.figures(run))) == gates.HEADS
+    for view in (segments.VIEW, gates.VIEW):
+        assert not list(view.head_maps(run)) and not any(table.rows for table in view.tables(run))
 
 
 def test_positions_over_shaded_segments_with_the_largest_jumps(run):
     figure = segments.segment_positions(run, 3, 0, kind="lines")
     labels = run["segments"]["segment"].sel(prompt=0, kind="lines").values
-    line = artist(figure, "positions")
-    assert_allclose(
-        line.get_ydata(), run["positions"]["position"].sel(prompt=0, layer=3, head=0).values
-    )
-    marks = artist(figure, "jumps")
+    drawn = artist(figure, "positions").get_ydata()
+    assert_allclose(drawn, run["positions"]["position"].sel(prompt=0, layer=3, head=0))
     edges = np.flatnonzero(np.diff(labels)) + 1
-    assert_array_equal(marks.get_xdata() + 0.5, edges)
-    bands = [artists(figure, f"segment {label}") for label in range(labels.max() + 1)]
-    assert [len(found) for found in bands] == [1, 0] * (len(bands) // 2) + [1] * (len(bands) % 2)
-    assert bands[2][0].get_x() == np.flatnonzero(labels == 2)[0] - 0.5
-    names = [label.get_text() for label in figure.axes[0].get_xticklabels(minor=True)]
-    assert len(names) == labels.max() + 1
+    assert_array_equal(artist(figure, "jumps").get_xdata() + 0.5, edges)
+    bands = [len(artists(figure, f"segment {label}")) for label in range(labels.max() + 1)]
+    assert bands == [1, 0] * (len(bands) // 2) + [1] * (len(bands) % 2)
+    assert artist(figure, "segment 2").get_x() == np.argmax(labels == 2) - 0.5
     assert "F1 = 1.00" in figure.axes[0].get_title(loc="left")
 
 
 def test_the_index_has_no_jumps_and_a_layer_without_positions_says_so(run):
-    assert (
-        artists(segments.segment_positions(run, 0, 0, kind="lines"), "jumps")[0].get_xdata().size
-        == 0
-    )
-    figure = segments.segment_positions(run, 1, 0, kind="lines")
-    assert "no positions" in figure.axes[0].get_title(loc="left") and not artists(
-        figure, "positions"
-    )
-    with pytest.raises(
-        InputError, match="prompt 0 has no two blocks; it has paragraphs, lines, sentences"
-    ):
+    given, none = (segments.segment_positions(run, layer, 0, kind="lines") for layer in (0, 1))
+    assert artist(given, "jumps").get_xdata().size == 0
+    assert "no positions" in none.axes[0].get_title(loc="left") and not artists(none, "positions")
+    with pytest.raises(InputError, match="prompt 0 has no two blocks"):
         segments.segment_positions(run, 3, 0, kind="blocks")
     with pytest.raises(InputError, match="no kind verses"):
         segments.segment_positions(run, 3, 0, kind="verses")
@@ -193,15 +161,6 @@ def test_largest_steps_are_those_of_tokens_in_segments():
     labels = np.array([-1, 0, 0, 1, 1, 2, -1])
     assert segments.largest_steps(values, labels).tolist() in ([2, 3], [3, 5])
     assert segments.largest_steps(np.full(7, 2.0), labels).size == 0
-
-
-def test_both_scores_of_every_head_stand_over_shuffled_edges(run):
-    figure = segments.segment_scores(run, "lines")
-    group = run["segments"].to_dataset().sel(kind="lines")
-    for ax, name in zip(figure.axes, ("variance_between", "boundary_f1"), strict=True):
-        expected = group[name].sel(layer=3).mean("prompt")
-        assert_allclose(artists(ax, "heads 3")[0].get_ydata(), expected[np.isfinite(expected)])
-        assert_allclose(artists(ax, "level")[0].get_ydata(), float(group[f"{name}_index"].mean()))
 
 
 def test_the_kind_that_most_prompts_have_and_the_heads_that_learn_come_first(run):
@@ -215,33 +174,23 @@ def test_the_kind_that_most_prompts_have_and_the_heads_that_learn_come_first(run
 
 
 def test_tables_hold_the_means_of_the_run(run):
-    table = gates.gate_table(run)
-    assert len(table.rows) == 8 and table.columns[:3] == ("layer", "head", "scheme")
-    row = table.rows[1]
-    assert row[:3] == (1, 1, "CoPE")
-    share = float(run["gates"]["separator_share"].sel(layer=1, head=1).mean())
-    assert_allclose(row[table.columns.index("gates on separators")], share)
-    table = gates.own_segment_table(run)
-    own = next(row for row in table.rows if row[:3] == ("lines", 1, 1))
-    for column, name in (("own", "last_segment_mass"), ("shuffled", "last_segment_shuffled")):
-        mean = float(run["gates"][name].sel(layer=1, head=1, kind="lines").mean())
-        assert_allclose(own[table.columns.index(column)], mean)
-    table = segments.segment_table(run)
-    assert [row[:3] for row in table.rows[:2]] == [
-        ("paragraphs", 0, "RoPE"),
-        ("paragraphs", 3, "RePo"),
-    ]
-    own = run["segments"].to_dataset().sel(kind="lines", layer=3)
-    row = next(row for row in table.rows if row[:2] == ("lines", 3))
-    assert_allclose(row[3], float(np.nanmean(own["variance_between"])))
-    assert_allclose(row[7], float(np.nanmean(own["boundary_f1"])))
+    heads = run["gates"].to_dataset().sel(layer=1, head=1).mean("prompt")
+    of_gates, own = gates.gate_table(run), gates.own_segment_table(run)
+    shares = next(row for row in of_gates.rows if row[:3] == (1, 1, "CoPE"))
+    lines = next(row for row in own.rows if row[:3] == ("lines", 1, 1))
+    for table, row, column, mean in (
+        (of_gates, shares, "gates on separators", heads["separator_share"]),
+        (own, lines, "own", heads["last_segment_mass"].sel(kind="lines")),
+        (own, lines, "shuffled", heads["last_segment_shuffled"].sel(kind="lines")),
+    ):
+        assert_allclose(row[table.columns.index(column)], mean)
+    group = run["segments"].to_dataset().sel(kind="lines", layer=3).mean(("prompt", "head"))
+    row = next(row for row in segments.segment_table(run).rows if row[:2] == ("lines", 3))
+    assert_allclose((row[3], row[7]), (group["variance_between"], group["boundary_f1"]))
 
 
 def test_maps_of_heads_carry_their_control(run):
     group = run["gates"].to_dataset()
     share = next(iter(gates.VIEW.head_maps(run))).data()
-    for shown, name in (
-        (share["values"], "separator_share"),
-        (share["control"], "separator_share_shuffled"),
-    ):
-        assert_allclose(np.array(shown, dtype=float), group[name].mean("prompt"), rtol=1e-5)
+    for shown, name in (("values", "separator_share"), ("control", "separator_share_shuffled")):
+        assert_allclose(np.array(share[shown], float), group[name].mean("prompt"), rtol=1e-5)
