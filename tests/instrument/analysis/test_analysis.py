@@ -5,6 +5,7 @@ of run.nc; and what users do to it.
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import time
 from cProfile import Profile
@@ -78,25 +79,15 @@ def test_the_run_file_holds_the_authors_numbers(results):
                 assert_allclose(
                     got, ANALYSIS[f"repo_mha/mass/{kind}/{name}/seq{prompt}"], atol=1e-5
                 )
-    expected = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"][
-        "attention_mass"
-    ]["mean_over_sequences"]
-    for name, means in expected.items():
+    expected = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]
+    for name, means in expected["attention_mass"]["mean_over_sequences"].items():
         assert_allclose(mass["table"].sel(span=name), 100 * means["per_token"], atol=1e-3)
-    learned = [2, 3, 4, 5]
-    assert_allclose(
-        positions["position_range"].sel(layer=learned).transpose("layer", "prompt", "head"),
-        ANALYSIS["repo_mha/range_d"],
-        atol=1e-3,
-    )
-    labels = (
-        patterns["chunk_pattern"].sel(layer=learned).transpose("layer", "prompt", "head", "chunk")
-    )
-    margins = np.minimum(
-        np.abs(ANALYSIS["repo_mha/chunk_const_margin"]),
-        np.abs(ANALYSIS["repo_mha/chunk_mono_margin"]),
-    )
-    sure = margins > 1e-3
+    learned = slice(2, 5)
+    ranges = positions["position_range"].sel(layer=learned).transpose("layer", ...)
+    assert_allclose(ranges, ANALYSIS["repo_mha/range_d"], atol=1e-3)
+    labels = patterns["chunk_pattern"].sel(layer=learned).transpose("layer", ...)
+    margins = [ANALYSIS[f"repo_mha/chunk_{name}_margin"] for name in ("const", "mono")]
+    sure = np.abs(margins).min(0) > 1e-3
     assert sure.mean() > 0.9
     assert_array_equal(labels.values[sure], ANALYSIS["repo_mha/chunk_label"][sure])
     run.close()
@@ -109,10 +100,7 @@ def test_the_run_says_where_it_comes_from(results):
     assert run.attrs["training_length"] == 256 and run.attrs["dtype"] == "float32"
     assert run.attrs["version_torch"].startswith("2.")
     assert run["patterns"].attrs["chunk_size"] == 16
-    assert (
-        run["positions"]["scheme"].sel(layer=1) == "rope"
-        and run["positions"]["scheme"].sel(layer=5) == "repo"
-    )
+    assert run["positions"]["scheme"].values.tolist() == run.attrs["layout"].split(",")
     for node in run.subtree:
         for name, array in node.data_vars.items():
             assert array.attrs["long_name"] and array.attrs["units"], name
@@ -120,17 +108,9 @@ def test_the_run_says_where_it_comes_from(results):
 
 @pytest.mark.usefixtures("no_figures")
 def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tmp_path):
-    options = [
-        "--layers",
-        "2-3",
-        "--heads",
-        "3,1",
-        "--measures",
-        "positions,attention_mass",
-        "--out",
-        str(tmp_path / "part"),
-    ]
-    assert main(["analyze", *AUTHORS, "--prompts", str(prompts_file), *options]) == 0
+    chosen = shlex.split("--layers 2-3 --heads 3,1 --measures positions,attention_mass")
+    command = ["analyze", *AUTHORS, "--prompts", str(prompts_file), *chosen]
+    assert main([*command, "--out", str(tmp_path / "part")]) == 0
     part, whole = ri.read_run(tmp_path / "part"), ri.read_run(results)
     assert set(part.children) == {"positions", "attention_mass"}
     assert part["positions"]["head"].values.tolist() == [1, 3] and part[
@@ -145,30 +125,14 @@ def test_layers_and_heads_asked_for_are_those_measured(results, prompts_file, tm
 @pytest.mark.usefixtures("no_figures")
 def test_prompts_without_generated_tokens_leave_the_mass_out(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text(json.dumps({"tokens": list(range(40))}) + "\n")
-    command = [
-        "analyze",
-        *REPO_MHA,
-        "--prompts",
-        str(tmp_path / "p.jsonl"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    command = ["analyze", *REPO_MHA, "--prompts", str(tmp_path / "p.jsonl")]
+    command += ["--out", str(tmp_path / "out")]
     assert main([*command, "--measures", "attention_mass"]) == 2
-    assert (
-        "prompt 0 has no span 'generated', which the measure 'attention_mass' needs"
-        in capsys.readouterr().err
-    )
+    assert "prompt 0 has no span 'generated'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert main(command) == 0
-    assert set(ri.read_run(tmp_path / "out").children) == {
-        "positions",
-        "patterns",
-        "position_sources",
-        "kinds",
-        "attention_rows",
-        "octaves",
-        "predictions",
-    }
+    found = {*ri.read_run(tmp_path / "out").children}
+    assert "attention_mass" not in found and {"positions", "octaves", "kinds"} < found
 
 
 def test_a_massive_activation_is_found_in_a_real_pass_and_drawn(tmp_path):
@@ -181,11 +145,16 @@ def test_a_massive_activation_is_found_in_a_real_pass_and_drawn(tmp_path):
     assert (group["largest_token"] == 2).all() and (group["largest_dimension"] == 3).all()
     assert (group["massive"] >= 1).all() and group["largest"][0] == 5e4
     (finding,) = [one for one in ri.findings(run) if one.group == "activations"]
-    assert "enter 3 of 3 layers, from L0 to L2: entry 3 of token 2 of prompt 0 is 5" in str(
-        finding.sentence
-    )
+    assert "from L0 to L2: entry 3 of token 2 of prompt 0 is 5" in str(finding.sentence)
     files = write_figures(run, tmp_path)
     assert [file.name for file in files] == ["massive_activations.png"]
+
+
+def random_prompts(lengths) -> list[Prompt]:
+    """Prompts of random tokens."""
+    random = np.random.default_rng(0)
+    rows = [random.integers(3, 64, length).tolist() for length in lengths]
+    return [Prompt(tokens=tuple(row), generated=(len(row) - 1,)) for row in rows]
 
 
 def interruptible(store: Path, out: Path, wait: bool = False) -> list[int]:
@@ -195,11 +164,7 @@ def interruptible(store: Path, out: Path, wait: bool = False) -> list[int]:
     """
     torch.manual_seed(0)
     bridge = ri.bridge(ri.reposition(tiny("llama"), "repo@1"))
-    generator, steps = torch.Generator().manual_seed(3), []
-    rows = [
-        torch.randint(3, 64, (24 + number,), generator=generator).tolist() for number in range(6)
-    ]
-    prompts = [Prompt(tokens=tuple(row), generated=(20, 21)) for row in rows]
+    prompts, steps = random_prompts(range(24, 30)), []
 
     def progress(now, total):
         steps.append(now)
@@ -233,8 +198,7 @@ def test_an_interrupted_analysis_goes_on_and_ends_with_the_same_run(tmp_path):
 
 def test_batches_that_wait_are_written_when_an_analysis_is_interrupted(tmp_path):
     bridge = ri.bridge(ri.reposition(tiny("llama"), "repo@1"))
-    rows = torch.randint(3, 64, (5, 20), generator=torch.Generator().manual_seed(0)).tolist()
-    prompts = [Prompt(tokens=tuple(row), generated=(19,)) for row in rows]
+    prompts = random_prompts([20] * 5)
     store, layers = tmp_path / "store", 3
     written: list[int] = []
 
@@ -243,17 +207,12 @@ def test_batches_that_wait_are_written_when_an_analysis_is_interrupted(tmp_path)
         if done == 2 * layers + 1:  # within the third batch
             raise KeyboardInterrupt
 
+    kept = {"store": store, "store_every": 1e6}
     with pytest.raises(KeyboardInterrupt):
-        ri.analyze(bridge, prompts, store=store, store_every=1e6, progress=interrupt)
+        ri.analyze(bridge, prompts, progress=interrupt, **kept)
     assert max(written) == 0 and len(list(store.glob("batch-*.nc"))) == 2
     steps: list[int] = []
-    again = ri.analyze(
-        bridge,
-        prompts,
-        store=store,
-        store_every=1e6,
-        progress=lambda done, total: steps.append(done),
-    )
+    again = ri.analyze(bridge, prompts, progress=lambda done, _: steps.append(done), **kept)
     assert steps[:3] == [layers, 2 * layers, 2 * layers + 1], (
         "the first two batches are not measured again, layer by layer"
     )
@@ -324,9 +283,8 @@ def test_a_run_of_a_changed_model_says_so():
     run = ri.analyze(bridge, prompts, ("positions",))
     assert run.attrs["changed"] == "other weights in layers.1.self_attn.o_proj.weight"
     assert "the model is not as it was loaded" in run.attrs["notes"]
-    compared = ri.compare(
-        {"plain": ri.analyze(ri.zoo("reversal/rope"), prompts, ("positions",)), "edited": run}
-    )
+    plain = ri.analyze(ri.zoo("reversal/rope"), prompts, ("positions",))
+    compared = ri.compare({"plain": plain, "edited": run})
     assert "edited is of a changed model: other weights in" in compared.attrs["notes"]
     weight.data[0] /= 2
     assert said() == ""
@@ -347,10 +305,8 @@ def test_weights_that_moved_without_another_number_are_the_same():
     assert identity(made)["checkpoint_digest"] == digest
     made.original_model.lm_head.weight.data[3, 5] += 1.0
     assert identity(made)["checkpoint_digest"] != digest
-    assert (
-        ri.analyze(made, prompts, ("positions",)).attrs["checkpoint_digest"]
-        == identity(made)["checkpoint_digest"]
-    )
+    run = ri.analyze(made, prompts, ("positions",))
+    assert run.attrs["checkpoint_digest"] == identity(made)["checkpoint_digest"]
 
 
 def test_a_call_walks_a_model_a_few_times_however_many_layers_it_has():
@@ -402,9 +358,8 @@ def test_a_store_gives_back_what_was_computed_and_nothing_of_another_question(tm
     file = tmp_path / "s" / "experiment" / "point.json"
     file.write_bytes(file.read_bytes().replace(b"0.1", b"0.2"))
     with pytest.warns(Damaged, match=r"point.json is damaged"):
-        assert again.part("experiment").get_or_compute({"point": lambda: {"x": 1}}) == {
-            "point": {"x": 1}
-        }
+        found = again.part("experiment").get_or_compute({"point": lambda: {"x": 1}})
+    assert found == {"point": {"x": 1}}
     with pytest.warns(OtherQuestion, match="another question"):
         other = of("two")
     assert other.get_or_compute({"batch-0": dict}, form=BATCHES)["batch-0"] == {}
@@ -416,11 +371,8 @@ def test_what_is_no_measure_no_experiment_and_no_batch_is_refused_in_a_line(tmp_
     bridge, prompts = ri.zoo("reversal/rope"), ri.tasks.make_task("reversal").prompts(1)
     for options, line in (
         ({"measures": [None]}, "None is no measure; wanted names"),
-        ({"measures": 3}, "measures are 3; wanted names"),
         ({"experiments": [Effects]}, "the experiment Effects is a class"),
-        ({"experiments": [None]}, "None is no experiment"),
         ({"batch_size": "all"}, "a batch is a number of prompts, or \"auto\"; got 'all'"),
-        ({"batch_size": 1.5}, "a batch is a number of prompts"),
     ):
         with refused(line):
             ri.analyze(bridge, prompts, **{"measures": ("positions",), **options})

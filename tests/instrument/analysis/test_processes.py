@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import warnings
@@ -35,6 +36,7 @@ ANALYZE = (
     *("--measures", "attention_mass,predictions"),
 )
 SCORE = ("score", "reversal/rope", "--test-sets", "2,5", "--count", "20", "--batch-size", "8")
+MEASURES = ["positions", "components"]
 BAD = ("analyze", "niah/repo", "--measures", "entropy")
 DIFFERENT = ("analyze", "niah/repo", "--seed", "RANK")
 
@@ -91,13 +93,7 @@ def work_together(rank, launched, directory):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         try:
-            ri.analyze(
-                bridge,
-                prompts(),
-                ["positions", "components"],
-                store=directory / "store",
-                progress=die,
-            )
+            ri.analyze(bridge, prompts(), MEASURES, store=directory / "store", progress=die)
         except processes.Deserted as deserted:
             (directory / "deserted").write_text(str(deserted))
 
@@ -114,11 +110,8 @@ def launched(tmp_path_factory):
             for rank in range(2)
         ]
     ended = [process.wait() for process in both]
-    return (
-        directory,
-        [done.returncode for done in ended],
-        [(done.stdout, done.stderr) for done in ended],
-    )
+    codes = [done.returncode for done in ended]
+    return directory, codes, [(done.stdout, done.stderr) for done in ended]
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -144,37 +137,21 @@ def test_one_process_speaks(launched):
 
 def test_different_commands_are_refused_by_every_process(launched):
     """Found: an IndexError in the midst of the work."""
-    line = (
-        "repo-interp analyze: process 0 was given 'analyze niah/repo --seed 0', process 1 "
-        "'analyze niah/repo --seed 1'; "
-        "launch the same command in all of them"
-    )
-    assert all(line in errors.splitlines() for _, errors in launched[2]), launched[2]
+    given = [f"'analyze niah/repo --seed {rank}'" for rank in range(2)]
+    for _, errors in launched[2]:
+        assert any(all(each in line for each in given) for line in errors.splitlines()), errors
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (
-            {"WORLD_SIZE": "abc"},
-            "WORLD_SIZE=abc in the environment; wanted a whole number from 1 to 1,000,000, "
-            "as accelerate launch",
-        ),
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc in the environment; wanted a whole number"),
         ({"RANK": "2"}, "RANK=2 in the environment; wanted a whole number from 0 to 1,"),
         ({"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1 in the environment"),
         ({"LOCAL_WORLD_SIZE": "1e3"}, "LOCAL_WORLD_SIZE=1e3 in the environment"),
-        (
-            {"MASTER_PORT": "x"},
-            "MASTER_PORT=x in the environment; wanted a whole number from 1 to 65,535,",
-        ),
-        (
-            {"MASTER_PORT": ""},
-            "2 processes were launched, and MASTER_PORT is not in the environment: where they meet",
-        ),
-        (
-            {"MASTER_ADDR": ""},
-            "2 processes were launched, and MASTER_ADDR is not in the environment: where they meet",
-        ),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT=x in the environment"),
+        ({"MASTER_PORT": ""}, "2 processes were launched, and MASTER_PORT is not in the"),
+        ({"MASTER_ADDR": ""}, "2 processes were launched, and MASTER_ADDR is not in the"),
     ],
 )
 def test_an_environment_that_no_launcher_leaves_is_refused(wrong, said, monkeypatch, capsys):
@@ -199,18 +176,10 @@ def test_a_process_whose_partner_never_comes_says_that_it_waits_and_ends(tmp_pat
 
     done = forked(wait_in_vain, tmp_path)
     waits, ends = [line for line in done.stderr.splitlines() if line.startswith("repo-interp")]
-    others = (
-        f"the other processes of this command (2 in all) at 127.0.0.1:{environment['MASTER_PORT']}"
-    )
-    assert (done.returncode, waits) == (
-        130,
-        f"repo-interp analyze waits for {others}, for up to 3 s",
-    )
-    assert (
-        ends == f"repo-interp analyze: interrupted: {others} did not come (in 3 s); launch them "
-        "all together"
-    )
-    assert len(done.stderr.splitlines()) == 2
+    others = f"(2 in all) at 127.0.0.1:{environment['MASTER_PORT']}"
+    assert done.returncode == 130 and len(done.stderr.splitlines()) == 2
+    assert waits.startswith("repo-interp analyze waits for ") and others in waits
+    assert "interrupted: " in ends and f"{others} did not come" in ends
 
 
 def test_every_process_gets_all_results_in_order(launched):
@@ -228,18 +197,13 @@ def test_a_process_that_dies_leaves_what_another_goes_on_with(launched, tmp_path
     kept = len(list((directory / "store").glob("batch-*.nc")))
     assert 1 <= kept <= len(given)
     steps: list[int] = []
-    again = ri.analyze(
-        bridge,
-        given,
-        ["positions", "components"],
-        store=directory / "store",
-        progress=lambda done, _: steps.append(done),
-    )
+    progress = {"store": directory / "store", "progress": lambda done, _: steps.append(done)}
+    again = ri.analyze(bridge, given, MEASURES, **progress)
     layers = len(ri.layout(bridge))
     assert len([step for step in steps if step % layers]) == (len(given) - kept) * (layers - 1), (
         "kept batches were observed again"
     )
-    xr.testing.assert_identical(again, ri.analyze(bridge, given, ["positions", "components"]))
+    xr.testing.assert_identical(again, ri.analyze(bridge, given, MEASURES))
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -269,9 +233,8 @@ def test_answers_that_are_kept_are_not_asked_for_again(tmp_path):
     assert [path.name for path in kept] == ["0-0.json", "0-1.json"]
     for path in kept:
         answers = json.loads(unsealed(path.read_bytes(), path))
-        path.write_text(
-            json.dumps({**answers, "tokens": [[0] * len(tokens) for tokens in answers["tokens"]]})
-        )
+        answers["tokens"] = [[0] * len(tokens) for tokens in answers["tokens"]]
+        path.write_text(json.dumps(answers))
     assert float(whole["scores"]["mean_score"][0]) > 0
     assert float(ri.score(bridge, **asked, store=store)["scores"]["mean_score"][0]) == 0
     with pytest.warns(OtherQuestion, match="another question"):
@@ -303,11 +266,9 @@ def test_batches_hold_every_prompt_once_and_no_more_than_fits(size):
         padded = len(some) * max(lengths[number] for number in some)
         assert len(some) == 1 or (len(some) <= most.prompts and padded <= most.tokens)
         if following is not None:  # none is cut where one more would fit
-            more = [*some, following[0]]
-            assert (
-                len(more) > most.prompts
-                or len(more) * max(lengths[number] for number in more) > most.tokens
-            )
+            more = len(some) + 1
+            longest = max(lengths[number] for number in [*some, following[0]])
+            assert more > most.prompts or more * longest > most.tokens
 
 
 def test_batches_of_nothing_are_refused():
@@ -335,22 +296,8 @@ def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
 @pytest.mark.usefixtures("no_figures")
 def test_resume_refuses_the_results_of_another_checkpoint_or_command(tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
-    assert (
-        main(
-            [
-                "analyze",
-                "reversal/rope",
-                "--measures",
-                "positions",
-                "--length",
-                "3",
-                "--count",
-                "1",
-                *out,
-            ]
-        )
-        == 0
-    )
+    begun = shlex.split("analyze reversal/rope --measures positions --length 3 --count 1")
+    assert main([*begun, *out]) == 0
     finished = tree(tmp_path / "out")
     for command, said in (
         (["analyze", "reversal/nope"], "holds results of another checkpoint"),
@@ -368,16 +315,9 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
     monkeypatch.chdir(tmp_path)
     prompts = Path("prompts.jsonl")
     prompts.write_text('{"tokens": [1, 5, 9, 4]}\n')
-    begun = [
-        "analyze",
-        "reversal/rope",
-        "--measures",
-        "positions",
-        "--prompts",
-        "prompts.jsonl",
-        "--out",
-        "out",
-    ]
+    begun = shlex.split(
+        "analyze reversal/rope --measures positions --prompts prompts.jsonl --out out"
+    )
     assert main(begun) == 0 and main([*begun, "--resume", "--batch-size", "2"]) == 0
     finished = tree(Path("out"))
     capsys.readouterr()
@@ -386,10 +326,7 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
         assert main([*begun, *more, "--resume"]) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    assert (
-        "out holds the answer to another question: --measures was positions, now components; "
-        "give --resume" in refused("--measures", "components")
-    )
+    assert "--measures was positions, now components" in refused("--measures", "components")
     assert "--set was not given, now epsilon=0.5" in refused("--set", "epsilon=0.5")
     assert "--layers was not given, now 0,1" in refused("--layers", "0,1")
     prompts.write_text('{"tokens": [1, 5, 9, 5]}\n')
@@ -400,40 +337,21 @@ def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, mon
     del run.attrs["asked"]
     ri.write_run(run, "out/run.nc")
     assert "does not say what it was asked (1 prompts, positions)" in refused()
-    assert (
-        main(["score", "reversal/rope", "--test-sets", "3", "--count", "2", "--out", "scores"]) == 0
-    )
-    assert (
-        main(
-            [
-                "score",
-                "reversal/rope",
-                "--test-sets",
-                "3",
-                "--count",
-                "3",
-                "--out",
-                "scores",
-                "--resume",
-            ]
-        )
-        == 2
-    )
+    score = shlex.split("score reversal/rope --test-sets 3 --out scores --resume --count")
+    assert [main([*score, count]) for count in "23"] == [0, 2]
     assert "--count was 2, now 3" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.usefixtures("no_figures")
 def test_what_is_kept_of_another_question_is_not_thrown_away_without_a_word(tmp_path, capsys):
-    out, question = (
-        tmp_path / "out",
-        ["analyze", "reversal/rope", "--measures", "positions", "--length", "3"],
-    )
+    out = tmp_path / "out"
+    question = shlex.split("analyze reversal/rope --measures positions --length 3 --count 1 --out")
     store = out / ".batches"
     store.mkdir(parents=True)
     for name, text in (("fingerprint", "of another"), ("batch-00000.nc", "statistics")):
         (store / name).write_text(text)
-    assert main([*question, "--count", "1", "--out", str(out), "--resume"]) == 2
+    assert main([*question, str(out), "--resume"]) == 2
     assert "finished parts of another question" in " ".join(capsys.readouterr().err.split())
     assert (store / "batch-00000.nc").read_text() == "statistics"
-    assert main([*question, "--count", "1", "--out", str(out), "--overwrite"]) == 0
+    assert main([*question, str(out), "--overwrite"]) == 0
     assert "another question" in " ".join(capsys.readouterr().out.split()) and not store.exists()

@@ -8,6 +8,7 @@ import torch
 import xarray as xr
 from numpy.testing import assert_allclose
 from refusals import refused
+from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -92,19 +93,15 @@ def test_a_training_with_the_callback_ends_with_the_same_bits(layout, options, t
         measures=["positions", "rotation" if layout is None else "attention_mass"],
     )
     measured = trained(tmp_path / "b", decoder(layout, **options), callback)
-    pairs = zip(
-        without.model.state_dict().items(), measured.model.state_dict().items(), strict=True
-    )
-    assert all(name == other and torch.equal(one, two) for (name, one), (other, two) in pairs)
-    losses = [
+    assert_close(measured.model.state_dict(), without.model.state_dict(), rtol=0, atol=0)
+    losses, others = (
         [entry["train_loss"] for entry in each.state.log_history if "train_loss" in entry]
         for each in (without, measured)
-    ]
-    assert losses[0] == losses[1]
+    )
+    assert losses == others
     series = ri.compare(sorted((tmp_path / "b" / "positions").glob("step-*"), reverse=True))
-    assert series.attrs["runs"] == "steps of one training" and series[
-        "training_step"
-    ].values.tolist() == [0, 3, 6]
+    assert series.attrs["runs"] == "steps of one training"
+    assert series["training_step"].values.tolist() == [0, 3, 6]
 
 
 @pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
@@ -158,25 +155,20 @@ def test_scalars_are_those_of_the_run_and_reach_what_the_trainer_reports_to(tmp_
     callback = ri.PositionsCallback(every=6, prompts=PROMPTS, out=tmp_path / "runs")
     trainer = trained(tmp_path, decoder("rope,repo,repo"), callback, report_to=["tensorboard"])
     run = ri.read_run(tmp_path / "runs" / "step-6")
-    expected = {
-        "positions_range": float(run["positions/position_range"].sel(layer=[1, 2]).mean()),
-        "positions_hybrid_share": float(
-            run["patterns/pattern_share"].sel(layer=[1, 2], pattern="hybrid").mean()
-        ),
-        "positions_needle_mass": float(
-            run["attention_mass/mass"].sel(span="needle").mean("prompt").max()
-        ),
-        "positions_findings": len(ri.findings(run)),
-    }
     scalars = ri.training_scalars(run)
-    assert {name for name in scalars if name not in expected} == {
-        f"positions_{kind}_cells" for kind in ("valid", "tied", "undefined")
+    mass = run["attention_mass/mass"].sel(span="needle").mean("prompt")
+    shares = run["patterns/pattern_share"].sel(layer=[1, 2], pattern="hybrid")
+    cells = {f"positions_{kind}_cells" for kind in ("valid", "tied", "undefined")}
+    assert scalars == {
+        "positions_range": float(run["positions/position_range"].sel(layer=[1, 2]).mean()),
+        "positions_hybrid_share": float(shares.mean()),
+        "positions_needle_mass": float(mass.max()),
+        "positions_findings": len(ri.findings(run)),
+        **{name: scalars[name] for name in cells},
     }
-    expected |= {name: value for name, value in scalars.items() if name.endswith("cells")}
-    assert scalars == expected
-    assert [logs for step, logs in seen if step == 6 and "positions_range" in logs] == [expected]
+    assert [logs for step, logs in seen if step == 6 and "positions_range" in logs] == [scalars]
     logged = [entry for entry in trainer.state.log_history if "positions_range" in entry]
-    assert [entry["step"] for entry in logged] == [0, 6] and expected.items() <= logged[1].items()
+    assert [entry["step"] for entry in logged] == [0, 6] and scalars.items() <= logged[1].items()
 
 
 def test_numbers_that_are_not_finite_do_not_end_the_training(tmp_path):
@@ -200,30 +192,27 @@ def test_a_training_that_begins_again_puts_earlier_runs_aside(tmp_path):
         def on_step_end(self, args, state, control, **given):
             raise RuntimeError("power cut")
 
-    out, measures = tmp_path / "runs", ["positions"]
+    out = tmp_path / "runs"
     (out / "step-9").mkdir(parents=True)  # no run of ours
+
+    def begin(*callbacks):
+        callback = ri.PositionsCallback(6, PROMPTS, out, ["positions"])
+        return trained(tmp_path, decoder("repo"), callback, *callbacks)
+
     with pytest.raises(RuntimeError, match="power cut"):
-        trained(tmp_path, decoder("repo"), ri.PositionsCallback(6, PROMPTS, out, measures), Crash())
+        begin(Crash())
     begun = ri.read_run(out / "step-0")
-    with pytest.warns(
-        Note,
-        match=f"{out} holds runs of a training that began before; they are in "
-        f"{out / 'earlier-1'} now",
-    ):
-        trainer = trained(
-            tmp_path, decoder("repo"), ri.PositionsCallback(6, PROMPTS, out, measures)
-        )
+    with pytest.warns(Note, match=f"they are in {out / 'earlier-1'} now"):
+        trainer = begin()
     assert ri.read_run(out / "earlier-1" / "step-0").identical(begun)
     with pytest.warns(Note, match="earlier-2 now"):
         trainer.train()
     steps = sorted(path.relative_to(out).as_posix() for path in out.glob("**/run.nc"))
     both = ["step-0/run.nc", "step-6/run.nc"]
     assert steps == ["earlier-1/step-0/run.nc", *(f"earlier-2/{each}" for each in both), *both]
-    digests = [
-        ri.read_run(out / place).attrs["checkpoint_digest"]
-        for place in ("earlier-2/step-6", "step-0")
-    ]
-    assert digests[0] == digests[1] and (out / "step-9").is_dir()
+    last, first = (ri.read_run(out / place) for place in ("earlier-2/step-6", "step-0"))
+    assert last.attrs["checkpoint_digest"] == first.attrs["checkpoint_digest"]
+    assert (out / "step-9").is_dir()
 
 
 def test_wrong_names_and_weights_in_parts_are_refused():
@@ -247,20 +236,27 @@ def test_a_series_refuses_two_steps_with_the_same_weights():
 def test_a_peft_model_is_measured_with_its_adapter():
     from peft import LoraConfig, get_peft_model
 
+    def mass(model):
+        run = ri.measure_step(model, 1, PROMPTS, measures=["attention_mass"])
+        return run["attention_mass/mass"]
+
     model = decoder()
-    plain = ri.measure_step(model, 0, PROMPTS, measures=["attention_mass"])
+    plain = mass(model)
     wrapped = get_peft_model(model, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-    merged = ri.measure_step(wrapped, 1, PROMPTS, measures=["attention_mass"])[
-        "attention_mass/mass"
-    ]
-    assert not merged.equals(plain["attention_mass/mass"])
-    again = ri.measure_step(wrapped.merge_and_unload(), 1, PROMPTS, measures=["attention_mass"])[
-        "attention_mass/mass"
-    ]
-    np.testing.assert_allclose(again, merged, rtol=1e-5)
+    merged = mass(wrapped)
+    assert not merged.equals(plain)
+    assert_allclose(mass(wrapped.merge_and_unload()), merged, rtol=1e-5)
 
 
 ROWS = [{"input_ids": ids, "labels": ids} for ids in (list(range(3, 27)), list(range(9, 33)))] * 3
+
+
+def assert_as_analyzed(run, trainer, prompts):
+    """A run measured during a training is that of `analyze` on the model that it left."""
+    names = [*run.children]
+    analyzed = ri.analyze(trainer.model.eval(), prompts, names, batch_size=2, experiments=())
+    for name in names:
+        xr.testing.assert_allclose(run[name].to_dataset(), analyzed[name].to_dataset(), rtol=1e-5)
 
 
 class Counts(TrainerCallback):
@@ -291,7 +287,7 @@ def test_an_evaluation_is_measured_within_its_own_passes(layout, options, tmp_pa
         model = decoder(layout, **options)
         counts = Counts(model)
         before = state(model)[:2]
-        callbacks = [] if name == "without" else [ri.PositionsCallback(evaluated=4, measures=NAMES)]
+        callbacks = [ri.PositionsCallback(evaluated=4, measures=NAMES)] * (name == "with")
         trainer = trained(tmp_path / name, model, *callbacks, **given)
         assert state(model)[0].keys() == before[0].keys() and not model.model._forward_hooks
         losses = [each["eval_loss"] for each in trainer.state.log_history if "eval_loss" in each]
@@ -302,11 +298,7 @@ def test_an_evaluation_is_measured_within_its_own_passes(layout, options, tmp_pa
     runs = sorted((tmp_path / "with" / "positions").glob("step-*"))
     assert [run.name for run in runs] == ["step-0", "step-3", "step-6"]
     run = ri.read_run(runs[-1])
-    model = ends[1][3].model.eval()
-    batches = [row["input_ids"] for row in ROWS[:4]]
-    analyzed = ri.analyze(model, batches, NAMES, batch_size=2, experiments=())
-    for name in NAMES:
-        xr.testing.assert_allclose(run[name].to_dataset(), analyzed[name].to_dataset(), rtol=1e-5)
+    assert_as_analyzed(run, ends[1][3], [row["input_ids"] for row in ROWS[:4]])
     assert run.attrs["prompts_from"] == "the Trainer's evaluation" and "changed" not in run.attrs
     logged = [each for each in ends[1][3].state.log_history if "positions_valid_cells" in each]
     scalars = ri.training_scalars(run)
@@ -338,9 +330,7 @@ def test_rows_of_several_lengths_and_packed_ones_are_measured_as_they_are_evalua
     )
     run = ri.read_run(tmp_path / "positions" / "step-6")
     prompt = Prompt(tuple(packed["input_ids"]), position_ids=tuple(packed["position_ids"]))
-    analyzed = ri.analyze(trainer.model.eval(), prompt, ["attention_rows", "positions"])
-    for name in ("attention_rows", "positions"):
-        xr.testing.assert_allclose(run[name].to_dataset(), analyzed[name].to_dataset(), rtol=1e-5)
+    assert_as_analyzed(run, trainer, prompt)
     assert (run["attention_rows/key"].sel(query=[7, 8]).values % 99 >= 7).all()
     masked = {"input_ids": torch.tensor([[3, 4, 5], [6, 7, 0]])}
     masked["attention_mask"] = (masked["input_ids"] > 0).long()
@@ -375,14 +365,12 @@ def test_position_ids_by_axis_are_measured_as_they_are_evaluated(axes, tmp_path)
     rows = [{"input_ids": row}, {"input_ids": row.flip(0)}]
     given = {"eval_strategy": "steps", "eval_steps": 6, "eval_dataset": rows, "max_steps": 6}
     given |= {"train_dataset": rows * 4, "data_collator": collated}
-    names = ["attention_rows", "positions"]
-    trainer = trained(tmp_path, model, ri.PositionsCallback(measures=names), **given)
+    callback = ri.PositionsCallback(measures=["attention_rows", "positions"])
+    trainer = trained(tmp_path, model, callback, **given)
     run = ri.read_run(tmp_path / "positions" / "step-6")
     assert run["positions/position_id"].values.tolist() == ids[1:, None].repeat(1, 2, 1).tolist()
     prompts = [Prompt(each["input_ids"].tolist(), position_ids=ids[1:].T) for each in rows]
-    analyzed = ri.analyze(trainer.model.eval(), prompts, names, experiments=())
-    for name in names:
-        xr.testing.assert_allclose(run[name].to_dataset(), analyzed[name].to_dataset(), rtol=1e-5)
+    assert_as_analyzed(run, trainer, prompts)
     packed = {"input_ids": row[None], "position_ids": torch.arange(10).repeat(4, 1, 1) % 5}
     with refused("position ids of four axes pack documents; leave rows unpacked"):
         _rows(packed)
