@@ -18,6 +18,7 @@ import pytest
 from drawn import without_pictures
 from packages import install
 from places import DOCS
+from refusals import refused
 
 import repo_interp as ri
 from position_papers.training import plan
@@ -76,57 +77,43 @@ def worked(tmp_path_factory) -> Path:
 
 
 def test_the_experiment_is_in_the_run_file_and_on_the_page(worked):
-    group = ri.read_run(worked / "stretched")["stretch"]
-    assert group["factor"].values.tolist() == [0.5, 1.0, 2.0]
-    log_probability = dict(
-        zip(group["factor"].values.tolist(), group["log_probability"].values.tolist(), strict=True)
-    )
+    measured = ri.read_run(worked / "stretched")["stretch/log_probability"]
+    assert measured["factor"].values.tolist() == [0.5, 1.0, 2.0]
     # trained on its own positions
-    assert log_probability[1.0] > max(log_probability[0.5], log_probability[2.0])
-    assert log_probability[1.0] > -0.1
+    assert measured.argmax("factor") == 1 and measured[1] > -0.1
     assert (worked / "stretched" / "figures" / "stretch_by_factor.png").is_file()
-    assert '<section id="stretch"' in (worked / "stretched" / "report.html").read_text(
-        encoding="utf-8"
-    )
+    page = (worked / "stretched" / "report.html").read_text(encoding="utf-8")
+    assert '<section id="stretch"' in page
 
 
 def test_the_scheme_and_the_task_train_and_are_scored(worked):
-    config = json.loads((worked / "trained" / "config.json").read_text())
-    assert config["position_layout"]["layers"] == ["t5", "t5"]
-    scores = ri.read_run(worked / "scored")["scores"]
-    assert scores.attrs["task"] == "sorting"
-    assert scores["test_set"].values.tolist() == ["3", "4"]
-    assert np.isfinite(scores["mean_score"]).all()
-    assert ri.read_run(worked / "scored").attrs["layout"] == "t5,t5"
-    assert "a scheme of another package" in (worked / "said").read_text()
-
-
-def test_what_the_scheme_learns_is_in_the_checkpoint(worked):
     from safetensors.numpy import load_file
 
+    config = json.loads((worked / "trained" / "config.json").read_text())
+    assert config["position_layout"]["layers"] == ["t5", "t5"]
     weights = load_file(worked / "trained" / "model.safetensors")
-    assert [weights[f"model.layers.{layer}.self_attn.table"].shape for layer in range(2)] == [
-        (2, 32),
-        (2, 32),
-    ]
+    for layer in range(2):
+        assert weights[f"model.layers.{layer}.self_attn.table"].shape == (2, 32)
+    scored = ri.read_run(worked / "scored")
+    scores = scored["scores"]
+    assert scores.attrs["task"] == "sorting" and scored.attrs["layout"] == "t5,t5"
+    assert scores["test_set"].values.tolist() == ["3", "4"]
+    assert np.isfinite(scores["mean_score"]).all()
+    assert "a scheme of another package" in (worked / "said").read_text()
 
 
 def test_the_measure_is_in_the_run_file(worked):
     run = ri.read_run(worked / "mirror")
     group, position = run["backwards"], run["positions"]["position"]
     assert group.attrs["margin"] == 0.5
-    assert group["share"].attrs == {"long_name": "share of steps that run backwards", "units": "1"}
     assert group["scheme"].values.tolist() == run["positions"]["scheme"].values.tolist()
     expected = (np.diff(position.values, axis=-1) < -0.5).mean(-1)
     np.testing.assert_allclose(group["share"].transpose(*position.dims[:3]), expected)
-    learned = group["share"].values[:, group["scheme"].values == "repo"]
-    assert learned.max() > 0.1
+    assert expected.max() > 0.1
     trained = ri.read_run(worked / "analysed")
     assert trained["backwards"]["scheme"].values.tolist() == ["t5", "t5"]
     assert (trained["backwards"]["share"] == 0).all()
-    assert {"numbers", "mark", "generated"} <= set(
-        trained["attention_mass"]["span"].values.tolist()
-    )
+    assert {"numbers", "mark", "generated"} <= {*trained["attention_mass"]["span"].values.tolist()}
 
 
 @pytest.mark.parametrize("run", ["mirror", "analysed"])
@@ -140,12 +127,13 @@ def test_the_measure_is_drawn_as_files_and_in_the_page(worked, run):
 
 
 def test_without_the_package_its_names_are_refused_by_name(worked):
-    with pytest.raises(ri.InputError, match="no measure 'backwards'"):
-        measure_named("backwards")
-    with pytest.raises(ri.InputError, match="there is no task 'sorting'"):
-        make_task("sorting")
-    with pytest.raises(ri.InputError, match="t5"):
-        ri.load(worked / "trained")
+    for line, function, name in (
+        ("no measure 'backwards'", measure_named, "backwards"),
+        ("there is no task 'sorting'", make_task, "sorting"),
+        ("t5", ri.load, worked / "trained"),
+    ):
+        with refused(line):
+            function(name)
 
 
 BROKEN = {
@@ -187,32 +175,23 @@ def tiny():
     return model("llama")
 
 
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda: measure_named("absent"), r"the measure 'absent' of the package "
-                                          r"broken-extras \(broken_extras:Absent\) cannot be "
-                                          r"imported"),
-        (lambda: measure_named("nameless"), "the measure 'nameless' of the package "
-                                            "broken-extras is a Nameless"),
-        (lambda: experiment_named("wrong_experiment"), "wanted a "
-                                                       "repo_interp.experiments.Experiment "
-                                                       "of that name"),
-        (lambda: view_of("absent"), "the plot 'absent' of the package broken-extras .* "
-                                    "ModuleNotFoundError"),
-        (lambda: ri.reposition(tiny(), "absent_scheme"), "the scheme 'absent_scheme' of the "
-                                                         "package broken-extras"),
-        (lambda: ri.reposition(tiny(), "wrong_scheme@1"), "the scheme 'wrong_scheme' of the "
-                                                          "package broken-extras gave int"),
-        (lambda: make_task("absent_task"), "the task 'absent_task' of the package broken-extras"),
-        (lambda: make_task("wrong_task"), "the task 'wrong_task' of the package "
-                                          "broken-extras: wanted a mapping"),
-    ],
-)  # fmt: skip
-def test_a_broken_package_is_one_line_that_names_it(broken, ask, message):
-    with pytest.raises(ri.InputError, match=message) as refusal:
-        ask()
-    assert "\n" not in str(refusal.value)
+OF_BROKEN = {
+    "the measure 'absent' of the package broken-extras": lambda: measure_named("absent"),
+    "the measure 'nameless' of the package broken-extras": lambda: measure_named("nameless"),
+    "wanted a repo_interp.experiments.Experiment": lambda: experiment_named("wrong_experiment"),
+    "the plot 'absent' of the package broken-extras": lambda: view_of("absent"),
+    "the scheme 'absent_scheme' of the package": lambda: ri.reposition(tiny(), "absent_scheme"),
+    "the package broken-extras gave int": lambda: ri.reposition(tiny(), "wrong_scheme@1"),
+    "the task 'absent_task' of the package broken-extras": lambda: make_task("absent_task"),
+    "the package broken-extras: wanted a mapping": lambda: make_task("wrong_task"),
+}
+"""By what is said of it, a use of a part that cannot be used."""
+
+
+@pytest.mark.parametrize("line", OF_BROKEN)
+def test_a_broken_package_is_one_line_that_names_it(broken, line):
+    with refused(line):
+        OF_BROKEN[line]()
 
 
 COMMAND = {
@@ -220,10 +199,12 @@ COMMAND = {
     "syntax": "def (",
     "exits": "import sys; sys.exit(3)",
     "no parts": "SUMMARY = 3",
+    "fails half way": """SUMMARY = '100 %'
+def add_arguments(parser):
+    parser.add_argument('--x')
+    1 / 0
+""",
 }
-COMMAND["fails half way"] = (
-    "SUMMARY = '100 %'\ndef add_arguments(parser):\n    parser.add_argument('--x')\n    1 / 0\n"
-)
 
 
 @pytest.mark.parametrize("code", COMMAND)
@@ -249,16 +230,10 @@ def test_a_broken_command_stops_no_other(code, tmp_path, monkeypatch, capsys):
             main(command)
         said = capsys.readouterr()
         assert end.value.code == 0 and said.out.startswith("usage:") and "broken" not in said.out
-        assert (
-            said.err.startswith(line)
-            and said.err.endswith("; fix or uninstall it\n")
-            and said.err.count("\n") == 1
-        )
+        assert said.err.startswith(line) and said.err.count("\n") == 1
     assert main(["inspect", "reversal/nope"]) == 0
     named, lost = capsys.readouterr().err.splitlines()
-    assert named.startswith(line) and lost.startswith(
-        "repo-interp inspect: checkpoints are left out: the checkpoint 'lost' of"
-    )
+    assert named.startswith(line) and "checkpoints are left out: the checkpoint 'lost'" in lost
     assert main(["broken"]) == 2
     assert capsys.readouterr().err.startswith(line)
     sys.modules.pop("broken_command", None)
@@ -353,69 +328,47 @@ DRAWS = {
 """Measures that are right, with figures that are not, and what is said of them."""
 RAISED = "code of the package broken-extras failed (failing_extras.py, line "
 OF_FAILING = {
-    "m_number": "the measure 'm_number' of the package broken-extras is a int; wanted a "
-    "callable without arguments",
+    "m_number": "is a int; wanted a callable without arguments",
     "m_init": RAISED,
     "m_observe": RAISED,
     "m_conclude": "m_conclude stopped: it cannot conclude (KeyError: 'of the plug-in')",
     "m_needs": RAISED,
-    "m_no_needs": "the measure 'm_no_needs' of the package broken-extras needs a NoneType; "
-    "wanted a record Needs",
-    "m_none": "the measure 'm_none' of the package broken-extras observes NoneType; wanted "
-    "Statistics",
-    "m_axes": "the measure 'm_axes' of the package broken-extras observes 'square' in "
-    "per_prompt with the axes x; wanted 'prompt' among",
-    "m_group": "the measure 'm_group' of the package broken-extras gives int; wanted an "
-    "xarray.Dataset",
-    "m_units": "the measure 'm_units' of the package broken-extras gives 'square' without "
-    "long_name or units; describe it",
-    "m_objects": "the measure 'm_objects' of the package broken-extras gives 'square' of "
-    "Python objects; wanted numbers or texts",
-    "m_layers": "the measure 'm_layers' of the package broken-extras gives the axis 'layer' "
-    "without the numbers of the layers",
-    "m_writes": "the measure 'm_writes' of the package broken-extras changes queries in "
-    "place, which the model and other measures go on",
-    "m_scheme": "a variable of the measure 'm_scheme' of the package broken-extras has the "
-    "name 'scheme', which a run keeps",
-    "e_scheme": "a variable of the experiment 'e_scheme' of the package broken-extras has "
-    "the name 'scheme', which a run keeps",
-    "e_taken": "a group of the experiment 'e_taken' of the package broken-extras has the "
-    "name 'layout', which a run keeps",
-    "m_spans": "the measure 'm_spans' of the package broken-extras has a int as "
-    "required_spans; wanted names",
-    "m_parameters": "the measure 'm_parameters' of the package broken-extras has a int as "
-    "parameters; wanted values by name",
-    "m_parameter": "the measure 'm_parameter' of the package broken-extras has a object as "
-    "parameter a; wanted numbers or words",
+    "m_no_needs": "needs a NoneType; wanted a record Needs",
+    "m_none": "observes NoneType; wanted Statistics",
+    "m_axes": "observes 'square' in per_prompt with the axes x; wanted 'prompt' among",
+    "m_group": "gives int; wanted an xarray.Dataset",
+    "m_units": "gives 'square' without long_name or units",
+    "m_objects": "gives 'square' of Python objects",
+    "m_layers": "gives the axis 'layer' without the numbers of the layers",
+    "m_writes": "changes queries in place",
+    "m_scheme": "has the name 'scheme', which a run keeps",
+    "e_scheme": "has the name 'scheme', which a run keeps",
+    "e_taken": "has the name 'layout', which a run keeps",
+    "m_spans": "has a int as required_spans; wanted names",
+    "m_parameters": "has a int as parameters; wanted values by name",
+    "m_parameter": "has a object as parameter a; wanted numbers or words",
     "e_init": RAISED,
     "e_plan": RAISED,
-    "e_no_plan": "the experiment 'e_no_plan' of the package broken-extras plans a int; "
-    "wanted a repo_interp.experiments.Plan",
-    "e_passes": "the experiment 'e_passes' of the package broken-extras plans a Plan; wanted "
-    "a repo_interp.experiments.Plan",
+    "e_no_plan": "plans a int; wanted a repo_interp.experiments.Plan",
+    "e_passes": "plans a Plan; wanted a repo_interp.experiments.Plan",
     "e_run": RAISED,
-    "e_groups": "the experiment 'e_groups' of the package broken-extras gives int; wanted "
-    "groups of a run by name",
-    "e_group": "the experiment 'e_group' of the package broken-extras gives int; wanted an "
-    "xarray.Dataset",
+    "e_groups": "gives int; wanted groups of a run by name",
+    "e_group": "gives int; wanted an xarray.Dataset",
 }
 """What the command says of every part of a package that fails, after its own name."""
 
 
 @pytest.fixture
 def failing(tmp_path, monkeypatch):
-    points = {
-        "measures": {
-            name: name for name in (*OF_FAILING, *DRAWS, "m_exit") if name.startswith("m_")
-        },
-        "experiments": {name: name for name in OF_FAILING if name.startswith("e_")},
-        "plots": {name: f"{name}_view" for name in DRAWS},
-    }
-    project = '[project]\nname = "broken-extras"\nversion = "1.0"\n' + "".join(
-        f'[project.entry-points."repo_interp.{group}"]\n'
-        + "".join(f'{name} = "failing_extras:{place}"\n' for name, place in named.items())
-        for group, named in points.items()
-    )
+    points = {"measures": "", "experiments": "", "plots": ""}
+    for name in (*OF_FAILING, *DRAWS, "m_exit"):
+        group = "experiments" if name.startswith("e_") else "measures"
+        points[group] += f'{name} = "failing_extras:{name}"\n'
+    for name in DRAWS:
+        points["plots"] += f'{name} = "failing_extras:{name}_view"\n'
+    project = '[project]\nname = "broken-extras"\nversion = "1.0"\n'
+    for group, named in points.items():
+        project += f'[project.entry-points."repo_interp.{group}"]\n{named}'
     install(tmp_path, {"pyproject.toml": project, "failing_extras.py": FAILING})
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -426,18 +379,14 @@ def failing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", OF_FAILING)
 def test_a_package_whose_code_fails_is_one_line_that_names_it(name, failing, capsys):
     """Found: a traceback each."""
-    asked = (
-        ["--measures", name]
-        if name.startswith("m_")
-        else ["--measures", "positions", "--experiments", name]
+    asked = ["positions", "--experiments", name] if name.startswith("e_") else [name]
+    assert main([*failing, "--measures", *asked]) == 2
+    said = capsys.readouterr().err.splitlines()
+    (line,) = (each for each in said if each and " so far" not in each)
+    assert line.startswith("repo-interp analyze: ") and OF_FAILING[name] in line
+    assert name in line or line.endswith(
+        "in fail): KeyError: 'of the plug-in'; fix or uninstall it"
     )
-    assert main([*failing, *asked]) == 2
-    (line,) = [
-        line for line in capsys.readouterr().err.splitlines() if line and " so far" not in line
-    ]
-    assert line.startswith(f"repo-interp analyze: {OF_FAILING[name]}")
-    if OF_FAILING[name] == RAISED:
-        assert line.endswith(", in fail): KeyError: 'of the plug-in'; fix or uninstall it")
 
 
 def test_a_package_that_ends_the_process_is_named_too(failing, capsys):
@@ -451,26 +400,19 @@ def test_a_package_that_ends_the_process_is_named_too(failing, capsys):
 def test_figures_of_a_package_that_fail_cost_themselves_alone(name, failing, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "300")
     assert main([*failing, "--measures", f"positions,{name}"]) == 1
-    (said,) = [
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("not drawn: ")
-    ]
+    (said,) = re.findall("^not drawn: .*$", capsys.readouterr().out, re.MULTILINE)
     assert f"'{name}' of the package broken-extras" in said and DRAWS[name] in said
-    run = ri.read_run("out")
-    assert set(run.children) == {"positions", name} and (run[name]["square"] > 0).all()
+    assert set(ri.read_run("out").children) == {"positions", name}
     figures = {path.name for path in Path("out/figures").iterdir()}
-    assert "position_ranges.png" in figures and ("m_raise_first.png" in figures) == (
-        name == "m_raise"
-    )
-    assert "Positions, head by head" in Path("out/report.html").read_text(encoding="utf-8")
+    assert "position_ranges.png" in figures
+    assert ("m_raise_first.png" in figures) == (name == "m_raise")
     assert {path.name for path in Path("out").iterdir()} == {"figures", "report.html", "run.nc"}
 
 
 def test_two_packages_with_one_name_are_refused(broken):
     other = {"pyproject.toml": BROKEN["pyproject.toml"].replace("broken-extras", "other-extras")}
     install(broken, other)
-    with pytest.raises(
-        ri.InputError, match="the task 'absent_task' is given by broken-extras and other-extras"
-    ):
+    with refused("the task 'absent_task' is given by broken-extras and other-extras"):
         make_task("absent_task")
 
 
@@ -520,15 +462,15 @@ def test_a_task_of_ours_is_its_file_a_line_and_a_recipe(tmp_path, monkeypatch):
     monkeypatch.setitem(OWN[TASKS], "sorting", "sorting_of_ours:SIZES")
     monkeypatch.setitem(plan.FRESH, "sorting", {"steps": 3, "batch": 2})
     assert task_names()[len(OWN[TASKS]) - 1] == "sorting"
-    tiny_training = (
-        "train sorting --layers 1 --width 8 --heads 2 --score-prompts 2 --set longest=3 --out run"
-    )
-    assert main(tiny_training.split()) == 0
+    for command in (
+        "train sorting --layers 1 --width 8 --heads 2 --score-prompts 2 --set longest=3 --out run",
+        "score run --count 2 --out scored",
+    ):
+        assert main(command.split()) == 0
     configuration = trained_configuration("run")
     assert (configuration.task, configuration.steps, configuration.batch) == ("sorting", 3, 2)
-    assert main(["score", "run", "--count", "2", "--out", "scored"]) == 0
-    assert ri.read_run("scored")["scores"].attrs["task"] == "sorting"
-    assert ri.read_run("scored")["scores"]["test_set"].values.tolist() == ["2", "3"]
+    scores = ri.read_run("scored")["scores"]
+    assert scores.attrs["task"] == "sorting" and scores["test_set"].values.tolist() == ["2", "3"]
 
 
 def test_nothing_else_lists_the_tasks():

@@ -207,7 +207,8 @@ def test_batches_that_wait_are_written_when_an_analysis_is_interrupted(tmp_path)
         if done == 2 * layers + 1:  # within the third batch
             raise KeyboardInterrupt
 
-    kept = {"store": store, "store_every": 1e6}
+    measures = ("positions", "attention_mass")
+    kept = {"store": store, "store_every": 1e6, "measures": measures}
     with pytest.raises(KeyboardInterrupt):
         ri.analyze(bridge, prompts, progress=interrupt, **kept)
     assert max(written) == 0 and len(list(store.glob("batch-*.nc"))) == 2
@@ -216,7 +217,7 @@ def test_batches_that_wait_are_written_when_an_analysis_is_interrupted(tmp_path)
     assert steps[:3] == [layers, 2 * layers, 2 * layers + 1], (
         "the first two batches are not measured again, layer by layer"
     )
-    xr.testing.assert_identical(again, ri.analyze(bridge, prompts))
+    xr.testing.assert_identical(again, ri.analyze(bridge, prompts, measures))
     assert not store.exists()
 
 
