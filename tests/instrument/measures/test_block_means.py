@@ -106,28 +106,20 @@ def test_maps_of_chosen_heads_stand_beside_the_measures_of_all():
     bridge = ri.bridge(ri.reposition(tiny("qwen3"), "repo"))
     prompts = [Prompt(tokens=tuple(range(3, 40))), Prompt(tokens=tuple(range(3, 60)))]
     everywhere = ri.analyze(bridge, prompts, measures=(Maps(side=10), "positions"), batch_size=2)
-    run = ri.analyze(
-        bridge,
-        prompts,
-        measures=(Maps(side=10, heads=("2:1-2", "0:3", "2:2")), "positions"),
-        heads=(0, 1),
-        batch_size=2,
-    )
+    some = Maps(side=10, heads=("2:1-2", "0:3", "2:2"))
+    run = ri.analyze(bridge, prompts, (some, "positions"), heads=(0, 1), batch_size=2)
     assert run["positions"].sizes["head"] == 2 and run["positions"].sizes["layer"] == 3
     kept = run["maps"]["logit_map"]
     assert kept["layer"].values.tolist() == [0, 2] and kept["head"].values.tolist() == [1, 2, 3]
-    there = kept.notnull().any(("query_block", "key_block"))
-    chosen = {
-        (int(kept["layer"][layer]), int(kept["head"][head]))
-        for layer, head in zip(*np.nonzero(there.values), strict=True)
-    }
-    assert chosen == {(2, 1), (2, 2), (0, 3)}
+    there = kept.notnull().any(("query_block", "key_block")).stack(at=("layer", "head"))
+    chosen = [(0, 3), (2, 1), (2, 2)]
+    assert there["at"][there].values.tolist() == chosen
     for name in ("logit_map", "fake_map"):
         for layer, head in chosen:
             one, other = (
                 each["maps"][name].sel(layer=layer, head=head) for each in (run, everywhere)
             )
-            assert_allclose(one.values, other.values, rtol=1e-6)
+            assert_allclose(one, other, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

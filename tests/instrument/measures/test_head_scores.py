@@ -58,12 +58,9 @@ def test_detectors_are_those_of_transformer_lens(tokens):
     for name in THEIRS:
         pattern = getattr(head_detector, f"get_{name}_head_detection_pattern")(given)
         for head in range(3):
+            kept = {"exclude_bos": False, "exclude_current_token": False}
             expected = compute_head_attention_similarity_score(
-                weights[0, head],
-                pattern,
-                exclude_bos=False,
-                exclude_current_token=False,
-                error_measure="mul",
+                weights[0, head], pattern, error_measure="mul", **kept
             )
             assert float(found[name][0, head]) / len(tokens) == pytest.approx(expected, abs=1e-6)
     assert found["sink"][0] == pytest.approx(weights[0, :, :, 0].sum(-1).double())
@@ -79,25 +76,17 @@ def test_scores_on_prompts_are_detect_head_of_the_bridge():
     rows = detection_rows(torch.arange(len(plain.tokens)), torch.tensor([plain.tokens]))
     for name in THEIRS:
         theirs = detect_head(bridge, text, f"{name}_head").numpy()  # a mean over all rows
-        assert found[f"{name}_on_prompts"] == pytest.approx(
-            theirs * len(plain.tokens) / float(rows[name]), abs=1e-5
-        )
+        of_pairs = theirs * len(plain.tokens) / float(rows[name])
+        assert found[f"{name}_on_prompts"] == pytest.approx(of_pairs, abs=1e-5)
     assert not {"retrieval", "source_mass", "contribution", "mirror"} & set(found)
 
 
 def test_detectors_are_means_over_the_rows_in_which_they_have_a_pair():
     """Of `5 6 7 5 6 7` the last three rows have an earlier copy; of `5 6 7` none has."""
     rows = detection_rows(torch.arange(6), torch.tensor([[5, 6, 7, 5, 6, 7]]))
-    assert {name: float(count) for name, count in rows.items()} == {
-        "previous_token": 5,
-        "duplicate_token": 3,
-        "induction": 3,
-        "sink": 6,
-    }
-    bridge = hand_built(40, 46)
-    found = head_scores(
-        model_of(bridge), [Prompt(tokens=(5, 6, 7))], np.array([[*range(5, 25)] * 2])
-    )
+    assert rows == {"previous_token": 5, "duplicate_token": 3, "induction": 3, "sink": 6}
+    model = model_of(hand_built(40, 46))
+    found = head_scores(model, [Prompt(tokens=(5, 6, 7))], np.array([[*range(5, 25)] * 2]))
     assert found["induction"][1, 0] > 0.95
     # the head looks at both copies alike: half of its attention, in all rows that have two
     assert found["duplicate_token"][1, 1] == pytest.approx(0.5, abs=0.01)
@@ -117,11 +106,8 @@ def test_rows_in_parts_and_whole_patterns_give_the_same_sums():
     rows = torch.arange(40)
     logits = inputs.logits(rows)
     weights = logits.softmax(-1)
-    whole, parts, content = (
-        [distance_sums(weights, rows), departure_sums(weights, logits)],
-        [0.0, 0.0],
-        [],
-    )
+    whole = [distance_sums(weights, rows), departure_sums(weights, logits)]
+    parts, content = [0.0, 0.0], []
     for split in (40, 7):
         sums = ContentSums.empty(2, 40, rows.device)
         for part in rows.split(split):
@@ -181,28 +167,22 @@ def test_distance_alone_has_no_content_and_equal_weights_no_place():
 
 def test_random_tokens_are_all_different_where_there_are_enough_and_repeated_once():
     tokens = repeated_tokens(3, 10, 20, [0, 2], 1, seed=5)
-    assert (
-        tokens.shape == (3, 21)
-        and (tokens[:, 0] == 1).all()
-        and (tokens[:, 1:11] == tokens[:, 11:]).all()
-    )
-    assert all(
-        len(set(row[1:11])) == 10 and not {0, 1, 2} & set(row[1:11]) for row in tokens.tolist()
-    )
+    assert tokens.shape == (3, 21) and (tokens[:, 0] == 1).all()
+    assert (tokens[:, 1:11] == tokens[:, 11:]).all()
+    assert all(len({*row} - {0, 1, 2}) == 10 for row in tokens[:, 1:11].tolist())
     assert (tokens == repeated_tokens(3, 10, 20, [0, 2], 1, seed=5)).all()
     few = repeated_tokens(1, 10, 4, [], None, seed=0)
     assert few.shape == (1, 20) and set(few[0]) <= {0, 1, 2, 3}
 
 
 def test_mirrors_have_a_score_of_one_and_positions_of_words_alone_none():
-    words, source, copy = ["a", "b", "a", "c", "c", "a", "b", "a"], [3, 2, 1, 0], [4, 5, 6, 7]
-    assert mirror_score(mirror(np.array([0, 1, 2, 3, 3, 2, 1, 0.0]), words, source, copy)) == 1
+    def score(positions):
+        return mirror_score(mirror(np.array(positions), [*"abaccaba"], [3, 2, 1, 0], [4, 5, 6, 7]))
+
     by_word = {"a": 0.0, "b": 4.0, "c": 9.0}
-    assert (
-        mirror_score(mirror(np.array([by_word[word] for word in words]), words, source, copy)) == 0
-    )
-    assert mirror_score(mirror(np.zeros(8), words, source, copy)) == 0
-    assert mirror_score(mirror(np.arange(8.0), words, source, copy)) < 0
+    assert score([0, 1, 2, 3, 3, 2, 1, 0.0]) == 1
+    assert score([by_word[word] for word in "abaccaba"]) == score(np.zeros(8)) == 0
+    assert score(np.arange(8.0)) < 0
 
 
 def test_where_no_word_is_there_twice_nothing_tells_a_mirror_from_positions_of_words():
@@ -214,18 +194,13 @@ def test_where_no_word_is_there_twice_nothing_tells_a_mirror_from_positions_of_w
     bridge = ri.zoo("reversal/repo")
     task = make_task("reversal")
     prompts = task.prompts(8, test_set="8")
-    twice = [
-        prompt
-        for prompt in prompts
-        if len({prompt.tokens[place] for place in prompt.spans["words"]}) < 8
-    ]
+    words = [{prompt.tokens[place] for place in prompt.spans["words"]} for prompt in prompts]
+    twice = [prompt for prompt, own in zip(prompts, words, strict=True) if len(own) < 8]
     assert 0 < len(twice) < len(prompts)
     tokens = repeated_tokens(1, 8, task.vocabulary_size, [], None, seed=0)
-    all_of_them, of_twice = (
-        head_scores(bridge, some, tokens)["mirror"] for some in (prompts, twice)
-    )
-    np.testing.assert_array_equal(all_of_them, of_twice)
-    assert abs(all_of_them[0]).max() < 1e-3 < all_of_them[2].min()
+    every, of_twice = (head_scores(bridge, some, tokens)["mirror"] for some in (prompts, twice))
+    np.testing.assert_array_equal(every, of_twice)
+    assert abs(every[0]).max() < 1e-3 < every[2].min()
 
 
 # ---- answers -------------------------------------------------------------------------------------
@@ -249,19 +224,13 @@ def reference(bridge, prompt):
         pattern = cache[f"blocks.{layer}.attn.hook_pattern"][0]
         for head in range(heads):
             for place in prompt.generated:
-                row = pattern[head, place - 1]
-                mass[layer, head] += float(row[list(prompt.spans["needle"])].sum()) / len(
-                    prompt.generated
-                )
+                row, wanted = pattern[head, place - 1], prompt.tokens[place]
+                mass[layer, head] += float(row[list(prompt.spans["needle"])].sum())
                 strongest = int(row.argmax())
-                said = int(logits[0, place - 1].argmax()) == prompt.tokens[place]
-                if (
-                    said
-                    and strongest in prompt.spans["needle"]
-                    and prompt.tokens[strongest] == prompt.tokens[place]
-                ):
-                    retrieval[layer, head] += 1 / len(prompt.generated)
-    return retrieval, mass
+                said = int(logits[0, place - 1].argmax()) == wanted
+                copied = prompt.tokens[strongest] == wanted
+                retrieval[layer, head] += said and copied and strongest in prompt.spans["needle"]
+    return retrieval / len(prompt.generated), mass / len(prompt.generated)
 
 
 @pytest.mark.parametrize("made", ["hand", "random"])

@@ -99,10 +99,8 @@ def test_an_accelerators_memory_takes_few_launches_whatever_the_length():
 
 def test_a_triangle_is_solved_by_few_launches_whatever_its_length():
     for tokens in (256, 1024):
-        system, sums = (
-            dissect(tokens, 1e-6, torch.device("cpu")),
-            torch.ones(3 * tokens, 4, dtype=torch.float64),
-        )
+        system = dissect(tokens, 1e-6, torch.device("cpu"))
+        sums = torch.ones(3 * tokens, 4, dtype=torch.float64)
         with Counted() as counted:
             system.solve(sums)
         assert counted.counts.total() <= 80
@@ -111,19 +109,18 @@ def test_a_triangle_is_solved_by_few_launches_whatever_its_length():
 def test_arrays_leave_an_accelerator_together():
     """Those of one kind in one copy, in the places that were kept for them."""
     both, other = torch.arange(12.0).view(2, 2, 3), torch.arange(4).double()
-    first = Arrays(
-        {
-            "a": (("layer", "head", "token"), _Awaited(both, (0,), 0)),
-            "b": (("head", "layer", "token"), _Awaited(both, (1,), 1)),
-        }
-    )
-    second = Arrays(
-        {"c": (("token", "layer"), _Awaited(other, (), 1)), "d": (("layer",), np.ones(1))}
-    )
-    assert first.values["a"][1].shape == (1, 2, 3) and first.values["b"][1].shape == (2, 1, 3)
-    assert_array_equal(first.values["b"][1][:, 0], both[1])
-    assert_array_equal(second.values["c"][1], other[:, None])
-    assert_array_equal(second.values["d"][1], np.ones(1))
+    given = {
+        "a": (("layer", "head", "token"), _Awaited(both, (0,), 0)),
+        "b": (("head", "layer", "token"), _Awaited(both, (1,), 1)),
+        "c": (("token", "layer"), _Awaited(other, (), 1)),
+        "d": (("layer",), np.ones(1)),
+    }
+    names = (("a", "b"), ("c", "d"))  # of two measures
+    parts = [Arrays({name: given[name] for name in some}) for some in names]
+    values = {name: array for part in parts for name, (_, array) in part.values.items()}
+    for name, expected in (("a", both[None, 0]), ("b", both[1][:, None]), ("c", other[:, None])):
+        assert_array_equal(values[name], expected)
+    assert_array_equal(values["d"], np.ones(1))
 
 
 ROOT = Path(ri.__file__).parent
@@ -191,29 +188,19 @@ def waits(node, place=""):
             else place
         )
         inside = list(ast.walk(child))
-        calls = {
-            each.func.attr
-            for each in inside
-            if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
-        }
-        if (
-            isinstance(child, ast.Call)
-            and isinstance(child.func, ast.Attribute)
-            and child.func.attr in METHODS
-        ):
-            yield place, child.func.attr
-        if (
-            isinstance(child, ast.Call)
-            and isinstance(child.func, ast.Name)
-            and child.func.id in ("int", "float", "bool")
-        ):
-            names = isinstance(child.args[0], ast.Name) and child.func.id == "bool"
-            if names or calls & REDUCED or any(isinstance(each, ast.Subscript) for each in inside):
-                yield place, child.func.id
-        if isinstance(child, ast.Subscript) and any(
-            isinstance(each, ast.Compare) for each in ast.walk(child.slice)
-        ):
-            yield place, "mask"
+        match child:
+            case ast.Call(func=ast.Attribute(attr=word)) if word in METHODS:
+                yield place, word
+            case ast.Call(func=ast.Name(id="int" | "float" | "bool" as word)):
+                methods = {each.attr for each in inside if isinstance(each, ast.Attribute)}
+                names = word == "bool" and isinstance(child.args[0], ast.Name)
+                parts = any(isinstance(each, ast.Subscript) for each in inside)
+                if names or parts or methods & REDUCED:
+                    yield place, word
+            case ast.Subscript() if any(
+                isinstance(each, ast.Compare) for each in ast.walk(child.slice)
+            ):
+                yield place, "mask"
         yield from waits(child, inner)
 
 
@@ -233,14 +220,8 @@ def test_waits_are_found():
         "return x.sum().item(), int(x[0]), bool(y), float(x.max())",
     )
     code = "def f(x):\n" + "\n".join(f"    {line}" for line in lines)
-    assert {word for _, word in waits(ast.parse(code))} == {
-        "cpu",
-        "bool",
-        "mask",
-        "item",
-        "int",
-        "float",
-    }
+    found = {word for _, word in waits(ast.parse(code))}
+    assert found == {"cpu", "bool", "mask", "item", "int", "float"}
 
 
 class TooLarge(Reduction):

@@ -44,19 +44,23 @@ def test_ranges_are_the_authors(name):
 
 
 def test_heads_that_share_a_key_are_listed_each_and_padding_is_nan():
-    valid = torch.ones(2, 24, dtype=torch.bool)
-    valid[1, 20:] = False
-    inputs = random_inputs(heads=4, kv_heads=2, valid=valid)
-    group = Positions().conclude(Positions().observe(inputs, {}))
-    assert group["position"].dims == ("prompt", "layer", "head", "token")
-    assert_array_equal(group["position"].isel(head=0), group["position"].isel(head=1))
-    assert np.isnan(group["position"].sel(prompt=1).isel(token=slice(20, None))).all()
-    assert_allclose(group["position"].sel(prompt=0, layer=0), inputs.head_positions[0], rtol=1e-6)
+    inputs = with_holes(random_inputs(heads=4, kv_heads=2))
+    position = measured(Positions(), inputs)["position"]
+    assert position.dims == ("prompt", "layer", "head", "token")
+    assert_allclose(position.sel(layer=0), inputs.head_positions, rtol=1e-6)
+    assert np.isnan(position.values[~inputs.valid.numpy()[:, None, None].repeat(4, 2)]).all()
+
+
+def measured(measure, inputs, spans=None):
+    return measure.conclude(measure.observe(inputs, spans or {}))
 
 
 def test_a_layer_without_positions_has_nan():
-    group = Positions().conclude(Positions().observe(random_inputs(scheme="nope"), {}))
-    assert np.isnan(group["position"]).all() and np.isnan(group["position_range"]).all()
+    inputs = random_inputs(scheme="nope")
+    positions, patterns = (measured(measure, inputs) for measure in (Positions(), Patterns()))
+    for values in (positions["position"], positions["position_range"], patterns["pattern_share"]):
+        assert values.isnull().all()
+    assert patterns["pattern_share_all"].isnull().all() and (patterns["chunk_pattern"] == -1).all()
 
 
 # patterns
@@ -64,12 +68,8 @@ def test_a_layer_without_positions_has_nan():
 
 
 def pattern_of(chunk, **options):
-    positions = torch.as_tensor(chunk, dtype=torch.float64)
-    return int(
-        chunk_patterns(positions, torch.ones(len(chunk), dtype=torch.bool), len(chunk), **options)[
-            0
-        ]
-    )
+    positions, count = torch.as_tensor(chunk, dtype=torch.float64), len(chunk)
+    return int(chunk_patterns(positions, torch.ones(count).bool(), count, **options)[0])
 
 
 def wandering(rows, tokens=64):
@@ -128,36 +128,20 @@ def test_chunks_are_the_authors(name):
 
 
 def test_shares_count_what_was_labelled_and_all_is_over_learned_layers():
-    parts, labels = [], {}
-    for layer in range(6):
-        inputs = official_inputs("repo_mha", layer)
-        parts.append(Patterns().observe(inputs, {}))
-        labels[layer] = chunk_patterns(inputs.head_positions, inputs.valid[:, None]).numpy()
-    group = Patterns().conclude(merge(parts))
-    for layer, found in labels.items():
-        for head in range(4):
-            for code, pattern in enumerate(("constant", "mono", "hybrid")):
-                share = (found[:, head] == code).mean()
-                assert_allclose(
-                    group["pattern_share"].sel(layer=layer, head=head, pattern=pattern), share
-                )
-    overall = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"][
-        "positions"
-    ]["overall"]
-    for pattern in ("constant", "mono", "hybrid"):
-        assert_allclose(group["pattern_share_all"].sel(pattern=pattern), overall[pattern])
-        assert_allclose(
-            group["sensitivity"].sel(chunk_size=16, epsilon=0.2, pattern=pattern), overall[pattern]
-        )
+    layers = [official_inputs("repo_mha", layer) for layer in range(6)]
+    group = Patterns().conclude(merge([Patterns().observe(inputs, {}) for inputs in layers]))
+    for inputs in layers:
+        labels = chunk_patterns(inputs.head_positions, inputs.valid[:, None])
+        shares = [(labels == code).double().mean((0, 2)) for code in range(3)]
+        found = group["pattern_share"].sel(layer=inputs.layer).transpose("pattern", "head")
+        assert_allclose(found, torch.stack(shares))
+    analysis = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]
+    overall = [analysis["positions"]["overall"][str(name)] for name in group["pattern"].values]
+    assert_allclose(group["pattern_share_all"], overall)
+    assert_allclose(group["sensitivity"].sel(chunk_size=16, epsilon=0.2), overall)
     assert_allclose(group["sensitivity"].sum("pattern"), 1)
     constant = group["sensitivity"].sel(pattern="constant")
     assert (constant.diff("epsilon") >= 0).all() and constant.diff("epsilon").max() > 0
-
-
-def test_layers_without_positions_have_no_chunk_and_no_share():
-    group = Patterns().conclude(Patterns().observe(random_inputs(scheme="nope"), {}))
-    assert (group["chunk_pattern"] == -1).all()
-    assert np.isnan(group["pattern_share"]).all() and np.isnan(group["pattern_share_all"]).all()
 
 
 def test_the_trend_is_the_rank_correlation_with_the_index_and_its_null_that_of_permutations():
@@ -175,8 +159,7 @@ def test_the_trend_is_the_rank_correlation_with_the_index_and_its_null_that_of_p
     inputs = dataclasses.replace(
         random_inputs(heads=5, kv_heads=5, valid=valid), positions=positions
     )
-    measure = Patterns()
-    group = measure.conclude(measure.observe(inputs, {})).isel(layer=0)
+    group = measured(Patterns(), inputs).isel(layer=0)
     for prompt, count in enumerate((200, 150)):
         for head in range(4):
             z = heads[head][:count]
@@ -229,29 +212,22 @@ def test_uniform_attention_gives_each_span_its_share_of_the_past():
         random_inputs(), queries=torch.zeros(2, 4, 24, 8, dtype=torch.float64)
     )
     spans = spans_of(2, 24, needle=[3, 4], query=[10], generated=[19])
-    own = AttentionMass(rows="generated")
-    group = own.conclude(own.observe(inputs, spans))
+    group = measured(AttentionMass(rows="generated"), inputs, spans)
     assert_allclose(group["mass"].sel(span="needle"), 2 / 20)
     assert_allclose(group["mass_per_token"].sel(span=["needle", "query", "generated"]), 1 / 20)
     assert_allclose(group["table"].sel(span="query"), 100 / 20)
-    produced = AttentionMass().conclude(AttentionMass().observe(inputs, spans))
+    produced = measured(AttentionMass(), inputs, spans)
     assert_allclose(produced["mass"].sel(span="needle"), 2 / 19)
     assert_allclose(produced["mass"].sel(span="generated"), 0)
 
 
 @pytest.mark.parametrize("rows", ["generated", "producing"])
 def test_chance_is_what_equal_weights_give_also_within_a_window(rows):
-    measure = AttentionMass(rows=rows)
     spans = spans_of(2, 24, needle=[8, 13, 14], rest=list(range(8)), generated=[20, 21])
-    random = measure.conclude(measure.observe(random_inputs(window=9), spans))
-    even = dataclasses.replace(
-        random_inputs(window=9), queries=torch.zeros(2, 4, 24, 8, dtype=torch.float64)
-    )
-    masses = measure.conclude(measure.observe(even, spans))["mass"]
-    assert_allclose(
-        random["chance"].transpose("prompt", "layer", "span"),
-        masses.isel(head=0).transpose("prompt", "layer", "span"),
-    )
+    random = random_inputs(window=9)
+    even = dataclasses.replace(random, queries=0 * random.queries)
+    found, expected = (measured(AttentionMass(rows=rows), each, spans) for each in (random, even))
+    assert_allclose(found["chance"], expected["mass"].isel(head=0).transpose(*found["chance"].dims))
 
 
 def slow_mass(inputs, rows, span):
@@ -281,7 +257,7 @@ def test_mass_equals_the_slow_reading(kv_heads, position_rows, rows):
         inputs, valid=inputs.valid.index_fill(1, torch.tensor([22, 23]), False)
     )
     spans = spans_of(2, 24, needle=[3, 7, 8], generated=[19, 20, 21])
-    group = AttentionMass(rows=rows).conclude(AttentionMass(rows=rows).observe(inputs, spans))
+    group = measured(AttentionMass(rows=rows), inputs, spans)
     expected = slow_mass(inputs, [19, 20, 21] if rows == "generated" else [18, 19, 20], {3, 7, 8})
     assert_allclose(group["mass"].sel(span="needle", layer=0), expected, rtol=1e-10)
 
@@ -289,11 +265,9 @@ def test_mass_equals_the_slow_reading(kv_heads, position_rows, rows):
 def test_a_span_that_a_prompt_has_not_is_nan_there_and_left_out_of_the_mean():
     spans = spans_of(2, 24, needle=[3], generated=[20])
     spans["needle"][1] = False
-    group = AttentionMass().conclude(AttentionMass().observe(random_inputs(), spans))
-    assert np.isnan(group["mass"].sel(span="needle", prompt=1)).all()
-    assert_allclose(
-        group["table"].sel(span="needle"), 100 * group["mass"].sel(span="needle", prompt=0).mean()
-    )
+    group = measured(AttentionMass(), random_inputs(), spans).sel(span="needle")
+    assert np.isnan(group["mass"].sel(prompt=1)).all()
+    assert_allclose(group["table"], 100 * group["mass"].sel(prompt=0).mean())
 
 
 def test_rows_that_produced_the_first_token_do_not_exist():
@@ -301,19 +275,6 @@ def test_rows_that_produced_the_first_token_do_not_exist():
     spans = spans_of(2, 24, generated=[0, 1])
     with refused("first token of a prompt is marked generated"):
         AttentionMass(rows="producing").observe(random_inputs(), spans)
-
-
-def test_mass_asks_for_no_map(monkeypatch):
-    inputs = random_inputs(prompts=1, tokens=512)
-    asked = []
-    original = type(inputs).logits
-    monkeypatch.setattr(
-        type(inputs),
-        "logits",
-        lambda self, rows: (asked.append(len(rows)), original(self, rows))[1],
-    )
-    AttentionMass().observe(inputs, spans_of(1, 512, generated=[501, 511]))
-    assert asked == [2]
 
 
 # merging
@@ -326,16 +287,15 @@ def test_the_same_prompt_is_not_counted_twice():
         merge([part, part])
 
 
-def test_sums_add_where_axes_grow():
-    def part(distances):
-        return Statistics(
-            sums=xr.Dataset(
-                {"s": (("layer", "distance"), np.ones((1, distances)))},
-                {"layer": [0], "distance": range(distances)},
-            )
-        )
+def summed(values, labels):
+    """Sums of one layer along an axis."""
+    sums = {"s": (("layer", "span"), [values])}
+    return Statistics(sums=xr.Dataset(sums, {"layer": [0], "span": labels}))
 
-    assert merge([part(2), part(4), part(3)]).sums["s"].values.tolist() == [[3, 3, 2, 1]]
+
+def test_sums_add_where_axes_grow():
+    parts = [summed([1] * count, range(count)) for count in (2, 4, 3)]
+    assert merge(parts).sums["s"].values.tolist() == [[3, 3, 2, 1]]
     assert merge([]).sums.sizes == {}
 
 
@@ -343,38 +303,18 @@ def test_labels_in_another_order_keep_their_values():
     """Ends that look like a run of places are none where the places between are in another
     order.
     """
-    one = Statistics(
-        sums=xr.Dataset(
-            {"s": (("layer", "span"), [[1.0, 2, 3, 4]])}, {"layer": [0], "span": list("acbd")}
-        )
-    )
-    two = Statistics(
-        sums=xr.Dataset({"s": (("layer", "span"), [[10.0]])}, {"layer": [0], "span": ["e"]})
-    )
-    merged = merge([one, two]).sums["s"].sel(layer=0)
-    assert {str(span): float(merged.sel(span=span)) for span in "abcde"} == {
-        "a": 1,
-        "b": 3,
-        "c": 2,
-        "d": 4,
-        "e": 10,
-    }
+    merged = merge([summed([1, 2, 3, 4], [*"acbd"]), summed([10], ["e"])]).sums["s"]
+    assert merged.sel(layer=0, span=[*"abcde"]).values.tolist() == [1, 3, 2, 4, 10]
 
 
 @pytest.mark.parametrize("scheme", ["nope", "repo"])
 def test_of_tokens_that_are_all_equal_nothing_is_said_where_only_rounding_varies(scheme):
     bridge = ri.bridge(repositioned(scheme))
     run = ri.analyze(bridge, [[7] * 20], ("components", "three_axis", "rotation"))
-    for group, name in (
-        ("components", "vaf"),
-        ("components", "vaf_band"),
-        ("components", "vaf_curve"),
-        ("three_axis", "r"),
-    ):
-        assert run[group][name].isnull().all(), name
+    for name in ("components/vaf", "components/vaf_band", "components/vaf_curve", "three_axis/r"):
+        assert run[name].isnull().all(), name
     assert (
-        run["three_axis"]["r_position"].isnull().all()
-        and run["rotation"]["closed_form_r"].isnull().all()
+        run["three_axis/r_position"].isnull().all() and run["rotation/closed_form_r"].isnull().all()
     )
     alone = ri.analyze(bridge, [[5]], ("components", "three_axis", "rotation"))
     assert alone["components"]["vaf"].isnull().all() and alone["three_axis"]["r"].isnull().all()
@@ -403,16 +343,10 @@ def test_negative_shares_and_straight_lines():
     rows = torch.stack([index, 5 - 2 * index, (-1.0) ** index, torch.full((20,), -1.0)])
     hidden = ~inputs.valid[:, None]
     positions = rows.expand(2, -1, -1).masked_fill(hidden, torch.nan)
-    measure = Positions()
-    group = measure.conclude(measure.observe(dataclasses.replace(inputs, positions=positions), {}))
+    group = measured(Positions(), dataclasses.replace(inputs, positions=positions)).isel(layer=0)
     for prompt, valid in enumerate(inputs.valid):
-        below, fit = (
-            group[name].isel(prompt=prompt, layer=0).values
-            for name in ("negative_share", "linear_r2")
-        )
-        count = int(valid.sum())
-        expected = [float((row[valid] < 0).sum()) / count for row in rows]
-        assert_allclose(below, expected)
+        below, fit = group["negative_share"][prompt], group["linear_r2"][prompt]
+        assert_allclose(below, (rows[:, valid] < 0).double().mean(1))
         assert_allclose(fit[:2], 1.0)
         r = np.corrcoef(rows[2][valid], index[valid])[0, 1]
         assert_allclose(fit[2], r**2, atol=1e-12)

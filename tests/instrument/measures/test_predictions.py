@@ -37,9 +37,7 @@ def prompts(count=3, length=20):
 def test_they_are_the_softmax_of_the_models_logits(bridge, at_a_time, batch_size, monkeypatch):
     monkeypatch.setattr(predictions, "_ROWS", at_a_time)
     given = prompts()
-    group = ri.analyze(bridge, given, ("predictions",), batch_size=batch_size)[
-        "predictions"
-    ].to_dataset()
+    group = ri.analyze(bridge, given, ("predictions",), batch_size=batch_size)["predictions"]
     with torch.no_grad():
         dense = torch.softmax(bridge(torch.tensor([given[0].tokens]))[0].double(), -1).numpy()
     assert group["token"].values.tolist() == list(range(20)) and "layer" not in group.dims
@@ -52,14 +50,10 @@ def test_they_are_the_softmax_of_the_models_logits(bridge, at_a_time, batch_size
 
 
 def test_long_prompts_keep_the_tokens_of_their_spans_first(bridge):
-    group = ri.analyze(bridge, prompts(), [NextTokens(rows=6, candidates=100)])[
-        "predictions"
-    ].to_dataset()
-    assert {4, 5, 15} <= set(group["token"].values.tolist()) and group.sizes == {
-        "token": 6,
-        "rank": 64,
-        "prompt": 3,
-    }
+    run = ri.analyze(bridge, prompts(), [NextTokens(rows=6, candidates=100)])
+    group = run["predictions"]
+    assert {4, 5, 15} <= set(group["token"].values.tolist())
+    assert group.sizes == {"token": 6, "rank": 64, "prompt": 3}
     assert group["probability"].sum("rank").values == pytest.approx(1)
 
 
@@ -79,11 +73,7 @@ def test_texts_stand_beside_tokens_and_spans_in_the_table():
     first = prompt.generated[0] - 1
     assert str(group["next_text"].sel(token=first, rank=0).values) == prompt.token_text[first + 1]
     rows = {row[0]: row for row in prediction_table(run).rows}
-    assert (
-        rows["generated"][1] == len(prompt.generated)
-        and rows["generated"][2] == 100.0
-        and rows["words"][2] < 100
-    )
+    assert rows["generated"][1:3] == (len(prompt.generated), 100.0) and rows["words"][2] < 100
     assert {table.name for table in tables(run)} == {"predictions"}
     assert [one.name for one in figures_of(run)] == ["predictions"]
 

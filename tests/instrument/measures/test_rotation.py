@@ -227,7 +227,7 @@ def test_a_layer_that_rotates_nothing_has_no_pairs():
         assert name == "slow_dominating" or values.isnull().all()
     inputs = random_inputs(scheme="nope")
     chosen = torch.ones(2, 4, 4, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"layer 0 \(nope\) rotates nothing"):
+    with pytest.raises(ValueError, match="rotates nothing"):
         reduced(inputs, [ClosedForm(chosen, pair_statistics(inputs).keys[1:3], "signed")])
 
 

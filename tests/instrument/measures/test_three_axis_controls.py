@@ -62,10 +62,11 @@ def test_distances_by_position_are_the_dense_fit(width, window):
 def test_distances_by_position_where_logits_are_no_dot_product(kind, window):
     inputs = with_holes(random_inputs(tokens=40, window=window))
     added = torch.randn(2, 4, 40, 40, dtype=torch.float64)
-    position_logits = (lambda rows: added[:, :, rows]) if kind == "bias" else None
-    inputs = replace(
-        inputs, softcap=1.0 if kind == "softcap" else None, position_logits=position_logits
-    )
+    by_kind = {
+        "softcap": {"softcap": 1.0},
+        "bias": {"position_logits": lambda rows: added[:, :, rows]},
+    }
+    inputs = replace(inputs, **by_kind[kind])
     assert_allclose(by_position(inputs), dense_by_position(inputs), atol=1e-9)
 
 

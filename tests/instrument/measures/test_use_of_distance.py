@@ -97,12 +97,9 @@ def test_pairs_that_hardly_turn_are_stable_and_random_phases_leave_norms():
     assert float(group["positional_sensitivity"].max()) < 1e-8
     assert_allclose(group["high_share"], 0.0)
     # one pair: a change per position of |c| |e^(i theta) - 1| |cos|, whatever the phase
-    one = replace(
-        inputs,
-        queries=inputs.queries[..., :2],
-        keys=inputs.keys[..., :2],
-        frequencies=torch.tensor([math.pi], dtype=torch.float64),
-    )
+    half_turn = torch.tensor([math.pi], dtype=torch.float64)
+    some = {"queries": inputs.queries[..., :2], "keys": inputs.keys[..., :2]}
+    one = replace(inputs, frequencies=half_turn, **some)
     group = measured(Stability(training_length=64, distances=40), one)
     assert_allclose(group["frequency_entropy"], 0.0, atol=1e-12)
     assert_allclose(group["high_share"], 1.0)
@@ -136,23 +133,19 @@ def test_symbols_equal_a_loop_over_rows():
     for _ in range(2):
         moved, _ = (torch.randperm(len(keys), generator=generator) for _ in range(2))
         for row in chosen:
+            seen = [inputs.keys[0, 0, key] for key in keys]
+            vectors = [inputs.queries[0, 1, row], *seen, *(seen[n] for n in moved)]
             turned = [
                 rotate(vector[None], inputs.positions[0, 0, place][None], inputs.frequencies)[0]
-                for vector, place in [
-                    (inputs.queries[0, 1, row], row),
-                    *((inputs.keys[0, 0, key], key) for key in keys),
-                    *((inputs.keys[0, 0, 1 + int(moved[n])], key) for n, key in enumerate(keys)),
-                ]
+                for vector, place in zip(vectors, [row, *keys, *keys], strict=True)
             ]
             logits = torch.stack(turned[1:]) @ turned[0]
             before, after = logits.numpy().reshape(2, -1)
-            scores.append(
-                [np.corrcoef(after, part)[0, 1] for part in (before, before[moved.numpy()])]
-            )
+            orders = (before, before[moved.numpy()])
+            scores.append([np.corrcoef(after, part)[0, 1] for part in orders])
     of_head = group.isel(prompt=0, layer=0, head=1)
-    assert_allclose(
-        [of_head["position_score"], of_head["symbol_score"]], np.mean(scores, axis=0), rtol=1e-8
-    )
+    found = [of_head["position_score"], of_head["symbol_score"]]
+    assert_allclose(found, np.mean(scores, axis=0), rtol=1e-8)
 
 
 def test_few_keys_and_other_schemes_have_no_score():
