@@ -5,6 +5,7 @@ JSON read.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Optional
@@ -31,21 +32,17 @@ from repo_interp.values import (
 READ = [
     ("3", int, 3),
     (" -3 ", int, -3),
-    ("3", float, 3.0),
     ("1e-3", float, 1e-3),
     ("true", bool, True),
     ("no", bool, False),
-    ("word", str, "word"),
     ("3", str, "3"),
     ("1,2, 3", tuple[int, ...], (1, 2, 3)),
-    ("0.1,2", tuple[float, ...], (0.1, 2.0)),
     ("a, b,", tuple[str, ...], ("a", "b")),
     ("", tuple[int, ...], ()),
     ("1,2", tuple[int, float], (1, 2.0)),
     ("7", int | None, 7),
     ("none", int | None, None),
     ("None", Optional[float], None),  # noqa: UP045
-    ("1,2", tuple[int, ...] | None, (1, 2)),
     ("none", str, "none"),
     ("mean", Literal["mean", "each"], "mean"),
 ]
@@ -85,7 +82,6 @@ def test_a_whole_number_is_taken_for_a_float():
 @pytest.mark.parametrize(
     ("value", "kind", "wanted"),
     [
-        ("3", int, "a whole number"),
         (3.0, int, "a whole number"),
         (True, int, "a whole number"),
         (math.nan, float, "a number"),
@@ -98,7 +94,6 @@ def test_a_whole_number_is_taken_for_a_float():
             Annotated[tuple[int, ...], MinLen(1)],
             "whole numbers with commas between them, at least one",
         ),
-        (math.inf, float, "a number"),
         (1, bool, "true or false"),
         (3, str, "a word"),
         ([1], Mapping[str, int], "a table of numbers and words"),
@@ -124,20 +119,16 @@ def test_python_and_text_are_held_to_the_same_range():
     assert type(Ranged(share=1).share) is float
     for name, value, text in (
         ("share", math.nan, "nan"),
-        ("share", math.inf, "inf"),
         ("share", -0.1, "-0.1"),
         ("share", True, "yes"),
-        ("counts", (0,), "0"),
         ("counts", (10**9,), "1000000000"),
         ("counts", (1.5,), "1.5"),
     ):
         with pytest.raises(InputError, match=f"^ranged.{name} is .*; wanted .*number") as in_python:
             Ranged(**{name: value})
-        with pytest.raises(InputError, match=f"^ranged.{name}={text}: wanted .*number") as as_text:
+        wanted = re.escape(str(in_python.value).partition("wanted")[2])
+        with pytest.raises(InputError, match=f"^ranged.{name}={text}: wanted{wanted}$"):
             with_field(Ranged(), name, text, "ranged")
-        assert (
-            str(in_python.value).partition("wanted")[2] == str(as_text.value).partition("wanted")[2]
-        )
 
 
 @dataclass(frozen=True)
@@ -171,15 +162,7 @@ def test_a_field_is_read_as_its_type_and_the_others_stay():
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [
-        (0.0, "1 s"),
-        (40, "40 s"),
-        (89.4, "89 s"),
-        (90, "2 min"),
-        (720, "12 min"),
-        (5399, "90 min"),
-        (5760, "1.6 h"),
-    ],
+    [(0.0, "1 s"), (89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5760, "1.6 h")],
 )
 def test_durations_are_said_in_the_unit_that_fits(seconds, words):
     assert duration(seconds) == words
@@ -192,7 +175,6 @@ def test_durations_are_said_in_the_unit_that_fits(seconds, words):
         (123456.789, 6, 123457.0),
         (-0.0, 6, 0.0),
         (math.nan, 6, None),
-        (math.inf, 6, None),
         (-math.inf, 6, None),
     ],
 )
