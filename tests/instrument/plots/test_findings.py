@@ -51,15 +51,10 @@ def test_heads_that_share_the_needle_are_named_although_every_mean_is_low():
     for prompt, head in enumerate((0, 1, 0, 1)):
         taken[prompt, 1, head] = 0.9
     (finding,) = found(mass(taken), "attention_mass")
-    assert (
-        finding.sentence
-        == "In 4 of 4 prompts a head of L1 H0-H1, not always the same, gives the needle 90 % to 90 % of its attention, in "
-        "rows that produced the answer"
+    assert finding.sentence.startswith(
+        "In 4 of 4 prompts a head of L1 H0-H1, not always the same, gives the needle 90 % to 90 %"
     )
-    assert (
-        "the most that one head gives on average over prompts is 46 %; equal weights give 2 %"
-        in finding.evidence
-    )
+    assert "on average over prompts is 46 %; equal weights give 2 %" in finding.evidence
     assert (finding.layer, finding.prompt) == (1, 0) and finding.place == "L1 H0, prompt 0"
 
 
@@ -68,11 +63,7 @@ def test_one_head_is_named_alone_and_equal_weights_are_no_finding():
     assert found(mass(taken), "attention_mass") == []
     taken[:, 0, 1] = (0.3, 0.5, 0.4)
     (finding,) = found(mass(taken), "attention_mass")
-    assert (
-        finding.sentence
-        == "In 3 of 3 prompts L0 H1 gives the needle 30 % to 50 % of its attention, in rows that "
-        "produced the answer"
-    )
+    assert "In 3 of 3 prompts L0 H1 gives the needle 30 % to 50 %" in finding.sentence
 
 
 def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
@@ -102,29 +93,19 @@ def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
 def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads():
     changes = np.random.default_rng(0).normal(0, 0.1, (2, 2, 20))
     (none,) = found(effects(changes, -0.05), "effects")
-    assert (
-        none.sentence.startswith(
-            "No change of one layer's positions has a clear effect on the answer; a loss above 0."
-        )
-        and "95 % intervals over 20 prompts" in none.evidence
-        and none.head is None
-    )
+    assert none.sentence.startswith("No change of one layer's positions has a clear effect")
+    assert "95 % intervals over 20 prompts" in none.evidence and none.head is None
     end = float(none.sentence.split(" a loss above ")[1].split(" ")[0])
     by_layer = changes.sum(1)
     half = 2.093 * by_layer.std(-1, ddof=1) / 20**0.5  # Student's t, 19 degrees of freedom
     assert end == pytest.approx(float((half - by_layer.mean(-1)).max()), abs=0.006)
     changes[1, 0] -= 2.0
     layer, head = found(effects(changes, -0.05), "effects")
-    assert layer.sentence.startswith(
-        "Of all layers, the answer needs the positions of layer 1 most: replacing them by the token index costs "
-    )
+    assert "the answer needs the positions of layer 1 most" in layer.sentence
     assert (layer.layer, layer.head, head.layer, head.head) == (1, None, 1, 0)
     (more,) = found(effects(changes, -3.0), "effects")  # as many other heads at random do more
-    assert more.sentence == (
-        "Other heads matter more than the 2 heads that seemed most needed: changing their positions "
-        "(replacing them by the token index) costs 3 nats per token of the answer, those of the 2 "
-        "heads 2, mean over 20 prompts"
-    )
+    assert more.sentence.startswith("Other heads matter more than the 2 heads that seemed most")
+    assert "costs 3 nats per token of the answer, those of the 2 heads 2" in more.sentence
 
 
 def test_names_of_the_atlas_are_sentences_with_their_null():
@@ -140,115 +121,72 @@ def test_names_of_the_atlas_are_sentences_with_their_null():
     coords = {"label": ["sink"], "layer": [3, 5], "head": range(3), "twin": range(2)}
     run = tree(atlas=xr.Dataset(values, coords).set_coords("scheme"))
     (finding,) = found(run, "atlas")
-    assert finding.sentence.startswith(
-        "Attention sink on random tokens: L5 H0-H2, from layer 5 on, give more than half to "
-        "token 0;"
-    )
+    assert "on random tokens: L5 H0-H2, from layer 5 on" in finding.sentence
     assert finding.sentence.endswith("most L5 H1 (97 %)")
-    assert (
-        finding.evidence
-        == "the score of a named head is above 0.5; 2 random-weight controls reach 0.05"
-    )
+    assert "above 0.5; 2 random-weight controls reach 0.05" in finding.evidence
     on_prompts = xr.zeros_like(run["atlas"]["sink"]) + 0.1
     on_prompts[1, 1] = 0.8
     run["atlas"] = run["atlas"].to_dataset().assign(sink_on_prompts=on_prompts)
     (finding,) = found(run, "atlas")
-    assert (
-        finding.sentence
-        == "Attention sink in the prompt: L5 H1, from layer 5 on, give more than half to token 0; "
-        "most L5 H1 (80 %); on random tokens L5 H0-H2 do"
-    )
+    assert "in the prompt: L5 H1, from layer 5 on" in finding.sentence
+    assert finding.sentence.endswith("most L5 H1 (80 %); on random tokens L5 H0-H2 do")
     run["atlas"] = run["atlas"].to_dataset().assign(named=run["atlas"]["named"] * 0)
     assert found(run, "atlas") == []
 
 
 def test_a_component_is_found_that_accounts_for_three_equal_shares():
     shares = np.full((1, 2, 2, 16), 5.0)
-    axes = {
-        "prompt": [0],
-        "layer": [0, 1],
-        "head": [0, 1],
-        "component": range(16),
-        "scheme": ("layer", ["rope"] * 2),
+    data = {
+        "vaf": (("prompt", "layer", "head", "component"), shares),
+        "frequency": (("layer", "component"), np.tile(2.0 ** -np.arange(16), (2, 1))),
     }
-
-    def run():
-        return tree(
-            components=xr.Dataset(
-                {
-                    "vaf": (("prompt", "layer", "head", "component"), shares),
-                    "frequency": (("layer", "component"), np.tile(2.0 ** -np.arange(16), (2, 1))),
-                },
-                axes,
-                {"training_length": 64},
-            ).set_coords("scheme")
-        )
-
-    assert found(run(), "components") == []
-    shares[..., 7], shares[0, 1, 0, 7] = 29.0, 55.0
-    (finding,) = found(run(), "components")
-    assert (
-        finding.sentence
-        == "Rotary component 7 accounts for 29 % of the logits' variance (median head of 2 layers "
-        "that rotate, in one prompt), most in L1 H0 (55 %)"
-    )
-    assert finding.evidence.endswith("equal share of all components is 6 %") and (
-        finding.layer,
-        finding.head,
-    ) == (1, 0)
+    axes = {"layer": [0, 1], "head": [0, 1], "scheme": ("layer", ["rope"] * 2)}
+    run = tree(components=xr.Dataset(data, axes, {"training_length": 64}))
+    assert found(run, "components") == []
+    run["components/vaf"][..., 7], run["components/vaf"][0, 1, 0, 7] = 29.0, 55.0
+    (finding,) = found(run, "components")
+    assert finding.sentence.startswith("Rotary component 7 accounts for 29 % of the logits'")
+    assert finding.sentence.endswith("most in L1 H0 (55 %)")
+    assert "equal share of all components is 6 %" in finding.evidence
+    assert (finding.layer, finding.head) == (1, 0)
 
 
 @pytest.mark.parametrize(
     ("share", "chance", "many"), [(0.8, 0.01, 1), (0.8, 0.2, 0), (0.2, 0.01, 0)]
 )
 def test_gates_on_separators_are_beyond_random_tokens(share, chance, many):
-    values = {
-        "separator_share": 0.1,
-        "separator_share_shuffled": 0.12,
-        "separator_share_chance": 0.6,
-    }
+    dims = ("prompt", "layer", "head")
     data = {
-        name: (("prompt", "layer", "head"), np.full((2, 1, 2), value))
-        for name, value in values.items()
+        "separator_share": (dims, [[[0.1, share]]] * 2),
+        "separator_share_shuffled": (dims, [[[0.12, 0.12]]] * 2),
+        "separator_share_chance": (dims, [[[0.6, chance]]] * 2),
     }
-    data["separator_share"][1][:, 0, 1], data["separator_share_chance"][1][:, 0, 1] = share, chance
-    run = tree(
-        gates=xr.Dataset(
-            data, {"layer": [3], "head": [0, 1], "scheme": ("layer", ["cope"])}
-        ).set_coords("scheme")
-    )
-    findings = found(run, "gates")
-    assert [finding.sentence for finding in findings] == [
-        "Gates fall on separators in L3 H1: in L3 H1 80 % of their sum, mean over 2 prompts"
-    ] * many
+    axes = {"layer": [3], "head": [0, 1], "scheme": ("layer", ["cope"])}
+    findings = found(tree(gates=xr.Dataset(data, axes)), "gates")
+    assert len(findings) == many
+    assert all("L3 H1: in L3 H1 80 % of their sum" in finding.sentence for finding in findings)
 
 
 def test_expected_tokens_are_beyond_the_commonest_one_and_the_least_expected_is_named():
-    run = ri.analyze(
-        ri.zoo("reversal/repo"),
-        ri.tasks.make_task("reversal").prompts(1, test_set="12"),
-        ["positions", "predictions"],
-    )
+    prompts = ri.tasks.make_task("reversal").prompts(1, test_set="12")
+    run = ri.analyze(ri.zoo("reversal/repo"), prompts, ["positions", "predictions"])
     (finding,) = found(run, "predictions")
     measured = run["predictions"].ds
     token = int(measured["token"][int(np.nanargmin(measured["probability_of_next"].values))]) + 1
     assert (finding.prompt, finding.token) == (0, token)
     share = 100 * float((measured["rank_of_next"][:-1] == 0).mean())
     assert f"is right for {share:.0f} % of the tokens of the first prompt" in finding.sentence
-    run["predictions"] = measured.assign(
-        rank_of_next=measured["rank_of_next"] + (measured["rank_of_next"] == 0)
-    )
+    ranks = measured["rank_of_next"]
+    run["predictions"] = measured.assign(rank_of_next=ranks + (ranks == 0))
     assert found(run, "predictions") == []
 
 
 def test_heads_that_count_tokens_are_named_with_their_direction_and_rate():
+    heads = ("prompt", "layer", "head")
     values = {
         "pattern_share": (("layer", "head", "pattern"), np.tile([0.0, 0.0, 1.0], (3, 2, 1))),
-        "trend": (
-            ("prompt", "layer", "head"),
-            np.full((2, 3, 2), 0.9) * [[[1, 1], [-1, -1], [1, -1]]],
-        ),
-        "trend_slope": (("prompt", "layer", "head"), np.full((2, 3, 2), -0.04)),
+        "trend": (heads, 0.9 * np.array([[[1, 1], [-1, -1], [1, -1]]] * 2)),
+        "trend_slope": (heads, np.full((2, 3, 2), -0.04)),
         "trend_null": ("prompt", [0.1, 0.12]),
         "counts_tokens": (("layer", "head"), np.array([[1, 1], [1, 1], [0, 1]])),
         "scheme": ("layer", ["rope", "repo", "repo"]),
@@ -257,18 +195,13 @@ def test_heads_that_count_tokens_are_named_with_their_direction_and_rate():
         patterns=xr.Dataset(values, {"layer": range(3), "head": range(2)}).set_coords("scheme")
     )
     (backwards,) = found(run, "patterns")
-    assert (
-        backwards.sentence
-        == "Positions of L1, L2 H1 fall as the token index rises (rank correlation -0.9, mean "
-        "over 2 prompts), by 0.04 positions per token on average"
-    )
+    assert backwards.sentence.startswith("Positions of L1, L2 H1 fall as the token index rises")
+    assert "correlation -0.9" in backwards.sentence and "by 0.04 positions" in backwards.sentence
     assert "stay within 0.12" in backwards.evidence
-    counts = (
-        run["patterns"].to_dataset().assign(counts_tokens=(("layer", "head"), np.zeros((3, 2))))
-    )
-    assert found(tree(patterns=counts), "patterns") == [], (
-        "that heads do not count is not what the classes say"
-    )
+    counts = run["patterns"].to_dataset()
+    counts["counts_tokens"] = counts["counts_tokens"] * 0
+    # that heads do not count is not what the classes say
+    assert found(tree(patterns=counts), "patterns") == []
     assert found(tree(patterns=counts.drop_vars("trend")), "patterns") == []
 
 
@@ -281,9 +214,8 @@ def test_findings_are_ordered_by_weight_and_no_group_hides_another():
     run["effects"] = effects(changes, -0.001)["effects"]
     given = ri.findings(run)
     assert [finding.group for finding in given] == ["effects", "attention_mass", "effects"]
-    assert [finding.weight for finding in given] == sorted(
-        (finding.weight for finding in given), reverse=True
-    )
+    weights = [finding.weight for finding in given]
+    assert weights == sorted(weights, reverse=True)
     assert ri.findings(run, most=1) == given[:1]
 
 
@@ -300,15 +232,10 @@ def test_heads_are_named_shortly(heads, text):
 
 
 def test_layers_with_all_their_heads_are_named_alone():
-    heads = [(layer, head) for layer in (3, 5, 6, 7) for head in range(3)] + [
-        (1, 0),
-        (4, 1),
-        (4, 2),
-    ]
-    assert (
-        heads_named(heads, per_layer=3) == "L1 H0, L3, L4 H1-H2, L5 and 6 more"
-        and heads_named(heads, 2, 3) == "L1 H0, L3 and 11 more"
-    )
+    heads = [(layer, head) for layer in (3, 5, 6, 7) for head in range(3)]
+    heads += [(1, 0), (4, 1), (4, 2)]
+    assert heads_named(heads, per_layer=3) == "L1 H0, L3, L4 H1-H2, L5 and 6 more"
+    assert heads_named(heads, 2, 3) == "L1 H0, L3 and 11 more"
 
 
 def test_no_finding_speaks_in_names_of_the_code():

