@@ -73,39 +73,28 @@ def spoil(model, layer, head, token, value, prompt_length):
     return attention.module.q_proj.register_forward_hook(hook)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_query_that_is_not_finite_stops_the_measures_that_read_queries(model, value, tmp_path):
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_query_that_is_not_finite_stops_the_measures_that_read_queries(
+    model, value, no_pictures, tmp_path
+):
+    whole = ri.analyze(model, PROMPTS, ("positions", "patterns"))
     spoil(model, 2, 1, 5, value, len(PROMPTS[1].tokens))
     run = ri.analyze(model, PROMPTS, ("positions", "patterns", "components", "attention_mass"))
+    for name in run.children:
+        xr.testing.assert_identical(run[name].to_dataset(), whole[name].to_dataset())
     assert set(run.children) == {"positions", "patterns"}
     where = "queries of layer 2, head 1 in prompt 1 are NaN or infinite"
     assert run.attrs["stopped"] == f"components: {where}\nattention_mass: {where}"
     ri.write_run(run, tmp_path / "run.nc")
     assert ri.read_run(tmp_path / "run.nc").attrs["stopped"] == run.attrs["stopped"]
-
-
-def test_the_page_says_what_was_stopped(model, no_pictures, tmp_path):
-    spoil(model, 2, 1, 5, float("nan"), len(PROMPTS[1].tokens))
-    run = ri.analyze(model, PROMPTS, ("positions", "components"))
     assert write_report(run, tmp_path / "report.html", tmp_path / "figures") == []
-    where = "queries of layer 2, head 1 in prompt 1 are NaN or infinite"
     assert f"not measured: components: {where}" in (tmp_path / "report.html").read_text()
-
-
-def test_what_does_not_stop_is_what_it_is_without(model):
-    whole = ri.analyze(model, PROMPTS, ("positions", "patterns"))
-    spoil(model, 2, 1, 5, float("nan"), len(PROMPTS[1].tokens))
-    run = ri.analyze(model, PROMPTS, ("positions", "patterns", "components"))
-    for name in ("positions", "patterns"):
-        xr.testing.assert_identical(run[name].to_dataset(), whole[name].to_dataset())
 
 
 def test_where_everything_stops_there_is_no_run_and_the_first_measure_is_named(model):
     spoil(model, 0, 3, 0, float("nan"), len(PROMPTS[0].tokens))
-    with pytest.raises(
-        NotFinite,
-        match=r"^components stopped, as 1 more: queries of layer 0, head 3 in prompt 0 are NaN",
-    ):
+    line = "^components stopped, as 1 more: queries of layer 0, head 3 in prompt 0 are NaN"
+    with pytest.raises(NotFinite, match=line):
         ri.analyze(model, PROMPTS, ("components", "three_axis"))
 
 
@@ -126,13 +115,10 @@ def test_a_measure_that_gives_such_numbers_stops_alone(model, value, part):
 
 
 def test_numbers_too_large_for_logits_are_refused(model):
-    with torch.no_grad():
-        attention = as_decoder(model).layers[2]
-        attention.module.q_proj.weight *= 1e12
-        attention.module.k_proj.weight *= 1e12
-    with pytest.raises(
-        NotFinite, match="queries and keys of layer 2 are too large for logits to be numbers"
-    ):
+    attention = as_decoder(model).layers[2].module
+    for projection in (attention.q_proj, attention.k_proj):
+        projection.weight.data *= 1e12
+    with pytest.raises(NotFinite, match="queries and keys of layer 2 are too large"):
         ri.analyze(model, PROMPTS, ("components",))
 
 
@@ -142,12 +128,10 @@ def test_a_pass_that_ends_in_such_numbers_is_noted_and_its_answers_are_refused(m
     run = ri.analyze(model, PROMPTS, ("positions", "predictions"))
     assert set(run.children) == {"positions"}
     assert run.attrs["notes"] == "the pass of prompt 0 ended in NaN or infinity"
-    assert run.attrs["stopped"] == "predictions: the pass of prompt 0 ended in NaN or infinity"
+    assert run.attrs["stopped"] == f"predictions: {run.attrs['notes']}"
     scoring = ri.tasks.make_task("reversal")
     for respond in (forced_responses, generated_responses):
-        with pytest.raises(
-            NotFinite, match=r"the model.s predictions for prompt [01] are NaN or infinite"
-        ):
+        with pytest.raises(NotFinite, match=r"predictions for prompt [01] are NaN or infinite"):
             respond(model, scoring, PROMPTS)
 
 
@@ -157,57 +141,37 @@ def test_a_prompt_is_called_by_its_own_number_whatever_batch_it_is_in(model):
     """
     spoil(model, 2, 1, 13, float("nan"), len(PROMPTS[0].tokens))
     run = ri.analyze(model, PROMPTS, ("positions",), experiments=("perturbation",))
-    assert (
-        run.attrs["stopped"]
-        == "perturbation: the model's predictions for prompt 1 are NaN or infinite"
-    )
+    assert "predictions for prompt 1 are NaN or infinite" in run.attrs["stopped"]
 
 
 def test_rounded_positions_are_warned_about_and_noted(model):
-    with pytest.warns(
-        RoundedPositions, match="positions are rounded in bfloat16; measure them in float32"
-    ) as warned:
+    with pytest.warns(RoundedPositions, match="positions are rounded in bfloat16") as warned:
         run = ri.analyze(model.bfloat16(), PROMPTS, ("positions",))
-    assert len(warned) == 1
-    assert (
-        run.attrs["notes"]
-        == "positions are rounded in bfloat16; measure them in float32 (positions_dtype)"
-    )
-
-
-def test_index_positions_are_not_rounded():
+    assert len(warned) == 1 and "(positions_dtype)" in run.attrs["notes"]
+    # those of the index are not
     assert notes_on(ri.reposition(tiny("llama"), "rope").bfloat16()) == ()
 
 
 def test_prompts_beyond_training_and_measures_that_say_nothing_are_noted(model):
     long = Prompt(tokens=tuple(range(2, 32)) * 5)
     run = ri.analyze(model, [PROMPTS[0], long], ("gates",))
-    assert run.attrs["notes"].splitlines() == [
-        "1 of 2 prompts are longer (up to 150 tokens) than the training length, 128 tokens",
-        "gates gives nothing here: it measures cope, cope_alibi, cope_mlp, cope_rope, cope_relative, and "
-        "the layout is repo@1",
-    ]
-    assert (
-        "notes" not in ri.analyze(ri.reposition(tiny("llama"), "cope"), PROMPTS, ("gates",)).attrs
-    )
+    long, silent = run.attrs["notes"].splitlines()
+    assert long.startswith("1 of 2 prompts are longer (up to 150 tokens) than the training length")
+    assert silent.startswith("gates gives nothing here") and silent.endswith("layout is repo@1")
+    counting = ri.reposition(tiny("llama"), "cope")
+    assert "notes" not in ri.analyze(counting, PROMPTS, ("gates",)).attrs
 
 
 def test_a_scaling_that_changes_nothing_is_noted_in_the_scores(monkeypatch):
     scaling = {"rope_type": "linear", "factor": 2.0}
-    scores = ri.score(ri.load("reversal/nope", rope_scaling=scaling), test_sets=("3",), count=2)
-    assert (
-        scores.attrs["notes"]
-        == "scaling (linear 2.0) changes nothing: no layer of the layout nope rotates"
+    still, turning = (
+        ri.score(ri.load(name, rope_scaling=scaling), test_sets=("3",), count=2).attrs
+        for name in ("reversal/nope", "reversal/rope")
     )
-    assert (
-        "notes"
-        not in ri.score(
-            ri.load("reversal/rope", rope_scaling=scaling), test_sets=("3",), count=2
-        ).attrs
-    )
+    assert "scaling (linear 2.0) changes nothing" in still["notes"] and "notes" not in turning
 
 
-@pytest.mark.parametrize("scaling", [float("nan"), float("inf"), -1.0, 0.0])
+@pytest.mark.parametrize("scaling", [float("nan"), 0.0])
 def test_scalings_are_held_to_a_range_in_python_too(scaling):
     with refused(r'rope_scaling: "rope_parameters" "all layers" "factor": wanted '):
         ri.load("reversal/rope", rope_scaling={"rope_type": "linear", "factor": scaling})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from drawn import artist, starting
-from families import repositioned, tiny
+from families import TINY, repositioned, tiny
 from numpy.testing import assert_allclose
 from refusals import refused
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
@@ -21,38 +21,23 @@ TOKENS = torch.tensor([PROMPT])
 
 
 def partial():
-    config = GPTNeoXConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 1e4,
-            "factor": 4.0,
-            "partial_rotary_factor": 0.5,
-        },
-        initializer_range=0.3,
-    )
+    rotation = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "partial_rotary_factor": 0.5}
+    sizes = TINY | {"num_key_value_heads": 4, "max_position_embeddings": 256}
+    config = GPTNeoXConfig(**sizes, rope_parameters=rotation, initializer_range=0.3)
     return ri.reposition(AutoModelForCausalLM.from_config(config).eval(), "rope")
 
 
-MODELS = {
-    **{
-        scheme: lambda scheme=scheme: repositioned(scheme)
-        for scheme in ("rope", "repo", "nope", "alibi", "cope")
-    },
-    "soft cap and window": lambda: ri.reposition(tiny("gemma2"), "rope"),
-    "partial": partial,
-}
-
-
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=["rope", "repo", "nope", "alibi", "cope", "soft cap and window", "partial"],
+)
 def bridge(request):
     torch.manual_seed(0)
-    return ri.bridge(MODELS[request.param]())
+    if request.param == "partial":
+        return ri.bridge(partial())
+    if request.param == "soft cap and window":
+        return ri.bridge(ri.reposition(tiny("gemma2"), "rope"))
+    return ri.bridge(repositioned(request.param))
 
 
 @torch.no_grad()
@@ -64,21 +49,13 @@ def test_the_parts_sum_to_the_logit_that_the_model_computes(bridge):
     for query, key in ((20, 17), (9, 9), (6, 3)):
         parts = ri.explain_logit(bridge, PROMPT, 1, 2, query, key)
         logit = float(parts["logit"])
-        assert abs(
-            float(parts["pair"].sum() + parts["soft_cap"] + parts["bias"]) - logit
-        ) < 1e-5 * max(1, abs(logit))
-        assert abs(float(parts["rounding"])) < 1e-5 * max(1, abs(logit)) and np.isclose(
-            float(parts["fit"].sum()), logit
-        )
-        assert_allclose(
-            logit, float(seen(bridge, "hook_attn_scores")[2, query, key]), rtol=1e-4, atol=1e-5
-        )
-        assert_allclose(
-            float(parts["attention"]),
-            float(seen(bridge, "hook_pattern")[2, query, key]),
-            rtol=1e-4,
-            atol=1e-6,
-        )
+        whole = parts["pair"].sum() + parts["soft_cap"] + parts["bias"]
+        assert_allclose(whole, logit, rtol=1e-5, atol=1e-5)
+        assert_allclose(parts["rounding"], 0, atol=1e-5 * max(1, abs(logit)))
+        assert_allclose(parts["fit"].sum(), logit, rtol=1e-5, atol=1e-8)
+        for name, hook in (("logit", "hook_attn_scores"), ("attention", "hook_pattern")):
+            expected = seen(bridge, hook)[2, query, key]
+            assert_allclose(parts[name], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_pair_turns_by_its_angle_and_what_does_not_rotate_is_content_alone(bridge):
@@ -91,24 +68,19 @@ def test_a_pair_turns_by_its_angle_and_what_does_not_rotate_is_content_alone(bri
         queries, keys = (seen(bridge, f"hook_rot_{name}") for name in "qk")  # [token, head, d_head]
         vectors = queries[20, 2], keys[17, 2 * keys.shape[1] // 4]
         q, k = (torch.complex(*vector.double().chunk(2)) for vector in vectors)
-        product = q * k.conj()
-        at_zero = (
-            product
-            * torch.polar(torch.ones_like(product.real), -torch.from_numpy(parts["angle"].values))
-        ).real
-        scale = float(parts["pair"].sum()) / float(product.real.sum())
-        assert_allclose(parts["pair"], scale * product.real, rtol=1e-4, atol=1e-5)
-        assert_allclose(parts["pair_at_equal_positions"], scale * at_zero, rtol=1e-4, atol=1e-5)
+        product = (q * k.conj()).numpy()
+        at_zero = product * np.exp(-1j * parts["angle"].values)
+        scale = float(parts["pair"].sum()) / product.real.sum()
+        for name, expected in (("pair", product), ("pair_at_equal_positions", at_zero)):
+            assert_allclose(parts[name], scale * expected.real, rtol=1e-4, atol=1e-5)
 
 
 def test_a_pattern_is_the_models_and_nan_where_a_key_is_not_seen(bridge):
     pattern = ri.attention_pattern(bridge, PROMPT, 1, 2)
     models = seen(bridge, "hook_pattern")[2].numpy()
     assert_allclose(np.nan_to_num(pattern.values), models, atol=1e-5)
-    assert np.isnan(pattern.values[np.triu_indices(24, 1)]).all() and pattern.dims == (
-        "query",
-        "key",
-    )
+    assert np.isnan(pattern.values[np.triu_indices(24, 1)]).all()
+    assert pattern.dims == ("query", "key")
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -119,20 +91,12 @@ def test_centred_axes_have_the_same_map_mean_0_and_a_key_axis_without_slope(wind
     )
     pairs = additive_pairs(torch.ones(1, 1, 12).bool(), torch.ones(1, 1, 12).bool(), window)
     level, new = center_axes(axes, pairs)
-    at = [(i, j) for i in range(12) for j in range(12) if 0 <= i - j < (window or 12)]
-    maps = [
-        np.array([float(a[0, 0, i - j] + b[0, 0, i] + c[0, 0, j]) for i, j in at])
-        for a, b, c in (axes, new)
-    ]
-    assert_allclose(maps[1] + float(level), maps[0])
-    of_pairs = np.array(
-        [
-            [float(new.distance[0, 0, i - j]), float(new.query[0, 0, i]), float(new.key[0, 0, j])]
-            for i, j in at
-        ]
-    )
-    assert_allclose(of_pairs.mean(0), 0, atol=1e-12)
-    assert abs(np.polyfit([j for _, j in at], of_pairs[:, 2], 1)[0]) < 1e-12
+    i, j = np.indices((12, 12)).reshape(2, -1)
+    i, j = np.stack([i, j])[:, (i >= j) & (i - j < (window or 12))]
+    before, after = (np.stack([a[0, 0, i - j], b[0, 0, i], c[0, 0, j]]) for a, b, c in (axes, new))
+    assert_allclose(after.sum(0) + float(level), before.sum(0))
+    assert_allclose(after.mean(1), 0, atol=1e-12)
+    assert abs(np.polyfit(j, after[2], 1)[0]) < 1e-12
 
 
 def test_the_figures_show_every_part_and_every_weight():
@@ -153,39 +117,25 @@ def test_the_figures_show_every_part_and_every_weight():
 
 
 @pytest.mark.parametrize(
-    ("call", "line"),
+    ("given", "line"),
     [
-        (
-            lambda bridge: ri.attention_pattern(bridge, PROMPT * 22, 0, 0),
-            "the prompt has 528 tokens, and patterns are made of up to 512",
-        ),
-        (
-            lambda bridge: ri.attention_pattern(bridge, [PROMPT, PROMPT], 0, 0),
-            "one prompt was wanted; got 2",
-        ),
-        (lambda bridge: ri.attention_pattern(bridge, PROMPT, 3, 0), "layer 3 was asked for"),
-        (lambda bridge: ri.explain_logit(bridge, PROMPT, 0, 4, 5, 3), "head 4 was asked for"),
-        (lambda bridge: ri.explain_logit(bridge, PROMPT, 0, 0, 24, 3), "query 24 was asked for"),
-        (
-            lambda bridge: ri.explain_logit(bridge, PROMPT, 0, 0, 3, 5),
-            "token 3 does not see token 5",
-        ),
-        (lambda bridge: ri.explain_logit(bridge, PROMPT, 0, 0, 20, 5), "no more than 7 earlier"),
-        (
-            lambda bridge: ri.explain_logit(bridge, PROMPT, 0, 0, -1, 0),
-            "query is -1; wanted a whole number",
-        ),
-        (
-            lambda bridge: ri.plots.attention_pattern(bridge),
-            "a pattern is what ri.attention_pattern returns",
-        ),
-        (
-            lambda bridge: ri.plots.logit_parts(bridge),
-            "the parts of a logit are what ri.explain_logit returns",
-        ),
+        ((PROMPT, 3, 0), "layer 3 was asked for"),
+        ((PROMPT, 0, 4, 5, 3), "head 4 was asked for"),
+        ((PROMPT, 0, 0, 24, 3), "query 24 was asked for"),
+        ((PROMPT, 0, 0, 3, 5), "token 3 does not see token 5"),
+        ((PROMPT, 0, 0, 20, 5), "no more than 7 earlier"),
+        ((PROMPT, 0, 0, -1, 0), "query is -1; wanted a whole number"),
+        ((PROMPT * 22, 0, 0), "the prompt has 528 tokens, and patterns are made of up to 512"),
+        (([PROMPT, PROMPT], 0, 0), "one prompt was wanted; got 2"),
     ],
 )
-def test_what_cannot_be_explained_is_one_line(call, line):
+def test_what_cannot_be_explained_is_one_line(given, line):
     bridge = ri.bridge(ri.reposition(tiny("gemma2"), "rope"))
     with refused(line):
-        call(bridge)
+        (ri.attention_pattern if len(given) == 3 else ri.explain_logit)(bridge, *given)
+
+
+@pytest.mark.parametrize("draw", [ri.plots.attention_pattern, ri.plots.logit_parts])
+def test_what_is_no_explanation_is_not_drawn(draw):
+    with refused("what ri.(attention_pattern|explain_logit) returns"):
+        draw(3)
