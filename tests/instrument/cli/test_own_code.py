@@ -72,10 +72,7 @@ def evil(directory, mark, named_in="tokenizer_config.json"):
 def refused(command, named, mark, capsys):
     assert main(command) == 2
     said = capsys.readouterr()
-    assert (
-        f"{named} names code of its own (auto_map), and no code of a checkpoint is ever run"
-        in said.err
-    )
+    assert f"{named} names code of its own (auto_map)" in said.err
     assert said.err.count("\n") == 1 and said.out == "" and not mark.exists()
 
 
@@ -90,27 +87,23 @@ def test_the_code_would_run_where_transformers_may_run_it(tmp_path, mark, monkey
 @pytest.mark.parametrize(
     "command",
     [
-        ["inspect", "CHECKPOINT"],
-        ["analyze", "CHECKPOINT", "--prompts", "PROMPTS", "--out", "OUT"],
-        ["score", "CHECKPOINT", "reversal", "--count", "1"],
-        ["train", "reversal", "--continue-from", "CHECKPOINT", "--out", "OUT"],
-        ["train", "reversal", "--continue-from", "CHECKPOINT", "--adapter", "2", "--out", "OUT"],
-        ["figures", "repo", "--no-zoo", "--checkpoint", "mine=CHECKPOINT", "--out", "OUT"],
+        "inspect CHECKPOINT",
+        "analyze CHECKPOINT --prompts PROMPTS --out OUT",
+        "score CHECKPOINT reversal --count 1",
+        "train reversal --continue-from CHECKPOINT --out OUT",
+        "train reversal --continue-from CHECKPOINT --adapter 2 --out OUT",
+        "figures repo --no-zoo --checkpoint mine=CHECKPOINT --out OUT",
     ],
-    ids=lambda command: " ".join(command[:2] + command[4:5]),
 )
 def test_every_command_refuses_a_checkpoint_with_code(
     tmp_path, mark, yes, capsys, command, named_in
 ):
-    checkpoint, prompts, out = (
-        evil(tmp_path / "checkpoint", mark, named_in),
-        tmp_path / "prompts.jsonl",
-        tmp_path / "out",
-    )
+    checkpoint = evil(tmp_path / "checkpoint", mark, named_in)
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out"
     prompts.write_text('{"tokens": [5, 6, 7, 8]}\n')
     for name, path in {"CHECKPOINT": checkpoint, "PROMPTS": prompts, "OUT": out}.items():
-        command = [word.replace(name, str(path)) for word in command]
-    refused(command, checkpoint / named_in, mark, capsys)
+        command = command.replace(name, str(path))
+    refused(command.split(), checkpoint / named_in, mark, capsys)
     assert not out.exists()
 
 
@@ -124,16 +117,10 @@ def test_an_adapter_on_a_base_with_code_is_refused(tmp_path, mark, yes, capsys):
     evil(base, mark)
     (tmp_path / "prompts.jsonl").write_text('{"tokens": [5, 6, 7, 8]}\n')
     asked = ["--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "out")]
-    refused(
-        ["analyze", str(tmp_path / "adapter"), *asked], base / "tokenizer_config.json", mark, capsys
-    )
-    evil(tmp_path / "adapter", mark)
-    refused(
-        ["inspect", str(tmp_path / "adapter")],
-        tmp_path / "adapter" / "tokenizer_config.json",
-        mark,
-        capsys,
-    )
+    adapter = tmp_path / "adapter"
+    refused(["analyze", str(adapter), *asked], base / "tokenizer_config.json", mark, capsys)
+    evil(adapter, mark)
+    refused(["inspect", str(adapter)], adapter / "tokenizer_config.json", mark, capsys)
 
 
 def test_a_gguf_file_is_read_without_the_code_beside_it(tmp_path, mark, yes, capsys, monkeypatch):
@@ -161,19 +148,11 @@ def test_a_corpus_in_the_tokens_of_a_tokenizer_with_code_is_refused(tmp_path, ma
     tokenizer("metaspace_bpe").save_pretrained(tmp_path / "tokens")
     named = evil(tmp_path / "tokens", mark) / "tokenizer_config.json"
     (tmp_path / "corpus.txt").write_text("The sky is blue. " * 1000)
-    options = [
-        "--set",
-        f"corpus={tmp_path / 'corpus.txt'}",
-        "--set",
-        f"tokenizer_file={tmp_path / 'tokens' / 'tokenizer.json'}",
-    ]
-    assert main(["train", "language", *options, "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr()
-    assert (
-        f"{named} names code of its own" in said.err
-        and not mark.exists()
-        and not (tmp_path / "out").exists()
-    )
+    corpus = f"corpus={tmp_path / 'corpus.txt'}"
+    tokens = f"tokenizer_file={tmp_path / 'tokens' / 'tokenizer.json'}"
+    command = ["train", "language", "--set", corpus, "--set", tokens]
+    refused([*command, "--out", str(tmp_path / "out")], named, mark, capsys)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_python_interface_refuses_it_too(tmp_path, mark, yes):
@@ -185,25 +164,13 @@ def test_the_python_interface_refuses_it_too(tmp_path, mark, yes):
 
 
 def test_the_hub_is_asked_for_nothing_that_could_run():
-    wanted = [
-        "config.json",
-        "tokenizer.json",
-        "tokenizer.model",
-        "model-00001-of-00002.safetensors",
-        "merges.txt",
-        "vocab.json",
-    ]
-    code = [
-        "modeling.py",
-        "tokenizer.py",
-        "tokenizer_evil.py",
-        "tokenizer.json.py",
-        "a/b.py",
-        "model.bin",
-        "model.pt",
-        "run.sh",
-    ]
-    assert list(filter_repo_objects(wanted + code, allow_patterns=list(FETCHED))) == wanted
+    wanted = (
+        "config.json tokenizer.json tokenizer.model model-00001-of-00002.safetensors merges.txt"
+    )
+    code = "modeling.py tokenizer.py tokenizer.json.py a/b.py model.bin model.pt run.sh"
+    files = f"{wanted} vocab.json {code}".split()
+    asked = filter_repo_objects(files, allow_patterns=list(FETCHED))
+    assert list(asked) == f"{wanted} vocab.json".split()
 
 
 def test_a_plain_checkpoint_is_still_read(tmp_path):
