@@ -377,6 +377,6 @@ def test_a_page_is_the_same_bytes_from_memory_and_from_the_file(tmp_path):
         name: node.attrs for name, node in read.children.items()
     }
     for name, each in (("memory", run), ("file", read)):
-        assert write_report(each, tmp_path / f"{name}.html", tmp_path / name) == []
+        assert write_report(each, tmp_path / f"{name}.html", tmp_path / name, ("svg",)) == []
     assert (tmp_path / "memory.html").read_bytes() == (tmp_path / "file.html").read_bytes()
     assert tree(tmp_path / "memory") == tree(tmp_path / "file")

@@ -5,7 +5,6 @@ in another error.
 import json
 import zipfile
 
-import numpy as np
 import pytest
 import torch
 import xarray as xr
@@ -141,14 +140,10 @@ def test_tokens_and_positions_whose_numbers_cannot_be_read_are_refused(bridge, k
 def test_an_attribute_that_no_file_holds_is_named(run, tmp_path, value, place):
     given = run.copy(deep=True)
     group = given["predictions"].to_dataset()
-    owner = {"/": given, "/predictions": group, "/predictions/probability": group["probability"]}[
-        place
-    ]
-    owner.attrs["mine"] = value
+    owners = {"/": given, "/predictions": group, "/predictions/probability": group["probability"]}
+    owners[place].attrs["mine"] = value
     given["predictions"] = xr.DataTree(group)
-    with pytest.raises(
-        ri.InputError, match=f"the attribute 'mine' of {place} is .*, which no netCDF file holds"
-    ):
+    with pytest.raises(ri.InputError, match=f"the attribute 'mine' of {place} is .*, which no"):
         ri.write_run(given, tmp_path / "run.nc")
     assert not list(tmp_path.iterdir())
 
@@ -159,11 +154,7 @@ def test_text_where_numbers_should_be_is_named(run):
             if array.dtype.kind not in "fi":
                 continue
             given = run.copy(deep=True)
-            data = given[group].to_dataset()
-            data[name] = (array.dims, np.full(array.shape, "text"), array.attrs)
-            given[group] = xr.DataTree(data)
+            given[f"{group}/{name}"] = xr.full_like(array, "text", dtype=object)
             for ask in (ri.findings, ri.show):
-                with pytest.raises(
-                    ri.InputError, match=f"{group}/{name} of the run holds text; wanted numbers"
-                ):
+                with pytest.raises(ri.InputError, match=f"{group}/{name} of the run holds text"):
                     ask(given)

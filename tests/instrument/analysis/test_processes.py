@@ -36,7 +36,7 @@ ANALYZE = (
     *("--measures", "attention_mass,predictions"),
 )
 SCORE = ("score", "reversal/rope", "--test-sets", "2,5", "--count", "20", "--batch-size", "8")
-MEASURES = ["positions", "components"]
+MEASURES = ["positions", "patterns"]
 BAD = ("analyze", "niah/repo", "--measures", "entropy")
 DIFFERENT = ("analyze", "niah/repo", "--seed", "RANK")
 

@@ -50,19 +50,11 @@ NAMES = {
 def test_wrong_names_are_refused_before_torch_is_imported(tmp_path):
     """Found: refused after 12 to 20 seconds."""
     given = "\n".join(NAMES)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH],
-        input=given,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    program, pipes = [sys.executable, "-c", WITHOUT_TORCH], {"capture_output": True, "text": True}
+    done = subprocess.run(program, input=given, cwd=tmp_path, **pipes)
     assert done.stdout.split() == ["2"] * len(NAMES), done.stderr
     for line, (command, said) in zip(done.stderr.splitlines(), NAMES.items(), strict=True):
-        assert line.startswith(f"repo-interp {command.split()[0]}: ") and said in line, (
-            command,
-            line,
-        )
+        assert line.startswith(f"repo-interp {command.split()[0]}: ") and said in line
 
 
 @pytest.mark.parametrize(
