@@ -163,6 +163,17 @@ def test_largest_steps_are_those_of_tokens_in_segments():
     assert segments.largest_steps(np.full(7, 2.0), labels).size == 0
 
 
+def test_both_scores_of_every_head_stand_over_shuffled_edges(run):
+    group = run["segments"].to_dataset().sel(kind="lines")
+    panels = segments.segment_scores(run, "lines").axes
+    for ax, name in zip(panels, ("variance_between", "boundary_f1"), strict=True):
+        expected = group[name].sel(layer=3).mean("prompt")
+        assert_allclose(artist(ax, "heads 3").get_ydata(), expected.dropna("head"))
+        controls = [bar[0][1] for bar in artist(ax, "control 3").get_segments()]
+        shuffled = group[f"{name}_shuffled"].sel(layer=3).mean("prompt")
+        assert_allclose(controls, shuffled.dropna("head"))
+
+
 def test_the_kind_that_most_prompts_have_and_the_heads_that_learn_come_first(run):
     group = run["segments"].to_dataset()
     assert segments.main_kind(group) == "sentences"
