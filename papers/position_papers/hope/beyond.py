@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import xarray as xr
@@ -70,18 +71,9 @@ BESIDE_PHASES, BEYOND_PHASES = "the first of these shares", "beyond random phase
 
 
 def _claim(kind: Kind, statement: str, source: str, rule: Rule, part: str = "") -> Claim:
-    statement, also = (
-        f"beyond L the activated components {statement} in the first layer",
-        (labelled(kind, part, BEYOND_PHASES),),
-    )
+    statement = f"beyond L the activated components {statement} in the first layer"
+    also = (labelled(kind, part, BEYOND_PHASES),)
     return Claim("H4", statement, source, "figure", rule, labelled(kind, part), also=also)
-
-
-def _beyond_phases(claim: Claim) -> Claim:
-    """The same claim, beyond what geometry makes of it."""
-    rule = All(claim.rule, BeyondNull(BESIDE_PHASES, 0.95, NAME))
-    statement = f"{claim.statement}, more than geometry makes them"
-    return Claim("H4", statement, claim.source, "none", rule, claim.also[0])
 
 
 _UPPER = All(AtLeast(UPPER, 0.5), AtLeast(UPPER_MORE, 0.25))
@@ -92,7 +84,14 @@ CLAIMS = {
     )
     for kind in replicates.KINDS
 }
-BESIDE_NULL = {claim: _beyond_phases(claim) for claims in CLAIMS.values() for claim in claims}
+BESIDE_NULL = {
+    claim: claim.beyond(
+        f"{claim.statement}, more than geometry makes them", BeyondNull(BESIDE_PHASES, 0.95, NAME)
+    )
+    for claims in CLAIMS.values()
+    for claim in claims
+}
+"""The same claims, beyond what geometry makes of them."""
 Points = Float[np.ndarray, "... point"]
 
 
@@ -192,9 +191,7 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
             ),
         )
         observed = Observed(ours[quantity], null)
-        yield judged.on(
-            BESIDE_NULL[claim], {**ours, BESIDE_PHASES: observed}, beside_null(observed)
-        )
+        yield judged.on(BESIDE_NULL[claim], {BESIDE_PHASES: observed}, beside_null(observed))
 
 
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
@@ -242,12 +239,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
 
 BEYOND = Experiment(
     "beyond",
-    tuple(
-        each
-        for claims in CLAIMS.values()
-        for claim in claims
-        for each in (claim, BESIDE_NULL[claim])
-    ),
+    tuple(chain.from_iterable(BESIDE_NULL.items())),
     replace(
         NEEDS_ROPE,
         otherwise=f"{NEEDS_ROPE.otherwise} whose first layer has activated components and "

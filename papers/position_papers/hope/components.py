@@ -19,7 +19,6 @@ from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turn
 from position_papers.hope.replicates import NEEDS_ROPE, bands
 from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, random_weights
 from position_papers.kit import (
-    All,
     AtMost,
     BeyondNull,
     Claim,
@@ -48,17 +47,10 @@ H5 = Claim(
     also=("beyond random weights and phases",),
 )
 SWING_BESIDE_TWINS, SWING_BESIDE_PHASES = "this number", "and"
-H5_NULLS = Claim(
-    "H5",
+H5_NULLS = H5.beyond(
     "components of lower frequency are more constant than random weights and geometry make them",
-    H5.source,
-    "none",
-    All(
-        H5.rule,
-        BeyondNull(SWING_BESIDE_TWINS, 0.95, relation="below"),
-        BeyondNull(SWING_BESIDE_PHASES, 0.95, NAME, "below"),
-    ),
-    "beyond random weights and phases",
+    BeyondNull(SWING_BESIDE_TWINS, 0.95, relation="below"),
+    BeyondNull(SWING_BESIDE_PHASES, 0.95, NAME, "below"),
 )
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -101,13 +102,6 @@ def _claim(kind: Kind, statement: str, rule: All, part: str = "") -> Claim:
     )
 
 
-def _beyond_phases(claim: Claim) -> Claim:
-    """The same claim of RoPE alone, beyond what geometry makes of it."""
-    rule = All(claim.rule, BeyondNull(DEPTH, 0.95, NAME))
-    statement = f"{claim.statement}, of RoPE with a deeper minimum than geometry makes it"
-    return Claim("H1", statement, claim.source, "none", rule, claim.also[0])
-
-
 CLAIMS = {
     kind: (
         _claim(
@@ -124,7 +118,15 @@ CLAIMS = {
     )
     for kind in replicates.KINDS
 }
-BESIDE_NULL = {claim: _beyond_phases(claim) for claims in CLAIMS.values() for claim in claims}
+BESIDE_NULL = {
+    claim: claim.beyond(
+        f"{claim.statement}, of RoPE with a deeper minimum than geometry makes it",
+        BeyondNull(DEPTH, 0.95, NAME),
+    )
+    for claims in CLAIMS.values()
+    for claim in claims
+}
+"""The same claims of RoPE alone, beyond what geometry makes of it."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +207,7 @@ def tabulate(measured: Sequence[xr.DataTree]) -> Iterable[Evidence]:
     """
     for scheme in U_SHAPED:
         if scheme not in [_scheme(tree["within"].to_dataset()) for tree in measured]:
-            own = [claim for claims in CLAIMS.values() for claim in claims]
-            for claim in (*own, *(BESIDE_NULL.values() if scheme == "rope" else ())):
+            for claim in (*BESIDE_NULL, *(BESIDE_NULL.values() if scheme == "rope" else ())):
                 yield unmeasured(claim, scheme, f"no checkpoint of scheme {scheme} was given")
     for name, kind in zip(("within", "repeated"), replicates.KINDS, strict=True):
         for data in (tree[name].to_dataset() for tree in measured if "repeated" in tree):
@@ -253,12 +254,7 @@ def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
 
 LOGIT_BY_DISTANCE = Experiment(
     "logit_by_distance",
-    tuple(
-        each
-        for claims in CLAIMS.values()
-        for claim in claims
-        for each in (claim, BESIDE_NULL[claim])
-    ),
+    tuple(chain.from_iterable(BESIDE_NULL.items())),
     Needs(
         together(is_analysed),
         "no checkpoint of a scheme that the claim is about was given",

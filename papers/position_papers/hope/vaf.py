@@ -58,13 +58,9 @@ H2 = Claim(
     also=("beyond random phases",),
 )
 BESIDE_PHASES = "this number"
-H2_PHASES = Claim(
-    "H2",
+H2_PHASES = H2.beyond(
     "the VAF of components with theta in (pi/L, 2 pi/L) is more outstanding than geometry makes it",
-    H2.source,
-    "none",
-    All(H2.rule, BeyondNull(BESIDE_PHASES, 0.95, NAME)),
-    "beyond random phases",
+    BeyondNull(BESIDE_PHASES, 0.95, NAME),
 )
 
 

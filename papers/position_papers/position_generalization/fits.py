@@ -81,21 +81,14 @@ R_BESIDE_TWINS, R_ABOVE_SHUFFLED = (
     "this r",
     "this r minus that with the distances shuffled, prompt by prompt,",
 )
-P1_NULL = Claim(
-    "P1",
+P1_NULL = P1.beyond(
     "the distance axis takes part: r is above that of random weights, and of shuffled distances",
-    P1.source,
-    "none",
-    All(P1.rule, BeyondNull(R_BESIDE_TWINS, 0.95), Significant(R_ABOVE_SHUFFLED)),
-    "beyond nulls",
+    BeyondNull(R_BESIDE_TWINS, 0.95),
+    Significant(R_ABOVE_SHUFFLED),
 )
-P2_NULL = Claim(
-    "P2",
+P2_NULL = P2.beyond(
     "fake-distance logits are more of a sum of two axes than with random weights",
-    P2.source,
-    "none",
-    All(P2.rule, BeyondNull(R_BESIDE_TWINS, 0.95)),
-    "beyond random weights",
+    BeyondNull(R_BESIDE_TWINS, 0.95),
 )
 P3 = Claim(
     "P3",

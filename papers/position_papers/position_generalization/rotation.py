@@ -87,13 +87,7 @@ _P5 = Claim(
 )
 P5 = {"rotation": _P5, "rotation_printed": replace(_P5, part="g as printed", also=())}
 """By group: g with the sign that the proof needs, and as it is printed."""
-P5_NULL = replace(
-    _P5,
-    paper_number="none",
-    rule=All(_P5.rule, BeyondNull(R_BESIDE_TWINS, 0.95)),
-    part="beyond random weights",
-    also=(),
-)
+P5_NULL = _P5.beyond(_P5.statement, BeyondNull(R_BESIDE_TWINS, 0.95))
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured | None:

@@ -71,13 +71,8 @@ R6_CELLS = Claim(
     AtLeast(CELLS, 1),
     "other chunk sizes and tolerances",
 )
-R6_NULL = Claim(
-    "R6",
-    "hybrid dominates more than it does with random weights",
-    R6.source,
-    "none",
-    All(R6.rule, BeyondNull(BESIDE_TWINS, 0.95)),
-    "beyond random weights",
+R6_NULL = R6.beyond(
+    "hybrid dominates more than it does with random weights", BeyondNull(BESIDE_TWINS, 0.95)
 )
 
 

@@ -67,13 +67,9 @@ BESIDE_TWINS = (
     "the growth of the mean range, in positions, beside random weights,",
     "the heads' variation, beside random weights,",
 )
-R5_NULL = Claim(
-    "R5",
+R5_NULL = R5.beyond(
     "ranges grow with the context and are uneven over heads, both more than with random weights",
-    R5.source,
-    "none",
-    All(R5.rule, *(BeyondNull(quantity, 0.95) for quantity in BESIDE_TWINS)),
-    "beyond random weights",
+    *(BeyondNull(quantity, 0.95) for quantity in BESIDE_TWINS),
 )
 
 

@@ -18,7 +18,7 @@ from enum import StrEnum
 import numpy as np
 
 from position_papers.kit.judge.differences import holm
-from position_papers.kit.judge.rules import Rule, Values, chance, leans, may_hold, tests
+from position_papers.kit.judge.rules import All, Rule, Values, chance, leans, may_hold, tests
 from position_papers.kit.scale import Scale
 
 
@@ -108,6 +108,12 @@ class Claim:
     def label(self) -> str:
         """What the claim is called in tables: "R1", "R1 (trained lengths)"."""
         return f"{self.id} ({self.part})" if self.part else self.id
+
+    def beyond(self, statement: str, *rules: Rule) -> Claim:
+        """The part that it also has to hold, `also`: its own rule, and `rules` that tell it from
+        what nobody learned.
+        """
+        return Claim(self.id, statement, self.source, "none", All(self.rule, *rules), self.also[0])
 
 
 @dataclass(frozen=True)
