@@ -20,12 +20,7 @@ from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import Grid, colour_map
-from repo_interp.plots.marks.drawing import (
-    legend_below,
-    name_ticks,
-    note,
-    number,
-)
+from repo_interp.plots.marks.drawing import legend_below, name_ticks, note, number
 from repo_interp.plots.marks.scores import layout_name
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plots.views.components import (
@@ -49,8 +44,13 @@ COMPONENT = "component r (0 turns fastest)"
 VAF = "VAF (%)"
 LOGIT = "mean logit (q·k)"
 _CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
+_SUM: Mapping[str, Any] = {"color": "#222222", "linewidth": 1.2}
+LONGER = 0.45
+"""Opacity of what was measured on sequences longer than training."""
 ROWS = 6
 """Layers that get a row each beyond the training length."""
+_BEHIND: Mapping[str, Any] = {"linewidth": 0, "zorder": 0}
+"""Of what is shaded behind curves."""
 TRAINED: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
 TRAINED_HANDLE = Line2D([], [], **TRAINED, label="training length L")
 
@@ -86,51 +86,39 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
         xlim=(0, 1.01 * max(1.0, float(logits["distance"].values[known].max()))), xlabel=DISTANCE
     )
     figure.supylabel(LOGIT)
-    handles = [Line2D([], [], color="#222222", linewidth=1.2, label="sequences of length L")]
+    looks = {"sequences of length L": _SUM}
     if logits.sizes["length"] > 1:
-        handles.append(Line2D([], [], color="#222222", linewidth=1.2, alpha=0.45, label="longer"))
+        looks["longer"] = {**_SUM, "alpha": LONGER}
     if logits.sizes["weights"] > 1:
-        handles.append(Line2D([], [], **_CONTROL, label="random weights"))
+        looks["random weights"] = _CONTROL
+    handles = [Line2D([], [], **look, label=label) for label, look in looks.items()]
     legend_below(figure, [*handles, TRAINED_HANDLE, FEW_HANDLE])
     return figure
 
 
 def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
-    """One panel: the trained curve of every length of sequences, and the controls'."""
-    trained, colour = (
-        int(logits["training_length"].item()),
-        scheme_colour(str(logits["scheme"].item())),
-    )
-    longest = 1
+    """One panel: the trained curve of every length of sequences, and of the longest that was
+    measured the controls', which lie behind.
+    """
+    colour = scheme_colour(str(logits["scheme"].item()))
+    trained, longest = int(logits["training_length"]), 1
     for length in map(int, sorted(logits["length"].values, reverse=True)):
-        for weights in [name for name in logits["weights"].values if name != "trained"] + [
-            "trained"
-        ]:
-            line = (
-                logits.sel(weights=weights, length=length)
-                .sel(distance=slice(1, None))
-                .dropna("distance")
+        for weights in sorted(logits["weights"].values, key="trained".__eq__):
+            line = (logits.sel(weights=weights, length=length, distance=slice(1, None))).dropna(
+                "distance"
             )
-            if not line.size:
+            look: Mapping[str, Any] = _CONTROL
+            if weights == "trained":
+                look = {**_SUM, "color": colour, "alpha": 1.0 if length <= trained else LONGER}
+            if not line.size or (look is _CONTROL and longest >= length):
                 continue
-            longest = max(longest, int(line["distance"].max()))
-            look: dict[str, Any] = {
-                "color": colour,
-                "linewidth": 1.2,
-                "alpha": 1.0 if length <= trained else 0.45,
-            }
-            if weights != "trained":
-                if length < max(logits["length"].values) and longest >= length:
-                    continue
-                look = dict(_CONTROL)
             edge = length - length // FEW_PAIRS
             many, few = line.sel(distance=slice(None, edge)), line.sel(distance=slice(edge, None))
-            ax.plot(many["distance"].values, many.values, **look, gid=f"{weights} {length}")
-            thin: dict[str, Any] = look | {"linewidth": 0.6}
-            ax.plot(
-                few["distance"].values, few.values, **thin, gid=f"{weights} {length}, few pairs"
-            )
+            ax.plot(many["distance"], many, **look, gid=f"{weights} {length}")
+            thin = {**look, "linewidth": 0.6}
+            ax.plot(few["distance"], few, **thin, gid=f"{weights} {length}, few pairs")
             if weights == "trained":
+                longest = max(longest, int(line["distance"].max()))
                 shade_few(ax, length, f"few pairs {length}")
     shade_beyond(ax, trained, longest)
 
@@ -148,15 +136,8 @@ def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
     _shade_bands(ax, bands)
     places, trained = np.arange(vaf.sizes["component"]), vaf.sel(weights="trained").values
     if "spread" in components:
-        ax.errorbar(
-            places - BESIDE_CONTROLS,
-            trained,
-            components["spread"].values,
-            fmt="none",
-            color="#222222",
-            linewidth=0.6,
-            zorder=4,
-        )
+        bar: Any = {"fmt": "none", "color": "#222222", "linewidth": 0.6, "zorder": 4}
+        ax.errorbar(places - BESIDE_CONTROLS, trained, components["spread"].values, **bar)
     controls = [str(name) for name in vaf["weights"].values if name != "trained"]
     # A mark takes less than half of a component's place, so that bars are seen between marks.
     size = min(2.2, 72 * COLUMN_WIDTH * 0.45 / len(places))
@@ -195,8 +176,8 @@ def _bars(
         zorder=2,
     )
     ax.axhline(0, color="#333333", linewidth=0.6)
-    _component_axis(ax, values["component"].values)
-    ax.set(ylabel=label, title=title)
+    name_ticks(ax.xaxis, values["component"].values, 8 if len(bands) > 10 else 10)
+    ax.set(xlim=(-0.6, len(bands) - 0.4), xlabel=COMPONENT, ylabel=label, title=title)
     ax.grid(axis="y")
     return figure, ax, bands
 
@@ -227,41 +208,18 @@ def pair_of_tokens(components: xr.Dataset, title: str = "") -> PaperFigure:
     """
     logit = components["logit"]
     figure, ax, bands = _bars(logit, components, "part of the logit (q·k)", title)
-    sums = logit.values.cumsum()
-    ax.step(
-        np.arange(len(sums)),
-        sums,
-        where="mid",
-        color="#000000",
-        linewidth=1.0,
-        zorder=3,
-        gid="sum so far",
-    )
-    total = float(logit.sum())
+    total, sums = float(logit.sum()), logit.values.cumsum()
+    look: Any = {"color": "#000000", "linewidth": 1.0, "label": "sum so far"}
+    ax.step(np.arange(len(sums)), sums, where="mid", zorder=3, gid="sum so far", **look)
     note(ax, f"sum {number(total)}", (len(sums) - 0.5, total), (1, 0), 6, annotation_clip=False)
-    legend_below(
-        figure,
-        [*_band_patches(bands), Line2D([], [], color="#000000", linewidth=1.0, label="sum so far")],
-    )
+    legend_below(figure, [*_band_patches(bands), Line2D([], [], **look)])
     return figure
 
 
 def _shade_bands(ax: Axes, bands: np.ndarray) -> None:
     for place, band in enumerate(bands):
         if band != "high":
-            ax.axvspan(
-                place - 0.5,
-                place + 0.5,
-                color=BAND_COLOURS[band],
-                alpha=0.12,
-                linewidth=0,
-                zorder=0,
-            )
-
-
-def _component_axis(ax: Axes, components: np.ndarray) -> None:
-    name_ticks(ax.xaxis, components, 8 if len(components) > 10 else 10)
-    ax.set(xlim=(-0.6, len(components) - 0.4), xlabel=COMPONENT)
+            ax.axvspan(place - 0.5, place + 0.5, color=BAND_COLOURS[band], alpha=0.12, **_BEHIND)
 
 
 def _band_patches(bands: np.ndarray) -> list[Patch]:
@@ -278,25 +236,19 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
     """The first layer's components and the mean logit of every layer beyond the training length, a
     row each (HoPE fig. 3c).
 
-    `components` holds `component_by_distance` [component, distance], of each layer or of the first,
+    `components` holds `component_by_distance` [component, distance] of the first layer,
     `logit_by_distance` [layer, distance], `activated` and `low_frequency` [component]. Drawn are
     the activated components, or the lower ones where none is activated, each in units of the range
     that it had within the training length, and up to `ROWS` layers, evenly chosen, each on a scale
     of its own. Curves are means over L / 16 neighbouring distances.
     """
-    smooth = components[["component_by_distance", "logit_by_distance"]].isel(
-        distance=slice(1, None)
+    curves = components[["component_by_distance", "logit_by_distance"]]
+    windows = curves.isel(distance=slice(1, None)).rolling(
+        distance=max(1, training_length // 16), center=True
     )
-    smooth = (
-        smooth.rolling(distance=max(1, training_length // 16), center=True)
-        .mean()
-        .dropna("distance")
-    )
-    curves = smooth["component_by_distance"]
-    curves = (curves.isel(layer=0) if "layer" in curves.dims else curves).transpose(
-        "component", "distance"
-    )
-    bands, distance = band_of(components), curves["distance"].values
+    smooth = windows.mean().dropna("distance")
+    curves = smooth["component_by_distance"].transpose("component", "distance")
+    bands, distance = band_of(components), smooth["distance"].values
     band = "activated" if "activated" in bands else "low"
     logits = smooth["logit_by_distance"].transpose("layer", "distance")
     rows = np.unique(np.linspace(0, logits.sizes["layer"] - 1, ROWS).round().astype(int))
@@ -304,7 +256,7 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
     top, *below = figure.subplots(
         1 + len(rows), 1, sharex=True, gridspec_kw={"height_ratios": [1.5, *(1 for _ in rows)]}
     )
-    top.axhspan(0, 1, color=BAND_COLOURS[band], alpha=0.10, linewidth=0, zorder=0)
+    top.axhspan(0, 1, color=BAND_COLOURS[band], alpha=0.10, **_BEHIND)
     top.axhline(0.5, color=BAND_COLOURS[band], linewidth=0.6)
     for place in np.flatnonzero(bands == band):
         within = curves.values[place][distance < training_length]
@@ -312,27 +264,14 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
     top.set_ylabel("range within L")
     top.set_title(f"layer {logits['layer'].values[0]}: {BAND_NAMES[band]} components", pad=9)
     for ax, row in zip(below, rows, strict=True):
-        ax.plot(
-            distance,
-            logits.values[row],
-            color="#222222",
-            linewidth=1.0,
-            gid=f"layer {logits['layer'].values[row]}",
-        )
-        ax.set_title(f"layer {logits['layer'].values[row]}: mean logit")
-        ax.set_ylabel("q·k")
+        layer = f"layer {logits['layer'].values[row]}"
+        ax.plot(distance, logits.values[row], color="#222222", linewidth=1.0, gid=layer)
+        ax.set(title=f"{layer}: mean logit", ylabel="q·k")
     below[-1].set_xlabel(DISTANCE)
     for ax in (top, *below):
         shade_beyond(ax, training_length, int(distance[-1]))
-    top.text(
-        training_length,
-        1.01,
-        " beyond L",
-        transform=top.get_xaxis_transform(),
-        ha="left",
-        va="bottom",
-        fontsize=6,
-    )
+    above: Any = {"transform": top.get_xaxis_transform(), "va": "bottom", "fontsize": 6}
+    top.text(training_length, 1.01, " beyond L", **above)
     legend_below(figure, [*band_lines(np.array([band])), TRAINED_HANDLE])
     return figure
 
@@ -341,7 +280,7 @@ def shade_beyond(ax: Axes, training_length: int, last: int) -> None:
     """Mark the training length, and shade what lies beyond it up to the distance `last`."""
     ax.axvline(training_length, **TRAINED, gid="training length")
     if last > training_length:
-        ax.axvspan(training_length, last, color="#222222", alpha=0.05, linewidth=0, zorder=0)
+        ax.axvspan(training_length, last, color="#222222", alpha=0.05, **_BEHIND)
     ax.set_xlim(0, max(last, training_length) * 1.01)
     ax.grid(axis="y")
 
@@ -362,42 +301,31 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
     Returns:
         The figure.
     """
-    curves = (
-        components["component_by_distance"]
-        .transpose("component", "distance")
-        .sel(distance=slice(1, None))
-    )
+    curves = components["component_by_distance"].transpose("component", "distance")
+    curves = curves.sel(distance=slice(1, None))
     bands, distance = band_of(components), curves["distance"].values
     ranged = np.count_nonzero(bands == "high") > MOST_CURVES
     swing = curves - curves.mean("distance")
     figure = paper_figure(COLUMN_WIDTH, 3.3)
     above, below = figure.subplots(2, 1, sharex=True)
+    range_look: Any = {"color": BAND_COLOURS["high"], "alpha": 0.35}
     for band in ("high", "low", "activated"):
         of_band = np.flatnonzero(bands == band)
         if band == "high" and ranged:  # a tangle in which none can be followed
             ends = swing.values[of_band].min(0), swing.values[of_band].max(0)
-            shade = {"color": BAND_COLOURS[band], "alpha": 0.35, "linewidth": 0}
-            above.fill_between(distance, *ends, **shade, gid=f"range {band}")
+            above.fill_between(distance, *ends, **range_look, linewidth=0, gid=f"range {band}")
             continue
         for place in of_band:
-            above.plot(
-                distance,
-                swing.values[place],
-                **line_of(band),
-                gid=f"component {curves['component'].values[place]}",
-            )
+            name = f"component {curves['component'].values[place]}"
+            above.plot(distance, swing.values[place], **line_of(band), gid=name)
     length = int(distance[-1]) + 1
     edge = length - length // FEW_PAIRS
-    total = swing.sum("component").values
-    below.plot(distance, total, color="#000000", linewidth=1.3, gid="sum")
+    total: Any = {"color": "#000000", "linewidth": 1.3}
+    below.plot(distance, swing.sum("component").values, **total, gid="sum")
     for band in ("low", "activated"):
         if (bands == band).any():
-            below.plot(
-                distance,
-                swing.values[bands == band].sum(0),
-                **line_of(band) | {"linewidth": 1.3},
-                gid=f"sum {band}",
-            )
+            look = line_of(band) | {"linewidth": 1.3}
+            below.plot(distance, swing.values[bands == band].sum(0), **look, gid=f"sum {band}")
     above.set_title(f"{title + ': ' if title else ''}each component, from its mean")
     below.set(title="their sum, and the sum of a band", xlabel=DISTANCE)
     for ax in (above, below):
@@ -412,15 +340,12 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
         ax.set_ylim(many.min() - margin, many.max() + margin)
         shade_few(ax, length, "few pairs")
     _name_activated(above, swing, bands)
-    legend_below(
-        figure,
-        [
-            Line2D([], [], color="#000000", linewidth=1.3, label="all"),
-            *band_lines(bands if not ranged else bands[bands != "high"]),
-            *([Patch(color=BAND_COLOURS["high"], alpha=0.35, label=RANGE)] if ranged else []),
-            FEW_HANDLE,
-        ],
-    )
+    handles = [Line2D([], [], **total, label="all")]
+    if ranged:
+        handles += [*band_lines(bands[bands != "high"]), Patch(**range_look, label=RANGE)]
+    else:
+        handles += band_lines(bands)
+    legend_below(figure, [*handles, FEW_HANDLE])
     return figure
 
 
@@ -432,15 +357,8 @@ def shade_few(ax: Axes, length: int, gid: str) -> None:
         length: Length of the sequence in tokens.
         gid: Identifier of the shade in an SVG.
     """
-    ax.axvspan(
-        length - length // FEW_PAIRS,
-        length,
-        color=FEW_COLOUR,
-        alpha=FEW_SHADE,
-        linewidth=0,
-        zorder=0,
-        gid=gid,
-    )
+    edge = length - length // FEW_PAIRS
+    ax.axvspan(edge, length, color=FEW_COLOUR, alpha=FEW_SHADE, **_BEHIND, gid=gid)
 
 
 def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
@@ -461,10 +379,8 @@ def _name_activated(ax: Axes, swing: xr.DataArray, bands: np.ndarray) -> None:
     for group in groups:
         numbers = [str(swing["component"].values[place]) for place in sorted(group)]
         name = f"r = {', '.join(numbers) if len(numbers) < 3 else f'{numbers[0]} … {numbers[-1]}'}"
-        end = (
-            float(swing["distance"][-1]),
-            float(np.clip(np.mean([ends[place] for place in group]), low, high)),
-        )
+        height = float(np.clip(np.mean([ends[place] for place in group]), low, high))
+        end = float(swing["distance"][-1]), height
         note(ax, name, end, (2, 0), 6, color=BAND_COLOURS["activated"], annotation_clip=False)
 
 
@@ -491,8 +407,8 @@ def band_lines(bands: np.ndarray) -> list[Line2D]:
     Returns:
         One entry per band among them.
     """
-    present = [band for band in BAND_COLOURS if band in bands]
     return [
-        Line2D([], [], color=BAND_COLOURS[band], linewidth=1.4, label=BAND_NAMES[band])
-        for band in present
+        Line2D([], [], color=colour, linewidth=1.4, label=BAND_NAMES[band])
+        for band, colour in BAND_COLOURS.items()
+        if band in bands
     ]
