@@ -254,7 +254,7 @@ def tabulate(measured: tuple[str, xr.Dataset]) -> Iterator[Evidence]:
             f"{part.measured}, in the head where it stands out most",
             {WITHIN: trained.observed, KEPT: trained.chance, REACHED: trained.chance},
             trained.observed,
-            float(trained.by_prompt.std(ddof=1)) if len(trained.by_prompt) > 1 else None,
+            float(trained.by_prompt.std(ddof=1)),
             "texts",
             len(trained.by_prompt),
             f"{part.control} {trained.control:.3g}; random weights {random}",

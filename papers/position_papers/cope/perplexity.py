@@ -36,6 +36,7 @@ from position_papers.kit import (
     Subject,
     between,
     between_rises,
+    compared,
     evidence,
     first_of,
     in_legend,
@@ -46,14 +47,13 @@ from position_papers.kit import (
     of_tasks,
     on_the_same_windows,
     perplexity_table,
+    rise,
     score_by_length,
     score_subject,
     shortest_and_longest,
     trained_alike,
     unmeasured,
 )
-from position_papers.kit.judge.differences import rise
-from position_papers.kit.perplexities import compared
 from repo_interp.plots.marks.scores import layout_name
 
 ROPE, ABSOLUTE, OPEN, KEYS, FEW = "rope", "learned", "open", "separate_keys", "few"

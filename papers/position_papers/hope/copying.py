@@ -307,7 +307,8 @@ def _lengths(first: Scored, *others: Scored) -> tuple[list[str], list[str]]:
         for name in sorted(first.test_sets, key=int)
         if all(name in each.test_sets for each in others)
     ]
-    beyond = [name for name in shared if _tokens(first, name) > first.training_length]
+    tokens = _task(first).tokens
+    beyond = [name for name in shared if tokens(int(name)) > first.training_length]
     return beyond, [name for name in shared if name not in beyond]
 
 
@@ -349,15 +350,6 @@ def _samples(
 
 def _measured(beyond: Sequence[str]) -> str:
     return f"exact match at {beyond[0]} to {beyond[-1]} sequences, beyond L, %"
-
-
-def _tokens(scored: Scored, test_set: str) -> int:
-    """Tokens of a copying prompt with as many sequences as `test_set` says: <bos>, the sequences,
-    the question.
-    """
-    return (
-        scored.tokens(test_set) if scored.live is not None else _task(scored).tokens(int(test_set))
-    )
 
 
 def _task(scored: Scored) -> Copying:

@@ -38,17 +38,11 @@ def smoothed(curves: xr.DataArray, length: int) -> xr.DataArray:
     """
     width = max(1, length // 16)
     start = curves.sel(distance=slice(1, None)).transpose(..., "distance")
-    windows = np.lib.stride_tricks.sliding_window_view(start.values, width, axis=-1)[
-        ..., :: max(1, width // 4), :
-    ]
-    middles = (
-        start["distance"].values[: start.sizes["distance"] - width + 1 : max(1, width // 4)]
-        + (width - 1) / 2
-    )
-    axes = {axis: start[axis] for axis in start.dims[:-1]} | {
-        "middle": xr.Variable("middle", middles, {"units": "tokens"})
-    }
-    return xr.DataArray(windows.mean(-1), axes, (*start.dims[:-1], "middle"), attrs=curves.attrs)
+    last = slice(width - 1, None, max(1, width // 4))
+    windows = start.rolling(distance=width).construct("place").isel(distance=last)
+    middles = xr.Variable("middle", windows["distance"] - (width - 1) / 2, {"units": "tokens"})
+    means = windows.mean("place", keep_attrs=True, skipna=False).rename(distance="middle")
+    return means.assign_coords(middle=middles)
 
 
 def mean_curve_vaf(curves: xr.DataArray) -> xr.DataArray:

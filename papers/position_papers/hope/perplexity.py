@@ -36,6 +36,7 @@ from position_papers.kit import (
     ScoreOptions,
     Subject,
     between,
+    compared,
     evidence,
     first_of,
     in_words,
@@ -50,7 +51,6 @@ from position_papers.kit import (
     trained_alike,
     unmeasured,
 )
-from position_papers.kit.perplexities import compared
 
 LOG_PERPLEXITY = "log perplexity at the longest length, in nats per token,"
 

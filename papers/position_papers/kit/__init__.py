@@ -31,6 +31,7 @@ from position_papers.kit.judge.differences import (
     numbers_of,
     paired_difference,
     paired_seeds,
+    rise,
     share_difference,
     welch_difference,
 )
@@ -49,7 +50,9 @@ from position_papers.kit.judge.rules import (
     Where,
     beside_null,
 )
+from position_papers.kit.learned_positions import why_not
 from position_papers.kit.perplexities import (
+    compared,
     on_the_same_windows,
     perplexity_table,
     shortest_and_longest,
@@ -76,6 +79,7 @@ from position_papers.kit.scores import (
     sample_table,
     score_subject,
     score_table,
+    with_methods,
 )
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import VARIANT, Subject, records_of, seeds_of

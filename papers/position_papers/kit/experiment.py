@@ -257,7 +257,7 @@ def each(fits: Callable[[Subject], bool]) -> Groups:
 
 def together(fits: Callable[[Subject], bool]) -> Groups:
     """One group of all checkpoints that fit; none where none does."""
-    return _alike(fits, lambda subject: None)
+    return alike(fits, lambda subject: None)
 
 
 def trained_alike(fits: Callable[[Subject], bool], besides: Sequence[str] = ()) -> Groups:
@@ -272,19 +272,19 @@ def trained_alike(fits: Callable[[Subject], bool], besides: Sequence[str] = ()) 
             option for option in options if option[0] not in besides
         )
 
-    return _alike(fits, trained_on)
+    return alike(fits, trained_on)
 
 
 def asked_the_same(fits: Callable[[Subject], bool]) -> Groups:
     """Groups of those that fit and can be given the same prompts: one per task (tokenizer, where
     there is none) and training length.
     """
-    return _alike(
+    return alike(
         fits, lambda subject: (subject.task or subject.tokenizer_digest, subject.training_length)
     )
 
 
-def _alike(fits: Callable[[Subject], bool], by: Callable[[Subject], Any]) -> Groups:
+def alike(fits: Callable[[Subject], bool], by: Callable[[Subject], Any]) -> Groups:
     """Groups of those that fit, by what `by` gives of each."""
 
     def groups(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:

@@ -145,10 +145,12 @@ def _measure(subject: Subject, options: Any) -> xr.Dataset:
                 scoring, forced_responses(model, scoring, prompts, options.batch_size), prompts
             )
 
-    plain = loss_of(nullcontext())
-    without = loss_of(frozen(model, layer=list(subject.learned)))
-    index = loss_of(linearised(model, layer=list(subject.learned)))
-    loss = "-log p per target, mean over a prompt's targets"
+    loss, layers = "-log p per target, mean over a prompt's targets", list(subject.learned)
+    changes = {
+        "plain": (nullcontext(), loss),
+        "frozen": (frozen(model, layer=layers), f"{loss}, while learned positions are frozen"),
+        "index": (linearised(model, layer=layers), f"{loss}, with the token index in their place"),
+    }
     return xr.Dataset(
         {
             "range": described(
@@ -157,17 +159,10 @@ def _measure(subject: Subject, options: Any) -> xr.Dataset:
             "from_token": described(
                 xr.DataArray(shares, dims=axes), "share of the variance between equal tokens", "1"
             ),
-            "plain": described(xr.DataArray(plain, dims="prompt"), loss, "nat"),
-            "frozen": described(
-                xr.DataArray(without, dims="prompt"),
-                f"{loss}, while learned positions are frozen",
-                "nat",
-            ),
-            "index": described(
-                xr.DataArray(index, dims="prompt"),
-                f"{loss}, with the token index in their place",
-                "nat",
-            ),
+            **{
+                name: described(xr.DataArray(loss_of(changed), dims="prompt"), words, "nat")
+                for name, (changed, words) in changes.items()
+            },
         },
         coords={"layer": position["layer"].values},
         attrs={"length": max(map(len, tokens))},
@@ -187,10 +182,8 @@ def from_token(
     _, identity = np.unique(np.asarray(tokens), return_inverse=True)
     centred = positions - positions.mean()
     means = np.bincount(identity, centred) / np.bincount(identity)
-    total = float((centred**2).sum())
-    return (
-        1 - float(((centred - means[identity]) ** 2).sum()) / total if total > 0 else float("nan")
-    )
+    total = centred.var()
+    return float(1 - (centred - means[identity]).var() / total) if total > 0 else np.nan
 
 
 def _with_error(change: Difference) -> str:

@@ -11,7 +11,6 @@ no claim.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ import pandas as pd
 import xarray as xr
 from matplotlib.lines import Line2D
 
-from position_papers.kit.experiment import Drawing, Experiment, Needs
+from position_papers.kit.experiment import Drawing, Experiment, Needs, alike
 from position_papers.kit.subjects import Subject, records_of
 from position_papers.training.trained import read_runs, seed_of
 from repo_interp.errors import InputError
@@ -42,14 +41,6 @@ def _logs(subject: Subject) -> dict[int, Path]:
     return {first if seed is None else seed: file for seed, file in zip(seeds, files, strict=True)}
 
 
-def _groups(subjects: Sequence[Subject]) -> list[list[Subject]]:
-    found: dict[str, list[Subject]] = defaultdict(list)
-    for subject in subjects:
-        if subject.configuration is not None and _logs(subject):
-            found[subject.configuration.task].append(subject)
-    return list(found.values())
-
-
 def measure(subjects: Sequence[Subject], *_: Any) -> xr.Dataset:
     """Loss and score by step; NaN where a run has no record of a step."""
     runs = [
@@ -61,7 +52,7 @@ def measure(subjects: Sequence[Subject], *_: Any) -> xr.Dataset:
     data = table[["loss", "score"]].astype(float).to_xarray()
     data = data.sel(checkpoint=[subject.name for subject in subjects])
     configuration = subjects[0].configuration
-    assert configuration is not None  # of `_groups`
+    assert configuration is not None  # of `NEEDS`
     task = make_task(configuration.task)
     layouts = ("checkpoint", [subject.layout for subject in subjects])
     return (
@@ -114,5 +105,11 @@ def learning_curves(data: xr.Dataset) -> PaperFigure:
     return figure
 
 
-NEEDS = Needs(_groups, "no log of training was kept")
+NEEDS = Needs(
+    alike(
+        lambda subject: subject.configuration is not None and bool(_logs(subject)),
+        lambda subject: subject.kind,
+    ),
+    "no log of training was kept",
+)
 LEARNING_CURVES = Experiment("learning_curves", (), NEEDS, measure, lambda data: (), draw)

@@ -61,13 +61,9 @@ def ours_and_theirs(ours: Scale, theirs: Scale) -> str:
 
 
 def _in_words(scale: Scale) -> str:
-    size = [f"{scale.layers} layers"] * (scale.layers is not None) + [f"width {scale.width}"] * (
-        scale.width is not None
-    )
-    rest = [f"{scale.length} tokens"] * (scale.length is not None) + [scale.training or ""] * (
-        scale.training is not None
-    )
-    return ", ".join([" × ".join(size)] * bool(size) + rest)
+    size = scale.layers and f"{scale.layers} layers", scale.width and f"width {scale.width}"
+    length = scale.length and f"{scale.length} tokens"
+    return ", ".join(filter(None, (" × ".join(filter(None, size)), length, scale.training)))
 
 
 def scale_beside(paper: Scale, checkpoint: str, paths: Mapping[str, str]) -> str:

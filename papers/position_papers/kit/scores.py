@@ -82,9 +82,7 @@ class Scored:
     """Tokens of the longest prompt in training."""
     metric: str
     live: xr.Dataset | None
-    """`score [method, test_set, prompt]`, `tokens [test_set]` (longest prompt); None where there
-    are no weights.
-    """
+    """`score [method, test_set, prompt]`; None where there are no weights."""
     recorded: tuple[Recorded, ...]
     other_seeds: Mapping[int, xr.Dataset] = field(default_factory=dict)
     """As `live` by seed, of the other seeds that have weights; none where nothing is asked beside
@@ -121,15 +119,6 @@ class Scored:
         return Sample(
             np.array(list(known.values())), prompts, count, self.metric in SHARES, tuple(known)
         )
-
-    def tokens(self, test_set: str) -> int:
-        """Longest prompt of a test set.
-
-        Raises InputError where there are no weights to have made prompts for.
-        """
-        if self.live is None:
-            raise InputError(f"{self.name} has no weights, so no prompts were made of {test_set}")
-        return int(self.live["tokens"].sel(test_set=test_set))
 
 
 def of_tasks(*tasks: str) -> Callable[[Subject], bool]:

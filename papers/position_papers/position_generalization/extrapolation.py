@@ -33,8 +33,8 @@ from position_papers.kit import (
     groups_of,
     over_seeds,
     unmeasured,
+    why_not,
 )
-from position_papers.kit.learned_positions import why_not
 from position_papers.position_generalization.length_figures import extrapolation_by_length
 from position_papers.position_generalization.measured import (
     MODEL,

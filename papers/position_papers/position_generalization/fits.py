@@ -37,8 +37,8 @@ from position_papers.kit import (
     groups_of,
     mean_of,
     paired_difference,
+    why_not,
 )
-from position_papers.kit.learned_positions import why_not
 from position_papers.position_generalization.measured import (
     MODEL,
     SOURCE,

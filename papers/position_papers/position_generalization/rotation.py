@@ -35,8 +35,8 @@ from position_papers.kit import (
     evidence,
     groups_of,
     over_seeds,
+    why_not,
 )
-from position_papers.kit.learned_positions import why_not
 from position_papers.position_generalization.fits import by_weights, of_heads, rotating_layers
 from position_papers.position_generalization.measured import (
     MODEL,

@@ -33,8 +33,8 @@ from position_papers.kit import (
     mean_of,
     paired_difference,
     unmeasured,
+    why_not,
 )
-from position_papers.kit.learned_positions import why_not
 from position_papers.position_generalization.disturbed import OF_TEXT, POINTS, TEXT, measure
 from position_papers.position_generalization.measured import (
     MODEL,

@@ -22,6 +22,7 @@ import xarray as xr
 
 from position_papers.kit import (
     PLAIN,
+    All,
     AtLeast,
     Cache,
     Claim,
@@ -30,9 +31,10 @@ from position_papers.kit import (
     Experiment,
     Needs,
     Scored,
-    ScoreOptions,
+    Significant,
     Subject,
     between,
+    compared,
     evidence,
     in_words,
     missing,
@@ -47,8 +49,6 @@ from position_papers.kit import (
     trained_alike,
     unmeasured,
 )
-from position_papers.kit.judge.rules import All, Significant
-from position_papers.kit.perplexities import compared
 from position_papers.repo.checkpoints import OLMO
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
@@ -107,8 +107,9 @@ class Assigned(NamedTuple):
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Assigned]:
     """Score the checkpoints on the same windows, and correlate learned positions with the index."""
-    asked = ScoreOptions(batch_size=options.batch_size, seed=options.seed, device=options.device)
-    scored = on_the_same_windows([score_subject(subject, asked, cache) for subject in subjects])
+    scored = on_the_same_windows(
+        [score_subject(subject, options.of_scores, cache) for subject in subjects]
+    )
     by_name = {subject.name: subject for subject in subjects}
     return [
         Assigned(

@@ -40,8 +40,8 @@ from position_papers.kit import (
     method_panels,
     paired_seeds,
     seeds_of,
+    why_not,
 )
-from position_papers.kit.learned_positions import why_not
 from position_papers.repo.checkpoints import (
     HAYSTACKS,
     NO_HAYSTACK,

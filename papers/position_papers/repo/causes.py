@@ -38,8 +38,8 @@ from position_papers.kit import (
     paired_difference,
     score_by_length,
     share_difference,
+    why_not,
 )
-from position_papers.kit.learned_positions import why_not
 from position_papers.repo.checkpoints import GPT2, can_mirror, reversal_of, reversals
 from position_papers.repo.mirror import R2, R3, strengths
 from position_papers.repo.mirror import measure as measure_mirror

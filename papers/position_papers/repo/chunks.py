@@ -32,8 +32,8 @@ from position_papers.kit import (
     evidence,
     over_seeds,
     paired_difference,
+    why_not,
 )
-from position_papers.kit.learned_positions import why_not
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from position_papers.repo.options import Options
 from position_papers.repo.pattern_figures import stacked_shares

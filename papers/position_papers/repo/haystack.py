@@ -44,8 +44,8 @@ from position_papers.kit import (
     paired_seeds,
     sample_table,
     unmeasured,
+    why_not,
 )
-from position_papers.kit.learned_positions import why_not
 from position_papers.repo.checkpoints import (
     HAYSTACKS,
     NO_HAYSTACK,

@@ -52,8 +52,8 @@ from position_papers.kit import (
     over_seeds,
     records_of,
     unmeasured,
+    why_not,
 )
-from position_papers.kit.learned_positions import why_not
 from position_papers.repo.checkpoints import GPT2, can_be_asked_to_mirror, reversal_of, reversals
 from position_papers.repo.options import Options
 from position_papers.training.trained import recorded_scores

@@ -29,11 +29,10 @@ from position_papers.kit import (
     Custom,
     Sample,
     Scored,
-    ScoreOptions,
     Subject,
     score_subject,
+    with_methods,
 )
-from position_papers.kit.scores import with_methods
 from position_papers.repo.checkpoints import longest_trained, needles, omits_positions, reads_text
 from position_papers.repo.options import Options
 from repo_interp.experiments.generated_scores import found_needles
@@ -116,13 +115,7 @@ def search(subject: Subject, options: Options, cache: Cache) -> Searched:
             cache, _ruler, options, lengths, rotates, prompts=options.score_prompts
         )
         return Searched(subject, scores, None)
-    asked = ScoreOptions(
-        options.score_prompts,
-        batch_size=options.batch_size,
-        seed=options.seed,
-        device=options.device,
-    )
-    scored = score_subject(subject, asked, cache, lambda _: (YARN,) if rotates else ())
+    scored = score_subject(subject, options.of_scores, cache, lambda _: (YARN,) if rotates else ())
     assert scored.live is not None, subject.path
     known = [length for length in lengths if str(length) in scored.test_sets]
     score = (

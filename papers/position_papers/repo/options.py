@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from position_papers.kit import ScoreOptions
 from repo_interp.errors import InputError
 from repo_interp.values import Count, Seed
 
@@ -43,6 +44,13 @@ class Options:
     batch_size: Count = 16
     seed: Seed = 0
     device: str = "cpu"
+
+    @property
+    def of_scores(self) -> ScoreOptions:
+        """How much is scored of tasks."""
+        return ScoreOptions(
+            self.score_prompts, batch_size=self.batch_size, seed=self.seed, device=self.device
+        )
 
     def __post_init__(self) -> None:
         for name in ("prompts", "control_prompts", "score_prompts", "efficiency_rounds"):

@@ -36,8 +36,8 @@ from position_papers.kit import (
     evidence,
     over_seeds,
     welch_difference,
+    why_not,
 )
-from position_papers.kit.learned_positions import why_not
 from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_long_positions
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze

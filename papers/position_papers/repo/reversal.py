@@ -20,7 +20,6 @@ from position_papers.kit import (
     Experiment,
     Needs,
     Scored,
-    ScoreOptions,
     Subject,
     between,
     evidence,
@@ -66,13 +65,7 @@ R1_TRAINED = Claim(
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Scored]:
     """Exact match of every checkpoint on every length that its task names."""
-    asked = ScoreOptions(
-        options.score_prompts,
-        batch_size=options.batch_size,
-        seed=options.seed,
-        device=options.device,
-    )
-    return [score_subject(subject, asked, cache) for subject in subjects]
+    return [score_subject(subject, options.of_scores, cache) for subject in subjects]
 
 
 def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:

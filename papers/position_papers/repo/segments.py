@@ -45,8 +45,8 @@ from position_papers.kit import (
     mean_of,
     over_seeds,
     paired_difference,
+    why_not,
 )
-from position_papers.kit.learned_positions import why_not
 from position_papers.repo.checkpoints import OLMO, learns_from_hidden_states
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze

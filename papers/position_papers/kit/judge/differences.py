@@ -115,12 +115,10 @@ class ShareDifference(Difference):
 
     def limits(self, errors: float = SIGNIFICANT) -> tuple[float, float]:
         """Newcombe's limits, from those of both shares."""
-        (first, second), (low, high) = (
-            self.shares,
-            zip(*map(wilson, self.shares, self.counts, (errors,) * 2), strict=True),
-        )
-        down = np.hypot(first - low[0], high[1] - second)
-        up = np.hypot(high[0] - first, second - low[1])
+        first, second = self.shares
+        own, rival = (wilson(*each, errors) for each in zip(self.shares, self.counts, strict=True))
+        down = np.hypot(first - own[0], rival[1] - second)
+        up = np.hypot(own[1] - first, second - rival[0])
         return self.margin - float(down), self.margin + float(up)
 
     def p_value(self) -> float:
@@ -162,17 +160,13 @@ def share_difference(first: float, second: float, counts: tuple[int, int]) -> Sh
     """`first` minus `second`, shares of so many prompts."""
     one, other = ((high - low) / 2 for low, high in map(wilson, (first, second), counts))
     over = f"{counts[0]} and {counts[1]} prompts"
-    samples = [
-        Sample(np.array([share]), np.empty(0), count, True)
-        for share, count in zip((first, second), counts, strict=True)
-    ]
     return ShareDifference(
         first - second,
         float(np.hypot(one, other)),
         over,
         shares=(first, second),
         counts=counts,
-        samples=(samples[0], samples[1]),
+        samples=(Sample.of_share(first, counts[0]), Sample.of_share(second, counts[1])),
     )
 
 
@@ -288,6 +282,11 @@ class Sample:
         prompts = np.asarray(values, dtype=float)
         return cls(np.array([prompts.mean()]), prompts, len(prompts), False, (), texts)
 
+    @classmethod
+    def of_share(cls, share: float, count: int) -> Sample:
+        """A share of so many prompts of one model, of which no more is known."""
+        return cls(np.array([share]), np.empty(0), count, True)
+
     @property
     def mean(self) -> float:
         """Mean over seeds."""
@@ -306,11 +305,7 @@ class Sample:
         if self._as_share:
             low, high = wilson(self.mean, self.count)
             return (high - low) / 2
-        return (
-            float(self.prompts.std(ddof=1) / np.sqrt(len(self.prompts)))
-            if len(self.prompts) > 1
-            else None
-        )
+        return float(stats.sem(self.prompts)) if len(self.prompts) > 1 else None
 
     @property
     def over(self) -> str:
@@ -406,14 +401,13 @@ def numbers_of(sample: Sample, scale: float = 1.0, ours: float | None = None) ->
     """Arguments of `verdict` that `sample` decides: mean, unless `ours` is given, and spread times
     `scale`, what it is over, and counts.
     """
-    spread = None if sample.spread is None else scale * sample.spread
-    known = {
-        "spread": spread,
+    return {
+        "ours": scale * sample.mean if ours is None else ours,
+        "spread": None if sample.spread is None else scale * sample.spread,
         "spread_over": sample.over,
         "n": sample.count,
         "seeds": len(sample.seeds),
     }
-    return {"ours": scale * sample.mean if ours is None else ours, **known}
 
 
 def mean_of(values: Float[np.ndarray, " value"], over: str, n: int = 0) -> dict[str, Any]:
