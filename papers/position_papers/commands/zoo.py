@@ -102,10 +102,8 @@ def _plan(console: Console, names: list[str]) -> None:
     for name, group in groupby(runs, key=lambda run: run.planned.name):
         folders = [(run.configuration.steps, TrainingFolder(run.directory)) for run in group]
         last = [(folder.records() or [{"step": 0, "seconds": 0.0}])[-1] for _, folder in folders]
-        done, seconds = (
-            sum(record["step"] for record in last),
-            sum(record["seconds"] for record in last),
-        )
+        done = sum(record["step"] for record in last)
+        seconds = sum(record["seconds"] for record in last)
         steps = sum(count for count, _ in folders)
         finished = sum(folder.is_finished for _, folder in folders)
         took, left = (

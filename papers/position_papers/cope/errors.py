@@ -196,10 +196,8 @@ def experiment(task: ErrorTask, name: str) -> Experiment:
     def draw(groups: Sequence[Alike]) -> Iterator[Drawing]:
         learned = [alike for alike in groups if not alike.not_learned] or list(groups)
         tables = {alike.title: error_table(alike) for alike in groups}
-        own, left_out = (
-            configured_task(groups[0].scored[0].configuration),
-            [each for each in groups if each not in learned],
-        )
+        own = configured_task(groups[0].scored[0].configuration)
+        left_out = [each for each in groups if each not in learned]
         caption = " ".join(
             [
                 task.caption(own),
@@ -275,10 +273,8 @@ def lower_error(claim: Claim, alike: Alike, test_set: str) -> Evidence:
     """The verdict on whether CoPE's error on a test set is below those of its rivals."""
     rule = claim.rule
     assert isinstance(rule, LowerError)
-    cope, names = (
-        alike.given[COPE],
-        [name for name, called in RIVALS.items() if called in rule.rivals],
-    )
+    cope = alike.given[COPE]
+    names = [name for name, called in RIVALS.items() if called in rule.rivals]
     given = {name: each for name, each in alike.given.items() if name in (COPE, *names)}
     compared = {name: each for name, each in given.items() if test_set in each.test_sets}
     unscored = [each.name for name, each in given.items() if name not in compared]
@@ -289,10 +285,8 @@ def lower_error(claim: Claim, alike: Alike, test_set: str) -> Evidence:
     if COPE not in compared or len(compared) == 1:
         return unmeasured(claim, cope.name, "; ".join(filter(None, absent)))
     samples = {name: errors_of(each, test_set) for name, each in compared.items()}
-    errors, shown = (
-        {name: 100 * sample.mean for name, sample in samples.items()},
-        alike.shown(samples, test_set),
-    )
+    errors = {name: 100 * sample.mean for name, sample in samples.items()}
+    shown = alike.shown(samples, test_set)
     # 100 (1 - 0.99) is a little more than 1
     easy = np.round(list(errors.values()), 9).max() <= rule.apart
     differences = {

@@ -243,10 +243,8 @@ def tabulate(measured: tuple[str, xr.Dataset]) -> Iterator[Evidence]:
         if trained is None:
             yield unmeasured(part.claim, name, "too few of the texts have separators or segments")
             continue
-        random, sizes = (
-            ", ".join(f"{each.observed:.3g}" for each in controls if each is not None),
-            data[part.variables[0]].sizes,
-        )
+        random = ", ".join(f"{each.observed:.3g}" for each in controls if each is not None)
+        sizes = data[part.variables[0]].sizes
         kinds = f" and {sizes['kind']} kinds of segments" if "kind" in sizes else ""
         yield evidence(
             part.claim,
@@ -334,10 +332,8 @@ def position_attention_and_gates(data: xr.Dataset, title: str) -> PaperFigure:
     """
     figure = paper_figure(COLUMN_WIDTH, 4.6)
     attention, gates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    separators, values = (
-        data["separator"].values == 1,
-        data["position_attention"].transpose("query", "key").values,
-    )
+    separators = data["separator"].values == 1
+    values = data["position_attention"].transpose("query", "key").values
     image = draw_map(
         attention,
         np.where(np.tri(*values.shape, dtype=bool), values, np.nan),

@@ -80,10 +80,8 @@ def peaks(data: xr.Dataset) -> np.ndarray:
     """
     units = (data["frequency"] * data["band_length"] / np.pi).isel(repeat=0)
     rotating = np.flatnonzero(units.notnull().any("component").values)
-    shares, units = (
-        data["vaf_curve"].mean("repeat").isel(layer=rotating),
-        units.isel(layer=rotating),
-    )
+    shares = data["vaf_curve"].mean("repeat").isel(layer=rotating)
+    units = units.isel(layer=rotating)
     return units.isel(component=shares.argmax("component")).values.ravel()
 
 
@@ -95,11 +93,9 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
 
 def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
     """Evidence on the checkpoint."""
-    name, activated, length = (
-        data.attrs["checkpoint"],
-        bands(data)["activated"].values,
-        data.sizes["distance"],
-    )
+    name = data.attrs["checkpoint"]
+    activated = bands(data)["activated"].values
+    length = data.sizes["distance"]
     frequencies = bands(data)["frequency"].values
     shares = mean_curve_vaf(data["component_by_distance"])
     trained = shares.sel(weights="trained")

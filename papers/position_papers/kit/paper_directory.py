@@ -164,10 +164,8 @@ def draw_again(
     Raises:
         InputError: The charts are damaged, or this version does not have one of them.
     """
-    file, known = (
-        directory / CHARTS,
-        {each["figure"]: each.get("chart") for each in facts["figures"]},
-    )
+    file = directory / CHARTS
+    known = {each["figure"]: each.get("chart") for each in facts["figures"]}
     stored = {name: chart for name, chart in known.items() if chart and file.is_file()}
     if stored:
         for name, chart in zip(stored, read_charts(stored.values(), file), strict=True):

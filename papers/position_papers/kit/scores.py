@@ -266,10 +266,8 @@ def sample_table(
     axes = {"checkpoint": list(samples), "test_set": list(test_sets)}
     # so that tables of other numbers of seeds can be joined
     every_seed = axes | {"seed": np.arange(seeds)}
-    score, error = (
-        xr.DataArray(values, every_seed, tuple(every_seed)),
-        xr.DataArray(errors, axes, tuple(axes)),
-    )
+    score = xr.DataArray(values, every_seed, tuple(every_seed))
+    error = xr.DataArray(errors, axes, tuple(axes))
     return xr.Dataset(
         {
             "score": described(score, metric, "nat" if "log" in metric else "1"),
@@ -319,11 +317,9 @@ def _live(
     subject: Subject, options: ScoreOptions, count: int, methods: Sequence[str]
 ) -> xr.Dataset:
     """The scores of every test set by every method, measured with the weights of `subject`."""
-    model, task, length = (
-        load_model(subject.path, options.device),
-        subject.task,
-        subject.training_length,
-    )
+    model = load_model(subject.path, options.device)
+    task = subject.task
+    length = subject.training_length
     assert task is not None, subject.path
     plain = task_scores(model, task, None, count, options.seed, batch_size=options.batch_size)
     sets = plain["test_set"].values.astype(str).tolist()

@@ -150,11 +150,9 @@ def measure_judged(
     and `rise` [kind, draw, prompt], nats per target that no move touched (NaN where a prompt has
     none); `plain` and `plain_score`, the first and the last undisturbed.
     """
-    model, task, prompts = (
-        load_model(subject.path, options.device),
-        task_of(subject, options),
-        prompts_of(subject, options),
-    )
+    model = load_model(subject.path, options.device)
+    task = task_of(subject, options)
+    prompts = prompts_of(subject, options)
     undisturbed, layers = _answers(plain), tuple(range(len(as_decoder(model).layers)))
     points = [
         Disturbance(kind, gamma, l_max, layers, "range", options.seed + 1 + draw)

@@ -77,10 +77,8 @@ P2 = Claim(
     also=("beyond random weights",),
     shows_control=True,
 )
-R_BESIDE_TWINS, R_ABOVE_SHUFFLED = (
-    "this r",
-    "this r minus that with the distances shuffled, prompt by prompt,",
-)
+R_BESIDE_TWINS = "this r"
+R_ABOVE_SHUFFLED = "this r minus that with the distances shuffled, prompt by prompt,"
 P1_NULL = P1.beyond(
     "the distance axis takes part: r is above that of random weights, and of shuffled distances",
     BeyondNull(R_BESIDE_TWINS, 0.95),
@@ -109,10 +107,8 @@ def tabulate(measured: Measured) -> Iterator[Evidence]:
 def _three_axes(measured: Measured) -> Iterator[Evidence]:
     """P1: r of the three-axis fit, alone and beside random weights and shuffled distances."""
     three, random = measured.group("three_axis"), _r_of_twins(measured)
-    by_prompt, shuffled = (
-        three["r"].mean(("layer", "head")).values,
-        three["r_shuffled"].mean(("layer", "head")).values,
-    )
+    by_prompt = three["r"].mean(("layer", "head")).values
+    shuffled = three["r_shuffled"].mean(("layer", "head")).values
     r = float(by_prompt.mean())
     judged = evidence(
         P1,

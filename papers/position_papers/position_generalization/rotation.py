@@ -120,10 +120,8 @@ def tabulate(measured: Measured) -> Iterator[Evidence]:
     )
     yield _still(measured)
     for group, claim in P5.items():
-        closed, twins = (
-            measured.group(group)["closed_form_r"],
-            _finite_means(measured.of_twins(group)),
-        )
+        closed = measured.group(group)["closed_form_r"]
+        twins = _finite_means(measured.of_twins(group))
         by_prompt = closed.mean(("layer", "head")).values
         if not np.isfinite(by_prompt).any():
             continue
@@ -168,14 +166,10 @@ def _still(measured: Measured) -> Evidence:
     near = groups[0][1]
     share, *twins = (float(still.where(near).mean()) for _, near, still in groups)
     control = f"random weights {np.nanmean(twins):.2g}" if np.isfinite(twins).any() else ""
-    none, note = (
-        "" if near.any() else "no component starts near pi",
-        f"{int(near.sum())} components start near pi",
-    )
-    what, prompts = (
-        "share of components near pi that turn little",
-        measured.group("rotation").sizes["prompt"],
-    )
+    none = "" if near.any() else "no component starts near pi"
+    note = f"{int(near.sum())} components start near pi"
+    what = "share of components near pi that turn little"
+    prompts = measured.group("rotation").sizes["prompt"]
     return evidence(
         P4_NEAR_PI,
         measured.name,
@@ -242,11 +236,9 @@ def _slow(
     the length of its prompts; which start near pi, and would be slow dominating but for that; and
     which are still.
     """
-    subject, chosen, checkpoint = (
-        measured.subject,
-        rotation.attrs,
-        inspect_checkpoint(measured.subject.path, make_config),
-    )
+    subject = measured.subject
+    chosen = rotation.attrs
+    checkpoint = inspect_checkpoint(measured.subject.path, make_config)
     longer = []
     for layer in rotation["layer"].values:
         window = checkpoint.window(layer) or subject.training_length
@@ -262,10 +254,8 @@ def _slow(
         & stable
         & (turned <= chosen["slow"])
     )
-    near, still = (
-        np.pi - abs(rotation["start_angle"]) <= chosen["near_pi"],
-        turned <= chosen["still"],
-    )
+    near = np.pi - abs(rotation["start_angle"]) <= chosen["near_pi"]
+    still = turned <= chosen["still"]
     return slow & (~near | still), slow & near, still
 
 

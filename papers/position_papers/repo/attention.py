@@ -62,11 +62,9 @@ from repo_interp.plots.marks.scores import layout_name
 
 SPANS = ("needle", "query", "rest", "distractor")
 """Those of table 4, and the needles that are not asked for, where there are some."""
-NEEDLE, ROPE_NEEDLE, QUERY = (
-    "needle mass per token",
-    "RoPE's needle mass per token",
-    "query mass per token",
-)
+NEEDLE = "needle mass per token"
+ROPE_NEEDLE = "RoPE's needle mass per token"
+QUERY = "query mass per token"
 R4 = Claim(
     "R4",
     "attention mass per token from the generated tokens' own rows: needle RePo > RoPE > "

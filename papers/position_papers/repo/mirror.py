@@ -247,11 +247,9 @@ def _of_positions(position: xr.DataArray, prompts: Sequence[Any]) -> xr.Dataset:
     spreads = np.full((*values.shape[:3], 3), np.nan)
     for layer, number, head in np.ndindex(values.shape[:3]):
         prompt, z = prompts[number], values[layer, number, head]
-        words, instruction, copies = (
-            prompt.spans["words"],
-            list(prompt.spans["instruction"]),
-            prompt.generated,
-        )
+        words = prompt.spans["words"]
+        instruction = list(prompt.spans["instruction"])
+        copies = prompt.generated
         mirrors[layer, number, head] = mirror(z, prompt.tokens, prompt.attributes["source"], copies)
         spreads[layer, number, head] = (
             flatness(z, instruction, words),

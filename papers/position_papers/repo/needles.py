@@ -137,10 +137,8 @@ def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: 
     def found(place: int) -> np.ndarray:
         return found_needles(model, subject.tokenizer, prompts[lengths[place]], options.batch_size)
 
-    methods, plain = (
-        [YARN] if rotates else [],
-        np.stack([found(place) for place in range(len(lengths))]),
-    )
+    methods = [YARN] if rotates else []
+    plain = np.stack([found(place) for place in range(len(lengths))])
     values = with_methods(model, methods, plain, lengths, subject.training_length, found)
     coords = {"method": [PLAIN, *methods], "length": list(lengths), "prompt": np.arange(count)}
     score = xr.DataArray(values, coords, tuple(coords))
