@@ -25,8 +25,17 @@ class Console(rich.console.Console):
     """
 
     def __init__(self, **options: Any) -> None:
-        # One process speaks. Markup and emoji off: brackets and colons of a path stay as they are.
-        super().__init__(**{"quiet": not is_first(), "markup": False, "emoji": False, **options})
+        # One process speaks. Markup and emoji off: brackets and colons of a path stay as they are,
+        # and its numbers have the color of the rest.
+        super().__init__(
+            **{
+                "quiet": not is_first(),
+                "markup": False,
+                "emoji": False,
+                "highlight": False,
+                **options,
+            }
+        )
 
     def on_broken_pipe(self) -> None:
         """Raise the error again: the command decides about a reader that is gone."""

@@ -254,13 +254,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.tables:
         print_tables(console, run)
     for line in run.attrs.get("stopped", "").splitlines():
-        console.print(f"not measured: {line}", style="yellow", highlight=False)
+        console.print(f"not measured: {line}", style="yellow")
     if results.has_batches:
         # Batches stay where a measure stopped, and the work can go on from them.
         console.print(
             f"finished batches are kept; go on by --resume --out {plain(results.directory)}",
             style="yellow",
-            highlight=False,
         )
     # 1 also where a measure stopped: the other numbers are there.
     return print_results(console, results, published) or int("stopped" in run.attrs)
@@ -343,10 +342,10 @@ def _announce(console: Console, name: str, job: Job) -> None:
     line += f", on {job.decoder.device}"
     if processes.count() > 1:
         line += f", in {processes.count()} processes"
-    console.print(bold(name, line), highlight=False)
+    console.print(bold(name, line))
     # Before the work as well as in the report: a note may be a reason to stop here.
     for note in notes_on(job.bridge, job.prompts, job.measures):
-        console.print(note, style="yellow", highlight=False)
+        console.print(note, style="yellow")
 
 
 def _execute(
@@ -364,10 +363,10 @@ def _execute(
         results.write(run)
 
     def show(run: xr.DataTree) -> None:
-        console.print("The measures show:", highlight=False)
+        console.print("The measures show:")
         print_findings(console, run)
         # While the experiments run, the numbers of the measures can be read already.
-        console.print("The experiments follow; then all that was found.", highlight=False)
+        console.print("The experiments follow; then all that was found.")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RoundedPositions)  # the notes have it

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         COMPARISON,
     ) as results:
         for line in notes(compared):
-            console.print(line, style="yellow", highlight=False)
+            console.print(line, style="yellow")
         with steps(console) as step:
             step("drawing")
             published = results.publish(compared, partial(write_report, formats=arguments.formats))

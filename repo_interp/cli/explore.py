@@ -100,10 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
         device = explored.decoder.device
         console.print(
             bold(address, f"  the explorer, for this machine alone, on {device}; Ctrl-C ends it"),
-            highlight=False,
             soft_wrap=True,
         )
-        console.print(f"prompts from {source}", highlight=False)
+        console.print(f"prompts from {source}")
         if not arguments.no_browser:
             # In a thread: some browsers hold the call until they are closed.
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -51,12 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with console.status(source or "looking it up"):
         directory = fetch_texts() if arguments.name == TEXTS else fetch(arguments.name)
-    console.print(bold(arguments.name, f" is in {directory}"), highlight=False)
+    console.print(bold(arguments.name, f" is in {directory}"))
     if packaged is not None and packaged.terms:
         console.print(
             f"licence: {packaged.license}, kept there in {' and '.join(packaged.terms)}; by "
-            "using the model you accept them",
-            highlight=False,
+            "using the model you accept them"
         )
     # Texts are corpora of tasks, so their use is shown as a setting.
     names = (
@@ -69,5 +68,5 @@ def run(arguments: argparse.Namespace) -> int:
         if names
         else f"look into it: repo-interp inspect {plain(arguments.name)}"
     )
-    console.print(use, highlight=False)
+    console.print(use)
     return 0

@@ -60,30 +60,26 @@ def run(arguments: argparse.Namespace) -> int:
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     part = f", the text part of a {checkpoint.larger['model_type']}" if checkpoint.larger else ""
     console.print(
-        bold(arguments.checkpoint, f"  {checkpoint.format} format, {config.model_type}{part}"),
-        highlight=False,
+        bold(arguments.checkpoint, f"  {checkpoint.format} format, {config.model_type}{part}")
     )
     if found.note:
-        console.print(found.note, highlight=False)
+        console.print(found.note)
     console.print(
         f"layout {format_layout(checkpoint.layout)}; {config.num_hidden_layers} layers, "
         f"width {config.hidden_size}, "
         f"{config.num_attention_heads} heads, {kv_heads} key-value heads; "
         f"vocabulary {config.vocab_size}; "
-        f"trained on up to {training_length(config)} tokens",
-        highlight=False,
+        f"trained on up to {training_length(config)} tokens"
     )
     total, added = found.parameters, found.for_positions
     console.print(
         f"{total:,} parameters, {added:,} of them for positions "
         # Relative to the model without its positions' parameters
-        f"(+{100 * added / (total - added):.2f} %)",
-        highlight=False,
+        f"(+{100 * added / (total - added):.2f} %)"
     )
     if checkpoint.base is not None:
         console.print(
-            f"an adapter on top of {plain(checkpoint.base.name)}, whose weights stay as they are",
-            highlight=False,
+            f"an adapter on top of {plain(checkpoint.base.name)}, whose weights stay as they are"
         )
     table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
     for column in ("layers", "scheme", "positions", "f_phi width", "parameters", "window"):
@@ -93,14 +89,14 @@ def run(arguments: argparse.Namespace) -> int:
     for cells, layers in groupby(rows, key=lambda layer: layer[1]):
         table.add_row(span_of([number for number, _ in layers]), *cells)
     console.print(table)
-    console.print("parameters: for positions, in each layer", highlight=False)
+    console.print("parameters: for positions, in each layer")
     for scheme in dict.fromkeys(checkpoint.layout):
         text = (
             "a layer without attention; measures leave it out"
             if scheme == NO_ATTENTION
             else meaning(scheme)
         )
-        console.print(f"{scheme}: {text}", highlight=False)
+        console.print(f"{scheme}: {text}")
     return 0
 
 

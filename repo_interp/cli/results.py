@@ -119,7 +119,7 @@ class Command:
         run = read_run(out)
         self._require_same(run)
         if reached == "finished":
-            console.print(f"{plain(out)} is finished: {_summary(run)}", highlight=False)
+            console.print(f"{plain(out)} is finished: {_summary(run)}")
             return 0
         # The other processes have returned, so nothing may wait for them.
         with processes.alone(), claim_results(out, out.name, overwrite=True) as results:
@@ -179,9 +179,7 @@ class Command:
 
         def show(kept: str) -> None:
             console.print(
-                f"{kept}: thrown away, all is measured from the beginning",
-                style="yellow",
-                highlight=False,
+                f"{kept}: thrown away, all is measured from the beginning", style="yellow"
             )
 
         # With --resume another question is an error, which ends the
@@ -282,18 +280,14 @@ def print_results(console: Console, results: Results, published: Published) -> i
     from repo_interp.console import bold, plain
 
     if results.page in published.files:
-        console.print(bold(results.page, "  the page to look at"), highlight=False)
+        console.print(bold(results.page, "  the page to look at"))
     figures = f"{published.figures} figure{'' if published.figures == 1 else 's'}"
-    console.print(
-        f"{plain(results.data_file)}  the numbers; {plain(results.figures)}  {figures}",
-        highlight=False,
-    )
+    console.print(f"{plain(results.data_file)}  the numbers; {plain(results.figures)}  {figures}")
     if published.tables:
         console.print(
-            f"{', '.join(plain(file) for file in published.tables)}  the atlas of heads as a table",
-            highlight=False,
+            f"{', '.join(plain(file) for file in published.tables)}  the atlas of heads as a table"
         )
     for line in (*published.notes, *(f"not drawn: {failure}" for failure in published.failures)):
-        console.print(line, style="yellow", highlight=False)
+        console.print(line, style="yellow")
     # Failures of figures leave the numbers, hence 1 and not 2.
     return 1 if published.failures else 0

@@ -147,7 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
     bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     # Scaling and rounded positions matter for scores too.
     for note in notes_on(bridge):
-        console.print(note, style="yellow", highlight=False)
+        console.print(note, style="yellow")
     scored = _scoring(arguments, bridge, task)
     with (
         claim_results(
@@ -169,7 +169,7 @@ def run(arguments: argparse.Namespace) -> int:
         results.write(scores)
         results.withdraw()
         published = draw_results(results, scores, step, command.formats)
-    console.print(f"prompts from {scores.attrs['prompts_from']}", highlight=False)
+    console.print(f"prompts from {scores.attrs['prompts_from']}")
     print_tables(console, scores)
     return print_results(console, results, published)
 
@@ -189,7 +189,7 @@ class _Shown:
             f": {cost.prompts:,} prompts of up to {cost.longest:,} tokens, {cost.tokens:,} tokens "
             f"and {cost.passes:,} forward passes in all, on {self._device}"
         )
-        self._console.print(bold(self._checkpoint, line), highlight=False)
+        self._console.print(bold(self._checkpoint, line))
         self.progress(0, cost.prompts)
 
     def progress(self, done: int, total: int) -> None:

@@ -53,9 +53,7 @@ def print_findings(console: Console, run: xr.DataTree) -> None:
         console.print(Text.assemble(f"{place}. {one_line(finding.sentence)}", (where, "cyan")))
         console.print(Text(f"   {one_line(finding.evidence)}", "dim"))
     if not place:
-        console.print(
-            "Nothing in this run is beyond its null; --tables prints the numbers.", highlight=False
-        )
+        console.print("Nothing in this run is beyond its null; --tables prints the numbers.")
 
 
 def print_tables(console: Console, run: xr.DataTree) -> None:
@@ -87,9 +85,7 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
         if len(dense.columns) < len(table.columns) and not any(
             isinstance(cell, float) for row in dense.rows for cell in row
         ):
-            console.print(
-                f"{table.title}: no number could be measured. {table.note}", highlight=False
-            )
+            console.print(f"{table.title}: no number could be measured. {table.note}")
             continue
         grouped = _group_layers(dense)
         excerpt = _excerpt(grouped, rows)
@@ -97,13 +93,9 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
         print_table(console, excerpt)
     # Groups without information have one line in place of a table.
     for view in silent:
-        console.print(
-            f"{view.title}: {_nothing_to_say(run)}; folded away in report.html", highlight=False
-        )
+        console.print(f"{view.title}: {_nothing_to_say(run)}; folded away in report.html")
     if left_out:
-        console.print(
-            f"{left_out:,} more rows of these tables are in report.html.", highlight=False
-        )
+        console.print(f"{left_out:,} more rows of these tables are in report.html.")
 
 
 def print_table(console: Console, table: Table) -> None:

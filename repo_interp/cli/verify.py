@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         [arguments.checkpoint, *([arguments.other] if arguments.other else [])],
     )
     # Before the import of torch, which is silent for seconds
-    console.print(f"auditing {' and '.join(named)} on cpu", highlight=False)
+    console.print(f"auditing {' and '.join(named)} on cpu")
     from repo_interp.models.audit import verify
 
     audited = verify(
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     findings = audited.attrs["findings"].splitlines()
     for finding in findings:
-        console.print(finding, style="yellow", highlight=False, soft_wrap=True)
+        console.print(finding, style="yellow", soft_wrap=True)
     # Pairs that do not rotate have frequency 0.
     turning = int((audited["frequency"] > 0).any("component").sum())
     console.print(
@@ -85,10 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
             f"{audited.attrs['longest']:,} in {audited.attrs['dtype']}; largest error "
             f"{float(audited['largest_error'].max()):.2g} rad; "
             f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}",
-        ),
-        highlight=False,
+        )
     )
-    console.print(f"not compared: {audited.attrs['not_compared']}", highlight=False, soft_wrap=True)
+    console.print(f"not compared: {audited.attrs['not_compared']}", soft_wrap=True)
     if arguments.out is not None:
         from repo_interp.plots.audit import rotation_errors
         from repo_interp.plots.style import save_figure
@@ -98,6 +97,6 @@ def run(arguments: argparse.Namespace) -> int:
         directory.mkdir(parents=True, exist_ok=True)
         write_netcdf(audited, directory / "rotation.nc")
         for path in save_figure(rotation_errors(audited), directory / "rotation"):
-            console.print(bold(path), highlight=False)
+            console.print(bold(path))
     # A finding is no failure of the command, but scripts ask for the exit code.
     return 1 if findings else 0
