@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
         shown = _Shown(console, arguments.checkpoint, bridge, step)
         # The layer within a pass is shown, since a pass over a long prompt takes minutes.
         with register_module_forward_hook(shown.layer):  # of torch, so the model is unchanged
-            scores = scored(results.store, shown.progress, shown.announce)
+            scores = scored(store=results.store, progress=shown.progress, announce=shown.announce)
         scores.attrs |= {"scaling": arguments.scaling or "none", ASKED: command.asked}
         # Kept answers were shared, and the first process writes and draws.
         if not processes.is_first():
@@ -224,11 +225,11 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
 
 def _scoring(
     arguments: argparse.Namespace, bridge, task: Task | None
-) -> Callable[[Path, Callable[[int, int], None], Callable[[Cost], None]], xr.DataTree]:
+) -> Callable[..., xr.DataTree]:
     """Return a function that scores the task, ruler, few_shot or a task of the harness.
 
-    Its arguments are the directory that keeps answers, and functions that report progress and
-    cost.
+    Its arguments are `store`, the directory that keeps answers, and the functions `progress` and
+    `announce`, which report progress and cost.
 
     Raises:
         InputError: The task or an option is refused, before the function is called.
@@ -240,36 +241,21 @@ def _scoring(
         "seed": arguments.seed,
         "batch_size": arguments.batch_size,
     }
+    if task is not None:
+        answers = arguments.answers or "forced"
+        return partial(score, bridge, task, arguments.test_sets, answers=answers, **amount)
     # Generated answers need no task of ours: the tokenizer and lengths are enough.
-    if task is None:
-        lengths = (
-            None if arguments.test_sets is None else [int(name) for name in arguments.test_sets]
-        )
-        if arguments.task not in _OPTIONS:
-            name = arguments.task.removeprefix(HARNESS)
-            return lambda store, progress, announce: score_harness(
-                bridge, name, lengths, progress=progress, store=store, announce=announce, **amount
-            )
-        known = _OPTIONS[arguments.task]
-        options = {
-            name: value_of(text, known[name], f"{arguments.task}.{name}")
-            for name, text in without_owner(arguments.task_options, arguments.task)
-        }
-        made = score_needles if arguments.task == RULER else score_few_shot
-        return lambda store, progress, announce: made(
-            bridge, lengths, progress=progress, store=store, announce=announce, **amount, **options
-        )
-    answers = arguments.answers or "forced"
-    return lambda store, progress, announce: score(
-        bridge,
-        task,
-        arguments.test_sets,
-        answers=answers,
-        progress=progress,
-        store=store,
-        announce=announce,
-        **amount,
-    )
+    lengths = None if arguments.test_sets is None else list(map(int, arguments.test_sets))
+    if arguments.task not in _OPTIONS:
+        name = arguments.task.removeprefix(HARNESS)
+        return partial(score_harness, bridge, name, lengths, **amount)
+    known = _OPTIONS[arguments.task]
+    options = {
+        name: value_of(text, known[name], f"{arguments.task}.{name}")
+        for name, text in without_owner(arguments.task_options, arguments.task)
+    }
+    made = score_needles if arguments.task == RULER else score_few_shot
+    return partial(made, bridge, lengths, **amount, **options)
 
 
 def _require_fitting_options(arguments: argparse.Namespace) -> None:
