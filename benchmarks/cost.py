@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-import sys
+import os
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
@@ -30,18 +30,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import repo_interp as ri
 from benchmarks.peers import peers  # noqa: F401 - a part, by its name
 from benchmarks.running import (
+    ENVIRONMENT,
     Cost,
     Frame,
     Row,
     cost,
-    process,
     read_parts,
     read_toml,
     resident,
     row,
     run,
     sections,
-    until_lines,
+    time_command,
 )
 from benchmarks.shapes import SHAPES, bridged, checkpoint_of, model_of, operations, prompt_of
 from benchmarks.textbook import textbook_rows
@@ -382,28 +382,22 @@ def commands(
         "import torch, transformers; from transformers import AutoModelForCausalLM, "
         "LlamaForCausalLM"
     )
-    yield row(libraries, **_python("-c", code))
-    yield row("import repo_interp", libraries, **_python("-c", "import repo_interp"))
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint, prompts = (
-            checkpoint_of(subject, dtype, folder),
-            str(Path(folder) / "prompts.jsonl"),
-        )
+        checkpoint, prompts = checkpoint_of(subject, dtype, folder), f"{folder}/prompts.jsonl"
         ri.write_prompts([prompt_of(tokens - number, 100) for number in range(4)], prompts)
-        analyze = f"analyze {checkpoint} --prompts {prompts} --dtype {dtype} --out {folder}/run"
+        commands = {
+            libraries: f'-c "{code}"',
+            "import repo_interp": '-c "import repo_interp"',
+            "repo-interp --help": "-m repo_interp --help",
+            "repo-interp inspect": f"-m repo_interp inspect {checkpoint}",
+            "repo-interp analyze": f"-m repo_interp analyze {checkpoint} --prompts {prompts} "
+            f"--dtype {dtype} --out {folder}/run",
+        }
         about = f"4 prompts of {tokens} tokens, measures by default, figures and page"
-        for command in ("--help", f"inspect {checkpoint}", analyze):
-            words, note = command.split(), about if command == analyze else None
-            yield row(
-                f"repo-interp {words[0]}",
-                libraries,
-                **_python("-m", "repo_interp", *words),
-                note=note,
-            )
-
-
-def _python(*words: str) -> Cost:
-    return process([sys.executable, *words])
+        for what, words in commands.items():
+            _, spent = time_command(words)
+            beside = "" if what == libraries else libraries
+            yield row(what, beside, **spent, note=about if "--prompts" in words else None)
 
 
 def lines(
@@ -412,11 +406,10 @@ def lines(
     """A command as a user types it, by the clock: its first line, and all of it; after those that
     it needs, and up to the line with `until` where it serves on.
     """
+    as_typed = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
     with tempfile.TemporaryDirectory() as folder:
         *_, (first, spent) = (
-            until_lines(
-                [sys.executable, "-m", "repo_interp", *typed.format(folder=folder).split()], until
-            )
+            time_command(f"-m repo_interp {typed.format(folder=folder)}", until, as_typed)
             for typed in (*before, words)
         )
         whole = "to its address" if until else "to its end"
@@ -429,10 +422,10 @@ def page(given: Namespace, subject: str) -> Iterator[Row]:
     writes.
     """
     with tempfile.TemporaryDirectory() as folder:
-        words = f"-m repo_interp analyze {subject} --out {folder}/run".split()
-        yield row("repo-interp analyze", **_python(*words))
+        _, spent = time_command(f"-m repo_interp analyze {subject} --out {folder}/run")
+        yield row("repo-interp analyze", **spent)
         for name in ("report.html", "run.nc"):
-            size = (Path(folder) / "run" / name).stat().st_size
+            size = Path(folder, "run", name).stat().st_size
             yield row(name, megabytes=size / 2**20, note="on disk")
 
 

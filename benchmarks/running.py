@@ -17,12 +17,13 @@ import gc
 import math
 import os
 import platform
+import shlex
 import sys
 import time
 import tomllib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -269,35 +270,22 @@ def resident(field: str, process: int | str = "self") -> float:
     return math.nan
 
 
-def process(command: Sequence[str]) -> Cost:
-    """What a process costs as a whole, with all that it ever held.
-
-    Raises OSError where it fails.
-    """
-    begun, peak = time.perf_counter(), 0.0
-    silent = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_WRONLY, 0) for stream in (1, 2)]
-    child = os.posix_spawn(command[0], list(command), os.environ, file_actions=silent)
-    # Its own high-water mark: what wait4 tells begins with that of the process that started it.
-    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        peak = max(peak, resident("VmHWM", child))
-        time.sleep(0.005)
-    _, status, usage = os.wait4(child, 0)
-    if status:
-        raise OSError(f"{' '.join(command[1:])} ended with {os.waitstatus_to_exitcode(status)}")
-    cpu, wall = usage.ru_utime + usage.ru_stime, time.perf_counter() - begun
-    return {"cpu_seconds": cpu, "wall_seconds": wall, "megabytes": peak or math.nan}
-
-
-def until_lines(command: Sequence[str], until: str = "") -> tuple[float, Cost]:
-    """Run a command with a user's number of threads; return the seconds by the clock to its first
-    line, and what the whole run costs.
+def time_command(
+    words: str, until: str = "", environment: Mapping[str, str] | None = None
+) -> tuple[float, Cost]:
+    """Run Python with `words`; return the seconds by the clock to the first line, and what the
+    whole run costs, with all that the process ever held.
 
     With `until`, the run ends after the first line that contains it. Raises OSError if it fails.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
     begun, first, ended = time.perf_counter(), math.nan, False
-    with Popen(command, stdout=PIPE, stderr=STDOUT, text=True, env=environment) as child:
+    command = [sys.executable, *shlex.split(words)]
+    with (
+        ThreadPoolExecutor(1) as beside,
+        Popen(command, stdout=PIPE, stderr=STDOUT, text=True, env=environment) as child,
+    ):
         assert child.stdout is not None
+        peak = beside.submit(_peak, child.pid)
         for line in child.stdout:
             if math.isnan(first):
                 first = time.perf_counter() - begun
@@ -305,7 +293,20 @@ def until_lines(command: Sequence[str], until: str = "") -> tuple[float, Cost]:
                 child.terminate()
                 break
         _, status, usage = os.wait4(child.pid, 0)
-        wall, child.returncode = time.perf_counter() - begun, os.waitstatus_to_exitcode(status)
+        cpu, wall = usage.ru_utime + usage.ru_stime, time.perf_counter() - begun
+        child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode and not ended:
-        raise OSError(f"{' '.join(command[1:])} ended with {child.returncode}")
-    return first, {"cpu_seconds": usage.ru_utime + usage.ru_stime, "wall_seconds": wall}
+        raise OSError(f"{words} ended with {child.returncode}")
+    return first, {"cpu_seconds": cpu, "wall_seconds": wall, "megabytes": peak.result()}
+
+
+def _peak(process: int) -> float:
+    """The most megabytes that a process held; returns when it has ended.
+
+    Its own high-water mark: what wait4 tells begins with that of the process that started it.
+    """
+    peak = math.nan
+    while not math.isnan(now := resident("VmHWM", process)):
+        peak = now
+        time.sleep(0.005)
+    return peak

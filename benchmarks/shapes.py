@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 import repo_interp as ri
-from benchmarks.running import process, read_toml
+from benchmarks.running import read_toml, time_command
 from repo_interp.models.capture import decode
 from repo_interp.models.provenance import Origin, remember_origin
 from repo_interp.tasks.prompt import Prompt
@@ -106,7 +106,7 @@ def checkpoint_of(subject: str, dtype: str, folder: str) -> str:
     if "/" in subject:
         return subject
     directory = str(Path(folder) / subject)
-    process([sys.executable, "-m", "benchmarks.shapes", subject, dtype, directory])
+    time_command(f"-m benchmarks.shapes '{subject}' {dtype} '{directory}'")
     return directory
 
 

@@ -25,7 +25,7 @@ from attention_inputs import random_inputs
 
 from benchmarks import cost, outputs, peers, robustness, running
 from benchmarks.running import cost as cost_of
-from benchmarks.running import process, until_lines
+from benchmarks.running import time_command
 from repo_interp.measures.maps import Maps
 from repo_interp.shipped import zoo_path
 
@@ -179,11 +179,9 @@ def test_a_process_is_measured_by_itself_and_one_that_fails_is_not():
     held = bytearray(200_000_000)
     held[::4096] = b"x" * len(held[::4096])
     code = "import time; x = bytes(50_000_000).replace(bytes(1), b'a'); time.sleep(0.1)"
-    assert 50 < process([sys.executable, "-S", "-c", code])["megabytes"] < 190, (
-        "not what this process holds"
-    )
+    assert 50 < time_command(f'-S -c "{code}"')[1]["megabytes"] < 190, "not what this process holds"
     with pytest.raises(OSError, match="ended with 3"):
-        process([sys.executable, "-c", "raise SystemExit(3)"])
+        time_command('-c "raise SystemExit(3)"')
 
 
 def test_what_stands_in_the_repository_is_what_the_tables_say(monkeypatch, tmp_path):
@@ -291,9 +289,9 @@ def test_peers_are_processes_in_turns_and_one_that_fails_is_named(tmp_path, monk
 
 def test_a_command_is_timed_to_its_first_line_and_to_the_line_that_ends_it():
     code = "import time; print('one', flush=True); time.sleep(.4); print('http', flush=True)"
-    first, whole = until_lines([sys.executable, "-c", code])
+    first, whole = time_command(f'-c "{code}"')
     assert 0 < first < whole["wall_seconds"] - 0.3
-    served = until_lines([sys.executable, "-c", f"{code}; time.sleep(60)"], "http")[1]
+    served = time_command(f'-c "{code}; time.sleep(60)"', "http")[1]
     assert 0.4 < served["wall_seconds"] < 30
     with pytest.raises(OSError, match="ended with 3"):
-        until_lines([sys.executable, "-c", "raise SystemExit(3)"])
+        time_command('-c "raise SystemExit(3)"')
