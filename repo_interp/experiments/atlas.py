@@ -53,10 +53,10 @@ SHORTEST_HALF = 2
 MANY, FEW, SMALL = 10, 3, 30_000_000
 """Twins of a model of up to `SMALL` parameters, and of a larger one."""
 _NAMES = {
-    "name": ("what the head is called, by rules", "1"),
-    "named": ("whether a head has the name", "1"),
-    "null": ("largest score of a head of a twin with random weights", "1"),
-    "threshold": ("score above which a head has the name", "1"),
+    "name": "what the head is called, by rules",
+    "named": "whether a head has the name",
+    "null": "largest score of a head of a twin with random weights",
+    "threshold": "score above which a head has the name",
 }
 
 

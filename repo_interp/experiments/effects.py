@@ -56,7 +56,7 @@ from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.experiments.responses import batches_by_length
 from repo_interp.intervals import half_interval
 from repo_interp.interventions.replacing import heads_with_positions
-from repo_interp.measures.labels import described, described_group
+from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import as_decoder
 from repo_interp.run import with_schemes
 from repo_interp.store import NOT_KEPT, Store
@@ -211,35 +211,30 @@ _CHANGED = {
 """Beginnings of the names of changes, and what was changed."""
 _MEAN = "mean change of the log-probability of the answer"
 _MEANS = {
-    "effect": (_MEAN, "nat"),
-    "effect_spread": ("standard deviation of the change over prompts", "nat"),
-    "layer_effect": (f"{_MEAN}, all heads of a layer", "nat"),
-    "interaction": ("effect of a layer less the sum of its heads'", "nat"),
-    "set_effect": (f"{_MEAN}, the most needed heads together", "nat"),
-    "control_effect": (f"{_MEAN}, as many other heads together", "nat"),
+    "effect": f"{_MEAN} [nat]",
+    "effect_spread": "standard deviation of the change over prompts [nat]",
+    "layer_effect": f"{_MEAN}, all heads of a layer [nat]",
+    "interaction": "effect of a layer less the sum of its heads' [nat]",
+    "set_effect": f"{_MEAN}, the most needed heads together [nat]",
+    "control_effect": f"{_MEAN}, as many other heads together [nat]",
     "set_less_controls_change": (
         "change of the log-probability of the answer, the most needed heads together less the "
-        "mean of as many others",
-        "nat",
+        "mean of as many others [nat]"
     ),
-    "set_less_controls": ("mean of `set_less_controls_change` over prompts", "nat"),
-    "set_less_controls_low": ("lower end of the 95 % interval of the mean over prompts", "nat"),
-    "set_less_controls_high": ("upper end of that interval", "nat"),
-    "in_set": ("1 for the most needed heads, which are changed together", "1"),
-    "screened_effect": (
-        "change of the logit difference as one backward pass estimates it",
-        "logit",
-    ),
+    "set_less_controls": "mean of `set_less_controls_change` over prompts [nat]",
+    "set_less_controls_low": "lower end of the 95 % interval of the mean over prompts [nat]",
+    "set_less_controls_high": "upper end of that interval [nat]",
+    "in_set": "1 for the most needed heads, which are changed together",
+    "screened_effect": "change of the logit difference as one backward pass estimates it [logit]",
     "rank_correlation": (
-        "rank correlation of estimated and exact changes of the logit difference over heads",
-        "1",
+        "rank correlation of estimated and exact changes of the logit difference over heads"
     ),
 }
 
 
 def _changes(scoring: Scoring, clean: xr.DataArray, changed: xr.Dataset) -> xr.Dataset:
     """Readings of undisturbed prompts, `clean`, and their changes by the names of `_CHANGED`."""
-    texts = {
+    known = {
         "log_probability": ("log-probability of the answer, mean over its tokens", "nat"),
         "logit_difference": (
             "logit of the answer less that of the strongest other candidate",
@@ -247,17 +242,16 @@ def _changes(scoring: Scoring, clean: xr.DataArray, changed: xr.Dataset) -> xr.D
         ),
         "score": (scoring.metric, scoring.units),
     }
-    variables: dict[str, xr.DataArray] = {}
-    for name, (text, units) in texts.items():
-        variables[f"clean_{name}"] = described(
-            clean.sel(reading=name, drop=True), f"{text}, undisturbed", units
-        )
+    values, texts = dict[str, xr.DataArray](), dict[str, str]()
+    for reading, (text, units) in known.items():
+        name = f"clean_{reading}"
+        values[name] = clean.sel(reading=reading, drop=True)
+        texts[name] = f"{text}, undisturbed [{units}]"
         for prefix, whose in _CHANGED.items():
-            change = changed[prefix].sel(reading=name, drop=True)
-            variables[f"{prefix}{name}_change"] = described(
-                change, f"change of the {text}, {whose}", units
-            )
-    return xr.Dataset(variables)
+            name = f"{prefix}{reading}_change"
+            values[name] = changed[prefix].sel(reading=reading, drop=True)
+            texts[name] = f"change of the {text}, {whose} [{units}]"
+    return described_group(values, texts)
 
 
 def _means(changed: xr.Dataset) -> dict[str, xr.DataArray]:

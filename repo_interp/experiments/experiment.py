@@ -97,22 +97,18 @@ def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]
             )
 
 
-def score_texts(
-    texts: Mapping[str, tuple[str, str]], scoring: Scoring
-) -> dict[str, tuple[str, str]]:
-    """Fill the metric and the units of a scoring into long names and units.
+def score_texts(texts: Mapping[str, str], scoring: Scoring) -> dict[str, str]:
+    """Fill the metric and the units of a scoring into long names with units.
 
     Args:
-        texts: Long name, with {} for the metric, and units, "" for those of the score, by name.
+        texts: Labels by name, with {metric} and {units} where they are those of the score.
         scoring: Scores the answers.
 
     Returns:
-        Long names and units by name.
+        Labels by name.
     """
-    return {
-        name: (text.format(scoring.metric), units or scoring.units)
-        for name, (text, units) in texts.items()
-    }
+    known = {"metric": scoring.metric, "units": scoring.units}
+    return {name: text.format(**known) for name, text in texts.items()}
 
 
 def standard_error(scores: Float[np.ndarray, "prompt"]) -> float:

@@ -87,30 +87,26 @@ MOSTLY = 0.5
 """Share of a divergence that is noise, from where on a warning says so."""
 _TEXTS = {
     "kl": (
-        "divergence of attention outputs from those at the training length, mean over heads",
-        "nat",
+        "divergence of attention outputs from those at the training length, mean over heads [nat]"
     ),
     "kl_above_noise": (
-        "that divergence less the plain one at the training length, mean over heads",
-        "nat",
+        "that divergence less the plain one at the training length, mean over heads [nat]"
     ),
     "kl_above_noise_low": (
-        "lower end of the 95 % interval of kl_above_noise, mean over layers",
-        "nat",
+        "lower end of the 95 % interval of kl_above_noise, mean over layers [nat]"
     ),
     "kl_above_noise_high": (
-        "upper end of the 95 % interval of kl_above_noise, mean over layers",
-        "nat",
+        "upper end of the 95 % interval of kl_above_noise, mean over layers [nat]"
     ),
-    "log_perplexity": ("mean of -log p over the judged targets", "nat"),
-    "task_score": ("{}, mean over prompts", ""),
-    "task_score_error": ("standard error of {} over prompts", ""),
+    "log_perplexity": "mean of -log p over the judged targets [nat]",
+    "task_score": "{metric}, mean over prompts [{units}]",
+    "task_score_error": "standard error of {metric} over prompts [{units}]",
 }
 _TRACES = {
-    "pca_reference": ("attention outputs at training lengths in their plane", "output units"),
-    "pca_trace": ("outputs of a query over sliding windows", "output units"),
-    "pca_share": ("share of the variance of outputs at training lengths", "1"),
-    "trace_outside": ("share of a trace beyond 99 % of outputs at training lengths", "1"),
+    "pca_reference": "attention outputs at training lengths in their plane [output units]",
+    "pca_trace": "outputs of a query over sliding windows [output units]",
+    "pca_share": "share of the variance of outputs at training lengths",
+    "trace_outside": "share of a trace beyond 99 % of outputs at training lengths",
 }
 
 

@@ -67,7 +67,7 @@ def answer_scores(
     scores = np.stack(
         [judge(name, [next(texts) for _ in prompts]) for name, prompts in asked.items()]
     )
-    result = labelled_scores(asked, scores, metric, f"{metric} of every prompt", "1")
+    result = labelled_scores(asked, scores, metric, "1")
     mapped = score_map(flat, scores.ravel(), axes)
     if mapped is not None:
         result["score_map"] = described(mapped, f"{metric}, by {' and '.join(axes)}", "1")

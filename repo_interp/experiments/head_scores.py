@@ -67,48 +67,40 @@ _DETECTED = {
     "induction": "induction: attention to tokens after earlier copies, where there are some",
     "sink": "sink: attention to the first token",
 }
-SCORES: Mapping[str, tuple[str, str]] = {
-    **{name: (f"{text}, on random tokens", "1") for name, text in _DETECTED.items()},
+SCORES = {
+    **{name: f"{text}, on random tokens" for name, text in _DETECTED.items()},
     "place_u": (
         "positional U: attention to both ends of random tokens above that to the middle; 1: "
-        "equal weights",
-        "1",
+        "equal weights"
     ),
     "source_mass": (
-        "source: attention to the answer's source, from the rows that produce the answer",
-        "1",
+        "source: attention to the answer's source, from the rows that produce the answer"
     ),
     "retrieval": (
-        "retrieval: share of the answer said while the strongest key is that token in the source",
-        "1",
+        "retrieval: share of the answer said while the strongest key is that token in the source"
     ),
     "contribution": (
-        "contribution: what the head moves from the source adds to the answer's logit, directly",
-        "nat",
+        "contribution: what the head moves from the source adds to the answer's "
+        "logit, directly [nat]"
     ),
     "mirror": (
         "mirror: how much nearer a copy's position is to its source's than to other places'; "
-        "1: the same",
-        "1",
+        "1: the same"
     ),
-    "distance": ("mean attended distance", "tokens"),
-    "position_distance": ("mean attended distance in positions", "positions"),
+    "distance": "mean attended distance [tokens]",
+    "position_distance": "mean attended distance in positions [positions]",
     "departure": (
-        "departure: attention's distance from equal weights, ln(keys seen) - entropy",
-        "nat",
+        "departure: attention's distance from equal weights, ln(keys seen) - entropy [nat]"
     ),
-    "content": (
-        "content: share of the variance of a row's logits that distance does not explain",
-        "1",
-    ),
-    "constant": ("share of chunks of prompts whose positions are constant", "1"),
-    "mono": ("share of chunks of prompts whose positions are mono", "1"),
-    "hybrid": ("share of chunks of prompts whose positions are hybrid", "1"),
-    "position_range": ("largest minus smallest position of a prompt", "positions"),
-    "heads_per_map": ("heads that read the positions of one f_phi; 1: each has its own", "1"),
-    **{f"{name}{ON_PROMPTS}": (f"{text}, on prompts", "1") for name, text in _DETECTED.items()},
+    "content": "content: share of the variance of a row's logits that distance does not explain",
+    "constant": "share of chunks of prompts whose positions are constant",
+    "mono": "share of chunks of prompts whose positions are mono",
+    "hybrid": "share of chunks of prompts whose positions are hybrid",
+    "position_range": "largest minus smallest position of a prompt [positions]",
+    "heads_per_map": "heads that read the positions of one f_phi; 1: each has its own",
+    **{f"{name}{ON_PROMPTS}": f"{text}, on prompts" for name, text in _DETECTED.items()},
 }
-"""Long name and unit of every score."""
+"""Long name of every score, with its units."""
 ON_RANDOM = frozenset({*_DETECTED, "place_u"})
 """Scores on random tokens; all others are on prompts."""
 OF_ANSWERS = frozenset({"source_mass", "retrieval", "contribution"})

@@ -48,7 +48,7 @@ from repo_interp.experiments.prompt_sets import Windows
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.interventions.positions import frozen, linearised, straightened
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import described_group
 from repo_interp.measures.position_sources import KINDS_OF_HEADS, PositionSources
 from repo_interp.measures.statistics import Statistics, merge
 from repo_interp.models.capture import capture, next_token_logits
@@ -339,34 +339,27 @@ class Kinds(Experiment):
             "of the kind, of controls, and the difference; mean and ends of the 95 % interval over"
         )
         block = "prompt" if len(prompts) >= PROMPTS else f"stretch of {BLOCK} tokens"
-        group = xr.Dataset(
+        group = described_group(
             {
-                "heads": described(
-                    # Every first set of 1 + draws is the kind, the others are its controls.
-                    xr.DataArray([len(some) for some in heads[:: 1 + self.draws]], dims="kind"),
-                    "heads of the kind",
-                    "heads",
+                # Every first set of 1 + draws is the kind, the others are its controls.
+                "heads": ("kind", [len(some) for some in heads[:: 1 + self.draws]]),
+                "loss": ((), np.concatenate([rows[0, 1:] for rows in read]).mean()),
+                "tokens": in_class.sum("sample"),
+                "block_change": losses.groupby("block").mean(),
+                "loss_change": intervals(losses.where(in_class)),
+                "score_change": intervals(scores),
+            },
+            {
+                "heads": "heads of the kind [heads]",
+                "loss": "mean -log p of a token, positions as the model assigns them [nat]",
+                "tokens": "tokens of the class [tokens]",
+                "block_change": (
+                    "change of the mean -log p of a block; draw 0: of the kind, "
+                    "then of controls [nat]"
                 ),
-                "loss": described(
-                    xr.DataArray(np.concatenate([rows[0, 1:] for rows in read]).mean()),
-                    "mean -log p of a token, positions as the model assigns them",
-                    "nat",
-                ),
-                "tokens": described(in_class.sum("sample"), "tokens of the class", "tokens"),
-                "block_change": described(
-                    losses.groupby("block").mean(),
-                    "change of the mean -log p of a block; draw 0: of the kind, then of controls",
-                    "nat",
-                ),
-                "loss_change": described(
-                    intervals(losses.where(in_class)),
-                    f"change of -log p of a token, {ends} blocks",
-                    "nat",
-                ),
-                "score_change": described(
-                    intervals(scores),
-                    f"change of the {scoring.metric}, {ends} prompts",
-                    scoring.units,
+                "loss_change": f"change of -log p of a token, {ends} blocks [nat]",
+                "score_change": (
+                    f"change of the {scoring.metric}, {ends} prompts [{scoring.units}]"
                 ),
             },
             {

@@ -97,15 +97,14 @@ class Disturbance:
 
 
 _TEXTS = {
-    "log_perplexity": ("mean of -log p over all targets", "nat"),
-    "task_score": ("{}, mean over prompts", ""),
-    "task_score_error": ("standard error of {} over prompts", ""),
+    "log_perplexity": "mean of -log p over all targets [nat]",
+    "task_score": "{metric}, mean over prompts [{units}]",
+    "task_score_error": "standard error of {metric} over prompts [{units}]",
     "log_perplexity_rise": (
-        "rise of -log p against no perturbation, over the targets that no move touched",
-        "nat",
+        "rise of -log p against no perturbation, over the targets that no move touched [nat]"
     ),
-    "output_change": ("relative change of attention outputs, by head", "1"),
-    "moved_share": ("share of all tokens that were moved, mean over layers and prompts", "1"),
+    "output_change": "relative change of attention outputs, by head",
+    "moved_share": "share of all tokens that were moved, mean over layers and prompts",
 }
 
 

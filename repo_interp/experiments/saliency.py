@@ -71,38 +71,32 @@ Baseline = Literal["constant", "index"]
 
 _BY_TOKEN = {
     "saliency": (
-        "derivative of the answer's log-probability, mean over its tokens, by the position of each "
-        "token",
-        "nat/token/position",
+        "derivative of the answer's log-probability, mean over its tokens, by the position of "
+        "each token [nat/token/position]"
     ),
     "integrated_gradients": (
         "what the position of each token adds to the answer's log-probability, mean over its "
-        "tokens, from the baseline on",
-        "nat/token",
+        "tokens, from the baseline on [nat/token]"
     ),
 }
 _TOKENS = {
-    "token_id": ("token, -1 for padding", "1"),
-    "token_count": ("tokens of each prompt", "tokens"),
-    "answer": ("1 where the log-probability of a token is counted, -1 for padding", "1"),
-    "token_text": ("text of each token", "1"),
+    "token_id": "token, -1 for padding",
+    "token_count": "tokens of each prompt [tokens]",
+    "answer": "1 where the log-probability of a token is counted, -1 for padding",
+    "token_text": "text of each token",
 }
 _BY_HEAD = {
-    "saliency_size": ("mean size of a head's saliencies over tokens", "nat/token/position"),
-    "integrated_size": (
-        "sum of the sizes of a head's integrated gradients over tokens",
-        "nat/token",
-    ),
+    "saliency_size": "mean size of a head's saliencies over tokens [nat/token/position]",
+    "integrated_size": "sum of the sizes of a head's integrated gradients over tokens [nat/token]",
 }
 _BY_PROMPT = {
-    "log_probability": ("log-probability of the answer, mean over its tokens", "nat/token"),
+    "log_probability": "log-probability of the answer, mean over its tokens [nat/token]",
     "baseline_log_probability": (
-        "log-probability of the answer, mean over its tokens, with every position at its baseline",
-        "nat/token",
+        "log-probability of the answer, mean over its tokens, with every position at its "
+        "baseline [nat/token]"
     ),
     "completeness_error": (
-        "sum of integrated gradients minus the difference of both log-probabilities",
-        "nat/token",
+        "sum of integrated gradients minus the difference of both log-probabilities [nat/token]"
     ),
 }
 

@@ -138,9 +138,7 @@ def _scored(
             for test_set in asked
         ]
     )
-    result = labelled_scores(
-        asked, by_prompt, task.metric, f"{task.metric} of every prompt", task.units
-    )
+    result = labelled_scores(asked, by_prompt, task.metric, task.units)
     # Generated answers have no log-probabilities of the reference.
     if answers == "forced":
         mean = xr.DataArray(
@@ -161,7 +159,6 @@ def labelled_scores(
     asked: Mapping[str, Sequence[Prompt]],
     scores: Float[np.ndarray, "test_set prompt"],
     metric: str,
-    of_every: str,
     units: str,
 ) -> xr.Dataset:
     """Label scores with means, standard errors, axes, units and long names.
@@ -170,7 +167,6 @@ def labelled_scores(
         asked: Prompts by test set.
         scores: Score of every prompt.
         metric: Name of the score.
-        of_every: Long name of the score of a prompt.
         units: Units of the score.
 
     Returns:
@@ -179,20 +175,17 @@ def labelled_scores(
     count = scores.shape[1]
     # One prompt has no deviation, and numpy would warn.
     deviation = scores.std(axis=1, ddof=1) if count > 1 else np.full(len(asked), np.nan)
-    tokens = np.array([_longest(prompts) for prompts in asked.values()])
-    by_set = {
-        "mean_score": scores.mean(axis=1),
-        "standard_error": deviation / np.sqrt(count),
-        "tokens": tokens,
-    }
-    values = {"score": (("test_set", "prompt"), scores)} | {
-        name: (("test_set",), values) for name, values in by_set.items()
+    values = {
+        "score": (("test_set", "prompt"), scores),
+        "mean_score": ("test_set", scores.mean(axis=1)),
+        "standard_error": ("test_set", deviation / np.sqrt(count)),
+        "tokens": ("test_set", [_longest(prompts) for prompts in asked.values()]),
     }
     texts = {
-        "score": (of_every, units),
-        "mean_score": (f"{metric}, mean over prompts", units),
-        "standard_error": ("standard error of the mean score", units),
-        "tokens": ("tokens of the longest prompt", "tokens"),
+        "score": f"{metric} of every prompt [{units}]",
+        "mean_score": f"{metric}, mean over prompts [{units}]",
+        "standard_error": f"standard error of the mean score [{units}]",
+        "tokens": "tokens of the longest prompt [tokens]",
     }
     return described_group(values, texts, {"test_set": list(asked), "prompt": np.arange(count)})
 

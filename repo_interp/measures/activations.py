@@ -31,15 +31,15 @@ from repo_interp.values import Count
 SIZE, RATIO = 100.0, 1000.0
 """Size, and size over the median, above which an entry is massive."""
 _TEXTS = {
-    "largest": ("largest size of an entry of the residual stream", "1"),
-    "median": ("median size of its entries", "1"),
-    "sink_largest": ("largest size of an entry of the token with most attention", "1"),
-    "massive": ("entries above 100 and above 1000 times the median", "entries"),
-    "sink_massive": ("such entries of the token with most attention", "entries"),
-    "largest_token": ("token of the largest entry", "tokens"),
-    "largest_dimension": ("number of the largest entry", "entries"),
-    "sink_token": ("token with most attention from later ones", "tokens"),
-    "largest_by_token": ("largest size of an entry of a token of the first prompt", "1"),
+    "largest": "largest size of an entry of the residual stream",
+    "median": "median size of its entries",
+    "sink_largest": "largest size of an entry of the token with most attention",
+    "massive": "entries above 100 and above 1000 times the median [entries]",
+    "sink_massive": "such entries of the token with most attention [entries]",
+    "largest_token": "token of the largest entry [tokens]",
+    "largest_dimension": "number of the largest entry [entries]",
+    "sink_token": "token with most attention from later ones [tokens]",
+    "largest_by_token": "largest size of an entry of a token of the first prompt",
 }
 
 

@@ -36,12 +36,12 @@ from repo_interp.measures.statistics import Measure, Needs, Statistics
 Rows = Literal["generated", "producing"]
 ROWS: tuple[Rows, ...] = get_args(Rows)
 _TEXTS = {
-    "mass": ("attention from generated tokens to each span", "1"),
-    "mass_per_token": ("attention from generated tokens to each token of a span", "1"),
-    "chance": ("attention to each span by equal weights on all tokens that a row sees", "1"),
-    "span_tokens": ("tokens in each span", "tokens"),
-    "table": ("mean attention to each token of a span (RePo table 4)", "0.01"),
-    "sink_mass": ("attention from generated tokens to the sink", "1"),
+    "mass": "attention from generated tokens to each span",
+    "mass_per_token": "attention from generated tokens to each token of a span",
+    "chance": "attention to each span by equal weights on all tokens that a row sees",
+    "span_tokens": "tokens in each span [tokens]",
+    "table": "mean attention to each token of a span (RePo table 4) [0.01]",
+    "sink_mass": "attention from generated tokens to the sink",
 }
 
 

@@ -35,12 +35,12 @@ from repo_interp.measures.statistics import Measure, Needs, Statistics
 _OF_PROMPTS = ("prompt_weight", "prompt_key", "prompt_log_total")
 """Variables of several prompts."""
 _TEXTS = {
-    "weight": ("largest attention weights of a row of the first prompt", "1"),
-    "key": ("token that the weight is on; -1: none", "tokens"),
-    "log_total": ("logarithm of the sum of exponentials of the row's logits", "logits"),
-    "prompt_weight": ("largest attention weights of every token's row; NaN in long prompts", "1"),
-    "prompt_key": ("token that the weight is on; -1: none", "tokens"),
-    "prompt_log_total": ("logarithm of the sum of exponentials of the row's logits", "logits"),
+    "weight": "largest attention weights of a row of the first prompt",
+    "key": "token that the weight is on; -1: none [tokens]",
+    "log_total": "logarithm of the sum of exponentials of the row's logits [logits]",
+    "prompt_weight": "largest attention weights of every token's row; NaN in long prompts",
+    "prompt_key": "token that the weight is on; -1: none [tokens]",
+    "prompt_log_total": "logarithm of the sum of exponentials of the row's logits [logits]",
 }
 _NOT_MARKED = ("rest", "separator")
 """Spans, beside segments, that say nothing about which rows are of interest."""

@@ -61,7 +61,7 @@ from repo_interp.measures.kernels.rotation_angles import (
     rotation_angles,
 )
 from repo_interp.measures.kernels.seen_pairs import is_whole, once, pair_counts
-from repo_interp.measures.labels import Arrays, arrays, described, described_group
+from repo_interp.measures.labels import Arrays, arrays, described, described_group, label_of
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Tokens, TokensOrNone
@@ -77,50 +77,37 @@ Record = dict[str, tuple[tuple[str, ...], Tensor]]
 """Axes and values by name."""
 
 _BY_PROMPT = {
-    "vaf": ("variance of the logits that a component accounts for", "%"),
-    "vaf_printed": ("share of the logits' sum that is a component's (VAF as printed)", "%"),
-    "vaf_curve": ("variance of the mean logit by distance that a component's accounts for", "%"),
-    "vaf_curve_printed": (
-        "share of the sum of the mean logit by distance that is a component's",
-        "%",
-    ),
-    "vaf_band": ("variance of the logits that a band of components accounts for", "%"),
-    "position_reach": ("largest difference of the positions of a seen pair", "positions"),
-    "still_share": (f"share of components that no seen pair turns by more than {STILL} rad", "1"),
+    "vaf": "variance of the logits that a component accounts for [%]",
+    "vaf_printed": "share of the logits' sum that is a component's (VAF as printed) [%]",
+    "vaf_curve": "variance of the mean logit by distance that a component's accounts for [%]",
+    "vaf_curve_printed": "share of the sum of the mean logit by distance that is a component's [%]",
+    "vaf_band": "variance of the logits that a band of components accounts for [%]",
+    "position_reach": "largest difference of the positions of a seen pair [positions]",
+    "still_share": f"share of components that no seen pair turns by more than {STILL} rad",
 }
 _FREQUENCIES = {
     "prompt_frequency": (
-        "frequency of a rotary component in a prompt, where prompts have different ones",
-        "rad per position",
+        "frequency of a rotary component in a prompt, where prompts have different ones "
+        "[rad per position]"
     )
 }
 
 _SUMMARIES = {
-    "frequency": ("frequency of a rotary component", "rad per position"),
-    "band_length": (
-        "L of the bands: the training length, or a shorter window of the layer",
-        "tokens",
-    ),
-    "activated": ("frequency between pi and 2 pi over L", "1"),
-    "low_frequency": ("frequency of at most pi over L", "1"),
-    "decay_bound": ("bound of the logit's size by distance, over that of its pairs", "1"),
+    "frequency": "frequency of a rotary component [rad per position]",
+    "band_length": "L of the bands: the training length, or a shorter window of the layer [tokens]",
+    "activated": "frequency between pi and 2 pi over L",
+    "low_frequency": "frequency of at most pi over L",
+    "decay_bound": "bound of the logit's size by distance, over that of its pairs",
     "distance_pairs": (
-        "pairs of tokens at a distance; a layer with a window sees those within it",
-        "pairs",
+        "pairs of tokens at a distance; a layer with a window sees those within it [pairs]"
     ),
-    "logit_by_distance": (
-        "mean logit of the pairs at a distance, with what the scheme adds",
-        "q·k",
-    ),
-    "position_logit_by_distance": (
-        "mean of what the scheme adds to the logits at a distance",
-        "q·k",
-    ),
-    "component_by_distance": ("mean component of the logits at a distance, over heads", "q·k"),
-    "head_component_by_distance": ("mean component of the logits at a distance", "q·k"),
-    "turn_share": ("share of pairs by how far positions turn a component, up to turn_upper", "1"),
-    "turn_mean": ("mean turn of a component over pairs", "rad"),
-    "turn_upper": ("upper end of a bin of turns", "rad"),
+    "logit_by_distance": "mean logit of the pairs at a distance, with what the scheme adds [q·k]",
+    "position_logit_by_distance": "mean of what the scheme adds to the logits at a distance [q·k]",
+    "component_by_distance": "mean component of the logits at a distance, over heads [q·k]",
+    "head_component_by_distance": "mean component of the logits at a distance [q·k]",
+    "turn_share": "share of pairs by how far positions turn a component, up to turn_upper",
+    "turn_mean": "mean turn of a component over pairs [rad]",
+    "turn_upper": "upper end of a bin of turns [rad]",
 }
 
 
@@ -372,7 +359,8 @@ def _sum_over_prompts(by_prompt: Record) -> Record:
 def _average(sums: xr.Dataset) -> dict[str, xr.DataArray]:
     """Return mean and standard deviation over prompts from the sums of `_sum_over_prompts`."""
     averages = {}
-    for name, (long_name, units) in _BY_PROMPT.items():
+    for name, text in _BY_PROMPT.items():
+        long_name, units = label_of(text)
         total, squares, count = (sums[f"{name}_{part}"] for part in ("total", "squares", "count"))
         # variables: to align the labels of arrays takes ten times as long
         known = count.variable.where(count.variable > 0)

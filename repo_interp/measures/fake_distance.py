@@ -56,11 +56,11 @@ from repo_interp.values import Count, PositiveOrZero
 
 SIGNS = {"causal": 1.0, "printed": -1.0}
 _DESCRIBED = {
-    "r": ("correlation of fake-distance logits and the sum of their two axes", "1"),
-    "semantic_share": ("share of the semantic axis in the variance of both axes", "1"),
-    "position_axis": ("position axis of the last query of the first prompt", "logits"),
-    "semantic_axis": ("semantic axis of the last query of the first prompt", "logits"),
-    "reach": ("distance from which a nearer key of median content wins", "tokens"),
+    "r": "correlation of fake-distance logits and the sum of their two axes",
+    "semantic_share": "share of the semantic axis in the variance of both axes",
+    "position_axis": "position axis of the last query of the first prompt [logits]",
+    "semantic_axis": "semantic axis of the last query of the first prompt [logits]",
+    "reach": "distance from which a nearer key of median content wins [tokens]",
 }
 
 

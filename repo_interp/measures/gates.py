@@ -59,45 +59,38 @@ from repo_interp.values import CountOrNone, Seed, Tokens
 SEPARATOR = "separator"
 KINDS = ("sections", "paragraphs", "lines", "sentences", "blocks")
 _TOKENS = {
-    "gate_by_token": ("mean gate of each token over the queries that see it", "1"),
-    "counted": ("what a query counts in all, p_i0, at most the largest position", "positions"),
-    "gate_sum": ("sum of a query's gates, without a largest position", "positions"),
+    "gate_by_token": "mean gate of each token over the queries that see it",
+    "counted": "what a query counts in all, p_i0, at most the largest position [positions]",
+    "gate_sum": "sum of a query's gates, without a largest position [positions]",
 }
 _SEPARATORS = {
-    "separator_share": ("share of the gates' sum on separators", "1"),
-    "separator_share_shuffled": ("the same for as many random tokens, mean over draws", "1"),
+    "separator_share": "share of the gates' sum on separators",
+    "separator_share_shuffled": "the same for as many random tokens, mean over draws",
     "separator_share_chance": (
-        "share of random choices of tokens with at least as much of the gates' sum",
-        "1",
+        "share of random choices of tokens with at least as much of the gates' sum"
     ),
-    "separator_gate": ("mean gate of separators, over pairs", "1"),
-    "other_gate": ("mean gate of all other tokens, over pairs", "1"),
+    "separator_gate": "mean gate of separators, over pairs",
+    "other_gate": "mean gate of all other tokens, over pairs",
 }
 _OTHERS = {
     "last_segment_mass": (
-        "attention from position alone on the query's own segment, mean over queries",
-        "1",
+        "attention from position alone on the query's own segment, mean over queries"
     ),
-    "last_segment_shuffled": ("the same for shuffled segments, mean over draws", "1"),
+    "last_segment_shuffled": "the same for shuffled segments, mean over draws",
     "last_segment_chance": (
-        "share of shuffled segments with at least as much attention from position alone",
-        "1",
+        "share of shuffled segments with at least as much attention from position alone"
     ),
     # Per layer: a layer with a window sees other pairs.
-    "separator_share_even": ("share of equal gates on separators", "1"),
-    "last_segment_even": ("even attention on the query's own segment, mean over queries", "1"),
-    "largest_position": ("contextual positions beyond are taken for this one", "positions"),
-    "position_attention": (
-        "attention from position alone, every row scaled to a maximum of 1",
-        "1",
-    ),
+    "separator_share_even": "share of equal gates on separators",
+    "last_segment_even": "even attention on the query's own segment, mean over queries",
+    "largest_position": "contextual positions beyond are taken for this one [positions]",
+    "position_attention": "attention from position alone, every row scaled to a maximum of 1",
 }
 _OF_PROMPTS = {
     "last_segment_queries": (
-        "queries behind the first segment, over which masses are means",
-        "tokens",
+        "queries behind the first segment, over which masses are means [tokens]"
     ),
-    "separator": ("1 where a token separates, -1 for padding", "1"),
+    "separator": "1 where a token separates, -1 for padding",
 }
 
 

@@ -356,14 +356,15 @@ def described(array: xr.DataArray, long_name: str, units: str) -> xr.DataArray:
 
 def described_group(
     values: Mapping[Any, Any] | xr.Dataset,
-    texts: Mapping[str, tuple[str, str]],
+    texts: Mapping[str, str | tuple[str, str]],
     coordinates: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """Make a Dataset of the variables that have texts, in the order of the texts.
 
     Args:
         values: A Dataset; or by name DataArrays, or axes and values.
-        texts: Long name and units by name of the variable.
+        texts: Long name by name of the variable, its units behind it in brackets, as charts label
+            axes; none: "1". Or a pair of both.
         coordinates: Coordinates of axes of `values` that are given without them.
 
     Returns:
@@ -371,8 +372,27 @@ def described_group(
     """
     group = values if isinstance(values, xr.Dataset) else xr.Dataset(dict(values), coordinates)
     return xr.Dataset(
-        {name: described(group[name], *text) for name, text in texts.items() if name in group}
+        {
+            name: described(group[name], *label_of(text))
+            for name, text in texts.items()
+            if name in group
+        }
     )
+
+
+def label_of(text: str | tuple[str, str]) -> tuple[str, str]:
+    """Split a label into its parts.
+
+    Args:
+        text: "long name [units]", "long name", or a pair of both.
+
+    Returns:
+        Long name and units; "1" without.
+    """
+    if isinstance(text, tuple):
+        return text
+    long_name, _, units = text.removesuffix("]").partition(" [")
+    return long_name, units or "1"
 
 
 def parameter_attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:

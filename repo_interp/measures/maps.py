@@ -29,13 +29,12 @@ from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import CountOrNone, value_of
 
 _DESCRIBED = {
-    "logit_map": ("mean logit over a block of queries and keys of the first prompt", "logits"),
+    "logit_map": "mean logit over a block of queries and keys of the first prompt [logits]",
     "fake_map": (
         "mean fake-distance logit of the last query of the first prompt, over a block of "
-        "distances and keys",
-        "logits",
+        "distances and keys [logits]"
     ),
-    "block_size": ("tokens, or distances, a block", "tokens"),
+    "block_size": "tokens, or distances, a block [tokens]",
 }
 _BLOCKS = ("query_block", "distance_block", "key_block")
 _AXES = {"logit_map": ("query_block", "key_block"), "fake_map": ("distance_block", "key_block")}

@@ -31,17 +31,14 @@ from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import Count
 
 _TEXTS = {
-    "mass": ("attention by distance, without the first token", "1"),
-    "uniform": ("attention to them, were it even over all keys", "1"),
-    "first_token": ("attention to the first token", "1"),
-    "own_token": ("attention to the token itself", "1"),
-    "received": ("attention that a token of the first prompt receives from later ones", "1"),
-    "sink_token": (
-        "token but the first that receives most above even attention; -1: none",
-        "tokens",
-    ),
-    "sink_mass": ("attention of later tokens to the sink token", "1"),
-    "sink_uniform": ("attention of later tokens to it, were it even over all keys", "1"),
+    "mass": "attention by distance, without the first token",
+    "uniform": "attention to them, were it even over all keys",
+    "first_token": "attention to the first token",
+    "own_token": "attention to the token itself",
+    "received": "attention that a token of the first prompt receives from later ones",
+    "sink_token": "token but the first that receives most above even attention; -1: none [tokens]",
+    "sink_mass": "attention of later tokens to the sink token",
+    "sink_uniform": "attention of later tokens to it, were it even over all keys",
 }
 
 

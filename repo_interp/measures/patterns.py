@@ -57,24 +57,21 @@ PATTERNS = ("constant", "mono", "hybrid")
 CHUNK_SIZES = (8, 16, 32, 64)
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.8)
 _TEXTS = {
-    "chunk_pattern": ("pattern of each chunk: 0 constant, 1 mono, 2 hybrid, -1 none", "1"),
-    "pattern_share": ("share of a head's chunks with each pattern", "1"),
+    "chunk_pattern": "pattern of each chunk: 0 constant, 1 mono, 2 hybrid, -1 none",
+    "pattern_share": "share of a head's chunks with each pattern",
     "pattern_share_all": (
-        "share of the chunks with each pattern, over the layers that learn positions",
-        "1",
+        "share of the chunks with each pattern, over the layers that learn positions"
     ),
-    "trend": ("rank correlation of a head's positions and the token index", "1"),
-    "trend_slope": ("least-squares slope of positions on the token index", "positions per token"),
-    "trend_null": ("size of the trend that 95 % of permuted positions stay within", "1"),
-    "chunk_trend": ("rank correlation with the token index within chunks, mean over chunks", "1"),
+    "trend": "rank correlation of a head's positions and the token index",
+    "trend_slope": "least-squares slope of positions on the token index [positions per token]",
+    "trend_null": "size of the trend that 95 % of permuted positions stay within",
+    "chunk_trend": "rank correlation with the token index within chunks, mean over chunks",
     "counts_tokens": (
         "1 where the size of the trend is above .8 and its null in every prompt, -1 without "
-        "positions",
-        "1",
+        "positions"
     ),
     "sensitivity": (
-        "share of each pattern by chunk size and tolerance, over the layers that learn positions",
-        "1",
+        "share of each pattern by chunk size and tolerance, over the layers that learn positions"
     ),
 }
 

@@ -85,30 +85,24 @@ _UNNAMED = ("rest", "separator")
 """Spans that are no segments."""
 OfSources = Float[np.ndarray, "*head source"]
 _TEXTS = {
-    "share": (
-        "held-out share of a head's position variance that a source adds to those before it",
-        "1",
-    ),
-    "alone": ("held-out R squared of one source without the others", "1"),
+    "share": "held-out share of a head's position variance that a source adds to those before it",
+    "alone": "held-out R squared of one source without the others",
     "alone_null": (
-        f"the same of positions permuted over the tokens of each prompt, largest of {DRAWS} draws",
-        "1",
+        f"the same of positions permuted over the tokens of each prompt, largest of {DRAWS} draws"
     ),
-    "r_squared": ("held-out R squared of all sources: the sum of their shares", "1"),
-    "r_squared_error": ("standard error of R squared over folds", "1"),
+    "r_squared": "held-out R squared of all sources: the sum of their shares",
+    "r_squared_error": "standard error of R squared over folds",
     "follows_from_token": (
         f"1 where the token alone explains {FOLLOWS:g} of a head's position variance, -1 for "
-        "a head without any",
-        "1",
+        "a head without any"
     ),
     "line_step": (
-        "positions of the last tokens of lines less those of other tokens, in standard deviations",
-        "1",
+        "positions of the last tokens of lines less those of other tokens, in standard deviations"
     ),
-    "line_step_null": ("size of line_step that 95 % of permuted positions stay within", "1"),
-    "kind": ("what a head with learned positions or gates does, in words", "1"),
-    "counted_share": ("share of tokens that, with the one before them, occur in other folds", "1"),
-    "counted_tokens": ("tokens that shares are taken over", "tokens"),
+    "line_step_null": "size of line_step that 95 % of permuted positions stay within",
+    "kind": "what a head with learned positions or gates does, in words",
+    "counted_share": "share of tokens that, with the one before them, occur in other folds",
+    "counted_tokens": "tokens that shares are taken over [tokens]",
 }
 
 

@@ -25,12 +25,12 @@ from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
 _TEXTS = {
-    "position": ("position of each token", "positions"),
-    "position_range": ("largest minus smallest position of a prompt", "positions"),
-    "negative_share": ("share of a prompt's tokens with a position below 0", "1"),
-    "linear_r2": ("share of positions' variance that a straight line has (R^2)", "1"),
+    "position": "position of each token [positions]",
+    "position_range": "largest minus smallest position of a prompt [positions]",
+    "negative_share": "share of a prompt's tokens with a position below 0",
+    "linear_r2": "share of positions' variance that a straight line has (R^2)",
 }
-_BY_PAIR = {"position_by_pair": ("position of each token, by rotary pair", "positions")}
+_BY_PAIR = {"position_by_pair": "position of each token, by rotary pair [positions]"}
 
 
 def position_range(

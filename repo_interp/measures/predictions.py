@@ -33,19 +33,15 @@ _ROWS = 32
 multiplying by it.
 """
 _TEXTS = {
-    "probability": (
-        "largest probabilities of the next token, after a token of the first prompt",
-        "1",
-    ),
-    "next_token": ("token id that the probability is of", "1"),
-    "probability_of_next": ("probability of the token that does follow; NaN after the last", "1"),
+    "probability": "largest probabilities of the next token, after a token of the first prompt",
+    "next_token": "token id that the probability is of",
+    "probability_of_next": "probability of the token that does follow; NaN after the last",
     "rank_of_next": (
-        "tokens that are likelier than the one that does follow; -1 after the last",
-        "tokens",
+        "tokens that are likelier than the one that does follow; -1 after the last [tokens]"
     ),
-    "answer_log_probability": ("log-probability of the answer, mean over its tokens", "nat"),
-    "answer_is_likeliest": ("1 where every token of the answer is the likeliest one", "1"),
-    "loss": ("mean of -log p of a text without an answer", "nat"),
+    "answer_log_probability": "log-probability of the answer, mean over its tokens [nat]",
+    "answer_is_likeliest": "1 where every token of the answer is the likeliest one",
+    "loss": "mean of -log p of a text without an answer [nat]",
 }
 _SCORES = ("answer_log_probability", "answer_is_likeliest", "loss")
 """Variables of every prompt."""

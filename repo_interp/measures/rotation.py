@@ -54,18 +54,18 @@ from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import PositiveOrZero, Tokens
 
 _MEANS = {
-    "query_norm": ("mean norm of the query's pair", "1"),
-    "key_norm": ("mean norm of the key's pair", "1"),
-    "query_mean_re": ("real part of the mean query pair", "1"),
-    "query_mean_im": ("imaginary part of the mean query pair", "1"),
-    "key_mean_re": ("real part of the mean key pair", "1"),
-    "key_mean_im": ("imaginary part of the mean key pair", "1"),
-    "query_deviation": ("mean distance of the query's pair from its mean in the prompt", "1"),
-    "key_deviation": ("mean distance of the key's pair from its mean in the prompt", "1"),
+    "query_norm": "mean norm of the query's pair",
+    "key_norm": "mean norm of the key's pair",
+    "query_mean_re": "real part of the mean query pair",
+    "query_mean_im": "imaginary part of the mean query pair",
+    "key_mean_re": "real part of the mean key pair",
+    "key_mean_im": "imaginary part of the mean key pair",
+    "query_deviation": "mean distance of the query's pair from its mean in the prompt",
+    "key_deviation": "mean distance of the key's pair from its mean in the prompt",
 }
 _DIMENSIONS = {
-    "query_dimension_norm": ("mean size of the query's number in a dimension", "1"),
-    "key_dimension_norm": ("mean size of the key's number in a dimension", "1"),
+    "query_dimension_norm": "mean size of the query's number in a dimension",
+    "key_dimension_norm": "mean size of the key's number in a dimension",
 }
 """Pair r is the dimensions r and r + half the axis."""
 _HALVES = ("first", "second")
@@ -77,13 +77,10 @@ _ORDER = [
     if name.startswith(side)
 ]
 _OTHERS = {
-    "start_angle": ("angle from the mean key pair to the mean query pair", "rad"),
-    "max_rotation": ("largest rotation of the pair", "rad"),
-    "slow_dominating": (
-        "whether the component is slow dominating: 1 yes, 0 no, -1 no rotary pairs",
-        "1",
-    ),
-    "closed_form_r": ("correlation of logits and f + g from the slow dominating components", "1"),
+    "start_angle": "angle from the mean key pair to the mean query pair [rad]",
+    "max_rotation": "largest rotation of the pair [rad]",
+    "slow_dominating": "whether the component is slow dominating: 1 yes, 0 no, -1 no rotary pairs",
+    "closed_form_r": "correlation of logits and f + g from the slow dominating components",
 }
 
 

@@ -55,29 +55,27 @@ FEWEST = 4
 NORMAL_95 = 1.96
 """Standard deviations that 95 % of a normal distribution stay within."""
 _SCORES = {
-    "variance_between": ("share of a head's position variance between segments (eta squared)", "1"),
-    "variance_between_shuffled": ("the same for shuffled edges, mean over draws", "1"),
+    "variance_between": "share of a head's position variance between segments (eta squared)",
+    "variance_between_shuffled": "the same for shuffled edges, mean over draws",
     "variance_between_chance": (
-        "share of shuffled edges with at least as much variance between segments",
-        "1",
+        "share of shuffled edges with at least as much variance between segments"
     ),
-    "within_trend": ("rank correlation with the token index within segments, mean over them", "1"),
-    "within_trend_null": ("size of it that 95 % of permutations within segments stay within", "1"),
-    "boundary_f1": ("F1 of a head's largest position jumps against the edges of segments", "1"),
-    "boundary_f1_shuffled": ("the same for shuffled edges, mean over draws", "1"),
-    "boundary_f1_chance": ("share of shuffled edges with at least as high an F1", "1"),
+    "within_trend": "rank correlation with the token index within segments, mean over them",
+    "within_trend_null": "size of it that 95 % of permutations within segments stay within",
+    "boundary_f1": "F1 of a head's largest position jumps against the edges of segments",
+    "boundary_f1_shuffled": "the same for shuffled edges, mean over draws",
+    "boundary_f1_chance": "share of shuffled edges with at least as high an F1",
 }
 _INDEX = {
-    "variance_between_index": ("share of the token index' variance between segments", "1"),
+    "variance_between_index": "share of the token index' variance between segments",
     "boundary_f1_index": (
-        "F1 of as many random tokens against the edges of segments: the token index has no "
-        "largest jumps",
-        "1",
+        "F1 of as many random tokens against the edges of "
+        "segments: the token index has no largest jumps"
     ),
 }
 _OF_PROMPTS = _INDEX | {
-    "segment_count": ("segments of a prompt, 0 where it has no two", "segments"),
-    "segment": ("segment that each token lies in, -1 for none", "1"),
+    "segment_count": "segments of a prompt, 0 where it has no two [segments]",
+    "segment": "segment that each token lies in, -1 for none",
 }
 
 

@@ -39,13 +39,13 @@ from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Count, Seed, Tokens
 
 _TEXTS = {
-    "semantic_stability": ("share of distances that keep a preference", "1"),
-    "random_stability": ("share that keep it with random phases", "1"),
-    "positional_sensitivity": ("change of a logit per position, over its norm", "1"),
-    "random_sensitivity": ("change per position with random phases", "1"),
-    "high_share": ("r_H: norm of high frequencies over that of all", "1"),
-    "frequency_entropy": ("entropy of the rotary pairs, over its maximum", "1"),
-    "compared": ("pairs of keys that are compared", "pairs"),
+    "semantic_stability": "share of distances that keep a preference",
+    "random_stability": "share that keep it with random phases",
+    "positional_sensitivity": "change of a logit per position, over its norm",
+    "random_sensitivity": "change per position with random phases",
+    "high_share": "r_H: norm of high frequencies over that of all",
+    "frequency_entropy": "entropy of the rotary pairs, over its maximum",
+    "compared": "pairs of keys that are compared [pairs]",
 }
 
 

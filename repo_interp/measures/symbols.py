@@ -36,9 +36,9 @@ from repo_interp.values import Count, Seed
 FEWEST_KEYS = 8
 """Keys below which a correlation says nothing."""
 _TEXTS = {
-    "position_score": ("correlation with logits of the same places", "1"),
-    "symbol_score": ("correlation with logits of the same contents", "1"),
-    "null_score": ("95 % of unrelated correlations are below", "1"),
+    "position_score": "correlation with logits of the same places",
+    "symbol_score": "correlation with logits of the same contents",
+    "null_score": "95 % of unrelated correlations are below",
 }
 
 

@@ -70,25 +70,20 @@ from repo_interp.values import Count, Positive, Seed
 
 Extra = Literal["attention", "position", "shuffled", "held_out"]
 _PER_PROMPT = {
-    "r": ("correlation of logits and their three-axis fit", "1"),
-    "r_attention": ("correlation of attention weights and their three-axis fit", "1"),
+    "r": "correlation of logits and their three-axis fit",
+    "r_attention": "correlation of attention weights and their three-axis fit",
     "r_position": (
-        "correlation of logits and their three-axis fit with distances of learned positions",
-        "1",
+        "correlation of logits and their three-axis fit with distances of learned positions"
     ),
-    "r_shuffled": (
-        "correlation of logits and their three-axis fit with its distance axis shuffled",
-        "1",
-    ),
+    "r_shuffled": "correlation of logits and their three-axis fit with its distance axis shuffled",
     "r2_held_out": (
-        "share of variance within held-out rows explained by axes fitted on the other rows",
-        "1",
+        "share of variance within held-out rows explained by axes fitted on the other rows"
     ),
 }
 _AXES = {
-    "distance_axis": ("distance axis of the first prompt", "logits"),
-    "query_axis": ("query axis of the first prompt", "logits"),
-    "key_axis": ("key axis of the first prompt", "logits"),
+    "distance_axis": "distance axis of the first prompt [logits]",
+    "query_axis": "query axis of the first prompt [logits]",
+    "key_axis": "key axis of the first prompt [logits]",
 }
 
 
