@@ -59,13 +59,15 @@ class Activations(Measure, needs=Needs(documents=True)):
             self._of_prompt(select_prompts(inputs, slice(row, row + 1)), sizes[row], places)
             for row, places in enumerate(places_of(inputs.valid))
         ]
-        several = ("prompt", "layer")
         # [variable, prompt]: numbers and indices apart, so that indices stay whole
         real, whole = (torch.stack(part, dim=1) for part in zip(*found, strict=True))
         names = list(_TEXTS)
-        record = {tuple(names[:3]): (several, real), tuple(names[3:-1]): (several, whole)}
+        record = {
+            tuple(names[:3]): ("prompt layer", real),
+            tuple(names[3:-1]): ("prompt layer", whole),
+        }
         by_token = sizes.amax(-1).double().masked_fill(~inputs.valid, torch.nan)
-        first = {} if row is None else {"largest_by_token": (("layer", "token"), by_token[row])}
+        first = {} if row is None else {"largest_by_token": ("layer token", by_token[row])}
         return Statistics(
             per_prompt=arrays(inputs, record),
             first_prompt=arrays(inputs, first) if first else None,

@@ -96,15 +96,15 @@ class AttentionMass(
         # Layers of one window see the same pairs
         name = "chance", self, inputs.window
         chance = once(name, lambda: _chance(inputs, asked), valid, asked.masks)
-        of_heads, of_prompts = ("prompt", "layer", "head", "span"), ("prompt", "layer", "span")
         record = {
-            "mass": (of_heads, mass),
-            "chance": (of_prompts, chance),
-            "tokens": (of_prompts, asked.tokens),
+            "mass": ("prompt layer head span", mass),
+            "chance": ("prompt layer span", chance),
+            "tokens": ("prompt layer span", asked.tokens),
         }
         if inputs.sinks is not None:
             # The sink takes what keys leave: softmax over both sums to 1
-            record["sink_mass"] = of_heads[:3], 1.0 - by_key.sum(-1) / asked.count[..., 0]
+            left = 1.0 - by_key.sum(-1) / asked.count[..., 0]
+            record["sink_mass"] = "prompt layer head", left
         return Statistics(per_prompt=arrays(inputs, record, span=list(spans)))
 
     def _asked(self, spans: Spans, valid: Bool[Tensor, "prompt token"]) -> _Asked:

@@ -132,13 +132,12 @@ class AttentionRows(
         weights, keys, totals = strongest_keys(
             prompt, rows, max(self.keys, self.rows * self.keys // len(rows))
         )
-        axes = ("layer", "head", "query", "rank")
         # float32, and doubles that hold whole numbers exactly: so the compressed run file is
         # smaller, and parts of it merge.
         kept = {
-            "weight": (axes, weights.float()),
-            "key": (axes, keys.double()),
-            "log_total": (axes[:-1], totals.float()),
+            "weight": ("layer head query rank", weights.float()),
+            "key": ("layer head query rank", keys.double()),
+            "log_total": ("layer head query", totals.float()),
         }
         return arrays(inputs, kept, query=rows.tolist(), rank=range(weights.shape[-1]))
 
@@ -166,10 +165,13 @@ class AttentionRows(
             ranks, tokens = slice(weight.shape[-1]), tokens.cpu().numpy()
             weights[place][:, tokens, ranks], keys[place][:, tokens, ranks] = weight, key
             totals[place][:, tokens] = total
-        axes = ("prompt", "layer", "head", "token", "strongest")
-        values = zip(_OF_PROMPTS, (axes, axes, axes[:-1]), (weights, keys, totals), strict=True)
+        record = {
+            "prompt_weight": ("prompt layer head token strongest", weights),
+            "prompt_key": ("prompt layer head token strongest", keys),
+            "prompt_log_total": ("prompt layer head token", totals),
+        }
         labels = {"prompt": inputs.prompts[chosen].tolist(), "strongest": range(self.prompt_keys)}
-        return arrays(inputs, {name: (axes, array) for name, axes, array in values}, **labels)
+        return arrays(inputs, record, **labels)
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_rows` of a run."""

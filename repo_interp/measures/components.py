@@ -73,7 +73,7 @@ ones.
 STILL = 0.1
 """Radians within which a component counts as unrotated."""
 
-Record = dict[str, tuple[tuple[str, ...], Tensor]]
+Record = dict[str, tuple[str, Tensor]]
 """Axes and values by name."""
 
 _BY_PROMPT = {
@@ -179,25 +179,25 @@ class Components(Measure):
             return torch.stack([frequencies, frequencies.square()]) * len(tokens)
 
         sums: Any = angles | {
-            "prompts": (("layer",), np.array(float(len(tokens)))),
+            "prompts": ("layer", np.array(float(len(tokens)))),
             ("frequency_sum", "frequency_squares"): (
-                ("layer", "component"),
+                "layer component",
                 once(("sums", len(tokens)), of_prompts, frequencies),
             ),
             "length_sum": (
-                ("layer",),
+                "layer",
                 # A sum, so that batches of any size merge; `conclude` divides by the prompts
                 np.array(float(len(tokens) * inputs.compared_length(self.training_length))),
             ),
-            "pairs": (("layer", "distance"), pair_counts(tokens, inputs.window).distance.sum(0)),
-            "logit_sum": (("layer", "head", "distance"), measured.logits),
+            "pairs": ("layer distance", pair_counts(tokens, inputs.window).distance.sum(0)),
+            "logit_sum": ("layer head distance", measured.logits),
             "position_logit_sum": (
-                ("layer", "head", "distance"),
+                "layer head distance",
                 position_bias_sums(inputs, tokens),
             ),
-            "component_sum": (("layer", "head", "component", "distance"), measured.components)
+            "component_sum": ("layer head component distance", measured.components)
             if self.curves == "head"
-            else (("layer", "component", "distance"), measured.components[0]),
+            else ("layer component distance", measured.components[0]),
         }
         if self.prompts == "each":
             # float32 for the file; sums over prompts, below, stay in float64
@@ -208,13 +208,13 @@ class Components(Measure):
             explained["vaf_band"] = torch.full_like(explained["vaf_band"], torch.nan)
         for name, values in explained.items():
             by_prompt[name] = (
-                ("prompt", "layer", "head", "band" if name == "vaf_band" else "component"),
+                f"prompt layer head {'band' if name == 'vaf_band' else 'component'}",
                 values,
             )
         if self.prompts == "mean":
             return Statistics(sums=_labelled(inputs, sums | _sum_over_prompts(by_prompt)))
         by_prompt["prompt_frequency"] = (
-            ("prompt", "layer", "component"),
+            "prompt layer component",
             # Kept for all prompts, since only the merged run tells whether they differ; dropped
             # there if not
             frequencies.expand(len(tokens), -1),
@@ -333,12 +333,12 @@ def _angles(
         )
     return (
         {
-            "turn_pairs": (("layer", "head", "component", "turn"), pairs),
-            "difference_sum": (("layer", "head"), difference),
+            "turn_pairs": ("layer head component turn", pairs),
+            "difference_sum": ("layer head", difference),
         },
         {
-            "position_reach": (("prompt", "layer", "head"), expand_heads(reach, inputs.heads)),
-            "still_share": (("prompt", "layer", "head"), expand_heads(unrotated, inputs.heads)),
+            "position_reach": ("prompt layer head", expand_heads(reach, inputs.heads)),
+            "still_share": ("prompt layer head", expand_heads(unrotated, inputs.heads)),
         },
     )
 
@@ -347,12 +347,12 @@ def _sum_over_prompts(by_prompt: Record) -> Record:
     """Return count, sum and sum of squares of values over prompts, NaN left out."""
     sums: Record = {}
     for name, (axes, values) in by_prompt.items():
-        known = ~values.isnan()
+        known, axes = ~values.isnan(), axes.removeprefix("prompt ")
         # Only NaN means absent: infinities stay visible in the sums
         values = values.nan_to_num(0.0, posinf=torch.inf, neginf=-torch.inf)
-        sums[f"{name}_count"] = axes[1:], known.sum(0).to(torch.float64)
-        sums[f"{name}_total"] = axes[1:], values.sum(0)
-        sums[f"{name}_squares"] = axes[1:], values.square().sum(0)
+        sums[f"{name}_count"] = axes, known.sum(0).to(torch.float64)
+        sums[f"{name}_total"] = axes, values.sum(0)
+        sums[f"{name}_squares"] = axes, values.square().sum(0)
     return sums
 
 

@@ -94,10 +94,10 @@ class FakeDistance(Measure, needs=Needs(nan=("r", "semantic_share"))):
                 name: values.masked_fill(~present[:, None], torch.nan).nanmean(-1, keepdim=True)
                 for name, values in found.items()
             }
-        axes = ("prompt", "layer", "head")
         return Statistics(
             per_prompt=arrays(
-                inputs, {name: (axes, values[..., 0]) for name, values in found.items()}
+                inputs,
+                {name: ("prompt layer head", values[..., 0]) for name, values in found.items()},
             ),
             first_prompt=self._first_axes(inputs, fit, bias),
         )
@@ -160,8 +160,8 @@ class FakeDistance(Measure, needs=Needs(nan=("r", "semantic_share"))):
             # Padding on the left has keys, but none that count
             semantic = semantic.masked_fill(~valid[:tokens], 0)
         record = {
-            "position_axis": (("layer", "head", "distance"), position),
-            "semantic_axis": (("layer", "head", "token"), semantic),
+            "position_axis": ("layer head distance", position),
+            "semantic_axis": ("layer head token", semantic),
         }
         return arrays(
             inputs, record, distance=np.arange(float(count)), token=np.arange(float(tokens))

@@ -136,12 +136,12 @@ class Gates(SegmentMeasure):
         record = {
             **_by_token(inputs, separators, self.draws, self.seed),
             **_last_segment(inputs, spans, self.kinds, self.draws, self.seed),
-            "separator": (("prompt", "layer", "key"), separates),
+            "separator": ("prompt layer key", separates),
         }
         mapped = [row for row, number in enumerate(inputs.prompts.tolist()) if number < self.maps]
         if mapped:
             record["position_attention"] = (
-                ("prompt", "layer", "head", "query", "key"),
+                "prompt layer head query key",
                 self._maps(inputs, mapped),
             )
         places = np.arange(inputs.valid.shape[1])
@@ -221,18 +221,17 @@ def _by_token(
         share["separator_gate"][row] = by_key[:, here].sum(-1) / pairs[chosen].sum()
         share["other_gate"][row] = by_key[:, ~here].sum(-1) / pairs[valid & ~chosen].sum()
     largest = inputs.largest_position if inputs.gate_features is not None else torch.nan
-    of_heads, axis = ("prompt", "layer", "head"), {"gate_by_token": "key"}
     return {
         **{
             name: (
-                (*of_heads, axis.get(name, "query")),
+                f"prompt layer head {'key' if name == 'gate_by_token' else 'query'}",
                 of_tokens.masked_fill(padding, torch.nan).float(),
             )
             for name, of_tokens in values.items()
         },
-        **{name: (of_heads, of_prompts) for name, of_prompts in share.items()},
-        "separator_share_even": (("prompt", "layer"), even),
-        "largest_position": (("prompt", "layer"), np.full(prompts, largest)),
+        **{name: ("prompt layer head", of_prompts) for name, of_prompts in share.items()},
+        "separator_share_even": ("prompt layer", even),
+        "largest_position": ("prompt layer", np.full(prompts, largest)),
     }
 
 
@@ -283,11 +282,10 @@ def _last_segment(
         even = (even_sums.unflatten(1, (len(kinds), layouts)) / over).cpu()
     # Layout 0 is the true one, the others are shuffled.
     observed, drawn = mass[..., 0], mass[..., 1:].movedim(-1, 0)
-    by_head, by_prompt = ("prompt", "layer", "head", "kind"), ("prompt", "layer", "kind")
     return {
-        "last_segment_mass": (by_head, observed),
-        "last_segment_shuffled": (by_head, drawn.mean(0)),
-        "last_segment_chance": (by_head, chance(drawn, observed)),
-        "last_segment_even": (by_prompt, even[..., 0]),
-        "last_segment_queries": (by_prompt, queries[..., 0]),
+        "last_segment_mass": ("prompt layer head kind", observed),
+        "last_segment_shuffled": ("prompt layer head kind", drawn.mean(0)),
+        "last_segment_chance": ("prompt layer head kind", chance(drawn, observed)),
+        "last_segment_even": ("prompt layer kind", even[..., 0]),
+        "last_segment_queries": ("prompt layer kind", queries[..., 0]),
     }

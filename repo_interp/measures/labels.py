@@ -10,7 +10,7 @@ Knows nothing about measures.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,8 +21,10 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
 
-Record = Mapping[Any, tuple[Sequence[str], Tensor | np.ndarray]]
-"""Axes and values by name. Several names: an additional first axis holds one entry per name."""
+Record = Mapping[Any, tuple[str, Tensor | np.ndarray]]
+"""Axes, as in "prompt layer head", and values by name. Several names: an additional first axis holds
+one entry per name.
+"""
 
 
 class _Awaited(NamedTuple):
@@ -177,16 +179,7 @@ def concat_arrays(parts: Sequence[Arrays], axis: str) -> Arrays:
     ends = np.cumsum([0, *(len(part.labels[axis]) for part in parts)])
     for number, place in enumerate(places):
         place[axis] = slice(ends[number], ends[number + 1])
-    return Arrays(
-        _put_together(
-            parts,
-            labels,
-            places,
-            _absent,
-            lambda whole, place, values: whole.__setitem__(place, values),
-        ),
-        labels,
-    )
+    return Arrays(_put_together(parts, labels, places, add=False), labels)
 
 
 def sum_arrays(parts: Sequence[Arrays]) -> Arrays:
@@ -201,11 +194,7 @@ def sum_arrays(parts: Sequence[Arrays]) -> Arrays:
     if len(parts) == 1:
         return parts[0]
     labels, places = _align(parts)
-
-    def add(whole: np.ndarray, place: tuple, values: np.ndarray) -> None:
-        whole[place] += values
-
-    return Arrays(_put_together(parts, labels, places, np.zeros_like, add), labels)
+    return Arrays(_put_together(parts, labels, places, add=True), labels)
 
 
 def _align(
@@ -238,9 +227,9 @@ def _put_together(
     parts: Sequence[Arrays],
     labels: Mapping[str, np.ndarray],
     places: Sequence[Mapping[str, Any]],
-    empty: Callable[[np.ndarray], np.ndarray],
-    put: Callable[[np.ndarray, tuple, np.ndarray], None],
+    add: bool,
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """Write the arrays of parts to their places; add those of one place, or fill places of none."""
     whole = {}
     for name in dict.fromkeys(name for part in parts for name in part.values):
         by_part = [part.values.get(name) for part in parts]
@@ -251,7 +240,7 @@ def _put_together(
             for axis, size in zip(axes, some.shape, strict=True)
         ]
         kind = np.result_type(*(found[1].dtype for found in by_part if found is not None))
-        values = empty(np.empty(shape, kind))
+        values = np.zeros(shape, kind) if add else np.full(shape, _absent(kind), kind)
         for place, found in zip(places, by_part, strict=True):
             if found is not None:
                 # Slices where entries stand together: other axes need a grid of places.
@@ -261,21 +250,19 @@ def _put_together(
                         np.arange(size)[some] for some, size in zip(index, shape, strict=True)
                     )
                     index = np.ix_(*numbers)
-                put(values, index, found[1])
+                if add:
+                    values[index] += found[1]
+                else:
+                    values[index] = found[1]
         whole[name] = axes, values
     return whole
 
 
-def _absent(array: np.ndarray) -> np.ndarray:
-    """Fill an array with the value of an absent entry: NaN, -1, or an empty text."""
-    array[...] = (
-        np.nan
-        if array.dtype.kind in "fc"
-        else -1
-        if array.dtype.kind == "i"
-        else array.dtype.type()
-    )
-    return array
+def _absent(kind: np.dtype) -> Any:
+    """Return the value of an absent entry: NaN, -1, or an empty text."""
+    if kind.kind in "fc":
+        return np.nan
+    return -1 if kind.kind == "i" else kind.type()
 
 
 def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
@@ -298,10 +285,11 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
         "head": np.arange(inputs.heads),
         "token": np.arange(inputs.valid.shape[1]),
     } | labels
-    used = dict.fromkeys(axis for axes, _ in record.values() for axis in axes)
+    used = dict.fromkeys(axis for axes, _ in record.values() for axis in axes.split())
     given = {}
-    for names, (axes, values) in record.items():
-        several, layer = not isinstance(names, str), list(axes).index("layer")
+    for names, (named, values) in record.items():
+        axes = tuple(named.split())
+        several, layer = not isinstance(names, str), axes.index("layer")
         if isinstance(values, Tensor):
             # numpy refuses tensors that require gradients
             values = values.detach() if values.requires_grad else values
@@ -309,9 +297,9 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
         for number, name in enumerate(names if several else (names,)):
             entry = (number,) if several else ()
             if isinstance(values, Tensor):
-                given[name] = tuple(axes), _Awaited(values, entry, layer)
+                given[name] = axes, _Awaited(values, entry, layer)
             else:
-                given[name] = tuple(axes), np.expand_dims(np.asarray(values)[entry], layer)
+                given[name] = axes, np.expand_dims(np.asarray(values)[entry], layer)
     # Only axes in use: a label without an array would count in an alignment
     made = Arrays(given, {axis: np.asarray(known[axis]) for axis in used if axis in known})
     # Weak: arrays that nobody reads are not copied.
@@ -335,9 +323,8 @@ def of_layer(
     Returns:
         A DataArray with coordinates.
     """
-    return (
-        arrays(inputs, {"values": (axes, values)}, **coordinates).dataset()["values"].rename(None)
-    )
+    labelled = arrays(inputs, {"values": (" ".join(axes), values)}, **coordinates)
+    return labelled.dataset()["values"].rename(None)
 
 
 def described(array: xr.DataArray, long_name: str, units: str) -> xr.DataArray:

@@ -37,7 +37,7 @@ _DESCRIBED = {
     "block_size": "tokens, or distances, a block [tokens]",
 }
 _BLOCKS = ("query_block", "distance_block", "key_block")
-_AXES = {"logit_map": ("query_block", "key_block"), "fake_map": ("distance_block", "key_block")}
+_AXES = {"logit_map": "query_block key_block", "fake_map": "distance_block key_block"}
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class Maps(Measure):
         maps = {"logit_map": logits, "fake_map": _fake_map(prompt, size, len(starts))}
         # Rounded to float32: so the compressed run file is smaller.
         record = {
-            name: (("layer", "head", *axes), maps[name].float().double())
+            name: (f"layer head {axes}", maps[name].float().double())
             for name, axes in _AXES.items()
         }
         labels = dict.fromkeys(_BLOCKS, starts)
         return Statistics(
             first_prompt=arrays(
-                inputs, record | {"block_size": (("layer",), torch.tensor(size))}, **labels
+                inputs, record | {"block_size": ("layer", torch.tensor(size))}, **labels
             )
         )
 

@@ -57,7 +57,6 @@ class Octaves(
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Reduce sampled rows of attention of each prompt."""
-        several = ("prompt", "layer", "head")
         # Up to the largest distance in the batch, tokens - 1
         octaves = [2**k for k in range(max(1, (inputs.valid.shape[1] - 1).bit_length()))]
         found = [
@@ -72,18 +71,21 @@ class Octaves(
             torch.stack(part) for part in zip(*found, strict=True)
         )
         per_prompt = {
-            "mass": ((*several, "octave"), mass),
-            "uniform": (("prompt", "layer", "octave"), uniform),
-            ("first_token", "own_token", "sink_mass"): (several, of_heads.movedim(1, 0)),
-            "sink_token": (several[:2], token),
-            "sink_uniform": (several[:2], even),
+            "mass": ("prompt layer head octave", mass),
+            "uniform": ("prompt layer octave", uniform),
+            ("first_token", "own_token", "sink_mass"): (
+                "prompt layer head",
+                of_heads.movedim(1, 0),
+            ),
+            "sink_token": ("prompt layer", token),
+            "sink_uniform": ("prompt layer", even),
         }
         row = inputs.row_of_first_prompt
         return Statistics(
             per_prompt=arrays(inputs, per_prompt, octave=octaves),
             first_prompt=None
             if row is None
-            else arrays(inputs, {"received": (("layer", "token"), received[row])}),
+            else arrays(inputs, {"received": ("layer token", received[row])}),
         )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:

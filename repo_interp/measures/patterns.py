@@ -257,23 +257,23 @@ class Patterns(
         # Sum and number of chunks that have a trend (NaN differs from itself): a mean that merges
         within = torch.stack([of_chunks.nansum((0, -1)), (of_chunks == of_chunks).sum((0, -1))])
         trends = expand_heads(torch.stack([trend, slope(aligned, index)], -1), inputs.heads)
-        within, of_head = expand_heads(within, inputs.heads), ("prompt", "layer", "head")
+        within = expand_heads(within, inputs.heads)
         null = np.array([trend_null(count) for _, _, count in extents(inputs.valid)])
         per_prompt = {
-            ("trend", "trend_slope"): (of_head, trends.movedim(-1, 0)),
-            "trend_null": (of_head[:2], null),
+            ("trend", "trend_slope"): ("prompt layer head", trends.movedim(-1, 0)),
+            "trend_null": ("prompt layer", null),
             "chunk_pattern": (
-                (*of_head, "chunk"),
+                "prompt layer head chunk",
                 expand_heads(
                     _patterns(found, self.epsilon)[..., some].to(torch.int8), inputs.heads
                 ),
             ),
         }
         sums = {
-            ("chunk_trend", "chunk_trend_chunks"): (of_head[1:], within),
-            "sensitivity_chunks": (("layer", "chunk_size", "epsilon", "pattern"), counts),
+            ("chunk_trend", "chunk_trend_chunks"): ("layer head", within),
+            "sensitivity_chunks": ("layer chunk_size epsilon pattern", counts),
             # As a sum over batches, so above 0 where any batch learned
-            "learned": (("layer",), np.array(float(learned))),
+            "learned": ("layer", np.array(float(learned))),
         }
         return Statistics(
             per_prompt=arrays(inputs, per_prompt, chunk=range(some.stop - some.start)),

@@ -210,15 +210,15 @@ class PositionSources(SegmentMeasure):
             for column, span in enumerate(segments.values()):
                 places[row, column, :, used] = _places_in(spans, span, row, valid)[:, index]
         record = {
-            "value": (("prompt", "layer", "head", "sample"), values),
-            "ids": (("prompt", "layer", "part", "sample"), ids),
-            "places": (("prompt", "layer", "segment", "part", "sample"), places),
-            "content": (("prompt", "layer"), contents),
-            "trend": (("prompt", "layer", "head"), trend),
-            "trend_null": (("prompt", "layer"), null),
+            "value": ("prompt layer head sample", values),
+            "ids": ("prompt layer part sample", ids),
+            "places": ("prompt layer segment part sample", places),
+            "content": ("prompt layer", contents),
+            "trend": ("prompt layer head", trend),
+            "trend_null": ("prompt layer", null),
         }
         known = inputs.scheme in LEARNED or inputs.gate_features is not None
-        learned = arrays(inputs, {"learned": (("layer",), np.array(known, dtype=float))})
+        learned = arrays(inputs, {"learned": ("layer", np.array(known, dtype=float))})
         return Statistics(
             arrays(inputs, record, segment=list(segments), sample=np.arange(count)), learned
         )

@@ -74,9 +74,8 @@ class Positions(
             # Per prompt: then one number per token says it all, and NaN stands in the array by pair
             one = (positions == positions[..., :1]).flatten(1).all(1)[:, None, None]
             hidden = (~inputs.valid[:, None] | one)[..., None]
-            axes = ("prompt", "layer", "head", "token", "component")
             shown = positions.float().masked_fill(hidden, torch.nan)
-            more = {"position_by_pair": (axes, shown)}
+            more = {"position_by_pair": ("prompt layer head token component", shown)}
             positions = positions[..., 0].masked_fill(~one, torch.nan)
         if positions is None:
             positions = torch.full_like(inputs.queries[..., 0], torch.nan)
@@ -89,10 +88,10 @@ class Positions(
         positions = positions.float()
         record = {
             "position": (
-                ("prompt", "layer", "head", "token"),
+                "prompt layer head token",
                 positions if is_whole(valid) else positions.masked_fill(~valid, torch.nan),
             ),
-            "position_range": (("prompt", "layer", "head"), position_range(ranges, valid)),
+            "position_range": ("prompt layer head", position_range(ranges, valid)),
         }
         pairs = range(inputs.queries.shape[-1] // 2)
         labels = {"component": pairs} if more else {}

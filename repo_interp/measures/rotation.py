@@ -131,17 +131,16 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
             statistics, correlation, weight = PairStatistics(nothing, nothing), rotation[..., 0], 1
         # Means of a prompt times its tokens: sums over tokens, which merge. [12, head, component]
         means = (weight * torch.stack([statistics.queries, statistics.keys])).sum(2).flatten(0, 1)
-        of_component = ("layer", "head", "component")
         components = range(rotation.shape[-1])
-        sums = {tuple(_ORDER): (of_component, means)}
+        sums = {tuple(_ORDER): ("layer head component", means)}
         others = {
-            "tokens": (("layer",), tokens.sum()),
+            "tokens": ("layer", tokens.sum()),
             # Weighted by tokens as the norms are: dividing by the sum of tokens gives it back
-            "scaling": (("layer", "component"), tokens.sum() * inputs.pair_scaling),
+            "scaling": ("layer component", tokens.sum() * inputs.pair_scaling),
         }
         per_prompt = {
-            "max_rotation": (("prompt", *of_component), rotation),
-            "closed_form_r": (("prompt", "layer", "head"), correlation),
+            "max_rotation": ("prompt layer head component", rotation),
+            "closed_form_r": ("prompt layer head", correlation),
         }
         return Statistics(
             per_prompt=arrays(inputs, per_prompt, component=components),

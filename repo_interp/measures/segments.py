@@ -145,10 +145,12 @@ class Segments(SegmentMeasure):
                         scores[name][row, :, column] = expand_heads(
                             values[None, :, None], inputs.heads
                         )[0, :, 0].cpu()
-        axes, of_prompt = ("prompt", "layer", "head", "kind"), ("prompt", "layer", "kind")
-        record = {name: (axes, values) for name, values in scores.items()}
-        record |= {name: (of_prompt, values) for name, values in index.items()}
-        record |= {"segment_count": (of_prompt, counts), "segment": ((*of_prompt, "token"), labels)}
+        record = {
+            **{name: ("prompt layer head kind", values) for name, values in scores.items()},
+            **{name: ("prompt layer kind", values) for name, values in index.items()},
+            "segment_count": ("prompt layer kind", counts),
+            "segment": ("prompt layer kind token", labels),
+        }
         return Statistics(per_prompt=arrays(inputs, record, kind=list(self.kinds)))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:

@@ -76,7 +76,7 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS), documents=True
                 for row, places in enumerate(places_of(inputs.valid))
             ]
             values = torch.stack(found, dim=1)
-        record = {tuple(_TEXTS): (("prompt", "layer", "head"), values)}
+        record = {tuple(_TEXTS): ("prompt layer head", values)}
         return Statistics(per_prompt=arrays(inputs, record))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:

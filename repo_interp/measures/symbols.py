@@ -63,7 +63,7 @@ class Symbols(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS))):
             self._of_prompt(select_prompts(inputs, slice(row, row + 1)), places if splits else [])
             for row, places in enumerate(places_of(inputs.valid))
         ]
-        record = {tuple(_TEXTS): (("prompt", "layer", "head"), torch.stack(found, dim=1))}
+        record = {tuple(_TEXTS): ("prompt layer head", torch.stack(found, dim=1))}
         return Statistics(per_prompt=arrays(inputs, record))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:

@@ -138,7 +138,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
             values["r2_held_out"] = held_out_r2(
                 sums, logit_sums(inputs, rows), rows, inputs.valid, inputs.window, self.ridge
             )
-        record = {name: (("prompt", "layer", "head"), value) for name, value in values.items()}
+        record = {name: ("prompt layer head", value) for name, value in values.items()}
         return Statistics(
             per_prompt=arrays(inputs, record), first_prompt=self._first_axes(inputs, axes)
         )
@@ -161,7 +161,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
         first, end, _ = extents(inputs.valid)[row]
         labels = {"distance": np.arange(float(end - first)), "token": np.arange(float(end))}
         record = {
-            name: (("layer", "head", axis), part[row][:, : len(labels[axis])])
+            name: (f"layer head {axis}", part[row][:, : len(labels[axis])])
             for name, axis, part in zip(_AXES, ("distance", "token", "token"), axes, strict=True)
         }
         return arrays(inputs, record, **labels)
