@@ -41,7 +41,7 @@ from repo_interp.measures.kernels.seen_pairs import (
     once,
     pair_counts,
 )
-from repo_interp.measures.kernels.solvers import Axes, conjugate_gradients, fit_triangle
+from repo_interp.measures.kernels.solvers import Axes, conjugate_gradients, fit_triangle, gauges
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,7 @@ class AdditivePairs:
             Float64 [3 n, 3]: the axes one after the other, one direction per column.
         """
         steps = torch.arange(self.rows.shape[-1], dtype=torch.float64, device=self.rows.device)
-        ones, zeros = torch.ones_like(steps), torch.zeros_like(steps)
-        # Two constants that cancel, and a slope: a_t = t, b_i = -i, c_j = j add up to 0
-        directions = [(ones, -ones, zeros), (ones, zeros, -ones), (steps, -steps, steps)]
-        return torch.stack([torch.cat(direction) for direction in directions], -1)
+        return gauges(Axes(steps, steps, steps))
 
     def _forward(self, values: Tensor) -> Tensor:
         return torch.fft.rfft(values, n=_length(values.shape[-1]))

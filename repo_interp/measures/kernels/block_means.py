@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
+from repo_interp.measures.kernels.causal_pairs import in_chunks
 from repo_interp.measures.kernels.fake_logits import in_pairs
 from repo_interp.measures.kernels.logit_sums import row_blocks
 
@@ -128,8 +129,8 @@ def _causal_sums(
     # Blocks below the diagonal are whole, so their sums are products of sums.
     below = (_block_sums(queries, size) @ _block_sums(keys, size).mT).tril(-1)
     # Within a block: sum_i q_i . (sum of its keys up to i), a running sum in place of the triangle.
-    of_blocks = _in_blocks(keys, size).cumsum(-2)
-    within = (_in_blocks(queries, size) * of_blocks).sum((-1, -2))
+    of_blocks = in_chunks(keys, size).cumsum(-2)
+    within = (in_chunks(queries, size) * of_blocks).sum((-1, -2))
     return below + torch.diag_embed(within)
 
 
@@ -154,14 +155,7 @@ def _sums_by_rows(
     return sums, counts
 
 
-def _in_blocks(
-    features: Float[Tensor, "*axes token feature"], size: int
-) -> Float[Tensor, "*axes block token feature"]:
-    missing = -features.shape[-2] % size
-    return torch.nn.functional.pad(features, (0, 0, 0, missing)).unflatten(-2, (-1, size))
-
-
 def _block_sums(
     features: Float[Tensor, "*axes token feature"], size: int
 ) -> Float[Tensor, "*axes block feature"]:
-    return _in_blocks(features, size).sum(-2)
+    return in_chunks(features, size).sum(-2)

@@ -26,10 +26,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
@@ -43,7 +45,7 @@ from repo_interp.measures.kernels.seen_pairs import (
     shift_later,
     signed_keys,
 )
-from repo_interp.measures.kernels.solvers import conjugate_gradients
+from repo_interp.measures.kernels.solvers import Axes, conjugate_gradients, gauges
 from repo_interp.memory import SHARED, memory_for
 from repo_interp.positions.rotary import expand_heads
 
@@ -143,7 +145,7 @@ def _fit_correlation(
     )
     of_fit = apply(axes)
     return pearson(
-        count=pairs.counts[0].sum(-1),
+        count=pairs.counts.distance.sum(-1),
         total=sums[..., : sizes[0]].sum(-1),
         square=square,
         fitted_total=of_fit[..., : sizes[0]].sum(-1),
@@ -160,7 +162,7 @@ def _bins_by_rows(
     pairs: BinnedPairs,
 ) -> Float[Tensor, "item bin"]:
     """Return the sum of the logits of every bin, from some rows at a time: O(n^2 d)."""
-    sums = torch.zeros_like(pairs.counts[0])
+    sums = torch.zeros_like(pairs.counts.distance)
     for rows, logits in row_blocks(inputs):
         values = torch.where(inputs.visible(rows)[:, None], logits, 0)[prompt, head]
         _add_by_bin(sums, values, cell[:, rows, None], cell[:, None, :])
@@ -186,20 +188,39 @@ class CellPairs:
     cells: int
     tokens: int
     row_cell: Int[Tensor, "item chunk token"]
+    rows: Float[Tensor, "item chunk token"]
+    """1 where a row takes part, else 0."""
     key_cell: Int[Tensor, "item chunk token"]
-    keys_before: Tensor
-    """Spectrum of the number of keys in a cell before a chunk [item, chunk, frequency]."""
-    rows_after: Tensor
-    bin_within: Int[Tensor, "item pair"]
-    """Bins of the pairs of a chunk, seen or not."""
-    seen_within: Float[Tensor, "item chunk row key"]
-    row_counts: Float[Tensor, "item n"]
-    key_counts: Float[Tensor, "item n"]
+    keys: Float[Tensor, "item chunk token"]
 
     @property
     def bins(self) -> int:
         """Number of bins: a difference of d cells is at d + cells - 1."""
         return 2 * self.cells - 1
+
+    @cached_property
+    def keys_before(self) -> Complex[Tensor, "item chunk frequency"]:
+        """Spectrum of the number of keys in a cell before a chunk."""
+        held = _held(self.key_cell, self.keys, self.cells)
+        return torch.fft.rfft(held.cumsum(1) - held, n=_length(self.cells))
+
+    @cached_property
+    def rows_after(self) -> Complex[Tensor, "item chunk frequency"]:
+        """Spectrum of the number of rows in a cell behind a chunk."""
+        # Chunks up to and including this one: the last entry less it are the rows behind
+        until = _held(self.row_cell, self.rows, self.cells).cumsum(1)
+        return torch.fft.rfft(until[:, -1:] - until, n=_length(self.cells))
+
+    @cached_property
+    def bin_within(self) -> Int[Tensor, "item pair"]:
+        """Bins of the pairs of a chunk, seen or not."""
+        bins = self.row_cell[..., :, None] - self.key_cell[..., None, :] + self.cells - 1
+        return bins.flatten(1)
+
+    @cached_property
+    def seen_within(self) -> Float[Tensor, "item chunk row key"]:
+        """1 for the seen pairs of a chunk."""
+        return (self.rows[..., :, None] * self.keys[..., None, :]).tril_()
 
     def of_distance(self, a: Float[Tensor, "item bin"]) -> tuple[Tensor, Tensor]:
         """Return sums of a[u_i - u_j] over the causal pairs of rows and of columns.
@@ -271,8 +292,14 @@ class BinnedPairs:
     parts: tuple[tuple[int, int, CellPairs], ...]
     """(sign, delay, pairs of the rows with the keys delayed)."""
     takes_part: Float[Tensor, "item n"]
-    counts: tuple[Float[Tensor, "item bin"], Float[Tensor, "item n"], Float[Tensor, "item n"]]
-    """Seen pairs of every bin, row and key."""
+
+    @cached_property
+    def counts(self) -> Axes:
+        """Seen pairs of every bin, row and key."""
+        by_bin, by_row, by_key = self._coupled(None, self.takes_part, self.takes_part)
+        # Every pair has a row and a key. Counts by bin went through a transform; rounded, an empty
+        # bin is exactly 0
+        return Axes((by_bin / 2).round(), self.takes_part * by_row, self.takes_part * by_key)
 
     @property
     def cells(self) -> int:
@@ -281,7 +308,7 @@ class BinnedPairs:
 
     def sums(
         self, a: Float[Tensor, "item bin"], b: Float[Tensor, "item n"], c: Float[Tensor, "item n"]
-    ) -> tuple[Float[Tensor, "item bin"], Float[Tensor, "item n"], Float[Tensor, "item n"]]:
+    ) -> Axes:
         """Return sums of a[u_i - u_j] + b_i + c_j over bins, rows and columns.
 
         Args:
@@ -293,18 +320,27 @@ class BinnedPairs:
             Sums [item, bin], [item, n] and [item, n]; 0 where no pair is.
         """
         b, c = b * self.takes_part, c * self.takes_part
-        by_bin, by_row, by_key = (
-            count * values for count, values in zip(self.counts, (a, b, c), strict=True)
-        )
-        for sign, delay, pairs in self.parts:
-            delayed_c = shift_later(c, delay, axis=-1)
-            by_bin = by_bin + sign * pairs.by_bin(b, delayed_c)
-            rows, keys = pairs.of_distance(a)
-            by_row = by_row + sign * (rows + delayed_c.cumsum(-1))
-            by_key = by_key + sign * shift_earlier(keys + later(b, None), delay, axis=-1)
+        by_bin, by_row, by_key = self._coupled(a, b, c)
         # Bins without a pair hold the rounding of the transforms, which a solver would amplify
-        touched = self.counts[0] > 0
-        return torch.where(touched, by_bin, 0), self.takes_part * by_row, self.takes_part * by_key
+        touched = self.counts.distance > 0
+        return Axes(
+            torch.where(touched, self.counts.distance * a + by_bin, 0),
+            self.counts.query * b + self.takes_part * by_row,
+            self.counts.key * c + self.takes_part * by_key,
+        )
+
+    def _coupled(self, a: Tensor | None, b: Tensor, c: Tensor) -> list[Tensor]:
+        """Sums over bins, rows and keys of the other two axes; without `a`, of b and c alone."""
+        sums: list[Any] = [0, 0, 0]
+        for sign, delay, pairs in self.parts:
+            delayed = shift_later(c, delay, axis=-1)
+            by_row, by_key = delayed.cumsum(-1), later(b, None)
+            if a is not None:
+                rows, keys = pairs.of_distance(a)
+                by_row, by_key = rows + by_row, keys + by_key
+            found = pairs.by_bin(b, delayed), by_row, shift_earlier(by_key, delay, axis=-1)
+            sums = [whole + sign * part for whole, part in zip(sums, found, strict=True)]
+        return sums
 
     def gauges(self) -> Float[Tensor, "item unknown direction"]:
         """Return the directions (a, b, c) in which the map does not change.
@@ -315,15 +351,8 @@ class BinnedPairs:
         """
         pairs = self.parts[0][2]
         cell = pairs.row_cell.flatten(1)[:, : pairs.tokens].to(torch.float64)
-        difference = (
-            torch.arange(1 - self.cells, self.cells, device=cell.device)
-            .to(cell)
-            .expand(len(cell), -1)
-        )
-        ones, bins = torch.ones_like(cell), torch.ones_like(difference)
-        zeros = torch.zeros_like(cell)
-        directions = [(bins, -ones, zeros), (bins, zeros, -ones), (difference, -cell, cell)]
-        return torch.stack([torch.cat(direction, -1) for direction in directions], -1)
+        difference = torch.arange(1 - self.cells, self.cells, device=cell.device).to(cell)
+        return gauges(Axes(difference.expand(len(cell), -1), cell, cell))
 
 
 def binned_pairs(
@@ -338,24 +367,13 @@ def binned_pairs(
         cells: Number of cells.
 
     Returns:
-        The pairs, with their numbers by bin, row and column.
+        The pairs.
     """
-    part = takes_part.to(torch.float64)
-    parts = []
-    for sign, delay, key_part in signed_keys(part[..., None], window):
-        pairs = _cell_pairs(cells, cell, part, shift_later(cell, delay, axis=-1), key_part[..., 0])
-        parts.append((sign, delay, pairs))
-    by_bin, by_row, by_key = (
-        part.new_zeros(len(cell), 2 * cells - 1),
-        torch.zeros_like(part),
-        torch.zeros_like(part),
-    )
-    for sign, delay, pairs in parts:
-        by_bin = by_bin + sign * pairs.by_bin(part, torch.zeros_like(part))
-        by_row = by_row + sign * pairs.row_counts
-        by_key = by_key + sign * shift_earlier(pairs.key_counts, delay, axis=-1)
-    # Counts by bin went through a transform; rounded, an empty bin is exactly 0
-    return BinnedPairs(tuple(parts), part, (by_bin.round(), by_row, by_key))
+    part, parts = takes_part.to(torch.float64), []
+    for sign, delay, keys in signed_keys(part[..., None], window):
+        tokens = cell, part, shift_later(cell, delay, axis=-1), keys[..., 0]
+        parts.append((sign, delay, CellPairs(cells, cell.shape[-1], *map(_in_chunks, tokens))))
+    return BinnedPairs(tuple(parts), part)
 
 
 def product_sums(
@@ -382,30 +400,6 @@ def product_sums(
             for (sign, _, some_keys), (_, _, part) in zip(delayed_keys, pairs.parts, strict=True)
         ]
     ).sum(0)
-
-
-def _cell_pairs(
-    cells: int, row_cell: Tensor, row_part: Tensor, key_cell: Tensor, key_part: Tensor
-) -> CellPairs:
-    tokens = row_cell.shape[-1]
-    rows, keys = _in_chunks(row_part), _in_chunks(key_part)
-    row_cell, key_cell = _in_chunks(row_cell), _in_chunks(key_cell)
-    keys_held, rows_held = _held(key_cell, keys, cells), _held(row_cell, rows, cells)
-    # Chunks up to and including this one: the last entry less it are the rows behind
-    rows_until = rows_held.cumsum(1)
-    causal = torch.ones(CHUNK, CHUNK, dtype=torch.float64, device=row_cell.device).tril()
-    return CellPairs(
-        cells=cells,
-        tokens=tokens,
-        row_cell=row_cell,
-        key_cell=key_cell,
-        keys_before=torch.fft.rfft(keys_held.cumsum(1) - keys_held, n=_length(cells)),
-        rows_after=torch.fft.rfft(rows_until[:, -1:] - rows_until, n=_length(cells)),
-        bin_within=(row_cell[..., :, None] - key_cell[..., None, :] + cells - 1).flatten(1),
-        seen_within=rows[..., :, None] * keys[..., None, :] * causal,
-        row_counts=row_part * key_part.cumsum(-1),
-        key_counts=key_part * later(row_part, None),
-    )
 
 
 def _causal_product_sums(

@@ -255,12 +255,31 @@ def _ordered(tokens: int, ridge: float) -> tuple[sparse.csc_array, np.ndarray]:
 @lru_cache(maxsize=32)
 def _gauges(tokens: int, device: torch.device) -> Float[Tensor, "unknown direction"]:
     """An orthonormal basis of the gauges."""
-    ones, zeros, steps = np.ones(tokens), np.zeros(tokens), np.arange(tokens, dtype=np.float64)
-    gauges = [np.concatenate([ones, -ones, zeros]), np.concatenate([ones, zeros, -ones])]
-    if tokens > 1:  # with one token the third gauge is the zero vector
-        gauges.append(np.concatenate([steps, -steps, steps]))
-    basis, _ = np.linalg.qr(np.stack(gauges, axis=1))
+    steps = torch.arange(tokens, dtype=torch.float64)
+    # With one token the third gauge is the zero vector
+    known = gauges(Axes(steps, steps, steps))[:, : 1 + min(2, tokens)]
+    basis, _ = np.linalg.qr(known.numpy())
     return torch.from_numpy(basis).to(device)
+
+
+def gauges(places: Axes) -> Float[Tensor, "*any unknown direction"]:
+    """Return the directions in which the map a_{i-j} + b_i + c_j does not change.
+
+    Args:
+        places: Differences of the distances, and places of queries and keys, float64.
+
+    Returns:
+        Two constants that cancel, and a slope, with the three axes one after the other.
+    """
+    distance, query, key = places
+    ones = [torch.ones_like(part) for part in places]
+    directions = [
+        (ones[0], -ones[1], 0 * ones[2]),
+        (ones[0], 0 * ones[1], -ones[2]),
+        # a_t = t, b_i = -i, c_j = j add up to 0
+        (distance, -query, key),
+    ]
+    return torch.stack([torch.cat(direction, -1) for direction in directions], -1)
 
 
 MOST_STEPS = 2000
