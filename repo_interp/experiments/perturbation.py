@@ -156,27 +156,16 @@ def disturbed(
         ]
         return changed, nullcontext(), moved
     device = as_decoder(model).device
-    by_layer = {
-        layer: (torch.from_numpy(order).to(device), torch.from_numpy(moves).to(device))
-        for layer, order, moves in zip(layers, orders, offsets, strict=True)
-    }
+    by_layer = dict(zip(layers, torch.from_numpy(into).to(device), strict=True))
     if point.kind == "feature_order":
-        change = exchanged_keys(model, {layer: order for layer, (order, _) in by_layer.items()})
-    elif point.kind == "feature_placement":
-        # An exchange written as a shift, since the distance differs by head.
-        change = moved_keys(
-            model, {layer: _exchange(order) for layer, (order, _) in by_layer.items()}
-        )
-    else:
+        return list(prompts), exchanged_keys(model, by_layer), moved
+    # An exchange written as a shift too, since the distance differs by head.
+    shift_of: Callable[[Tensor], Shift] = _exchange
+    if point.kind == "position_offset":
         counts = torch.tensor([len(prompt.tokens) for prompt in prompts], device=device)
-        change = moved_keys(
-            model,
-            {
-                layer: _shift(moves, counts, point.offset_unit)
-                for layer, (_, moves) in by_layer.items()
-            },
-        )
-    return list(prompts), change, moved
+        shift_of = partial(_shift, counts=counts, unit=point.offset_unit)
+    shifts = {layer: shift_of(moves) for layer, moves in by_layer.items()}
+    return list(prompts), moved_keys(model, shifts), moved
 
 
 def _exchange(order: Tensor) -> Shift:

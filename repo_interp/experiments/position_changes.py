@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.interventions.edits import EditKind, PositionEdit
+from repo_interp.interventions.edits import PositionEdit
 from repo_interp.interventions.positions import positions_of
 from repo_interp.interventions.replacing import token_table
 from repo_interp.models.decoder import as_decoder
@@ -51,6 +51,13 @@ PositionChange = Literal[
     "segmented",
 ]
 KINDS: tuple[PositionChange, ...] = get_args(PositionChange)
+_EDITS: dict[str, Any] = {
+    "permuted": "reordered",
+    "swapped": "reordered",
+    "clipped": "middle_half",
+    "shifted": "shifted_range",
+}
+"""Rows of `interventions.edits` of the kinds that have not the name of their row."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +170,7 @@ def edit_prompts(
     tokens = [range(len(prompt.tokens)) for prompt in some]
     # [prompt, token]; padding keeps its index, and the edit leaves it alone anyway.
     index = torch.arange(max(map(len, tokens))).repeat(len(some), 1)
-    name, value = _row(kind, strength)
+    value: Any = {"scaled": strength.scale, "rounded": strength.step}.get(kind)
     if kind == "permuted":
         for number, row, places in zip(numbers, index, tokens, strict=True):
             # By the prompt's number, so that its order does not depend on the prompts beside it.
@@ -190,26 +197,7 @@ def edit_prompts(
         value = token_table([starts or [0] for starts in ends]), 0.0, 1.0
     elif kind == "transplanted":
         value = _positions_of_partners(model, prompts, numbers, torch.zeros_like(index))
-    return PositionEdit(name, value, token_table(tokens))
-
-
-def _row(kind: str, strength: Strength) -> tuple[EditKind, Any]:
-    """The edit of a kind, and its value unless prompts decide it."""
-    rows: dict[str, tuple[EditKind, Any]] = {
-        "linearised": ("linearised", None),
-        "straightened": ("straightened", None),
-        "frozen": ("frozen", None),
-        "permuted": ("reordered", None),
-        "swapped": ("reordered", None),
-        "scaled": ("scaled", strength.scale),
-        "rounded": ("rounded", strength.step),
-        "clipped": ("middle_half", None),
-        "shifted": ("shifted_range", None),
-        "transplanted": ("transplanted", None),
-        "ranked": ("ranked", None),
-        "segmented": ("segmented", None),
-    }
-    return rows[kind]
+    return PositionEdit(_EDITS.get(kind, kind), value, token_table(tokens))
 
 
 def _positions_of_partners(

@@ -39,12 +39,13 @@ from repo_interp.experiments.responses import (
     target_logits,
     tiled,
     to_question,
+    to_responses,
 )
 from repo_interp.interventions.replacing import replaced
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.resuming import Recording, record_pass, resume_pass
 from repo_interp.side_by_side import WORTHWHILE
-from repo_interp.tasks import Prompt, Response
+from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
 
 READINGS = ("log_probability", "logit_difference", "score")
@@ -258,19 +259,7 @@ class Batch:
         self, of_targets: Float[Tensor, "3 target"]
     ) -> Float[np.ndarray, "reading prompt"]:
         reference, differences, likeliest = of_targets
-        own, said, rows = (
-            reference.tolist(),
-            [int(token) for token in likeliest.tolist()],
-            self.question.rows.tolist(),
-        )
-        responses = []
-        for row in range(len(self.prompts)):
-            places = [place for place, its_row in enumerate(rows) if its_row == row]
-            responses.append(
-                Response(
-                    tuple(said[place] for place in places), tuple(own[place] for place in places)
-                )
-            )
+        responses = to_responses(self.question, likeliest.long().tolist(), reference.tolist())
         score = np.asarray(self.scoring.score(responses, self.prompts), dtype=np.float64)
         return np.stack(
             [self._mean(reference).cpu().numpy(), self._mean(differences).cpu().numpy(), score]

@@ -171,11 +171,27 @@ def forced_responses(
             log_probabilities = logits.double().log_softmax(-1)
             reference += log_probabilities.gather(-1, part.targets[:, None])[:, 0].tolist()
             likeliest += log_probabilities.argmax(-1).tolist()
-        # Targets come prompt by prompt: the numbers of a prompt lie between two ends.
-        ends = np.cumsum([0, *(len(task.targets(prompts[number])) for number in chosen)])
-        own = [slice(begin, end) for begin, end in pairwise(ends)]
-        responses.append([Response(tuple(likeliest[some]), tuple(reference[some])) for some in own])
+        responses.append(to_responses(question, likeliest, reference))
     return restore_order(cut, responses)
+
+
+def to_responses(
+    question: Question, likeliest: Sequence[int], log_probabilities: Sequence[float]
+) -> list[Response]:
+    """Divide answers at all targets among the sequences.
+
+    Args:
+        question: Sequences and targets.
+        likeliest: Token id that is said at every target.
+        log_probabilities: Of every target, in nats.
+
+    Returns:
+        One response per sequence.
+    """
+    # Targets come sequence by sequence: those of a sequence lie between two ends.
+    ends = question.rows.bincount(minlength=len(question.tokens)).cumsum(0).tolist()
+    own = [slice(begin, end) for begin, end in pairwise([0, *ends])]
+    return [Response(tuple(likeliest[some]), tuple(log_probabilities[some])) for some in own]
 
 
 def parts(question: Question, size: int) -> Iterator[Question]:
