@@ -63,7 +63,6 @@ from repo_interp.measures.kernels.rotation_angles import (
 from repo_interp.measures.kernels.seen_pairs import is_whole, once, pair_counts
 from repo_interp.measures.labels import Arrays, arrays, described, described_group, label_of
 from repo_interp.measures.statistics import Measure, Needs, Statistics
-from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Tokens, TokensOrNone
 
 _SAME = 1e-10
@@ -325,20 +324,14 @@ def _angles(
                 reach.masked_fill(none, torch.nan),
                 unrotated.masked_fill(none, torch.nan),
             )
-    pairs, difference = sums.pairs, sums.difference
-    # One row per row of positions; a run states all heads
-    if len(difference) < inputs.heads:
-        pairs, difference = (
-            expand_heads(part[None], inputs.heads)[0] for part in (pairs, difference)
-        )
     return (
         {
-            "turn_pairs": ("layer head component turn", pairs),
-            "difference_sum": ("layer head", difference),
+            "turn_pairs": ("layer head component turn", sums.pairs),
+            "difference_sum": ("layer head", sums.difference),
         },
         {
-            "position_reach": ("prompt layer head", expand_heads(reach, inputs.heads)),
-            "still_share": ("prompt layer head", expand_heads(unrotated, inputs.heads)),
+            "position_reach": ("prompt layer head", reach),
+            "still_share": ("prompt layer head", unrotated),
         },
     )
 

@@ -187,14 +187,12 @@ def _by_token(
     sums = _unknown_sums(inputs) if inputs.gate_features is None else gate_sums(inputs)
     padding = ~inputs.valid[:, None]
     values = {
-        "gate_by_token": sums.by_key / sums.queries[:, None].clamp_min(1),
+        "gate_by_token": ("key", sums.by_key / sums.queries[:, None].clamp_min(1)),
         # Sums over keys, clamped as CoPE clamps p_ij
-        "counted": sums.by_query.clamp(max=inputs.largest_position),
-        "gate_sum": sums.by_query,
+        "counted": ("query", sums.by_query.clamp(max=inputs.largest_position)),
+        "gate_sum": ("query", sums.by_query),
     }
-    share = {
-        name: torch.full((prompts, heads), torch.nan, dtype=torch.float64) for name in _SEPARATORS
-    }
+    share = torch.full((len(_SEPARATORS), prompts, heads), torch.nan, dtype=torch.float64)
     even = torch.full((prompts,), torch.nan, dtype=torch.float64)
     for row, number in enumerate(inputs.prompts.tolist()):
         valid, chosen = inputs.valid[row], separators[row]
@@ -214,22 +212,22 @@ def _by_token(
         )
         # [draw, token] x [token, head]: sum of the gates on a random choice of tokens
         shuffled = (drawn.double() @ by_key.T) / total
-        observed = by_key[:, here].sum(-1) / total
-        share["separator_share"][row] = observed
-        share["separator_share_shuffled"][row] = shuffled.mean(0)
-        share["separator_share_chance"][row] = chance(shuffled, observed)
-        share["separator_gate"][row] = by_key[:, here].sum(-1) / pairs[chosen].sum()
-        share["other_gate"][row] = by_key[:, ~here].sum(-1) / pairs[valid & ~chosen].sum()
+        on_separators = by_key[:, here].sum(-1)
+        observed = on_separators / total
+        gate = on_separators / pairs[chosen].sum()
+        other = by_key[:, ~here].sum(-1) / pairs[valid & ~chosen].sum()
+        scores = observed, shuffled.mean(0), chance(shuffled, observed), gate, other
+        share[:, row] = torch.stack(scores)
     largest = inputs.largest_position if inputs.gate_features is not None else torch.nan
     return {
         **{
             name: (
-                f"prompt layer head {'key' if name == 'gate_by_token' else 'query'}",
+                f"prompt layer head {axis}",
                 of_tokens.masked_fill(padding, torch.nan).float(),
             )
-            for name, of_tokens in values.items()
+            for name, (axis, of_tokens) in values.items()
         },
-        **{name: ("prompt layer head", of_prompts) for name, of_prompts in share.items()},
+        tuple(_SEPARATORS): ("prompt layer head", share),
         "separator_share_even": ("prompt layer", even),
         "largest_position": ("prompt layer", np.full(prompts, largest)),
     }
@@ -237,9 +235,7 @@ def _by_token(
 
 def _unknown_sums(inputs: AttentionInputs) -> GateSums:
     """NaN in the place of the sums, for a layer without gates."""
-    unknown = torch.full(
-        inputs.queries.shape[:3], torch.nan, dtype=torch.float64, device=inputs.valid.device
-    )
+    unknown = torch.full_like(inputs.queries[..., 0], torch.nan, dtype=torch.float64)
     return GateSums(unknown, unknown, torch.ones_like(inputs.valid, dtype=torch.long))
 
 

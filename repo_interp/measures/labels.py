@@ -268,11 +268,13 @@ def _absent(kind: np.dtype) -> Any:
 def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
     """Label values of one layer.
 
-    Prompts, heads and tokens get their numbers as labels.
+    Prompts, heads and tokens get their numbers as labels. Heads that share positions, or a key, are
+    listed singly.
 
     Args:
         inputs: The layer and the batch that were measured.
-        record: Axes and values by name. The axes name `layer`, of length 1, which the values lack.
+        record: Axes and values by name. The axes name `layer`, of length 1, which the values lack;
+            along `head`, tensors may have one row for several heads.
         **labels: Labels of other axes, by the name of the axis.
 
     Returns:
@@ -293,6 +295,10 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
         if isinstance(values, Tensor):
             # numpy refuses tensors that require gradients
             values = values.detach() if values.requires_grad else values
+            if "head" in axes:
+                heads = axes.index("head") - 1 + several
+                shared = inputs.heads // values.shape[heads]
+                values = values.repeat_interleave(shared, heads) if shared > 1 else values
             values = values if values.device.type != "cpu" else values.numpy()
         for number, name in enumerate(names if several else (names,)):
             entry = (number,) if several else ()

@@ -50,7 +50,6 @@ from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.layouts import LEARNED
-from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import PositiveOrZero
 
 PATTERNS = ("constant", "mono", "hybrid")
@@ -256,17 +255,14 @@ class Patterns(
             of_chunks, trend = of_chunks.fill_(torch.nan), trend.fill_(torch.nan)
         # Sum and number of chunks that have a trend (NaN differs from itself): a mean that merges
         within = torch.stack([of_chunks.nansum((0, -1)), (of_chunks == of_chunks).sum((0, -1))])
-        trends = expand_heads(torch.stack([trend, slope(aligned, index)], -1), inputs.heads)
-        within = expand_heads(within, inputs.heads)
+        trends = torch.stack([trend, slope(aligned, index)])
         null = np.array([trend_null(count) for _, _, count in extents(inputs.valid)])
         per_prompt = {
-            ("trend", "trend_slope"): ("prompt layer head", trends.movedim(-1, 0)),
+            ("trend", "trend_slope"): ("prompt layer head", trends),
             "trend_null": ("prompt layer", null),
             "chunk_pattern": (
                 "prompt layer head chunk",
-                expand_heads(
-                    _patterns(found, self.epsilon)[..., some].to(torch.int8), inputs.heads
-                ),
+                _patterns(found, self.epsilon)[..., some].to(torch.int8),
             ),
         }
         sums = {

@@ -182,33 +182,38 @@ class PositionSources(SegmentMeasure):
             _quantity(inputs).float().cpu().numpy(),
         )
         # Less 1, because the first token is left out
-        prompts, count = len(quantity), min(self.tokens, max(1, quantity.shape[-1] - 1))
-        values = np.full((prompts, inputs.heads, count), np.nan, dtype=np.float32)
-        ids, contents = np.full((prompts, 3, count), -1), np.zeros(prompts, dtype=np.int64)
-        trend, null = np.full((prompts, inputs.heads), np.nan), np.full(prompts, np.nan)
-        places = np.full((prompts, len(segments), 3, count), -1, dtype=np.int32)
+        count = min(self.tokens, max(1, quantity.shape[-1] - 1))
+        found = []
         for row, valid in enumerate(inputs.valid.cpu().numpy()):
             tokens = inputs.tokens[row].cpu().numpy()[valid].astype(np.int64)
             # Python's hash of bytes differs between processes; this one finds equal prompts in any
             # batch
-            contents[row] = zlib.crc32(tokens.tobytes())
-            null[row] = trend_null(len(tokens))
+            content, known = zlib.crc32(tokens.tobytes()), quantity[row][:, valid]
+            trend = np.full(inputs.heads, np.nan)
             if inputs.gate_features is None:  # gates that rise with the token index count no tokens
                 # Of all tokens, as in `patterns`, so that both call the same heads counters.
-                known = quantity[row][:, valid].astype(float)
-                trend[row] = np.where(
-                    np.isnan(known).any(-1), np.nan, rank_trend(torch.from_numpy(known)).numpy()
-                )
+                trend = rank_trend(torch.from_numpy(known.astype(float))).numpy()
+                trend[np.isnan(known).any(-1)] = np.nan
             # From 1: the first token has no previous one. Drawn by content, so batches play no part
-            index = 1 + np.sort(
-                np.random.default_rng(contents[row]).permutation(len(tokens) - 1)[:count]
+            index = 1 + np.sort(np.random.default_rng(content).permutation(len(tokens) - 1)[:count])
+            # 0 beyond a short prompt's samples
+            index = np.pad(index, (0, count - len(index)))
+            parts = np.stack([tokens[index], tokens[index - 1], index])
+            inside = np.stack(
+                [_places_in(spans, span, row, valid)[:, index] for span in segments.values()]
+            ).astype(np.int32)
+            found.append(
+                (
+                    np.where(index > 0, known[:, index], np.float32(np.nan)),
+                    # token, previous token, index
+                    np.where(index > 0, parts, -1),
+                    np.where(index > 0, inside, -1),
+                    content,
+                    trend,
+                    trend_null(len(tokens)),
+                )
             )
-            used = slice(len(index))
-            values[row, :, used] = quantity[row][:, valid][:, index]
-            # Parts: token, previous token, index; -1 beyond a short prompt's samples
-            ids[row, :, used] = tokens[index], tokens[index - 1], index
-            for column, span in enumerate(segments.values()):
-                places[row, column, :, used] = _places_in(spans, span, row, valid)[:, index]
+        values, ids, places, contents, trend, null = map(np.stack, zip(*found, strict=True))
         record = {
             "value": ("prompt layer head sample", values),
             "ids": ("prompt layer part sample", ids),

@@ -46,7 +46,6 @@ from repo_interp.measures.kernels.segmentation import (
 )
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
-from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Seed, TokensOrNone
 
 KINDS = ("examples", "sections", "paragraphs", "lines", "sentences", "blocks")
@@ -108,13 +107,11 @@ class Segments(SegmentMeasure):
         prompts, tokens = inputs.valid.shape
         # [prompt, kind, token]
         labels = np.full((prompts, len(self.kinds), tokens), -1, dtype=np.int32)
-        scores = {
-            name: torch.full((prompts, inputs.heads, len(self.kinds)), torch.nan).double()
-            for name in _SCORES
-        }
-        index = {
-            name: torch.full((prompts, len(self.kinds)), torch.nan).double() for name in _INDEX
-        }
+        # Heads that share positions have the same scores
+        rows = 1 if inputs.positions is None else inputs.positions.shape[1]
+        scores = torch.full((len(_SCORES), prompts, rows, len(self.kinds)), torch.nan).double()
+        index = torch.full((len(_INDEX), prompts, len(self.kinds)), torch.nan).double()
+        of_index = [[*_SCORES].index(name.removesuffix("_index")) for name in _INDEX]
         counts = np.zeros((prompts, len(self.kinds)), dtype=np.int64)
         for row, number in enumerate(inputs.prompts.tolist()):
             for column, kind in enumerate(self.kinds):
@@ -136,18 +133,13 @@ class Segments(SegmentMeasure):
                 # What the index scores by itself, with the same shuffles: a reference for learned
                 # positions
                 line = _scores(places[None], *layouts, self.tolerance)
-                for name in _INDEX:
-                    index[name][row, column] = line[name.removesuffix("_index")][0]
+                index[:, row, column] = line[of_index, 0].cpu()
                 if inputs.positions is not None:
-                    # On rows of positions; heads that share one get its scores below
-                    of_heads = _scores(inputs.positions[row][:, members], *layouts, self.tolerance)
-                    for name, values in of_heads.items():
-                        scores[name][row, :, column] = expand_heads(
-                            values[None, :, None], inputs.heads
-                        )[0, :, 0].cpu()
+                    of_rows = _scores(inputs.positions[row][:, members], *layouts, self.tolerance)
+                    scores[:, row, :, column] = of_rows.cpu()
         record = {
-            **{name: ("prompt layer head kind", values) for name, values in scores.items()},
-            **{name: ("prompt layer kind", values) for name, values in index.items()},
+            tuple(_SCORES): ("prompt layer head kind", scores),
+            tuple(_INDEX): ("prompt layer kind", index),
             "segment_count": ("prompt layer kind", counts),
             "segment": ("prompt layer kind token", labels),
         }
@@ -167,8 +159,8 @@ def _scores(
     shuffled: Int[Tensor, "draw edge"],
     orders: Int[Tensor, "draw step"],
     tolerance: int,
-) -> dict[str, Float[Tensor, "row"]]:
-    """Both scores of every row, with their mean and chance over the shuffled edges."""
+) -> Float[Tensor, "score row"]:
+    """`_SCORES` of every row, with their mean and chance over the shuffled edges."""
     between = variance_between(values, edges[None])[0]
     between_shuffled = variance_between(values, shuffled)
     count = len(edges)
@@ -177,16 +169,9 @@ def _scores(
     jumps = largest_jumps(values, count, orders if has_ties(values, count) else orders[:1])
     f1 = match_share(jumps, edges, tolerance).mean(0)
     f1_shuffled = match_share(jumps, shuffled[:, None], tolerance)
-    return {
-        "variance_between": between,
-        "variance_between_shuffled": between_shuffled.mean(0),
-        "variance_between_chance": chance(between_shuffled, between),
-        "within_trend": within,
-        "within_trend_null": within_null,
-        "boundary_f1": f1,
-        "boundary_f1_shuffled": f1_shuffled.mean(0),
-        "boundary_f1_chance": chance(f1_shuffled, f1),
-    }
+    variance = between, between_shuffled.mean(0), chance(between_shuffled, between)
+    boundary = f1, f1_shuffled.mean(0), chance(f1_shuffled, f1)
+    return torch.stack([*variance, within, within_null, *boundary])
 
 
 def _within(
@@ -200,7 +185,7 @@ def _within(
     parts = torch.tensor_split(values, edges.cpu(), dim=-1)
     parts = [part for part in parts if part.shape[-1] >= FEWEST]
     if not parts:
-        none = torch.full(values.shape[:1], torch.nan, dtype=torch.float64)
+        none = values.new_full(values.shape[:1], torch.nan, dtype=torch.float64)
         return none, none
     trends = torch.stack([rank_trend(part.double()) for part in parts])
     # Of a mean over independent segments
