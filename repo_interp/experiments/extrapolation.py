@@ -198,7 +198,6 @@ def output_traces(
     layer: int,
     queries: int = 4,
     step: int = 32,
-    method: str = "lm_infinite",
     global_tokens: int = GLOBAL_TOKENS,
 ) -> xr.Dataset:
     """Trace attention outputs of long prompts in the plane of those at the training length.
@@ -212,7 +211,6 @@ def output_traces(
         queries: Tokens of `longer`, evenly spaced beyond the training length, that are traced.
         step: Tokens from one window to the next. A window has `training_length` keys, or as many as
             the sliding window of the layer where that is shorter.
-        method: Method of extension that `longer` is run by.
         global_tokens: First tokens that LM-Infinite always shows.
 
     Returns:
@@ -240,7 +238,7 @@ def output_traces(
     plane, shares = principal_plane(sums)
     with (
         layer_tensors(model, layer) as tensors,
-        extended(model, method, tokens, training_length, global_tokens),
+        extended(model, "lm_infinite", tokens, training_length, global_tokens),
     ):
         _run(model, longer.tokens)
     # A layer that slides sees fewer keys in training than the training length.
@@ -271,7 +269,7 @@ def output_traces(
     group = described_group(on_cpu, _TRACES, {"trace": asked, "step": list(starts)})
     group["trace"].attrs = {"long_name": "token whose query it is", "units": "tokens"}
     group["step"].attrs = {"long_name": "first key of the window", "units": "tokens"}
-    return group.assign_attrs(layer=layer, window=window, method=method, length=tokens)
+    return group.assign_attrs(layer=layer, window=window, method="lm_infinite", length=tokens)
 
 
 def _of_layers(traces: Sequence[xr.Dataset]) -> xr.Dataset:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -138,22 +139,12 @@ def generated_texts(
     def answers(numbers: Sequence[int]) -> dict[str, Any]:
         asked = [prompts[number].tokens for number in numbers]
         made = continue_greedily(model, asked, [counts[number] for number in numbers], len(numbers))
-        return {
-            "texts": [
-                str(tokenizer.decode(_until(tokens, ends), skip_special_tokens=True))
-                for tokens in made
-            ]
-        }
+        said = [[*takewhile(lambda token: token not in ends, tokens)] for tokens in made]
+        return {"texts": [str(tokenizer.decode(some, skip_special_tokens=True)) for some in said]}
 
     # The longest batch first: one that does not fit into memory fails at once, not at the end.
-    cut = dict(
-        reversed(
-            [
-                (f"batch-{place}", some)
-                for place, some in enumerate(batches(order, lengths, batch_size))
-            ]
-        )
-    )
+    cut = [*enumerate(batches(order, lengths, batch_size))][::-1]
+    cut = {f"batch-{place}": some for place, some in cut}
     # Every generated token is a pass, and a batch runs until its longest answer ends.
     if announce is not None:
         passes = sum(max(counts[number] for number in some) for some in cut.values())
@@ -176,9 +167,3 @@ def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int
         for token in (ends if isinstance(ends, list) else [ends])
         if token is not None
     }
-
-
-def _until(tokens: Sequence[int], ends: set[int]) -> list[int]:
-    return list(
-        tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))]
-    )

@@ -90,8 +90,17 @@ def rows_of_interest(
     Returns:
         Token numbers [row], ascending, int64.
     """
-    names = [name for name in spans if name not in _NOT_MARKED and not name.startswith("segments.")]
-    return _rows(valid, [spans[name][prompt] for name in names], most)
+    tokens = valid.nonzero()[:, 0]
+    if len(tokens) <= most:
+        return tokens
+    wanted = torch.zeros_like(valid)
+    for name, mask in spans.items():
+        if name not in _NOT_MARKED and not name.startswith("segments."):
+            wanted |= mask[prompt] & valid
+    # Tokens of spans first; what is left of `most` goes to others, evenly spread
+    named = _spread(wanted.nonzero()[:, 0], most)
+    others = _spread((valid & ~wanted).nonzero()[:, 0], most - len(named))
+    return torch.cat([named, others]).sort().values
 
 
 @dataclass(frozen=True)
@@ -186,20 +195,6 @@ class AttentionRows(
         return group.assign_coords(
             {axis: group[axis].astype("int64") for axis in ("query", "rank")}
         )
-
-
-def _rows(
-    valid: Bool[Tensor, "token"], marked: list[Bool[Tensor, "token"]], most: int
-) -> Int[Tensor, "row"]:
-    """Return up to `most` valid tokens in order: `marked` ones, then others, evenly spread."""
-    tokens = valid.nonzero()[:, 0]
-    if len(tokens) <= most:
-        return tokens
-    wanted = torch.stack(marked).any(0) & valid if marked else torch.zeros_like(valid)
-    # Tokens of spans first; what is left of `most` goes to others
-    named = _spread(wanted.nonzero()[:, 0], most)
-    others = _spread((valid & ~wanted).nonzero()[:, 0], most - len(named))
-    return torch.cat([named, others]).sort().values
 
 
 def _spread(tokens: Int[Tensor, "token"], most: int) -> Int[Tensor, "row"]:

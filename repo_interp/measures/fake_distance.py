@@ -240,12 +240,10 @@ def _last_tokens(
     valid: Bool[Tensor, "prompt token"], number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
     """Return indices of the last valid tokens in order, and which there are; missing ones first."""
-    return once(("last", number), lambda: _find_last(valid, min(number, valid.shape[1])), valid)
 
+    def find() -> tuple[Tensor, Tensor]:
+        # Stable: padding first, then valid tokens in their order, on whichever side padding stood
+        order = valid.to(torch.int8).argsort(dim=-1, stable=True)[:, -number:]
+        return order, valid.gather(-1, order)
 
-def _find_last(
-    valid: Tensor, number: int
-) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
-    # Stable: padding first, then valid tokens in their order, on whichever side padding stood
-    order = valid.to(torch.int8).argsort(dim=-1, stable=True)[:, -number:]
-    return order, valid.gather(-1, order)
+    return once(("last", number), find, valid)

@@ -300,7 +300,7 @@ def _moments(
 ) -> Float[Tensor, "6 prompt head component"]:
     """Return the statistics of every rotary pair, in the order of `PairStatistics`."""
     (prompts, _, tokens, width), heads = features[0].shape, sum(part.shape[1] for part in features)
-    exact = torch.float64 if features[0].dtype == torch.float64 else torch.float32
+    exact = torch.promote_types(features[0].dtype, torch.float32)
     count = once("count", lambda: valid.sum(-1, dtype=torch.float64)[:, None, None], valid)
     at_once = max(1, memory_for(valid.device, CORE) // (prompts * heads * width * exact.itemsize))
     hidden = None if is_whole(valid) else ~valid[:, None, :, None]

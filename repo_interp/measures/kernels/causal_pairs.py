@@ -320,8 +320,11 @@ class Chunks:
     def with_logits(self) -> Float[Tensor, "key member component"]:
         """Sum of C_r y."""
         within = self._add_within(
-            lambda some: _sum_of_products(
-                _product(some(self.within), some(self.keys)), some(self.queries)
+            lambda some: (
+                _product(some(self.within), some(self.keys))
+                .mul_(some(self.queries))
+                .sum(-2)
+                .sum(-2, dtype=torch.float64)
             )
         )
         # Half-split pairs: dimension r and r + d/2 add up to component r
@@ -461,10 +464,6 @@ def _sum_of_squares(
 ) -> Float[Tensor, "key member"]:
     # Rows first: summing all axes in float64 would widen the whole map
     return logits.square().sum(-1).sum((-1, -2), dtype=torch.float64)
-
-
-def _sum_of_products(products: Tensor, queries: Tensor) -> Float[Tensor, "key member d_head"]:
-    return products.mul_(queries).sum(-2).sum(-2, dtype=torch.float64)
 
 
 def _runs(chosen: Bool[np.ndarray, " dimension"]) -> list[slice]:

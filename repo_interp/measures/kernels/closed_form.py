@@ -108,7 +108,7 @@ class ClosedForm(Reduction):
     def by_rows(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head"]:
         """Return the correlations of any logits, from some rows at a time: O(n^2 d)."""
         correlation = self.start(inputs)
-        exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
+        exact = torch.promote_types(inputs.queries.dtype, torch.float32)
         items = self.chosen.any(-1).flatten().nonzero()[:, 0]
         if not len(items):
             return correlation

@@ -122,7 +122,7 @@ def key_moments(
         The moments.
     """
     prompts, kv_heads, tokens, width = keys.shape
-    exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
+    exact = torch.promote_types(keys.dtype, torch.float32)
     at_once = max(1, memory_for(keys.device, SHARED) // (prompts * kv_heads * width * 16))
     # Stretches of tokens, so that float64 copies of the keys stay within the kernel's memory.
     hidden = None if is_whole(valid) else ~valid[:, None, :, None]

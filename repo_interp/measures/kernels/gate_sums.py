@@ -16,7 +16,6 @@ is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -40,14 +39,12 @@ class GateSums:
     """Number of queries that see a key."""
 
 
-def _row_numbers(inputs: AttentionInputs) -> Iterator[Int[Tensor, "row"]]:
+def _row_numbers(inputs: AttentionInputs) -> tuple[Int[Tensor, "row"], ...]:
     """Return numbers of query rows, as many at a time as memory allows for maps of them."""
     prompts, heads, tokens, _ = inputs.queries.shape
     rows = torch.arange(tokens, device=inputs.valid.device)
-    return iter(
-        # 48 bytes per entry of a map: about six float64 maps of some rows stand at once
-        rows.split(max(1, memory_for(rows.device, SHARED) // (48 * prompts * heads * tokens)))
-    )
+    # 48 bytes per entry of a map: about six float64 maps of some rows stand at once
+    return rows.split(max(1, memory_for(rows.device, SHARED) // (48 * prompts * heads * tokens)))
 
 
 def gates_of_rows(

@@ -317,7 +317,7 @@ def head_blocks(
     Raises:
         ValueError: The number of heads is no multiple of the number of keys.
     """
-    exact = torch.float64 if inputs.queries.dtype == torch.float64 else torch.float32
+    exact = torch.promote_types(inputs.queries.dtype, torch.float32)
     prompts, heads, length, width = inputs.queries.shape
     positions, frequencies = inputs.positions, inputs.frequencies
     # Heads share a rotated key only where they share its positions, too

@@ -105,18 +105,6 @@ def slope(values: Float[Tensor, "*any token"], index: Index) -> Float[Tensor, "*
     return (known * index.values).sum(-1) / index.square
 
 
-def centred_index(tokens: int) -> Float[np.ndarray, " token"]:
-    """Return 0 .. tokens - 1 less its mean.
-
-    Args:
-        tokens: Length.
-
-    Returns:
-        The index [token], float64.
-    """
-    return np.arange(tokens) - (tokens - 1) / 2
-
-
 @cache
 def trend_null(tokens: int) -> float:
     """Return the 95 % quantile of |trend| over permutations.
@@ -128,7 +116,7 @@ def trend_null(tokens: int) -> float:
         A size from 0 to 1, the same in every call; NaN for a single token.
     """
     # Untied ranks are a permuted index, so the null needs no numbers but how many there are
-    random, index = np.random.default_rng(0), centred_index(tokens)
+    random, index = np.random.default_rng(0), np.arange(tokens) - (tokens - 1) / 2
     drawn = [abs(random.permutation(index) @ index) for _ in range(DRAWS)]
     return float(np.quantile(drawn, QUANTILE) / (index @ index)) if tokens > 1 else float("nan")
 
