@@ -131,7 +131,7 @@ def judged_outputs(
         scores; and the mean of -log p over the targets among these tokens, NaN without any.
     """
     widths = {attention.layer_idx: attention.d_head for attention in as_decoder(model).layers}
-    sums: dict[int, dict[int, VectorSums]] = {layer: {} for layer in widths}
+    sums = dict[tuple[int, int], VectorSums]()
     # Filled in place below, before every pass: the hook sees outputs, but not whose they are.
     numbers: list[int] = []
     lengths = [len(prompt.tokens) for prompt in prompts]
@@ -144,8 +144,8 @@ def judged_outputs(
             found = vector_sums(last.unflatten(-1, (-1, widths[layer])).transpose(0, 1))
             # Prompts are dealt to the folds in turn. Sums of a fold merge
             # exactly, so no output is kept.
-            known = sums[layer].get(number % FOLDS)
-            sums[layer][number % FOLDS] = found if known is None else known + found
+            fold = layer, number % FOLDS
+            sums[fold] = sums[fold] + found if fold in sums else found
 
     asked, answered = list[Prompt](), list[Response]()
     with attention_outputs(model, receive):
@@ -166,7 +166,7 @@ def judged_outputs(
     ]
     return (
         # In the order of the folds, by which judged and reference groups are paired
-        {layer: [groups[group] for group in sorted(groups)] for layer, groups in sums.items()},
+        {layer: [sums[fold] for fold in sorted(sums) if fold[0] == layer] for layer in widths},
         np.asarray(scoring.score(answered, asked), dtype=np.float64),
         -float(np.mean(log_likelihoods)) if log_likelihoods else float("nan"),
     )

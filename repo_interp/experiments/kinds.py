@@ -275,9 +275,7 @@ class Kinds(Experiment):
             self,
             tuple(len(prompt.tokens) for prompt in prompts) * (2 + ceil(changed)),
             # Two more: one to find the kinds, one undisturbed
-            lambda batch_size, store, progress: {
-                self.name: self._measured(model, scoring, prompts, store, progress)
-            },
+            partial(self._measured, model, scoring, prompts),
         )
 
     def _measured(
@@ -285,9 +283,10 @@ class Kinds(Experiment):
         model: PreTrainedModel,
         scoring: Scoring,
         prompts: Sequence[Prompt],
+        batch_size: int,
         store: Store,
         progress: Progress | None,
-    ) -> xr.Dataset:
+    ) -> dict[str, xr.Dataset]:
         rows, sets = rows_by_kind(model, prompts), dict[str, list[list[Heads]]]()
         for kind in (*CASES, *KINDS_OF_HEADS):
             own = [heads for known, heads in rows if kind == known or kind in CASES]
@@ -368,4 +367,4 @@ class Kinds(Experiment):
                 "bound": ["mean", "low", "high"],
             },
         )
-        return group.assign_attrs(scoring.attributes | {"block": block})
+        return {self.name: group.assign_attrs(scoring.attributes | {"block": block})}

@@ -115,8 +115,7 @@ def position_gradients(
         Positions of every layer that assigns some, a row for every head; d f / d z there; and f, in
         nats per token of the answer.
     """
-    decoder = as_decoder(model)
-    layers, device = list(decoder.positioned.values()), decoder.device
+    layers = list(as_decoder(model).positioned.values())
     # All layers of a decoder have as many heads.
     heads = layers[0].heads
     positions: list[Tensor] = []
@@ -133,7 +132,7 @@ def position_gradients(
 
     # Callers may be inside no_grad, as measuring is elsewhere.
     with torch.enable_grad(), _positions_changed(layers, move):
-        (log_probability,) = _log_probabilities(model, scoring, prompt, 1, device)
+        (log_probability,) = _log_probabilities(model, scoring, prompt, 1)
         gradients = torch.autograd.grad(log_probability, moves)
     return positions, list(gradients), float(log_probability.detach())
 
@@ -164,16 +163,15 @@ def integrated_gradients(
     # takes most of a second: only who asks for a path pays it
     from captum.attr import IntegratedGradients
 
-    decoder = as_decoder(model)
-    layers, device = list(decoder.positioned.values()), decoder.device
+    layers = list(as_decoder(model).positioned.values())
 
     # One tensor of positions per layer: Captum attributes to inputs, whatever the model reads.
     def probability(*given: Float[Tensor, "point head token"]) -> Float[Tensor, "point"]:
         with _positions_changed(layers, lambda place, assigned: given[place]):
-            return _log_probabilities(model, scoring, prompt, len(given[0]), device)
+            return _log_probabilities(model, scoring, prompt, len(given[0]))
 
     inputs = tuple(of_layer.contiguous() for of_layer in positions)
-    index = torch.arange(len(prompt.tokens), device=device)
+    index = torch.arange(len(prompt.tokens), device=inputs[0].device)
     origin = tuple(
         # [1, head, token]; the mean stands for no position: one constant tells no tokens apart.
         (index.to(z.dtype) if baseline == "index" else z.mean(-1, keepdim=True))
@@ -194,13 +192,14 @@ def integrated_gradients(
 
 
 def _log_probabilities(
-    model: PreTrainedModel, scoring: Scoring, prompt: Prompt, copies: int, device: torch.device
+    model: PreTrainedModel, scoring: Scoring, prompt: Prompt, copies: int
 ) -> Float[Tensor, "copy"]:
     """Log-probability of the targets of `prompt`, nats per target, of each copy in one pass."""
     targets = np.zeros((copies, len(prompt.tokens)), dtype=bool)
     targets[:, list(scoring.targets(prompt))] = True
     # Copies of the prompt differ in positions alone: one copy per point of the path.
-    question = to_question(Batch(np.tile(prompt.tokens, (copies, 1)), targets), device)
+    batch = Batch(np.tile(prompt.tokens, (copies, 1)), targets)
+    question = to_question(batch, as_decoder(model).device)
     by_target = (
         target_logits(model, question).log_softmax(-1).gather(-1, question.targets[:, None])[:, 0]
     )

@@ -273,12 +273,13 @@ class PositionSources(SegmentMeasure):
         lines = (places[beside["segment"].values == "lines", 2] > 0).any(0)
         fits, step_null = _by_prompt(different.T, prompts, lines)
         fits |= _explained(different.T, columns, HeldOut(prompts, folds, counted, self.shrinkage))
+        # Back to all heads; those without positions get a row of NaN behind all others
+        place = np.full(known.shape, -1)
+        place[known] = same.ravel()
         found = {
-            name: np.full((*known.shape, *fit.shape[1:]), np.nan) for name, fit in fits.items()
+            name: np.concatenate([fit, np.full_like(fit, np.nan, shape=(1, *fit.shape[1:]))])[place]
+            for name, fit in fits.items()
         }
-        for name, fit in fits.items():
-            # Back to all heads; those without positions stay NaN
-            found[name][known] = fit[same.ravel()]
         judged = (found[name] for name in ("share", "alone", "alone_null", "line_step"))
         trend = measured["trend"].transpose("prompt", "layer", "head").values
         counts = counts_tokens(trend, beside["trend_null"].values)
@@ -333,14 +334,10 @@ def _explained(
         return held_out.errors(values, sparse.csr_array(dense), categories)
 
     with np.errstate(divide="ignore", invalid="ignore"):
-        alone = np.stack(
-            [1 - missed(drawn, (source,)).sum(0) / total.sum(0) for source in SOURCES], axis=-1
-        )
-        alone = np.pad(
-            alone.reshape(1 + DRAWS, rows, len(SOURCES)),
-            ((0, 0), (0, 0), (0, 1)),
-            constant_values=np.nan,
-        )
+        alone = [1 - missed(drawn, (source,)).sum(0) / total.sum(0) for source in SOURCES]
+        # The rest explains nothing by itself
+        alone = np.stack([*alone, np.full_like(alone[0], np.nan)], axis=-1)
+        alone = alone.reshape(1 + DRAWS, rows, -1)
         total = total[:, :rows]
         errors = [missed(values, SOURCES[:count]) for count in range(1, 1 + len(SOURCES))]
         added = np.stack([1 - part.sum(0) / total.sum(0) for part in errors], axis=-1)
@@ -348,11 +345,10 @@ def _explained(
         error = (1 - errors[-1] / total).std(0) / np.sqrt(len(total) - 1 or np.nan)
     # From 0 to 1: gains of the sources in order, and the rest last
     share = np.diff(added, axis=1, prepend=0.0, append=1.0)
-    null = alone[1:].max(0)
     return {
         "share": share,
         "alone": alone[0],
-        "alone_null": null,
+        "alone_null": alone[1:].max(0),
         "r_squared": added[:, -1],
         "r_squared_error": error,
     }

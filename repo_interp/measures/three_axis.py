@@ -44,7 +44,7 @@ import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
@@ -190,9 +190,7 @@ def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:
         # Only distances that are seen: shuffling in unseen ones would put zeros among them
         distances = seen[prompt, 0].cpu().nonzero()[:, 0]
         # The same permutation for all heads, layers and batches
-        order = torch.randperm(
-            len(distances), generator=torch.Generator().manual_seed(seed), device="cpu"
-        )
+        order = _drawn_order(len(distances), seed)
         distance[prompt][:, distances] = steady.distance[prompt][:, distances[order]]
     return Axes(distance, steady.query, steady.key)
 
@@ -232,6 +230,11 @@ def _mean(share: Tensor, values: Tensor) -> Tensor:
     return (share * values).sum(-1, keepdim=True)
 
 
+def _drawn_order(count: int, seed: int) -> Int[Tensor, "place"]:
+    # On the processor: one seed gives the same order on any device
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed), device="cpu")
+
+
 def draw_rows(
     valid: Bool[Tensor, "prompt token"], share: float, seed: int
 ) -> Bool[Tensor, "prompt token"]:
@@ -249,9 +252,7 @@ def draw_rows(
     for prompt, tokens in enumerate(valid.cpu()):
         # The last row sees every distance and key, so it is always fitted on.
         rows = tokens.nonzero()[:-1, 0]
-        order = torch.randperm(
-            len(rows), generator=torch.Generator().manual_seed(seed), device="cpu"
-        )
+        order = _drawn_order(len(rows), seed)
         drawn[prompt, rows[order[: round(share * len(rows))]]] = True
     return drawn
 

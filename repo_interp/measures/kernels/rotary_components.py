@@ -101,9 +101,10 @@ class ComponentSums(Reduction):
         else:
             result.components.add_(profiles.sum((0, 1)))
         totals = profiles.sum(-1)
-        moments = component_moments(
-            some, totals, _layer_bands(inputs, inputs.compared_length(self.training_length))
-        )
+        frequencies = layer_frequencies(inputs)
+        length = inputs.compared_length(self.training_length)
+        bands = once(("bands", length), lambda: frequency_bands(frequencies, length), frequencies)
+        moments = component_moments(some, totals, bands)
         accounted, of_bands = moments.variance_accounted.split([totals.shape[-1], len(BANDS)], -1)
         curves, sums = curve_moments(profiles, some.counts)
         printed = variance_accounted_as_printed(torch.stack([totals, sums], -2)).flatten(-2)
@@ -225,17 +226,6 @@ def frequency_bands(
     lowest, highest = math.pi / length, 2 * math.pi / length
     activated = (frequencies > lowest) & (frequencies < highest)
     return torch.stack((activated, frequencies <= lowest, frequencies >= highest))
-
-
-def _layer_bands(inputs: AttentionInputs, length: int) -> Bool[Tensor, "band component"]:
-    frequencies = inputs.frequencies
-    if frequencies is None or inputs.positions is None:
-        return frequency_bands(layer_frequencies(inputs), length)
-    return once(
-        ("bands", length, inputs.valid.device),
-        lambda: frequency_bands(layer_frequencies(inputs), length),
-        frequencies,
-    )
 
 
 def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
