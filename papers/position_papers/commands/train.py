@@ -120,11 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default=None,
             nargs=None if option.metadata["alone"] is None else "?",
             const=option.metadata["alone"],
-            metavar="X"
-            if type(option.default) is float
-            else "N"
-            if type(option.default) is int
-            else "NAME",
+            metavar={float: "X", int: "N"}.get(type(option.default), "NAME"),
             help=option.metadata["help"] + shown,
         )
 

@@ -101,11 +101,10 @@ def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
     trained = shares.sel(weights="trained")
     means = trained.mean("repeat").values
     heights = {
-        str(weights): outstanding(shares.sel(weights=weights).mean("repeat").values, activated)
-        for weights in shares["weights"].values
+        str(each["weights"].item()): outstanding(each.values, activated)
+        for each in shares.mean("repeat")
     }
-    ours = heights["trained"]
-    twins = [height for weights, height in heights.items() if weights != "trained"]
+    ours, *twins = heights.values()
     of_heads = peaks(data.sel(weights="trained"))
     of_pairs = (
         data["vaf"].sel(weights="trained").mean(("repeat", "layer", "head")).values[activated]

@@ -210,20 +210,16 @@ def stated_options(
     types = {
         name: get_type_hints(paper.options, include_extras=True) for name, paper in papers.items()
     }
-    known = {
-        name: [field.name for field in dataclasses.fields(paper.options)]
-        for name, paper in papers.items()
-    }
     for key, text in stated:
         named, dot, option = key.rpartition(".")
         if dot and named not in papers:
             raise InputError(
                 f"{key}={text}: {named!r} is none of the papers asked for, {', '.join(papers)}"
             )
-        meant = [name for name in papers if option in known[name] and (not dot or name == named)]
+        meant = [name for name in papers if option in types[name] and (not dot or name == named)]
         if not meant:
             there = sorted(
-                {option for name in ([named] if dot else papers) for option in known[name]}
+                {option for name in ([named] if dot else papers) for option in types[name]}
             )
             raise InputError(f"there is no option {key!r}; there are {', '.join(there)}")
         for name in meant:

@@ -61,9 +61,11 @@ def ours_and_theirs(ours: Scale, theirs: Scale) -> str:
 
 
 def _in_words(scale: Scale) -> str:
-    size = scale.layers and f"{scale.layers} layers", scale.width and f"width {scale.width}"
-    length = scale.length and f"{scale.length} tokens"
-    return ", ".join(filter(None, (" × ".join(filter(None, size)), length, scale.training)))
+    layers = f"{scale.layers} layers" if scale.layers else ""
+    width = f"width {scale.width}" if scale.width else ""
+    length = f"{scale.length} tokens" if scale.length else ""
+    size = " × ".join(filter(None, (layers, width)))
+    return ", ".join(filter(None, (size, length, scale.training)))
 
 
 def scale_beside(paper: Scale, checkpoint: str, paths: Mapping[str, str]) -> str:

@@ -42,8 +42,19 @@ from repo_interp.values import Count, Seed
 
 PLAIN = "plain"
 BUDGET = (
-    *("task", "task_size", "task_options", "continue_from", "layers", "width", "heads"),
-    *("steps", "batch", "accumulation", "learning_rate", "warm_up", "curriculum"),
+    "task",
+    "task_size",
+    "task_options",
+    "continue_from",
+    "layers",
+    "width",
+    "heads",
+    "steps",
+    "batch",
+    "accumulation",
+    "learning_rate",
+    "warm_up",
+    "curriculum",
 )
 """What has to be equal for schemes to be compared; of `continue_from`, whether there is one."""
 SHARES = ("exact match", "accuracy of reads", "share of the values found")
@@ -146,37 +157,24 @@ def score_subject(
     recorded = tuple(recorded_scores(records_of(subject)))
     if configuration.task == "language":
         recorded = tuple(_on_the_same_texts(subject, recorded, options, cache))
-    if not subject.has_weights:
-        if not recorded:
-            raise InputError(
-                f"{subject.name} ({subject.path}) has neither weights nor scores.json; give "
-                "a finished training run"
-            )
-        length = configured_task(configuration).training_length
-        return Scored(
-            subject.name,
-            configuration.scheme,
-            configuration,
-            length,
-            recorded[0].metric,
-            None,
-            recorded,
+    live, others, task = None, {}, configured_task(configuration)
+    if subject.has_weights:
+        asked = tuple(methods(subject.layout))
+        live = _scored(subject, options, cache, asked)
+        others = {
+            seed: _scored(other, options, cache, asked)
+            for seed, other in seeds_of(subject).items()
+            if asked and seed != configuration.seed and other.has_weights
+        }
+    elif not recorded:
+        raise InputError(
+            f"{subject.name} ({subject.path}) has neither weights nor scores.json; give "
+            "a finished training run"
         )
-    assert subject.task is not None, subject.path
-    asked = tuple(methods(subject.layout))
-    live = _scored(subject, options, cache, asked)
-    others = {
-        seed: other
-        for seed, other in seeds_of(subject).items()
-        if seed != configuration.seed and other.has_weights
-    }
-    rest = (
-        {seed: _scored(other, options, cache, asked) for seed, other in others.items()}
-        if asked
-        else {}
+    length = subject.training_length or task.training_length
+    return Scored(
+        subject.name, subject.layout, configuration, length, task.metric, live, recorded, others
     )
-    length, metric = subject.training_length, subject.task.metric
-    return Scored(subject.name, subject.layout, configuration, length, metric, live, recorded, rest)
 
 
 def _scored(

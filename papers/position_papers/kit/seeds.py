@@ -27,14 +27,14 @@ from position_papers.kit.learned_positions import measured
 from position_papers.kit.subjects import Subject, seeds_of
 
 USE = {
-    **{
-        "range": "used_range",
-        "from_token": "used_from_token",
-        "plain": "used_loss",
-        "frozen": "used_loss_frozen",
-        "index": "used_loss_index",
-    },
-    **{"layer": "used_layer", "head": "used_head", "prompt": "used_prompt"},
+    "range": "used_range",
+    "from_token": "used_from_token",
+    "plain": "used_loss",
+    "frozen": "used_loss_frozen",
+    "index": "used_loss_index",
+    "layer": "used_layer",
+    "head": "used_head",
+    "prompt": "used_prompt",
 }
 """How the numbers of `kit.learned_positions` and their axes are called beside those of an
 experiment.

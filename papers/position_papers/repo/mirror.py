@@ -308,14 +308,11 @@ def _mirror_effect(data: xr.Dataset) -> Evidence:
     layer = int(ratios["layer"].values[int(np.nanargmin(ratios.sel(weights="trained").values))])
     spread = nearness(by_text.sel(weights="trained", layer=layer)).values
     by_layer = {
-        str(name): {
-            int(layer): {
-                called: float(means.sel(weights=name, layer=layer, kind=kind))
-                for kind, called in QUANTITIES.items()
-            }
-            for layer in means["layer"].values
+        str(of_weights["weights"].item()): {
+            int(each["layer"]): dict(zip(QUANTITIES.values(), each.values.tolist(), strict=True))
+            for each in of_weights
         }
-        for name in data["weights"].values
+        for of_weights in means.sel(kind=list(QUANTITIES)).transpose("weights", "layer", "kind")
     }
     mirroring = {
         name: [layer for layer, values in of.items() if MIRRORS.holds(values)]

@@ -144,46 +144,39 @@ class TrainingConfiguration:
     def __post_init__(self) -> None:
         """Raise InputError for what could not be carried out."""
         check_fields(self)
-        self._require(
-            "width", self.width % self.heads == 0, f"wanted a multiple of the {self.heads} heads"
+        heads = self.heads
+        wanted = (
+            ("width", self.width % heads == 0, f"a multiple of the {heads} heads"),
+            (
+                "width",
+                self.width // heads % 2 == 0,
+                f"heads of even width, not {self.width // heads}",
+            ),
+            ("kv_heads", heads % (self.kv_heads or heads) == 0, f"a divisor of the {heads} heads"),
+            (
+                "scheme_deviation",
+                "scheme_deviation" not in self.scheme_options,
+                "once: not among the scheme's options too (give --scheme-deviation)",
+            ),
+            (
+                "adapter",
+                not self.adapter or self.continue_from,
+                "with continue_from, a checkpoint to stand on",
+            ),
+            (
+                "execution",
+                self.execution == "eager" or self.index_share_until == 0,
+                "eager with index_share_until: the decoder is then another one at every step",
+            ),
         )
-        self._require(
-            "width",
-            self.width // self.heads % 2 == 0,
-            f"wanted heads of even width, not {self.width // self.heads}",
-        )
-        self._require(
-            "kv_heads",
-            self.heads % (self.kv_heads or self.heads) == 0,
-            f"wanted a divisor of the {self.heads} heads",
-        )
-
-        twice = "scheme_deviation" in self.scheme_options
-        self._require(
-            "scheme_deviation",
-            not twice,
-            "wanted once: not among the scheme's options too (give --scheme-deviation)",
-        )
-        self._require(
-            "adapter",
-            not self.adapter or self.continue_from,
-            "wanted with continue_from, a checkpoint to stand on",
-        )
-        mixes = self.execution == "compiled" and self.index_share_until > 0
-        self._require(
-            "execution",
-            not mixes,
-            "wanted eager with index_share_until: the decoder is then another one at every step",
-        )
+        for name, holds, words in wanted:
+            if not holds:
+                raise InputError(f"{name} is {getattr(self, name)!r}; wanted {words}")
 
     @property
     def is_deterministic(self) -> bool:
         """Whether deterministic algorithms are asked for; by default on a processor alone."""
         return self.device == "cpu" if self.deterministic is None else self.deterministic
-
-    def _require(self, name: str, holds: object, wanted: str) -> None:
-        if not holds:
-            raise InputError(f"{name} is {getattr(self, name)!r}; {wanted}")
 
 
 def replaced(

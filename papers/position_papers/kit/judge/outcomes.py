@@ -33,20 +33,23 @@ from position_papers.kit.judge.claims import (
 )
 
 COLUMNS = (
-    *(
-        "claim",
-        "statement",
-        "source",
-        "paper",
-        "checkpoint",
-        "outcome",
-        "measured",
-        "ours",
-        "spread",
-        "over",
-        "n",
-    ),
-    *("seeds", "control", "reasons", "rule", "scale", "command"),
+    "claim",
+    "statement",
+    "source",
+    "paper",
+    "checkpoint",
+    "outcome",
+    "measured",
+    "ours",
+    "spread",
+    "over",
+    "n",
+    "seeds",
+    "control",
+    "reasons",
+    "rule",
+    "scale",
+    "command",
 )
 Row = Mapping[str, Any]
 """One verdict of a table: text by column, and its reasons."""
@@ -65,13 +68,12 @@ def verdict_table(
 def _row(verdict: Verdict) -> dict[str, str]:
     claim, estimate, interval = verdict.claim, verdict.estimate, verdict.interval
     return {
-        **{
-            "claim": claim.label,
-            "statement": claim.statement,
-            "source": claim.source,
-            "paper": claim.paper_number,
-        },
-        **{"checkpoint": verdict.checkpoint, "outcome": verdict.outcome.value},
+        "claim": claim.label,
+        "statement": claim.statement,
+        "source": claim.source,
+        "paper": claim.paper_number,
+        "checkpoint": verdict.checkpoint,
+        "outcome": verdict.outcome.value,
         "measured": estimate.measured,
         "ours": "" if estimate.value is None else f"{estimate.value:.3g}",
         "spread": "" if interval is None else f"{interval.spread:.3g}",

@@ -76,11 +76,8 @@ class _Bounded:
 
     def holds(self, values: Values) -> bool:
         """Whether the number is on the right side of the bound."""
-        return bool(
-            type(self).compare(
-                values[self.quantity], self.bound * values[self.of] if self.of else self.bound
-            )
-        )
+        bound = self.bound * (values[self.of] if self.of else 1)
+        return bool(type(self).compare(values[self.quantity], bound))
 
 
 class AtLeast(_Bounded):
@@ -214,11 +211,9 @@ class BeyondNull:
                 f"{self.quantity}: there are no {self.null}; the evidence has to say that it "
                 "is unmeasurable"
             )
-        if self.relation == "below":
-            return bool(
-                observed.value < -limit(-np.asarray(observed.null, dtype=float), self.share)
-            )
-        return bool(observed.value > limit(observed.null, self.share))
+        sign = -1 if self.relation == "below" else 1
+        null = sign * np.asarray(observed.null, dtype=float)
+        return bool(sign * observed.value > limit(null, self.share))
 
 
 @dataclass(frozen=True)
