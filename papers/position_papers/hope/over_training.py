@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from position_papers.kit import (
     Subject,
     Where,
     evidence,
+    joined,
 )
 from position_papers.kit.paper_directory import plain
 from position_papers.training.trained import trained_configuration
@@ -108,9 +109,8 @@ def measure_steps(directory: str | os.PathLike[str], length: int, sampling: Samp
         shares = mean_curve_vaf(data["component_by_distance"])
         return bands(data).assign(vaf=shares.transpose("repeat", "component"))
 
-    axis = xr.IndexVariable("step", list(saved), {"units": "steps", "long_name": "training step"})
-    alike: Any = {"data_vars": "all", "coords": "minimal", "compat": "override", "join": "exact"}
-    steps = xr.concat(list(map(of_step, saved.values())), dim=axis, **alike)
+    steps = joined({step: of_step(place) for step, place in saved.items()}, "step")
+    steps["step"].attrs.update(units="steps", long_name="training step")
     vaf = described(steps["vaf"], _VAF, "%").assign_attrs(sequences=sampling.step_sequences)
     return steps.isel(step=0, drop=True).assign(vaf=vaf)
 
@@ -128,11 +128,7 @@ def write_steps(directory: str | os.PathLike[str], sampling: Sampling) -> Path:
         raise InputError(f"{directory} does not have RoPE in every layer; its layers are {layouts}")
     data = measure_steps(directory, training_length(checkpoint.config), sampling)
     unused = ("sequences", "repeated_sequences", "controls", "length")
-    options = {
-        field.name: getattr(sampling, field.name)
-        for field in fields(sampling)
-        if field.name not in unused
-    }
+    options = {name: value for name, value in vars(sampling).items() if name not in unused}
     attributes = {"made_with": "repo-interp train steps", **options}
     file = Path(directory) / FILE
     write_netcdf(plain(data.drop_attrs(deep=False)).assign_attrs(attributes), file)

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from position_papers.kit import Cache, Needs, Subject, each
+from position_papers.kit import Cache, Needs, Subject, each, joined
 from repo_interp.analysis.analyze import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
@@ -53,13 +53,14 @@ FIRST_LAYERS = 4
 first layer, and controls have only that.
 """
 _MEASURED = ("frequency", "band_length", "activated", "low_frequency", "turn_share", "turn_upper")
-_EQUAL: Any = {"data_vars": "all", "coords": "minimal", "compat": "override", "join": "exact"}
-"""How measurements with equal axes are put side by side."""
-_BESIDE: Any = _EQUAL | {
+_BESIDE: Any = {
+    "data_vars": "all",
+    "coords": "minimal",
+    "compat": "override",
     "join": "outer",
     "fill_value": {"activated": False, "low_frequency": False},
 }
-"""How those of controls are, which may have fewer layers and replicates."""
+"""How measurements of controls are put beside others, which may have more layers and replicates."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def of_model(
         for count, seed in zip(counts, seeds, strict=True)
         if count
     ]
-    return xr.concat(datasets, dim=xr.IndexVariable("repeat", range(len(datasets))), **_EQUAL)
+    return joined(dict(enumerate(datasets)), "repeat")
 
 
 def random_prompts(

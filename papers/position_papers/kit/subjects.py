@@ -26,7 +26,7 @@ from torch import nn
 
 from position_papers.kit.cache import Cache, Kept
 from position_papers.training.configuration import TrainingConfiguration
-from position_papers.training.trained import trained_configuration, zoo_runs
+from position_papers.training.trained import seed_of, trained_configuration, zoo_runs
 from position_papers.zoo_directory import DIRECTORY, recorded_at
 from repo_interp import shipped
 from repo_interp.analysis.trained_task import trained_name, trained_task
@@ -257,11 +257,8 @@ def records_of(own: Subject) -> Path:
 
 def _seeds_below(directory: Path) -> dict[int, Path]:
     """The directories seed-N that have weights, by N."""
-    named = {
-        file.parent.name.removeprefix("seed-"): file.parent
-        for file in directory.glob("seed-*/config.json")
-    }
-    return {int(digits): named[digits] for digits in sorted(filter(str.isdecimal, named), key=int)}
+    places = (file.parent for file in directory.glob("seed-*/config.json"))
+    return dict(sorted((seed, place) for place in places if (seed := seed_of(place)) is not None))
 
 
 def stem(name: str) -> str:

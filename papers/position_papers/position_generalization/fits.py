@@ -35,6 +35,7 @@ from position_papers.kit import (
     each,
     evidence,
     groups_of,
+    joined,
     mean_of,
     paired_difference,
     why_not,
@@ -243,8 +244,9 @@ def by_weights(
     """
     groups = {"trained": measured.group(name)}
     groups |= {f"random {number}": twin for number, twin in enumerate(measured.of_twins(name))}
-    values = [reduced(group).reset_coords(drop=True) for group in groups.values()]
-    return xr.concat(values, xr.IndexVariable("weights", list(groups)))
+    return joined(
+        {name: reduced(group).reset_coords(drop=True) for name, group in groups.items()}, "weights"
+    )
 
 
 def rotating_layers(measured: Measured) -> list[int]:

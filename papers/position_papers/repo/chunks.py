@@ -30,6 +30,7 @@ from position_papers.kit import (
     beside_null,
     each,
     evidence,
+    joined,
     over_seeds,
     paired_difference,
     why_not,
@@ -168,13 +169,11 @@ def _by_prompt(data: xr.Dataset) -> xr.DataArray:
     """The shares [prompt, pattern] of the chunks of learned layers."""
     labels = data["chunk_pattern"].sel(layer=data.attrs["learned"])
     axes = ("layer", "head", "chunk")
-    shares = [
-        (labels == place).sum(axes) / (labels >= 0).sum(axes) for place in range(len(PATTERNS))
-    ]
-    joined: xr.DataArray = xr.concat(
-        shares, dim=xr.IndexVariable("pattern", list(PATTERNS)), coords="minimal", compat="override"
-    )
-    return described(joined, "share of a prompt's chunks", "1")
+    shares = {
+        pattern: (labels == place).sum(axes) / (labels >= 0).sum(axes)
+        for place, pattern in enumerate(PATTERNS)
+    }
+    return described(joined(shares, "pattern"), "share of a prompt's chunks", "1")
 
 
 def units(data: xr.Dataset) -> xr.Dataset:

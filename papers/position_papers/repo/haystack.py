@@ -37,6 +37,7 @@ from position_papers.kit import (
     between,
     evidence,
     in_words,
+    joined,
     mean_of,
     method_panels,
     note,
@@ -382,16 +383,24 @@ def _by_length(searched: Sequence[Searched]) -> xr.Dataset:
     draws them.
     """
     lengths, methods = searched[0].lengths, _methods(searched)
-    samples = [
-        {each.name: [each.sample([length], method) for length in lengths] for each in searched}
-        for method in methods
-    ]
-    tables = [sample_table(rows, lengths, "share of needles found") for rows in samples]
-    table = xr.concat(tables, xr.IndexVariable("method", list(methods.values())), join="outer")
-    return table.assign_coords(
-        layout=("checkpoint", [each.subject.layout for each in searched]),
-        label=("checkpoint", [called(each.subject) for each in searched]),
-    ).assign_attrs(axis="tokens", training_length=searched[0].subject.training_length)
+    samples = {
+        title: {
+            each.name: [each.sample([length], method) for length in lengths] for each in searched
+        }
+        for method, title in methods.items()
+    }
+    tables = {
+        title: sample_table(rows, lengths, "share of needles found")
+        for title, rows in samples.items()
+    }
+    return (
+        joined(tables, "method", "outer")
+        .assign_coords(
+            layout=("checkpoint", [each.subject.layout for each in searched]),
+            label=("checkpoint", [called(each.subject) for each in searched]),
+        )
+        .assign_attrs(axis="tokens", training_length=searched[0].subject.training_length)
+    )
 
 
 def _methods(searched: Sequence[Searched]) -> dict[str, str]:

@@ -34,6 +34,7 @@ from position_papers.kit import (
     beside_null,
     each,
     evidence,
+    joined,
     over_seeds,
     welch_difference,
     why_not,
@@ -126,9 +127,8 @@ def _ranges(subject: Subject, options: Options) -> xr.Dataset:
     data = {"range": described(own, "largest minus smallest position of a prompt", "positions")}
     if random:
         # NaN for the prompts that random weights were not given
-        joined = xr.concat(random, "weights", coords="minimal")
-        joined = joined.reindex(prompt=own["prompt"])
-        data["random_range"] = described(joined, "the same with random weights", "positions")
+        beside = xr.concat(random, "weights", coords="minimal").reindex(prompt=own["prompt"])
+        data["random_range"] = described(beside, "the same with random weights", "positions")
     return xr.Dataset(data, {"judged": judged})
 
 
@@ -139,16 +139,15 @@ def _by_length(
     options: Options,
 ) -> xr.DataArray:
     """Ranges [length, prompt, unit], NaN where a length has fewer prompts than another."""
-    found: list[xr.DataArray] = []
-    for of_length in prompts.values():
+    found: dict[int, xr.DataArray] = {}
+    for length, of_length in prompts.items():
         run = analyze(bridge, of_length, ("positions",), layers, batch_size=options.batch_size)
         ranges = run["positions"].to_dataset()["position_range"].stack(unit=("layer", "head"))
         units = [f"layer {layer} head {head}" for layer, head in ranges["unit"].values]
         values = ranges.transpose("prompt", "unit").values
         axes = {"prompt": np.arange(len(values)), "unit": units}
-        found.append(xr.DataArray(values, axes, ("prompt", "unit")))
-    lengths = xr.IndexVariable("length", list(prompts))
-    return xr.concat(found, lengths, coords="minimal", join="outer")
+        found[length] = xr.DataArray(values, axes, ("prompt", "unit"))
+    return joined(found, "length", "outer")
 
 
 # ---- tabulated --------------------------------------------------------------------------------------

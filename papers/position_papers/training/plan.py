@@ -70,11 +70,7 @@ class PlannedRun:
     @property
     def shipped(self) -> Path:
         """Its directory, below the zoo's."""
-        return (
-            Path(self.planned.name)
-            if self.seed == 0
-            else Path(self.planned.name) / f"seed-{self.seed}"
-        )
+        return _directory(Path(), self.planned.name, self.seed)
 
 
 def planned_runs(plan: Iterable[Planned], runs: Path = RUNS, **changes: Any) -> list[PlannedRun]:

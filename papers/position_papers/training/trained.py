@@ -112,13 +112,18 @@ def zoo_runs(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     The directory itself may be missing.
     """
-    directory = recorded_at(Path(directory))
-    seed = seed_of(directory)
-    of_seeds = directory if seed is None else directory.parent
+    of_seeds, seed = _of_seeds(Path(directory))
     lines = read_runs(of_seeds.parent / RUNS)
     return [
         line for line in lines if line["name"] == of_seeds.name and seed in (None, line["seed"])
     ]
+
+
+def _of_seeds(directory: Path) -> tuple[Path, int | None]:
+    """Where a checkpoint of a zoo is recorded, without seed-N; and N, None where there is none."""
+    recorded = recorded_at(directory)
+    seed = seed_of(recorded)
+    return (recorded if seed is None else recorded.parent), seed
 
 
 def read_runs(file: Path) -> list[dict[str, Any]]:
@@ -285,8 +290,7 @@ def _registered(directory: Path, seed: int) -> str:
     """SHA-256 of the weights that the zoo's registry lists of a checkpoint and seed; "" where it
     lists none.
     """
-    directory = recorded_at(directory)
-    of_seeds = directory if seed_of(directory) is None else directory.parent
+    of_seeds, _ = _of_seeds(directory)
     name = f"{of_seeds.parent.name}/{of_seeds.name}" + (f"/seed-{seed}" if seed else "")
     registry = of_seeds.parent.parent / REGISTRY
     rows = registry.read_text(encoding="utf-8").splitlines() if registry.is_file() else ()

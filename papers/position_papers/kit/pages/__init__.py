@@ -17,12 +17,8 @@ LACKING = (Kind.LACKS, Kind.PART)
 
 def rendered(page: str, **context: Any) -> str:
     """The page from the template of that name: "paper.md", "gallery.md", "numbers.md"."""
-    options: Any = {
-        "trim_blocks": True,
-        "undefined": StrictUndefined,
-        "keep_trailing_newline": False,
-    }
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), **options)
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, trim_blocks=True, undefined=StrictUndefined)
     environment.tests["lacking"] = _is_lacking
     environment.filters["in_order"] = _in_order
     return environment.get_template(f"{page}.jinja").render(**context).rstrip() + "\n"
