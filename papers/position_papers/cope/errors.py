@@ -198,26 +198,14 @@ def experiment(task: ErrorTask, name: str) -> Experiment:
         tables = {alike.title: error_table(alike) for alike in groups}
         own = configured_task(groups[0].scored[0].configuration)
         left_out = [each for each in groups if each not in learned]
-        caption = " ".join(
-            [
-                task.caption(own),
-                errors_caption([each for alike in learned for each in alike.scored]),
-            ]
-            + [f"Not drawn: {alike.title} - {alike.not_learned}." for alike in left_out]
-        )
+        drawn = errors_caption([each for alike in learned for each in alike.scored])
+        silent = [f"Not drawn: {alike.title} - {alike.not_learned}." for alike in left_out]
+        caption = " ".join([task.caption(own), drawn, *silent])
         panels = {alike.title: tables[alike.title] for alike in learned}
-        together: Any = {
-            "dim": "checkpoint",
-            "join": "outer",
-            "coords": "minimal",
-            "compat": "override",
-        }
-        yield Drawing(
-            task.figure(own),
-            partial(errors_by_test_set, panels),
-            caption,
-            xr.concat(list(tables.values()), **together),
+        data = xr.concat(
+            tables.values(), dim="checkpoint", join="outer", coords="minimal", compat="override"
         )
+        yield Drawing(task.figure(own), partial(errors_by_test_set, panels), caption, data)
 
     otherwise = f"no checkpoint with CoPE in every layer, trained on {task.name}, was given"
     zoo = tuple(f"{task.name}/{each}" for each in task.zoo)

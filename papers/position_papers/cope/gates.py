@@ -48,6 +48,7 @@ from position_papers.kit import (
     each,
     evidence,
     joined,
+    mean_of,
     of_tasks,
     over_seeds,
     unmeasured,
@@ -129,13 +130,15 @@ def measure(
     """The name of the checkpoint and its gates, as `measure_gates` describes them."""
     (subject,) = subjects
     assert subject.configuration is not None and subject.task is not None, subject.path
-    depends = {
-        "gate_texts": options.gate_texts,
-        "draws": options.draws,
-        "controls": options.controls,
-        "tokenizer": subject.tokenizer_digest,
-    }
-    return subject.name, subject.measured(cache, measure_gates, options, **depends)
+    return subject.name, subject.measured(
+        cache,
+        measure_gates,
+        options,
+        gate_texts=options.gate_texts,
+        draws=options.draws,
+        controls=options.controls,
+        tokenizer=subject.tokenizer_digest,
+    )
 
 
 def measure_gates(subject: Subject, options: GateOptions) -> xr.Dataset:
@@ -251,12 +254,9 @@ def tabulate(measured: tuple[str, xr.Dataset]) -> Iterator[Evidence]:
             name,
             f"{part.measured}, in the head where it stands out most",
             {WITHIN: trained.observed, KEPT: trained.chance, REACHED: trained.chance},
-            trained.observed,
-            float(trained.by_prompt.std(ddof=1)),
-            "texts",
-            len(trained.by_prompt),
-            f"{part.control} {trained.control:.3g}; random weights {random}",
-            f"{_place(data, trained)}: {part.control} {trained.control:.3g}, as high in "
+            **mean_of(trained.by_prompt, "texts"),
+            control=f"{part.control} {trained.control:.3g}; random weights {random}",
+            note=f"{_place(data, trained)}: {part.control} {trained.control:.3g}, as high in "
             f"{100 * trained.chance:.3g} % of the draws; "
             f"the head was chosen among {sizes['layer'] * sizes['head']} heads{kinds} on the "
             "other half of the texts",

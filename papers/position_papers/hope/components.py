@@ -80,14 +80,23 @@ def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
         np.std(relative_swing(smooth.sel(weights="trained").values, *masks).max(-1), ddof=1)
     )
     measured = "largest peak to peak of a lower component over the mean of the activated ones"
-    numbers = (ours, spread, OVER_REPLICATES, data.attrs["sequences"], random_weights(swings))
     largest = int(np.flatnonzero(masks[1])[each[0].argmax()])
     note = (
         f"r = {largest} swings most of {each.shape[1]} lower ones; their median "
         f"{np.median(each[0]):.3g}"
     )
     judged = evidence(
-        H5, name, measured, {SWING: ours}, *numbers, note=note, unmeasurable=capped(data)
+        H5,
+        name,
+        measured,
+        {SWING: ours},
+        ours,
+        spread,
+        OVER_REPLICATES,
+        data.attrs["sequences"],
+        random_weights(swings),
+        note,
+        capped(data),
     )
     yield judged
     twins = Observed(ours, each[1:].max(-1))

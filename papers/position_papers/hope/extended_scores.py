@@ -10,7 +10,6 @@ What the claims about copying (H6, H7) and about perplexity (H6) have in common.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import xarray as xr
 
@@ -72,8 +71,7 @@ def side_by_side(
         table([each], method=method).assign_coords(checkpoint=[label(each, method, among)])
         for each, method in rows
     ]
-    equal: Any = {"join": "outer", "coords": "minimal", "compat": "override"}
-    joined = xr.concat(tables, dim="checkpoint", **equal)
+    joined = xr.concat(tables, dim="checkpoint", join="outer", coords="minimal", compat="override")
     return joined.assign_coords(test_set=joined["test_set"].astype(int)).sortby("test_set")
 
 

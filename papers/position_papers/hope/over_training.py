@@ -192,13 +192,16 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
             return None
         length = options.tokens_of(length)
         digests = ",".join(f"{step}:{checkpoint_digest(path)}" for step, path in saved.items())
-        depends = {
-            "steps": digests,
-            "length": length,
-            "repeats": options.repeats,
-            "step_sequences": options.step_sequences,
-        }
-        data = subject.measured(cache, _measure, options, length, **depends)
+        data = subject.measured(
+            cache,
+            _measure,
+            options,
+            length,
+            steps=digests,
+            length=length,
+            repeats=options.repeats,
+            step_sequences=options.step_sequences,
+        )
     if data.sizes["step"] < FEWEST or not data["activated"].any():
         return None
     return data.assign_attrs(
@@ -225,15 +228,18 @@ def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
         if last >= ENOUGH
         else f"trained for {last:,} steps; judged from {ENOUGH:,} on, the paper's for 50,000"
     )
-    numbers = (
+    yield evidence(
+        H3,
+        name,
+        measured,
+        {STEPS: float(last), **course},
         change,
         course[FALL].standard_error,
         f"{OVER_REPLICATES}, standard error",
         int(vaf.attrs["sequences"]),
+        note=note,
+        unmeasurable=capped(data) or (short and (short, note)),
     )
-    values = {STEPS: float(last), **course}
-    why = capped(data) or (short and (short, note))
-    yield evidence(H3, name, measured, values, *numbers, note=note, unmeasurable=why)
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:

@@ -254,26 +254,28 @@ def _of_length(
             len(names),
         )
         own = extent(subject, options, multiple, kind, name)
-        depends = {
-            "sequences": own.sequences,
-            "layers": own.layers or 0,
-            "repeats": options.repeats_of(kind),
-            "weights": name,
-        }
-        given = (name, multiple * length, length, kind, own)
-        kept = {"tokens": multiple * length, "length": length, "kind": kind}
-        measured[name] = subject.measured(cache, _measure, options, *given, **depends, **kept)
+        measured[name] = subject.measured(
+            cache,
+            _measure,
+            options,
+            *(name, multiple * length, length, kind, own),
+            extent=str(own),
+            repeats=options.repeats_of(kind),
+            weights=name,
+            tokens=multiple * length,
+            length=length,
+            kind=kind,
+        )
         if multiple > 1 and int(measured[name]["band_length"].isel(repeat=0, layer=0)) < length:
             return None
     data = xr.concat(list(measured.values()), dim=xr.IndexVariable("weights", names), **_BESIDE)
-    sequences = extent(subject, options, multiple, kind, TRAINED).sequences
-    attributes = {
-        "length": length,
-        "training_length": subject.training_length,
-        "sequences": sequences,
-        "kind": kind,
-    }
-    return data.assign_attrs(checkpoint=subject.name, **attributes)
+    return data.assign_attrs(
+        checkpoint=subject.name,
+        length=length,
+        training_length=subject.training_length,
+        sequences=extent(subject, options, multiple, kind, TRAINED).sequences,
+        kind=kind,
+    )
 
 
 def _measure(

@@ -67,8 +67,8 @@ class Build:
         }
         texts = text_record(getattr(self.options, "corpus", ""))
         formats = {"formats": ",".join(self.formats)} if self.formats != FORMATS[:1] else {}
-        made_by = {"options": str(self.options), **versions()}
-        return {"command": self.command, **digests, **texts, **formats, **made_by}
+        known = {"command": self.command, **digests, **texts, **formats}
+        return {**known, "options": str(self.options), **versions()}
 
     @property
     def changes(self) -> list[str] | None:

@@ -125,17 +125,16 @@ def write_gallery(directory: Path, papers: Sequence[Paper]) -> Path:
         directory / TABLES,
         rendered("numbers.md", heading=TABLES_HEADING, pages=pages, subjects=subjects),
     )
-    headings = {"heading": HEADING, "tables": TABLES, "real": REAL}
-    write_text(
-        page,
-        rendered(
-            "gallery.md",
-            rows=headlines(directory, papers),
-            pages=pages,
-            subjects=subjects,
-            **headings,
-        ),
+    written = rendered(
+        "gallery.md",
+        rows=headlines(directory, papers),
+        pages=pages,
+        subjects=subjects,
+        heading=HEADING,
+        tables=TABLES,
+        real=REAL,
     )
+    write_text(page, written)
     return page
 
 
@@ -173,14 +172,14 @@ def _headline(deciding: Mapping[str, Deciding], paper: Paper, claim: Claim) -> P
     measured = [
         row["measured"] for row in sorted(rows, key=lambda row: not row["ours"]) if row["measured"]
     ]
-    shown = {"difference": _difference(stands, rows), "measured": next(iter(measured), "")}
     return {
         "claim": claim,
         "paper": paper,
         "columns": columns,
         "verdict": stands,
         "real": bool(judged),
-        **shown,
+        "difference": _difference(stands, rows),
+        "measured": next(iter(measured), ""),
     }
 
 

@@ -108,8 +108,7 @@ def write_paper(
         or any(files_of(item, paper.items, [stem(drawing.name)]) for item in paper.drawn)
     ]
     names = [stem(drawing.name) for drawing in drawings]
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(
             f"two figures would have the same name, {', '.join(twice)}; give the checkpoints "
             "other names"

@@ -165,9 +165,10 @@ class Subject:
             if self.task is None
             else json.dumps([self.task.name, _contents(self.task)], sort_keys=True)
         )
-        fixed = {"checkpoint": self.digest, "task": task, "texts": texts_of(self.task)}
         return {
-            **fixed,
+            "checkpoint": self.digest,
+            "task": task,
+            "texts": texts_of(self.task),
             "seed": options.seed,
             "device": options.device,
             "batch_size": options.batch_size,

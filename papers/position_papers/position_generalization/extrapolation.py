@@ -31,6 +31,7 @@ from position_papers.kit import (
     each,
     evidence,
     groups_of,
+    mean_of,
     over_seeds,
     unmeasured,
     why_not,
@@ -179,20 +180,19 @@ def tabulate(measured: Measured) -> Iterator[Evidence]:
         measured.name,
         f"KL with LM-Infinite at {last} tokens above that at {first}, nats per head",
         {DIVERGENCE: share, LOG_PERPLEXITIES: (nats_capped, nats_plain)},
-        float(capped.mean()),
-        float(capped.std(ddof=1)),
-        "layers",
-        group.attrs["prompts"],
-        f"plain {plain.mean():.3g}; at {first} tokens, where only the noise of the fit is "
+        **mean_of(capped, "layers", group.attrs["prompts"]),
+        control=f"plain {plain.mean():.3g}; at {first} tokens, where only the noise of the fit is "
         f"left, {floor:.3g}",
-        f"log perplexity {nats_capped:.3f} against {nats_plain:.3f}; of {_judged(group)} "
+        note=f"log perplexity {nats_capped:.3f} against {nats_plain:.3f}; of {_judged(group)} "
         "sequences, compared with the others",
     )
     outside = measured.group("output_traces")["trace_outside"].values
-    share, spread = float(outside.mean()), float(outside.std(ddof=1))
-    what = "share of outputs outside, in the middle layer"
     yield evidence(
-        P7_WINDOWS, measured.name, what, {OUTSIDE: share}, share, spread, "queries", len(outside)
+        P7_WINDOWS,
+        measured.name,
+        "share of outputs outside, in the middle layer",
+        {OUTSIDE: float(outside.mean())},
+        **mean_of(outside, "queries"),
     )
 
 

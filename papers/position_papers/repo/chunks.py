@@ -90,12 +90,12 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
         controls=options.controls,
         control_prompts=options.control_prompts,
     )
-    attributes = {
-        "checkpoint": subject.name,
-        "stem": subject.stem,
-        "training_length": subject.training_length,
-    }
-    return data.assign_attrs(**attributes, learned=list(subject.learned))
+    return data.assign_attrs(
+        checkpoint=subject.name,
+        stem=subject.stem,
+        training_length=subject.training_length,
+        learned=list(subject.learned),
+    )
 
 
 def _patterns(subject: Subject, options: Options) -> xr.Dataset:
@@ -123,10 +123,6 @@ def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
     hybrid, constant, mono = (
         by_prompt.sel(pattern=pattern).values for pattern in ("hybrid", "constant", "mono")
     )
-    above = {
-        ABOVE_HALF: paired_difference(hybrid, np.full_like(hybrid, 0.5)),
-        ABOVE_MONO: paired_difference(constant, mono),
-    }
     agreement = same_as_claimed(
         data["sensitivity"]
         .sel(pattern=list(PATTERNS))
@@ -138,7 +134,11 @@ def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
         R6,
         data.attrs["checkpoint"],
         "share of hybrid chunks, per cent",
-        {**above, SHARE["mono"]: share["mono"]},
+        {
+            ABOVE_HALF: paired_difference(hybrid, np.full_like(hybrid, 0.5)),
+            ABOVE_MONO: paired_difference(constant, mono),
+            SHARE["mono"]: share["mono"],
+        },
         100 * share["hybrid"],
         100 * float(hybrid.std(ddof=1)),
         "prompts",

@@ -111,13 +111,15 @@ def configuration(
     kind: str, width: int, inner: int, layers: int, heads: int, vocabulary: int
 ) -> PretrainedConfig:
     """The configuration of a model of a type and size."""
-    sizes = {
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "vocab_size": vocabulary,
-    }
-    return AutoConfig.for_model(kind, **sizes, num_attention_heads=heads, num_key_value_heads=heads)
+    return AutoConfig.for_model(
+        kind,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        vocab_size=vocabulary,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+    )
 
 
 def _times(options: Options) -> xr.Dataset:

@@ -161,13 +161,14 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     the lengths of the texts.
     """
     (subject,) = subjects
-    depends = {
-        "prompts": options.prompts,
-        "controls": options.controls,
-        "example": options.example_words,
-    }
-    data = subject.measured(cache, _of_texts, options, **depends)
-    attributes = {"checkpoint": subject.name, "stem": subject.stem, "layers": len(subject.schemes)}
+    data = subject.measured(
+        cache,
+        _of_texts,
+        options,
+        prompts=options.prompts,
+        controls=options.controls,
+        example=options.example_words,
+    )
     task = reversal_of(subject)
     beyond = [str(length) for length in range(task.longest + 1, task.longest_test + 1)]
     seed = None if subject.configuration is None else subject.configuration.seed
@@ -181,7 +182,13 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
         longer=described(
             xr.DataArray(longer), f"exact match, {beyond[0]} to {beyond[-1]} words", "1"
         )
-    ).assign_attrs(**attributes, longest=task.longest, example_words=options.example_words)
+    ).assign_attrs(
+        checkpoint=subject.name,
+        stem=subject.stem,
+        layers=len(subject.schemes),
+        longest=task.longest,
+        example_words=options.example_words,
+    )
 
 
 def _of_texts(subject: Subject, options: Options) -> xr.Dataset:

@@ -302,6 +302,12 @@ def _recorded(configuration: TrainingConfiguration, scores: Mapping[str, Any]) -
         name: float("nan") if value is None else float(value)
         for name, value in scores["test_sets"].items()
     }
-    numbers = str(scores["metric"]), int(scores["prompts"]), int(scores["steps"])
-    weights = str(scores.get("weights", ""))
-    return Recorded(configuration.seed, *numbers, means, configuration, weights=weights)
+    return Recorded(
+        configuration.seed,
+        str(scores["metric"]),
+        int(scores["prompts"]),
+        int(scores["steps"]),
+        means,
+        configuration,
+        weights=str(scores.get("weights", "")),
+    )
