@@ -171,7 +171,7 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
             f"share of distances in [L, 2L) {where} the range within L",
             ours,
             ours[quantity],
-            float(np.std(of_replicates[quantity], ddof=1)),
+            np.std(of_replicates[quantity], ddof=1),
             OVER_REPLICATES,
             data.attrs["sequences"],
             random_weights(

@@ -337,7 +337,7 @@ def _evidence(data: xr.Dataset, claim: Claim, few: int) -> Iterator[Evidence]:
         + (f", without the last 1/{FEW_PAIRS} of the distances" if few else ""),
         shape.values(errors, len(of_replicates)),
         shape.ratio,
-        float(np.std([u_shape(curve).ratio for curve in of_replicates], ddof=1)),
+        np.std([u_shape(curve).ratio for curve in of_replicates], ddof=1),
         OVER_REPLICATES,
         data.attrs["sequences"],
         random_weights(

@@ -115,7 +115,7 @@ def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
         "activated above other components, in their standard deviations",
         {HEIGHT: ours, SAME: Observed(ours, twins)},
         ours,
-        float(np.std([outstanding(values, activated) for values in trained.values], ddof=1)),
+        np.std([outstanding(values, activated) for values in trained.values], ddof=1),
         OVER_REPLICATES,
         data.attrs["sequences"],
         random_weights(heights),

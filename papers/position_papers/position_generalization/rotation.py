@@ -132,7 +132,7 @@ def tabulate(measured: Measured) -> Iterator[Evidence]:
             "mean r of logits and f + g",
             {CLOSED_FORM_R: r},
             r,
-            float(np.nanstd(by_prompt, ddof=1)) if np.isfinite(by_prompt).sum() > 1 else None,
+            np.nanstd(by_prompt, ddof=1) if np.isfinite(by_prompt).sum() > 1 else None,
             "sequences",
             sequences,
             f"random weights {np.mean(twins):.3g}"

@@ -193,7 +193,7 @@ def _beside_twin(own: Measured, twin: Measured) -> Evidence:
         own.name,
         "rise of untouched targets' log perplexity, nats",
         {RISE_OF_UNTOUCHED: {ROPE_TWIN: less}},
-        float(rises[0].mean()),
+        rises[0].mean(),
         less.standard_error,
         f"{less.over} (standard error of the difference)",
         len(rises[0]),

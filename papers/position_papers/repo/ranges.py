@@ -190,7 +190,7 @@ def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
         f"largest range of a head over the context length, {lengths[0]} and {long} tokens",
         values,
         values[FAR_BELOW.quantity],
-        float((ranges.sel(length=long).max("unit") / long).std("prompt", ddof=1)),
+        (ranges.sel(length=long).max("unit") / long).std("prompt", ddof=1),
         f"prompts of {long} tokens",
         int(ranges.sel(length=list(lengths)).notnull().any("unit").sum()),
         "RoPE: 1, the same in every head",

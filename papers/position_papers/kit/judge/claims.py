@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import SupportsFloat
 
 import numpy as np
 
@@ -196,8 +197,8 @@ def evidence(
     checkpoint: str,
     measured: str,
     values: Values,
-    ours: float,
-    spread: float | None = None,
+    ours: SupportsFloat,
+    spread: SupportsFloat | None = None,
     spread_over: str = "",
     n: int = 0,
     control: str = "",

@@ -416,8 +416,8 @@ def mean_of(values: Float[np.ndarray, " value"], over: str, n: int = 0) -> dict[
 
     `n`: the sequences behind them, where these are not as many.
     """
-    ours = float(np.mean(values)) if len(values) else np.nan
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    ours = np.mean(values) if len(values) else np.nan
+    spread = np.std(values, ddof=1) if len(values) > 1 else None
     return {"ours": ours, "spread": spread, "spread_over": over, "n": n or len(values)}
 
 
