@@ -61,8 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fast", action="store_true", help="measure less: a quick look")
     plan = (
         "read papers, checkpoints, zoo, experiments, settings, fast and out from the tables "
-        "[[figures]] of a TOML file, one after the "
-        "other, in place of these options"
+        "[[figures]] of a TOML file, one after the other, in place of these options"
     )
     parser.add_argument("--plan", metavar="FILE", help=plan)
     parser.add_argument(

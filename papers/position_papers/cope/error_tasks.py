@@ -80,10 +80,9 @@ FLIP_FLOP = experiment(
         title=lambda task: f"flip-flop, {task.length} tokens",
         figure=lambda task: f"flip_flop_{task.length}",
         caption=lambda task: (
-            "Flip-flop: error of reads by test set (CoPE table 2, left). "
-            f"{100 * task.ignore:g} % of instructions are ignored in training, "
-            f"{100 * task.sparse:g} % in sparse and {100 * task.dense:g} % in dense test "
-            f"sets; sequences have {task.length} tokens, in "
+            f"Flip-flop: error of reads by test set (CoPE table 2, left). {100 * task.ignore:g} % "
+            f"of instructions are ignored in training, {100 * task.sparse:g} % in sparse and "
+            f"{100 * task.dense:g} % in dense test sets; sequences have {task.length} tokens, in "
             f"long test sets {task.longest_test}."
         ),
         scale=Scale(4, 256, None, "10,000 steps of 16 sequences"),  # sec. 5.1, appendix C
@@ -152,11 +151,10 @@ SELECTIVE_COPY = experiment(
         title=lambda task: "selective copy",
         figure=lambda task: "selective_copy",
         caption=lambda task: (
-            "Selective copy: share of sequences that are not copied exactly (CoPE table 2, "
-            f"right). {task.copied} symbols out of an "
-            f"alphabet of {task.symbols} are copied, with as many blanks as in training "
-            f"({task.blanks}), half as many (dense) and twice as "
-            "many (sparse)."
+            "Selective copy: share of sequences that are not copied exactly (CoPE table 2, right). "
+            f"{task.copied} symbols out of an alphabet of {task.symbols} are copied, with as many "
+            f"blanks as in training ({task.blanks}), half as many (dense) and twice as many "
+            "(sparse)."
         ),
         scale=Scale(2, 64, None, "100,000 steps"),  # sec. 5.2
         tabulate=copies_without_errors,
@@ -238,13 +236,11 @@ COUNTING = experiment(
         title=lambda task: f"counting {task.variables} variable{'s' if task.variables > 1 else ''}",
         figure=lambda task: f"counting_{task.operations}",
         caption=lambda task: (
-            f"Counting, up to {task.operations} operations: share of sequences whose value "
-            "is wrong (CoPE table 3, 4), where the operation "
-            "pass, which changes no value, is drawn as often as in training (weight "
-            f"{task.pass_weight:g}), more often, so that contexts "
-            f"are longer ({task.longer_pass_weight:g}), or less often, so that they are "
-            f"shorter ({task.shorter_pass_weight:g}); balanced: "
-            "all values equally frequent."
+            f"Counting, up to {task.operations} operations: share of sequences whose value is "
+            "wrong (CoPE table 3, 4), where the operation pass, which changes no value, is drawn "
+            f"as often as in training (weight {task.pass_weight:g}), more often, so that contexts "
+            f"are longer ({task.longer_pass_weight:g}), or less often, so that they are shorter "
+            f"({task.shorter_pass_weight:g}); balanced: all values equally frequent."
         ),
         scale=Scale(training="10,000 sequences of up to 512 operations"),  # sec. 5.3
         besides=("variables",),

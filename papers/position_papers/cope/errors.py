@@ -88,10 +88,9 @@ class LowerError(Above):
     def words(self) -> str:
         """The rule in words."""
         return (
-            f"{super().words}; not measurable where all of these errors are at most "
-            f"{self.apart:g} %, or no scheme learned the task: has "
-            f"an error in distribution of at most {LEARNED:g} of that of always giving the "
-            "most frequent answer"
+            f"{super().words}; not measurable where all of these errors are at most {self.apart:g} "
+            "%, or no scheme learned the task: has an error in distribution of at most "
+            f"{LEARNED:g} of that of always giving the most frequent answer"
         )
 
 

@@ -63,15 +63,13 @@ from repo_interp.plots.views.gates import draw_gates, draw_map
 from repo_interp.values import Count
 
 WITHIN = (
-    "in the head and kind of segment that stand out on half of the texts, on the other half, "
-    "the share of attention from position alone "
-    "within the query's own segment"
+    "in the head and kind of segment that stand out on half of the texts, on the other half, the "
+    "share of attention from position alone within the query's own segment"
 )
 KEPT = "the share of shuffled segments that keep as much"
 REACHED = (
-    "in the head that stands out on half of the texts, on the other half, the share of draws "
-    "of random tokens that have as large a share "
-    "of the gates' sum as the separators"
+    "in the head that stands out on half of the texts, on the other half, the share of draws of "
+    "random tokens that have as large a share of the gates' sum as the separators"
 )
 CHANCE = 0.05
 HALF = 0.5
@@ -297,15 +295,13 @@ def draw(measured: tuple[str, xr.Dataset]) -> Iterator[Drawing]:
             or "none"
         )
         caption = (
-            f"{name}, {_place(data, chosen)}: attention from position alone on the first "
-            "text, every row scaled to a maximum of 1 (CoPE "
-            "fig. 4), and below it the mean gate of each token over the queries that see it "
-            "(fig. 6). Plus signs and dark bars: separators "
-            "- line breaks, ends of sentences, beginnings of blocks. "
-            f"{part.measured[:1].upper()}{part.measured[1:]}, mean over the texts "
-            f"that it was not chosen on: {chosen.observed:.3g}; {part.control}: "
-            f"{chosen.control:.3g}. On the first text, {words}, most "
-            f"often {often}."
+            f"{name}, {_place(data, chosen)}: attention from position alone on the first text, "
+            "every row scaled to a maximum of 1 (CoPE fig. 4), and below it the mean gate of each "
+            "token over the queries that see it (fig. 6). Plus signs and dark bars: separators - "
+            "line breaks, ends of sentences, beginnings of blocks. "
+            f"{part.measured[:1].upper()}{part.measured[1:]}, mean over the texts that it was not "
+            f"chosen on: {chosen.observed:.3g}; {part.control}: {chosen.control:.3g}. On the first "
+            f"text, {words}, most often {often}."
         )
         title = (
             f"{short}, {_place(data, chosen)}\n{part.where} {chosen.observed:.2f}, "

@@ -193,11 +193,10 @@ def _drawn(name: str, scored: Sequence[Scored], reference: Scored | None, called
     )
     length, windows = scored[0].training_length, scored[0].sample(scored[0].test_sets[:1]).count
     caption = (
-        f"Perplexity by length of the context (CoPE fig. 3, tables 5 and 8), {windows} "
-        "windows of held-out text of each length. Windows of "
-        "two lengths are other texts: compare checkpoints at one length, and their "
-        "differences between lengths. Dotted: the training "
-        f"length, {length} tokens, where learned absolute positions end. {said}"
+        f"Perplexity by length of the context (CoPE fig. 3, tables 5 and 8), {windows} windows of "
+        "held-out text of each length. Windows of two lengths are other texts: compare checkpoints "
+        "at one length, and their differences between lengths. Dotted: the training length, "
+        f"{length} tokens, where learned absolute positions end. {said}"
     )
     table = table.assign_coords(label=("checkpoint", [_label(each, scored) for each in scored]))
     chart = partial(score_by_length, table, f"trained at {length} tokens")

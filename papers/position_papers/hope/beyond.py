@@ -216,15 +216,12 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
         else ""
     )
     caption = (
-        f"{name} on sequences of 2L = {2 * length} random tokens (HoPE fig. 3c), smoothed "
-        "over L/16 distances as it is judged: the "
-        "activated components of the first layer, each in units of its range within L "
-        "(orange band), and the mean logit of every layer, "
-        "each on a scale of its own. Beyond L the components are above the middle of that "
-        f"range at {upper:.0f} % of the distances, "
-        f"in the second half within L at {upper - more:.0f} %; they are outside of the range "
-        f"at {outside:.0f} %. {few}"
-        f"{named_bands(band, data)}"
+        f"{name} on sequences of 2L = {2 * length} random tokens (HoPE fig. 3c), smoothed over "
+        "L/16 distances as it is judged: the activated components of the first layer, each in "
+        "units of its range within L (orange band), and the mean logit of every layer, each on a "
+        "scale of its own. Beyond L the components are above the middle of that range at "
+        f"{upper:.0f} % of the distances, in the second half within L at {upper - more:.0f} %; "
+        f"they are outside of the range at {outside:.0f} %. {few}{named_bands(band, data)}"
     )
     # On an axis of its own, since a table of all components would be too large.
     judged = xr.concat([near, far], "middle").rename(component="chosen")

@@ -165,13 +165,12 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         if panel
     }
     caption = (
-        "Copying: exact match of the 4 tokens that followed 8 tokens seen before, by the "
-        "number of sequences in the context (HoPE table 1 "
-        f"and 3), {scored[0].sample(scored[0].test_sets[:1]).count} prompts each, targets "
-        "teacher-forced (exact match is the same as when "
-        "generated). Dotted: the longest training prompts. PI and YaRN by the factor n / L "
-        "beyond them. Lines: means over seeds; small dots: each; bars: of a single seed the "
-        "standard error over prompts."
+        "Copying: exact match of the 4 tokens that followed 8 tokens seen before, by the number of "
+        "sequences in the context (HoPE table 1 and 3), "
+        f"{scored[0].sample(scored[0].test_sets[:1]).count} prompts each, targets teacher-forced "
+        "(exact match is the same as when generated). Dotted: the longest training prompts. PI and "
+        "YaRN by the factor n / L beyond them. Lines: means over seeds; small dots: each; bars: of "
+        "a single seed the standard error over prompts."
     )
     yield Drawing(
         f"copying_{task.training_length}",
@@ -334,9 +333,8 @@ def _copying(
         ),
     }
     nobody = (
-        f"nobody copies {', '.join(beyond)} sequences, or one that is judged did not learn "
-        f"to copy {', '.join(within) or 'fewer'}; "
-        f"{_means(longer)}; {_means(trained)}"
+        f"nobody copies {', '.join(beyond)} sequences, or one that is judged did not learn to copy "
+        f"{', '.join(within) or 'fewer'}; {_means(longer)}; {_means(trained)}"
     )
     return copying, "" if COPIES.holds(copying) else nobody
 

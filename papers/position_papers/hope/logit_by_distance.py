@@ -237,12 +237,11 @@ def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
     longer = "" if all(len(lengths) == 1 for lengths in data) else " and, paler, 2L"
     caption = (
         "Mean logit by distance, mean over all heads of the layers with this L, on "
-        f"{data[0][0].attrs['sequences']} sequences of random "
-        f"tokens, for distances to L{longer} (HoPE fig. 2, 6, 8). Dashed: training length L; "
-        "grey: the same architecture with random "
-        "weights. A scheme with absolute positions ends at L. Yellow, with a thinner line: "
-        f"the last 1/{FEW_PAIRS} of the distances, which "
-        f"few pairs have; a rise that is seen there alone stands on these few.{caps}"
+        f"{data[0][0].attrs['sequences']} sequences of random tokens, for distances to L{longer} "
+        "(HoPE fig. 2, 6, 8). Dashed: training length L; grey: the same architecture with random "
+        "weights. A scheme with absolute positions ends at L. Yellow, with a thinner line: the "
+        f"last 1/{FEW_PAIRS} of the distances, which few pairs have; a rise that is seen there "
+        f"alone stands on these few.{caps}"
     )
     yield Drawing(
         "logit_by_distance",

@@ -220,8 +220,7 @@ def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
     change, (first, *_, last) = -course[FALL].margin, vaf["step"].values
     note = (
         f"change {change:.3g} percentage points, rank correlation with the step "
-        f"{course[CORRELATION]:.2f} over "
-        f"{vaf.sizes['step']} steps, {first} to {last}"
+        f"{course[CORRELATION]:.2f} over {vaf.sizes['step']} steps, {first} to {last}"
     )
     short = (
         ""
@@ -247,9 +246,8 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     name, band = data.attrs["checkpoint"], data.drop_vars("vaf").drop_attrs(deep=False)
     drawn = band.assign(vaf=described(data["vaf"].mean("repeat"), _VAF, "%"))
     caption = (
-        f"VAF of every component of {name} over training, on "
-        f"{data['vaf'].attrs['sequences']} sequences at each saved step "
-        f"(HoPE fig. 3b). {named_bands(band, data)}"
+        f"VAF of every component of {name} over training, on {data['vaf'].attrs['sequences']} "
+        f"sequences at each saved step (HoPE fig. 3b). {named_bands(band, data)}"
     )
     yield Drawing(f"vaf_over_training_{name}", partial(vaf_over_training, drawn), caption, drawn)
 

@@ -89,9 +89,8 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     if "norms" in tree:
         norms = tree["norms"].to_dataset().drop_attrs(deep=False)
         caption = (
-            f"Mean norm of the rotary pairs of queries and keys of {name} by component and "
-            "head, on "
-            f"{_sequences_of_norms(data)} sequences of random tokens. {named_bands(band, data)}"
+            f"Mean norm of the rotary pairs of queries and keys of {name} by component and head, "
+            f"on {_sequences_of_norms(data)} sequences of random tokens. {named_bands(band, data)}"
         )
         yield Drawing(
             f"norms_{name}",
@@ -126,10 +125,9 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
             turn_share=share, turn_upper=turns["turn_upper"].isel(repeat=0, drop=True)
         )
         caption = (
-            f"Angles by which the learned positions of {name} turn each component, over the "
-            f"pairs of {data.attrs['sequences']} sequences "
-            f"of {length} random tokens, mean over the heads that learn "
-            f"positions.{capped_caption(data)}"
+            f"Angles by which the learned positions of {name} turn each component, over the pairs "
+            f"of {data.attrs['sequences']} sequences of {length} random tokens, mean over the "
+            f"heads that learn positions.{capped_caption(data)}"
         )
         yield Drawing(
             f"turns_{name}",

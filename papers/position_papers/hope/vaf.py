@@ -120,9 +120,8 @@ def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
         data.attrs["sequences"],
         random_weights(heights),
         f"VAF of the activated {_percent(means[activated])}, largest other "
-        f"{_percent(means[~activated].max(keepdims=True))}; "
-        f"over heads, of all pairs' logits: {_percent(of_pairs)}; "
-        f"{_peak(of_heads, means, frequencies * length / np.pi)}",
+        f"{_percent(means[~activated].max(keepdims=True))}; over heads, of all pairs' logits: "
+        f"{_percent(of_pairs)}; {_peak(of_heads, means, frequencies * length / np.pi)}",
         capped(data),
     )
     yield judged
@@ -152,13 +151,11 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         vaf_of_pairs=described(of_pairs, "the same of all pairs' logits, mean over heads", "%"),
     )
     caption = (
-        f"Variance of the mean logit by distance that each component of {name} accounts for "
-        "(HoPE fig. 7; standard definition), "
-        f"mean of {counted(shares.sizes['repeat'], 'replicate')} of together "
-        f"{data.attrs['sequences']} sequences of random tokens; bars of "
-        "errors: their standard deviation, which may be too small to see. Diamonds: random "
-        "weights, one for each model. "
-        f"{named_bands(band, data)}{parts_caption(data)}"
+        f"Variance of the mean logit by distance that each component of {name} accounts for (HoPE "
+        f"fig. 7; standard definition), mean of {counted(shares.sizes['repeat'], 'replicate')} of "
+        f"together {data.attrs['sequences']} sequences of random tokens; bars of errors: their "
+        "standard deviation, which may be too small to see. Diamonds: random weights, one for each "
+        f"model. {named_bands(band, data)}{parts_caption(data)}"
     )
     yield Drawing(
         f"vaf_{name}",
@@ -184,9 +181,8 @@ VAF = over_seeds(Experiment("vaf", (H2, H2_PHASES), NEEDS_ROPE, measure, tabulat
 def _peak(of_heads: np.ndarray, of_mean_curve: np.ndarray, units: np.ndarray) -> str:
     low, middle, high = np.quantile(of_heads, (0.05, 0.5, 0.95))
     return (
-        f"the largest VAF is at {units[of_mean_curve.argmax()]:.2f} pi/L; over "
-        f"{len(of_heads)} heads at {middle:.2f} pi/L (90 % of them "
-        f"{low:.2f} to {high:.2f})"
+        f"the largest VAF is at {units[of_mean_curve.argmax()]:.2f} pi/L; over {len(of_heads)} "
+        f"heads at {middle:.2f} pi/L (90 % of them {low:.2f} to {high:.2f})"
     )
 
 

@@ -70,25 +70,22 @@ def against(data: xr.Dataset) -> tuple[str, ...]:
         return (
             f"no learned head both spans {SMALLEST_RANGE:g} position and depends on more "
             "than the token",
-            f"ranges {_interval(spans)} positions on prompts of {data.attrs['length']} "
-            "tokens, of whose variance the token alone "
-            f"explains {_interval(100 * shares)} %",
+            f"ranges {_interval(spans)} positions on prompts of {data.attrs['length']} tokens, of "
+            f"whose variance the token alone explains {_interval(100 * shares)} %",
         )
     rise = paired_difference(data["frozen"].values, data["plain"].values)
     if not rise.exceeds(LEAST_RISE):
         return (
             "it is not shown that the learned positions are used",
-            f"freezing those of all learned layers raises the loss by {_with_error(rise)}; "
-            f"wanted more than {LEAST_RISE:g}, and two "
-            "standard errors above 0",
+            f"freezing those of all learned layers raises the loss by {_with_error(rise)}; wanted "
+            f"more than {LEAST_RISE:g}, and two standard errors above 0",
         )
     fall = paired_difference(data["plain"].values, data["index"].values)
     if fall.exceeds(LEAST_RISE):
         return (
             "the learned positions do harm",
-            f"the token index in their place lowers the loss by {_with_error(fall)}; wanted "
-            f"at most {LEAST_RISE:g}, or less than two "
-            "standard errors above 0",
+            f"the token index in their place lowers the loss by {_with_error(fall)}; wanted at "
+            f"most {LEAST_RISE:g}, or less than two standard errors above 0",
         )
     return ()
 

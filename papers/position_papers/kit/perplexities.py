@@ -105,8 +105,7 @@ def compared(
         table = table.assign(differences(rows, reference, name, table))
         caption += (
             f" Below: log perplexity above that of {name}, with two standard errors - over "
-            "training seeds where one of the two has "
-            "several, else over the windows that both have."
+            "training seeds where one of the two has several, else over the windows that both have."
         )
     return table.assign_attrs(axis="tokens", training_length=rows[0][0].training_length), caption
 

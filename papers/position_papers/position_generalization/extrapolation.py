@@ -211,11 +211,10 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     if "extrapolation" in present:
         group = measured.group("extrapolation")
         caption = (
-            f"{name}: divergence of attention outputs from those at the training length, and "
-            "log perplexity, of the last "
-            f"{group.attrs['judged']} tokens (table 2), of {_judged(group)} sequences: their "
-            "spread is not kept. What they are compared "
-            "with is other sequences of the training length."
+            f"{name}: divergence of attention outputs from those at the training length, and log "
+            f"perplexity, of the last {group.attrs['judged']} tokens (table 2), of "
+            f"{_judged(group)} sequences: their spread is not kept. What they are compared with is "
+            "other sequences of the training length."
         )
         yield Drawing(
             f"extrapolation_{name}",
@@ -226,13 +225,11 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     if "output_traces" in present:
         group = measured.group("output_traces")
         caption = (
-            f"{name}: attention outputs at the training length (dots), and of a few queries "
-            "over sliding windows of keys and values "
-            "(lines, darker the later the window; open: the first, filled: the last), in the "
-            "plane of the two largest variances (fig. 6). "
-            f"{100 * float(group['trace_outside'].mean()):.2g} % of the lines' points are "
-            "further from the mean than 99 % of the dots, by "
-            "Mahalanobis' distance."
+            f"{name}: attention outputs at the training length (dots), and of a few queries over "
+            "sliding windows of keys and values (lines, darker the later the window; open: the "
+            "first, filled: the last), in the plane of the two largest variances (fig. 6). "
+            f"{100 * float(group['trace_outside'].mean()):.2g} % of the lines' points are further "
+            "from the mean than 99 % of the dots, by Mahalanobis' distance."
         )
         chart = partial(traces_in_plane, groups_of(measured.run, output_traces=group))
         yield Drawing(f"output_traces_{name}", chart, caption, group)

@@ -183,10 +183,9 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     )
     caption = (
         f"{name}: correlation of the logits and the three-axis fit (sec. 3.1), and of "
-        "fake-distance logits and their two axes "
-        f"(sec. 3.2), by layer and head, mean over {three.sizes['prompt']} sequences of "
-        f"{measured.tokens} of held-out text. Colours "
-        "from 0 to 1 in all figures; grey: an exact fit by construction."
+        "fake-distance logits and their two axes (sec. 3.2), by layer and head, mean over "
+        f"{three.sizes['prompt']} sequences of {measured.tokens} of held-out text. Colours from 0 "
+        "to 1 in all figures; grey: an exact fit by construction."
     )
     correlations = {
         f"three_axis_{variable}": three[variable]
@@ -212,16 +211,14 @@ def draw(measured: Measured) -> Iterator[Drawing]:
         "three_axis": (
             ("logit_map", "distance_axis", "query_axis", "key_axis"),
             f"{name}, the head with the median r: its logits, distance, query and key axis, and "
-            "their sum (fig. 2), on the first "
-            f"of {three.sizes['prompt']} sequences. Axes have a meaning up to a level and a "
-            "common slope.",
+            f"their sum (fig. 2), on the first of {three.sizes['prompt']} sequences. Axes have a "
+            "meaning up to a level and a common slope.",
         ),
         "fake_distance": (
             ("fake_map", "position_axis", "semantic_axis"),
-            f"{name}, the head with the median r: logits that the last query would give every "
-            "key at every distance, with their two "
-            "axes, and the sum of these (fig. 3), on the first of "
-            f"{three.sizes['prompt']} sequences.",
+            f"{name}, the head with the median r: logits that the last query would give every key "
+            "at every distance, with their two axes, and the sum of these (fig. 3), on the first "
+            f"of {three.sizes['prompt']} sequences.",
         ),
     }
     fake = fake.sel(layer=rotating_layers(measured) or fake["layer"].values)

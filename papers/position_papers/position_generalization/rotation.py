@@ -138,9 +138,8 @@ def tabulate(measured: Measured) -> Iterator[Evidence]:
             f"random weights {np.mean(twins):.3g}"
             if twins
             else "no twin with random weights has such components",
-            f"heads {of_heads(closed)}; "
-            f"{100 * float(np.isfinite(closed).mean()):.0f} % of heads and sequences have "
-            "such components",
+            f"heads {of_heads(closed)}; {100 * float(np.isfinite(closed).mean()):.0f} % of heads "
+            "and sequences have such components",
         )
         yield judged
         if group == "rotation":
@@ -188,9 +187,8 @@ def draw(measured: Measured) -> Iterator[Drawing]:
     sequences = measured.group("rotation").sizes["prompt"]
     caption = (
         f"{measured.name}: mean pairs of queries and keys in the plane (fig. 4, 9), over "
-        f"{counted(sequences, 'sequence')}. {CHOICES} "
-        "Behind r: of how many sequences it is the mean, where not of all. Circle: deviation "
-        "of the key; arc: rotation over the largest "
+        f"{counted(sequences, 'sequence')}. {CHOICES} Behind r: of how many sequences it is the "
+        "mean, where not of all. Circle: deviation of the key; arc: rotation over the largest "
         "distance. Every head on its own scale."
     )
     yield Drawing(

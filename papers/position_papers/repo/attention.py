@@ -299,12 +299,10 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         f"attention_mass_{data.attrs['task']}_{length}",
         partial(method_panels, score.assign(standard_error=error)),
         "Attention mass per token on parts of the context (RePo table 4), mean over "
-        f"{data.sizes['prompt']} prompts of {length} tokens, "
-        "all layers and heads; dots: training seeds; bar of a single one: standard error "
-        "over prompts. Left: the rows that produced the "
-        "generated tokens, one earlier; right: rows of the generated tokens themselves, as "
-        "the paper puts it. Even attention: "
-        f"{100 / length:.3g}."
+        f"{data.sizes['prompt']} prompts of {length} tokens, all layers and heads; dots: training "
+        "seeds; bar of a single one: standard error over prompts. Left: the rows that produced the "
+        "generated tokens, one earlier; right: rows of the generated tokens themselves, as the "
+        f"paper puts it. Even attention: {100 / length:.3g}."
         + (
             f" Not judged, for they do not find the needles or use their positions: {silent}."
             if silent

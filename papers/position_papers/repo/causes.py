@@ -233,9 +233,8 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
             data.attrs["checkpoint"],
         ),
         f"{data.attrs['checkpoint']}: {data.attrs['metric']} while learned positions are "
-        "linearised (the token index), frozen (a head's "
-        "mean) or permuted, in one layer or all. Means of "
-        f"{counted(data.sizes['prompt'], 'prompt')}; bars: the standard error, over "
+        "linearised (the token index), frozen (a head's mean) or permuted, in one layer or all. "
+        f"Means of {counted(data.sizes['prompt'], 'prompt')}; bars: the standard error, over "
         "these, of the difference from the score as it is.",
         data,
     )

@@ -207,9 +207,8 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     yield Drawing(
         f"pattern_sensitivity_{data.attrs['stem']}",
         partial(pattern_sensitivity, run),
-        f"{name}: shares of constant and hybrid chunks in learned layers with other chunk "
-        "sizes and tolerances ε (RePo footnote "
-        f"5), {prompts}; framed: the paper's.",
+        f"{name}: shares of constant and hybrid chunks in learned layers with other chunk sizes "
+        f"and tolerances ε (RePo footnote 5), {prompts}; framed: the paper's.",
         data[["sensitivity"]],
     )
 

@@ -240,10 +240,9 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
         "efficiency",
         partial(times_in_turns, data),
         f"Time to generate a token with RoPE and RePo ({LAYOUT}) in turns (RePo table 6): "
-        f"{timed['layers']} layers of width "
-        f"{timed['width']}, a prompt of {timed['context']} tokens, {data.sizes['round']} "
-        f"rounds of {timed['tokens']} "
-        f"tokens; dots: rounds, mark: mean. "
+        f"{timed['layers']} layers of width {timed['width']}, a prompt of {timed['context']} "
+        f"tokens, {data.sizes['round']} rounds of {timed['tokens']} tokens; dots: rounds, mark: "
+        "mean. "
         + "; ".join(_in_words(data["parameters"], str(size)) for size in data["size"].values),
         data,
     )

@@ -230,8 +230,7 @@ def _longer(own: Searched, rope: Searched, nope: float, why_not: str) -> Evidenc
         f"{length}: {mine.mean:.3f}, {rope.name} {theirs.mean:.3f} "
         f"({differences[length].margin:+.3f}, standard error "
         f"{differences[length].standard_error:.2g}; without YaRN "
-        f"{own.sample([length], PLAIN).mean:.3f} and "
-        f"{rope.sample([length], PLAIN).mean:.3f})"
+        f"{own.sample([length], PLAIN).mean:.3f} and {rope.sample([length], PLAIN).mean:.3f})"
         for length, (mine, theirs) in pairs.items()
     )
     return _beside_rope(
@@ -363,9 +362,8 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
     data = _by_length(searched)
     left_out = LEFT_OUT.get(needles_of(first))
     extended = (
-        "; YaRN by the factor n / L beyond the training length L (dotted), of seeds whose "
-        "weights are at hand; bars of a single seed: "
-        "standard error over prompts"
+        "; YaRN by the factor n / L beyond the training length L (dotted), of seeds whose weights "
+        "are at hand; bars of a single seed: standard error over prompts"
     )
     yield Drawing(
         f"haystack_by_length_{needles_of(first)}_{length}",

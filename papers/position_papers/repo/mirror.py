@@ -338,8 +338,7 @@ def _mirror_effect(data: xr.Dataset) -> Evidence:
         "random weights: "
         + ", ".join(f"{float(each):.3g}" for each in ratios.sel(layer=layer).values[1:]),
         f"layers that mirror: {', '.join(map(str, mirroring['trained'])) or 'none'} of 0 to "
-        f"{data.attrs['layers'] - 1} (random weights: "
-        f"{by_chance}); layer {layer}: "
+        f"{data.attrs['layers'] - 1} (random weights: {by_chance}); layer {layer}: "
         + ", ".join(f"{name} {value:.2f}" for name, value in by_layer["trained"][layer].items()),
         unmeasurable=_lost(data),
     )
@@ -476,10 +475,9 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
             data[["mirror", *(name for name in data if str(name).startswith("example"))]],
             layers,
         ),
-        f"{data.attrs['checkpoint']}: positions of a text of {data.attrs['example_words']} "
-        "words by layer (RePo fig. 6; green words, pink "
-        "copies); in the titles means of |dz| of copies to their source and to other words, "
-        f"over {data.sizes['prompt']} texts of "
+        f"{data.attrs['checkpoint']}: positions of a text of {data.attrs['example_words']} words "
+        "by layer (RePo fig. 6; green words, pink copies); in the titles means of |dz| of copies "
+        f"to their source and to other words, over {data.sizes['prompt']} texts of "
         f"{data.attrs['longest']} words." + (many if len(ratios) > SHOWN_LAYERS else ""),
         data,
     )

@@ -118,14 +118,12 @@ R8_OUTLYING = Claim(
 FUNCTION_WORDS = frozenset(
     re.findall(
         r"\w+",
-        "a an the this that these those such some any all both each every no not nor and or "
-        "but if so as than then of in on at by for "
-        "from to with into onto over under about after before between through during without "
-        "within is are was were be been being am "
-        "do does did has have had will would can could may might must shall should i you he "
-        "she it we they me him her us them my your "
-        "his its our their who whom whose which what when where why how there here also too "
-        "very just only",
+        "a an the this that these those such some any all both each every no not nor and or but if "
+        "so as than then of in on at by for from to with into onto over under about after before "
+        "between through during without within is are was were be been being am do does did has "
+        "have had will would can could may might must shall should i you he she it we they me him "
+        "her us them my your his its our their who whom whose which what when where why how there "
+        "here also too very just only",
     )
 )
 FARTHEST = 5.0
