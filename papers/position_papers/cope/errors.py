@@ -232,9 +232,7 @@ def floors(scored: Scored, options: ScoreOptions, cache: Cache) -> dict[str, flo
         "seed": options.seed,
     }
     floor = cache.get(measure_floors, depends, task, options.count, options.seed)["floor"]
-    return dict(
-        zip(floor["test_set"].values.astype(str).tolist(), floor.values.tolist(), strict=True)
-    )
+    return floor.to_series().to_dict()
 
 
 def measure_floors(task: Task, count: int, seed: int) -> xr.Dataset:

@@ -203,13 +203,7 @@ def _on_the_same_texts(
             yield run
         elif run.seed in others and others[run.seed].has_weights:
             scores = _scored(others[run.seed], options, cache, ())["score"].sel({"method": PLAIN})
-            means = scores.mean("prompt")
-            yield replace(
-                run,
-                means={
-                    str(name): float(means.sel(test_set=name)) for name in means["test_set"].values
-                },
-            )
+            yield replace(run, means=scores.mean("prompt").to_series().to_dict())
         elif (
             options.seed == 0
             and (means := on_texts_of_seed_0(run, texts_of(subject.task), options.language_count))

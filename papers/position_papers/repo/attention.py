@@ -192,9 +192,7 @@ def _lost(called: str, subject: Subject, options: Options, cache: Cache) -> str:
 def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
     """Every checkpoint with learned positions beside those of RoPE and NoPE, in both readings."""
     mass = data["mass_per_token"]
-    layouts = dict(
-        zip(mass["checkpoint"].values.tolist(), mass["layout"].values.tolist(), strict=True)
-    )
+    layouts = mass["layout"].to_series().to_dict()
     rope = next((name for name, layout in layouts.items() if layout == "rope"), None)
     nope = next((name for name, layout in layouts.items() if omits_positions(layout)), None)
     if rope is not None and nope is not None:

@@ -142,10 +142,7 @@ def _scores(checkpoint: Path, count: int, seed: int) -> dict[str, list[float]]:
     task = None if configuration is None else trained_task(checkpoint, **configuration.task_options)
     assert task is not None, checkpoint
     scores = task_scores(load_model(checkpoint), task, None, count, seed)["score"]
-    return {
-        str(name): scores.sel(test_set=name).values.round(6).tolist()
-        for name in scores["test_set"].values
-    }
+    return {str(each["test_set"].item()): each.values.round(6).tolist() for each in scores}
 
 
 def _store_rounded(source: Path, target: Path) -> None:
