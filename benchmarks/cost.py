@@ -28,7 +28,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import repo_interp as ri
-from benchmarks.peers import peers  # noqa: F401 - a part, by its name
+from benchmarks.peers import SILENT, peers  # noqa: F401 - a part, by its name
 from benchmarks.running import (
     ENVIRONMENT,
     Cost,
@@ -75,7 +75,6 @@ STOCK, CHEAP, PATTERNS_CACHED = (
     ", ".join(CHEAP_NAMES),
     "run_with_cache of patterns",
 )
-SILENT: dict[str, Any] = {"progress": lambda done, total: None}
 TEXTBOOK_UP_TO = 4096
 """Tokens up to which the textbook way is measured: its solve takes n^3."""
 EVERY = 200

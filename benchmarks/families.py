@@ -25,16 +25,29 @@ import re
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Collection
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas
+import torch
+import transformers
+from accelerate import init_empty_weights
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+import repo_interp as ri
 from benchmarks.running import in_a_process, markdown, read_toml, said_of
+from repo_interp.checkpoint_files.architectures import refusal, require_family
+from repo_interp.errors import InputError
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.outputs import parity_errors
+from repo_interp.models.reposition import with_layout
+from repo_interp.models.rotation import rotaries
+from repo_interp.tasks.prompt import Prompt
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -58,8 +71,6 @@ INTRODUCTION = (
 
 def small_configuration(family: str, **changes: Any) -> Any:
     """A configuration of `family` with small sizes, and with `changes` where it has such fields."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     kind = CONFIG_MAPPING[family]
     default = kind()
     sizes = (
@@ -97,11 +108,6 @@ def scaled_configuration(family: str, scaling: str) -> Any:
     """A small configuration of `family` with a scaled rotation in every kind of layer; None where
     it states no rotation.
     """
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
-    from repo_interp.models.rotation import rotaries
-
     changes: dict[str, Any] = {"original_max_position_embeddings": ORIGINAL}
     changes |= {"max_position_embeddings": ORIGINAL if scaling == "dynamic" else 4 * ORIGINAL}
     stated = getattr(small_configuration(family, **changes), "rope_parameters", None)
@@ -132,9 +138,6 @@ def scaled_configuration(family: str, scaling: str) -> Any:
 
 def small_model(family: str, config: Any = None) -> Any:
     """A tiny random model of `family` (of `config`), in which positions matter."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(0)
     config = config or small_configuration(family)
     config.initializer_range = 0.15
@@ -150,12 +153,6 @@ def scaled(family: str, scaling: str) -> str:
     """Whether `family` opens with a scaled rotation, with the stock model's logits: "yes", a
     number, or the reason why not.
     """
-    import torch
-
-    import repo_interp as ri
-    from repo_interp.errors import InputError
-    from repo_interp.models.outputs import parity_errors
-
     tokens = torch.randint(3, 120, (1, 3 * ORIGINAL), generator=torch.Generator().manual_seed(1))
     lengths = (ORIGINAL - 4, 3 * ORIGINAL)
     try:
@@ -182,21 +179,15 @@ def scaled(family: str, scaling: str) -> str:
             return f"{REFUSED}{' '.join(str(error).replace(f'{directory}/', '').split())}"
         except Exception as error:
             return said_of(error)
-    return "yes" if max(errors) <= 1e-5 else f"{max(errors):.1e}"
+    return _within(max(errors), 1e-5)
+
+
+def _within(error: float, limit: float) -> str:
+    return "yes" if error <= limit else f"{error:.1e}"
 
 
 def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
     """What works on `family`, by column: "yes", a number, or the reason why not."""
-    import torch
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    import repo_interp as ri
-    from repo_interp.checkpoint_files.architectures import refusal, require_family
-    from repo_interp.errors import InputError
-    from repo_interp.models.outputs import parity_errors
-    from repo_interp.models.reposition import with_layout
-    from repo_interp.tasks.prompt import Prompt
-
     if (reason := refusal(family)) is not None:
         raise InputError(reason)
     require_family(CONFIG_MAPPING[family]())
@@ -210,18 +201,15 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
     schemes = ", ".join(dict.fromkeys(each.scheme for each in layers))
     row = {"layers": f"{len(layers)}/{model.config.num_hidden_layers}", "positions": schemes}
 
-    def within(error: float, limit: float) -> str:
-        return "yes" if error <= limit else f"{error:.1e}"
-
     def as_expected(given: torch.Tensor) -> str:
-        return within(float((given - expected).abs().max() / expected.abs().max()), 1e-5)
+        return _within(float((given - expected).abs().max() / expected.abs().max()), 1e-5)
 
     def logits() -> str:
         with torch.no_grad():
             return as_expected(model(tokens, use_cache=False).logits)
 
     def attention() -> str:
-        return within(max(parity_errors(model, tokens[:1])), 2e-5)
+        return _within(max(parity_errors(model, tokens[:1])), 2e-5)
 
     def generation() -> str:
         mask = torch.ones_like(tokens)
@@ -250,33 +238,26 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
             return "no positions"
         does, some = ri.interventions, {"tokens": range(2, 6)}
         moving = {
-            "shifted": partial(does.shifted, model, 3.0, **some),
-            "frozen": partial(does.frozen, model, **some),
+            "shifted": does.shifted(model, 3.0, **some),
+            "frozen": does.frozen(model, **some),
+            "permuted": does.permuted(model, **some),
         }
-        moving |= {"permuted": partial(does.permuted, model, **some)}
-        still: dict[str, Any] = {"linearised": partial(does.linearised, model)}
+        still: dict[str, Any] = {"linearised": does.linearised(model)}
         if heads := does.heads_with_positions(model):  # none where a table at the input is all
-            still["transplanted"] = partial(
-                does.transplanted, model, does.positions_of(model, tokens)
-            )
-            still["set"] = partial(
-                does.set_positions, model, heads[0][0], None, torch.arange(float(tokens.shape[1]))
-            )
+            index = torch.arange(float(tokens.shape[1]))
+            still["transplanted"] = does.transplanted(model, does.positions_of(model, tokens))
+            still["set"] = does.set_positions(model, heads[0][0], None, index)
         wrong = []
         with torch.no_grad():
             before = model(tokens).logits
             for name, change in {**moving, **still}.items():
-                with change():
+                with change:
                     inside = model(tokens).logits
                 changed = float((inside - before).abs().max() / before.abs().max())
-                wrong += (
-                    []
-                    if (changed > 1e-4 if name in moving else changed < 1e-5)
-                    else [f"{name} changes by {changed:.1e}"]
-                )
-                wrong += (
-                    [] if torch.equal(before, model(tokens).logits) else [f"{name} leaves a trace"]
-                )
+                if not (changed > 1e-4 if name in moving else changed < 1e-5):
+                    wrong.append(f"{name} changes by {changed:.1e}")
+                if not torch.equal(before, model(tokens).logits):
+                    wrong.append(f"{name} leaves a trace")
         return "; ".join(wrong) or "yes"
 
     def experiments() -> str:
@@ -284,20 +265,15 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
             Prompt(tokens=tuple(row), spans={"needle": (8,)}, generated=(10, 11))
             for row in tokens.tolist()
         ]
-        atlas = ri.experiments.Atlas(twins=1, sequences=1)
-        wanted = [atlas]
+        wanted: list[Any] = [ri.experiments.Atlas(twins=1, sequences=1)]
         learning = copy.deepcopy(model)
         if any(each.scheme == "rope" for each in layers):
             with_layout(learning, "repo")
             wanted.append(ri.experiments.Saliency(steps=2))
         run = ri.analyze(ri.bridge(learning), prompts, ["positions"], experiments=wanted)
-        values = [
-            run["atlas"]["source_mass"],
-            *([run["saliency"]["saliency_size"]] if len(wanted) > 1 else []),
-        ]
-        return (
-            "yes" if all(bool((abs(value) > 0).any()) for value in values) else "nothing measured"
-        )
+        values = {"atlas": "source_mass", "saliency": "saliency_size"}
+        found = [(abs(run[each.name][values[each.name]]) > 0).any() for each in wanted]
+        return "yes" if all(found) else "nothing measured"
 
     def bridged() -> str:
         wrapped = ri.bridge(copy.deepcopy(model))
@@ -328,9 +304,9 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
             strict=True,
         )
     )
-    for column, does in ((column, does) for column, does in trials.items() if column in columns):
+    for column in columns:
         try:
-            row[column] = does()
+            row[column] = trials[column]()
         except Exception as error:
             row[column] = said_of(error)
     return row
@@ -338,10 +314,6 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
 
 def _child(family: str) -> dict[str, str]:
     """`tried`, or why the family is refused; the process ends where it hangs."""
-    import warnings
-
-    from repo_interp.errors import InputError
-
     signal.alarm(SECONDS)
     warnings.filterwarnings("ignore")
     try:
@@ -356,41 +328,35 @@ def page(rows: dict[str, dict[str, str]], version: str) -> str:
     """docs/families.md."""
     opened = [{"family": family, **row} for family, row in rows.items() if "refused" not in row]
     columns = (*COLUMNS, *SCALINGS)
-    whole = [
-        row
+    whole = sum(
+        all(row[column] in GOOD or row[column].startswith(UNKNOWN) for column in columns)
         for row in opened
-        if all(row[column] in GOOD or row[column].startswith(UNKNOWN) for column in columns)
-    ]
+    )
     counts = ", ".join(
         f"{sum(row[column].startswith('yes') for row in opened)} {column}" for column in columns
     )
     not_tried: dict[tuple[str, str], list[str]] = {}
     for row in opened:
         for scaling in SCALINGS:
-            if row[scaling].startswith((REFUSED, UNKNOWN)):
-                not_tried.setdefault((row["family"], row[scaling].replace("|", "/")), []).append(
-                    scaling
-                )
-                row[scaling] = row[scaling].partition(":")[0]
+            reason = row[scaling].replace("|", "/")
+            if reason.startswith((REFUSED, UNKNOWN)):
+                not_tried.setdefault((row["family"], reason), []).append(scaling)
+                row[scaling] = reason.partition(":")[0]
     unscaled = [
         (family, ", ".join(scalings), reason) for (family, reason), scalings in not_tried.items()
     ]
     # The message of a refusal without what the table says already.
-    said = {
-        family: f"model_type {family!r} cannot be opened: "
+    reasons = [
+        (family, row["refused"].removeprefix(f"model_type {family!r} cannot be opened: "))
         for family, row in rows.items()
         if "refused" in row
-    }
-    reasons = [
-        (family, rows[family]["refused"].removeprefix(known).replace("|", "/"))
-        for family, known in said.items()
     ]
     parts = [
         INTRODUCTION.format(
             version=version,
             all=len(rows),
             opened=len(opened),
-            whole=len(whole),
+            whole=whole,
             counts=counts,
             original=ORIGINAL,
         ),
@@ -398,19 +364,14 @@ def page(rows: dict[str, dict[str, str]], version: str) -> str:
         "## Scaled rotations that are not tried",
         markdown(pandas.DataFrame(unscaled, columns=["family", "rotation", "reason"])),
         "## Refused",
-        markdown(pandas.DataFrame(reasons, columns=["family", "reason"])),
+        markdown(pandas.DataFrame(reasons, columns=["family", "reason"])).replace(r"\|", "/"),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def main() -> int:
     """Try the named families and print a line of each; or all, and write the page."""
-    import torch
-    import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    import repo_interp.models.load  # noqa: F401 - imported once, before processes are made
-
+    assert ri.load  # imported once, before processes are made
     torch.set_num_threads(1)
     rows = {}
     for family in sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):

@@ -19,14 +19,12 @@ whole, and the line says which pictures are not. Where no tmpfs may be mounted t
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pkgutil
 import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from argparse import Namespace
@@ -36,11 +34,13 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 
 import numpy as np
 from forked import Forked, say
 
-from benchmarks.running import Row
+from benchmarks.running import Row, row
+from repo_interp.files import LEFT_BEHIND, digest_of
 
 Work = str | Callable[[], int]
 """A command, or a function that returns an exit code."""
@@ -138,11 +138,8 @@ def _done(member: Forked, patience: float | None) -> Done:
     code, printed, errors = member.wait()
     ending.cancel()
     cpu = float("nan") if code < 0 else float(printed.splitlines()[-1])
-    return Done(
-        code,
-        cpu,
-        "\n".join(line for line in errors.splitlines() if line.strip() and line[0] != "\x1b"),
-    )
+    lines = [line for line in errors.splitlines() if line.strip() and line[0] != "\x1b"]
+    return Done(code, cpu, "\n".join(lines))
 
 
 def kills(given: Namespace, name: str, count: int = 1) -> Iterator[Row]:
@@ -150,70 +147,59 @@ def kills(given: Namespace, name: str, count: int = 1) -> Iterator[Row]:
     nothing half-written.
     """
     preload()
-    with tempfile.TemporaryDirectory() as scratch:
+    with TemporaryDirectory() as scratch:
         first, again = (COMMANDS[name], _again(name)) if name in COMMANDS else (resumed, resumed)
         clocked = (".jsonl", ".pt") if name == "train" else ()  # clock times; gone at the end
-        calm = team(count, first, place := _empty(scratch, "calm"))
+        calm = team(count, first, place := Path(mkdtemp(dir=scratch)))
         expected = files(place / "out", clocked)
-        wrong, kept, ended, generator = (
-            different(calm, expected, expected),
-            [0],
-            0,
-            np.random.default_rng(0),
-        )
+        wrong, most, ended = different(calm, expected, expected), 0, 0
+        generator = np.random.default_rng(0)
         moments = np.sort(generator.uniform(0, 1, 0 if wrong else given.kills))
         for moment in moments:
             victim = int(generator.integers(count))
-            place = _empty(scratch, "killed")
+            place = Path(mkdtemp(dir=scratch))
             cut = team(count, first, place, kill=(victim, moment * calm[victim].cpu))
             ended += all(each.code == 0 for each in cut)
-            kept.append(len([path for path in place.rglob("*") if path.is_file()]))
+            most = max(most, sum(path.is_file() for path in place.rglob("*")))
             complaints = half_written(place / "out")
             done = team(1 + int(generator.integers(count)), again, place)
             complaints += different(done, files(place / "out", clocked), expected)
             complaints += [
-                path.name
-                for path in (place / "out").rglob(".*")
-                if path.name.endswith((".unfinished", ".previous"))
+                path.name for path in (place / "out").rglob(".*") if path.name.endswith(LEFT_BEHIND)
             ]
-            wrong += [
-                f"process {victim} killed at {moment:.0%}: {complaint}"
-                for complaint in complaints[:1]
-            ]
+            wrong += [f"process {victim} killed at {moment:.0%}: {each}" for each in complaints[:1]]
+            shutil.rmtree(place)
         note = (
             f"{calm[0].cpu:.1f} CPU s undisturbed, {len(expected)} files compared; "
-            f"killed with up to {max(kept)} files there"
+            f"killed with up to {most} files there"
         )
-        yield row(
-            name, len(moments) or 1, wrong, note + (f"; {ended} had ended before" if ended else "")
-        )
+        note += f"; {ended} had ended before" if ended else ""
+        yield outcome(name, len(moments) or 1, wrong, note)
 
 
 def processes(given: Namespace, name: str) -> Iterator[Row]:
     """Several processes on one command leave the bytes of one."""
     preload()
-    with tempfile.TemporaryDirectory() as scratch:
+    with TemporaryDirectory() as scratch:
         expected: dict[str, str] = {}
         wrong, cpu = [], []
         for count in (1, 2, 4):
-            done = team(count, COMMANDS[name], place := _empty(scratch, str(count)))
+            done = team(count, COMMANDS[name], place := Path(mkdtemp(dir=scratch)))
             found = files(place / "out")
             expected = expected or found
             cpu.append(f"{max(each.cpu for each in done):.1f}")
-            wrong += [
-                f"{count} processes: {complaint}" for complaint in different(done, found, expected)
-            ]
+            wrong += [f"{count} processes: {each}" for each in different(done, found, expected)]
         note = (
             f"2, 4 processes against 1, {len(expected)} files; CPU s of the busiest: "
             f"{', '.join(cpu)}"
         )
-        yield row(name, 2, wrong, note)
+        yield outcome(name, 2, wrong, note)
 
 
 def disk(given: Namespace, name: str) -> Iterator[Row]:
     """32 MB, nearly full: one line, and what stood there stands."""
     preload()
-    with tempfile.TemporaryDirectory() as scratch:
+    with TemporaryDirectory() as scratch:
         (before := Path(scratch) / "before").mkdir()
         (calm,) = team(1, COMMANDS[name], before)
         if calm.code:
@@ -231,7 +217,7 @@ def disk(given: Namespace, name: str) -> Iterator[Row]:
                 wrong += [
                     f"{room:,} bytes left: {said}" for said in _complaints(done, place, stood)
                 ]
-        yield row(name, len(ROOMS), wrong, f"tmpfs of 32 MB; {refused} found no room")
+        yield outcome(name, len(ROOMS), wrong, f"tmpfs of 32 MB; {refused} found no room")
 
 
 def _complaints(done: Done, place: Path, stood: dict[str, str]) -> list[str]:
@@ -302,28 +288,15 @@ def different(done: list[Done], found: dict[str, str], expected: dict[str, str])
     )
 
 
-def row(what: str, tried: int, wrong: list[str], note: str) -> Row:
+def outcome(what: str, tried: int, wrong: list[str], note: str) -> Row:
     """A row of the table; what went wrong is in its note."""
-    return {
-        "what": what,
-        "tried": tried,
-        "held": max(0, tried - len(wrong)),
-        "needed": 1.0,
-        "note": "; ".join([note, *wrong]),
-    }
+    held = max(0, tried - len(wrong))
+    return row(what, tried=tried, held=held, needed=1.0, note="; ".join([note, *wrong]))
 
 
 def _again(name: str) -> str:
     """The command, given again after an interruption."""
     return f"{COMMANDS[name]} {'--resume' if name == 'train' else '--overwrite'}"
-
-
-def _empty(scratch: str, name: str) -> Path:
-    """An empty directory."""
-    place = Path(scratch) / name
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    return place
 
 
 def files(directory: Path, clocked: tuple[str, ...] = ()) -> dict[str, str]:
@@ -332,17 +305,12 @@ def files(directory: Path, clocked: tuple[str, ...] = ()) -> dict[str, str]:
     Left out are hidden files, which are kept to go on from, and those with the endings `clocked`:
     they hold clock times.
     """
-    paths = [
-        path
+    paths = {
+        str(path.relative_to(directory)): path
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.suffix not in clocked
-    ]
-    shown = {
-        str(path.relative_to(directory)): path
-        for path in paths
-        if "/." not in f"/{path.relative_to(directory)}"
     }
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in shown.items()}
+    return {name: digest_of(path) for name, path in paths.items() if "/." not in f"/{name}"}
 
 
 def resumed() -> int:

@@ -20,6 +20,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ ROWS = 5
 """Generated tokens, whose rows are asked for."""
 TOLERANCE, TURNS = 1e-5, 2
 DETECTED = ("induction", "previous_token", "duplicate_token", "sink")
+SCORES = tuple(f"{name}_on_prompts" for name in DETECTED)
+SILENT: dict[str, Any] = {"progress": lambda done, total: None}
 Numbers = np.ndarray
 """[layer, head, ...]."""
 Side = tuple[Callable[[str], Any], Callable[[Any, list[int]], Numbers]]
@@ -101,7 +104,7 @@ def _retrieval_of_rows(model: Any, tokens: list[int]) -> Numbers:
         & (torch.tensor(tokens)[strongest] == answer)
         & (logits.argmax(-1) == answer)
     )
-    return copied.double().mean(-1).numpy()
+    return copied.double().mean(-1, keepdim=True).numpy()
 
 
 # TransformerLens
@@ -129,21 +132,17 @@ def _patterns_of_names(tokens: list[int]) -> list[Any]:
     return ["induction_head", "previous_token_head", "duplicate_token_head", sink]
 
 
-def _detected(model: Any, tokens: list[int]) -> Numbers:
+def _detected(model: Any, tokens: list[int], one_cache: bool = False) -> Numbers:
+    import torch
     from transformer_lens.head_detector import detect_head
 
-    _read_as(model, tokens)
-    found = [detect_head(model, "", each).numpy() for each in _patterns_of_names(tokens)]
-    return np.stack(found, axis=-1) * _over_occurring(tokens)
-
-
-def _detected_over_one_cache(model: Any, tokens: list[int]) -> Numbers:
-    from transformer_lens.head_detector import detect_head
-
-    ids = _read_as(model, tokens)
-    _, cache = model.run_with_cache(
-        ids, remove_batch_dim=True, names_filter=lambda name: name.endswith("hook_pattern")
-    )
+    ids, cache = torch.tensor([tokens]), None
+    # `detect_head` makes tokens of text by the model's `to_tokens`
+    object.__setattr__(model, "to_tokens", lambda text: ids)
+    if one_cache:
+        _, cache = model.run_with_cache(
+            ids, remove_batch_dim=True, names_filter=lambda name: name.endswith("hook_pattern")
+        )
     found = [
         detect_head(model, "", each, cache=cache).numpy() for each in _patterns_of_names(tokens)
     ]
@@ -158,15 +157,6 @@ def _over_occurring(tokens: list[int]) -> Numbers:
 
     rows = detection_rows(torch.arange(len(tokens)), torch.tensor([tokens]))
     return np.array([len(tokens) / float(rows[name]) for name in DETECTED])
-
-
-def _read_as(model: Any, tokens: list[int]) -> Any:
-    """The tokens, which `detect_head` makes of text by the model's `to_tokens`."""
-    import torch
-
-    ids = torch.tensor([tokens])
-    object.__setattr__(model, "to_tokens", lambda text: ids)
-    return ids
 
 
 # ours
@@ -204,9 +194,7 @@ def _prompt(tokens: list[int]) -> Any:
 def _our_mass(model: Any, tokens: list[int]) -> Numbers:
     import repo_interp as ri
 
-    run = ri.analyze(
-        model, [_prompt(tokens)], ("attention_mass",), progress=lambda done, total: None
-    )
+    run = ri.analyze(model, [_prompt(tokens)], ("attention_mass",), **SILENT)
     return (
         run["attention_mass"]["mass"]
         .sel(span=list(spans_of(tokens)), prompt=0)
@@ -219,26 +207,13 @@ def _atlas(model: Any, tokens: list[int], names: tuple[str, ...], **options: Any
     import repo_interp as ri
 
     atlas = ri.experiments.Atlas(**options)
-    silent = {
-        "progress": lambda done, total: None,
-        "experiment_progress": lambda name, done, total: None,
-    }
-    group = ri.analyze(model, [_prompt(tokens)], (), experiments=[atlas], **silent)["atlas"]
+    group = ri.analyze(model, [_prompt(tokens)], (), experiments=[atlas], **SILENT)["atlas"]
     return np.stack([group[name].transpose("layer", "head").values for name in names], axis=-1)
 
 
-def _our_names(model: Any, tokens: list[int], **options: Any) -> Numbers:
-    return _atlas(model, tokens, tuple(f"{name}_on_prompts" for name in DETECTED), **options)
-
-
-def _our_four_names(model: Any, tokens: list[int]) -> Numbers:
-    return _our_names(
-        model, tokens, twins=0, scores=tuple(f"{name}_on_prompts" for name in DETECTED)
-    )
-
-
-def _our_retrieval(model: Any, tokens: list[int]) -> Numbers:
-    return _atlas(model, tokens, ("retrieval",), twins=0, scores=("retrieval",))[..., 0]
+def _atlas_of(model: Any, tokens: list[int], scores: tuple[str, ...]) -> Numbers:
+    """These scores of the atlas alone, without twins."""
+    return _atlas(model, tokens, scores, twins=0, scores=scores)
 
 
 def _nothing(model: Any, tokens: list[int]) -> Numbers:
@@ -258,13 +233,16 @@ JOBS: Mapping[str, Mapping[str, Side]] = {
     },
     "names of heads": {
         "detect_head, called for each": (_lens, _detected),
-        "atlas, twins kept": (_ours_with_analyze, _our_names),
-        "atlas, these scores, twins=0": (_ours_with_analyze, _our_four_names),
-        "detect_head over one cache": (_lens, _detected_over_one_cache),
+        "atlas, twins kept": (_ours_with_analyze, partial(_atlas, names=SCORES)),
+        "atlas, these scores, twins=0": (_ours_with_analyze, partial(_atlas_of, scores=SCORES)),
+        "detect_head over one cache": (_lens, partial(_detected, one_cache=True)),
     },
     "retrieval scores": {
         "rows over the cache": (_stock, _retrieval_of_rows),
-        "atlas, this score, twins=0": (_ours_with_analyze, _our_retrieval),
+        "atlas, this score, twins=0": (
+            _ours_with_analyze,
+            partial(_atlas_of, scores=("retrieval",)),
+        ),
     },
 }
 """By job, its sides; the first is what the others are compared with."""
