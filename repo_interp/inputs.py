@@ -434,21 +434,27 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
     Returns:
         Inputs of these prompts.
     """
-    position_logits, read_values = inputs.position_logits, inputs.read_values
-    read_residual = inputs.read_residual
     some = {
         name: tensor[chosen] for name in _BY_PROMPT if (tensor := getattr(inputs, name)) is not None
     }
+
+    def choose(tensor: Tensor) -> Tensor:
+        return tensor[chosen]
+
     return replace(
         inputs,
         **some,
-        position_logits=None
-        if position_logits is None
-        # Chosen when they are asked for, so that nothing is computed for the choice
-        else lambda rows: position_logits(rows)[chosen],
-        read_values=None if read_values is None else lambda: read_values()[chosen],
-        read_residual=None if read_residual is None else lambda: read_residual()[chosen],
+        position_logits=_followed_by(choose, inputs.position_logits),
+        read_values=_followed_by(choose, inputs.read_values),
+        read_residual=_followed_by(choose, inputs.read_residual),
     )
+
+
+def _followed_by(
+    choose: Callable[[Tensor], Tensor], read: Callable[..., Tensor] | None
+) -> Callable[..., Tensor] | None:
+    """`read`, of whose result some is chosen when it is asked for; None where there is none."""
+    return None if read is None else lambda *rows: choose(read(*rows))
 
 
 def changes_of(tensor: Tensor) -> int:
@@ -480,24 +486,21 @@ def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInpu
         Inputs of these heads.
     """
     chosen = torch.as_tensor(heads, device=inputs.queries.device)
-    position_logits, read_values = inputs.position_logits, inputs.read_values
+
+    def choose(tensor: Tensor) -> Tensor:
+        return expand_heads(tensor, inputs.heads)[:, chosen]
+
+    # Chosen heads need not share keys evenly any more, so every head gets its keys.
+    some = {
+        name: choose(tensor) for name in TENSORS if (tensor := getattr(inputs, name)) is not None
+    }
     return replace(
         inputs,
-        queries=inputs.queries[:, chosen],
-        # Chosen heads need not share keys evenly any more, so every head gets its keys.
-        keys=expand_heads(inputs.keys, inputs.heads)[:, chosen],
-        positions=None if inputs.head_positions is None else inputs.head_positions[:, chosen],
+        **some,
         # An index on the processor works for tensors on any device; the reverse fails.
         frequencies=_of_heads(inputs.frequencies, chosen.cpu()),
         attention_scaling=_of_heads(inputs.attention_scaling, chosen.cpu()),
-        position_logits=None
-        if position_logits is None
-        else lambda rows: position_logits(rows)[:, chosen],
-        gate_features=None
-        if inputs.gate_features is None
-        else expand_heads(inputs.gate_features, inputs.heads)[:, chosen],
+        position_logits=_followed_by(choose, inputs.position_logits),
         sinks=None if inputs.sinks is None else inputs.sinks[chosen],
-        read_values=None
-        if read_values is None
-        else lambda: expand_heads(read_values(), inputs.heads)[:, chosen],
+        read_values=_followed_by(choose, inputs.read_values),
     )
