@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -182,32 +183,27 @@ def describe_prompts(
         Token ids and counts, masks of spans, and the texts of tokens where they are known.
     """
     longest = max(len(prompt.tokens) for prompt in prompts)
-    names = sorted({name for prompt in prompts for name in prompt.all_spans()})
-    ids = np.full((len(prompts), longest), -1, dtype=np.int64)
-    texts = np.full((len(prompts), longest), "", dtype=object)
-    masks = np.zeros((len(names), len(prompts), longest), dtype=np.int8)
+    batch = make_batch(prompts, range(len(prompts)), longest)
+    spans = {name: mask for name, mask in batch.spans.items() if mask.any()}
+    # int8 with -1 for padding: a boolean would not tell padding from a token outside the span
+    masks = torch.stack([*spans.values()]).to(torch.int8)
+    texts = np.full(batch.tokens.shape, "", dtype=object)
     for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt.tokens)] = prompt.tokens
         texts[row, : len(prompt.tokens)] = _texts(prompt, tokenizer)
-        # int8 with -1 for padding: a boolean would not tell padding from a token outside the span
-        masks[:, row, len(prompt.tokens) :] = -1
-        for name, where in prompt.all_spans().items():
-            masks[names.index(name), row, list(where)] = 1
-    axes, counts = ("prompt", "token"), [len(prompt.tokens) for prompt in prompts]
-    values = {
-        "token_id": (axes, ids),
-        "token_count": (("prompt",), counts),
-        "span_mask": (("span", *axes), masks),
+    axes, padding = ("prompt", "token"), ~batch.valid
+    values: dict[str, Any] = {
+        "token_id": (axes, batch.tokens.masked_fill(padding, -1).numpy()),
+        "token_count": ("prompt", batch.valid.sum(1).numpy()),
+        "span_mask": (("span", *axes), masks.masked_fill(padding, -1).numpy()),
     }
     values |= {"token_text": (axes, texts)} if texts.any() else {}
-    places = _position_ids(prompts, longest, "cpu")
-    if places is not None:
-        places = places.masked_fill(torch.as_tensor(ids < 0), -1).numpy()
+    if batch.position_ids is not None:
+        places = batch.position_ids.masked_fill(padding, -1).numpy()
         values["position_id"] = (("axis", *axes)[-places.ndim :], places)
     return described_group(
         values,
         _TEXTS,
-        {"prompt": np.arange(len(prompts)), "token": np.arange(longest), "span": names},
+        {"prompt": np.arange(len(prompts)), "token": np.arange(longest), "span": [*spans]},
     )
 
 
