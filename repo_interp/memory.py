@@ -38,10 +38,21 @@ def memory_for(device: torch.device, cache: int) -> int:
         return given
     if device.type != "cuda":
         return cache
-    # Free for others, and reserved by torch's allocator without a tensor in it.
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     # At least as much as on a processor, where the device is full
-    return max(cache, min(_MOST, (torch.cuda.mem_get_info(device)[0] + unused) // _SHARE))
+    return max(cache, min(_MOST, free_memory(device) // _SHARE))
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free memory of an accelerator.
+
+    Args:
+        device: Device of CUDA.
+
+    Returns:
+        Bytes that are free for others, or reserved by torch's allocator without a tensor in them.
+    """
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 @contextmanager

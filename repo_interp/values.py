@@ -276,6 +276,24 @@ def json_number(value: float, digits: int = 6) -> float | None:
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
+def as_json(value: Any) -> Any:
+    """Return a value as JSON has it.
+
+    Args:
+        value: Mappings, lists and arrays of numbers and texts.
+
+    Returns:
+        Dictionaries and lists of Python's numbers; None for NaN and infinities.
+    """
+    # JSON has no NaN, and `JSON.parse` in a browser refuses what Python writes for it.
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {str(name): as_json(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @cache
 def _kinds(options: type) -> dict[str, Any]:
     """Types and ranges of the fields of a dataclass; empty where names of types are unknown."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ import xarray as xr
 from repo_interp.errors import InputError
 from repo_interp.files import write_text
 from repo_interp.positions.layouts import NO_ATTENTION
-from repo_interp.values import Tokens, TokensOrNone, checked
+from repo_interp.values import Tokens, TokensOrNone, as_json, checked
 
 SCORE = "retrieval"
 """The column that the formats of other libraries hold."""
@@ -181,7 +180,7 @@ def provenance(run: xr.DataTree) -> dict[str, Any]:
     attributes["version_repo_interp"] = run.attrs.get("version_repo_interp", "")
     attributes["layers"] = len(str(run.attrs["layout"]).split(",")) if "layout" in run.attrs else 0
     if "atlas" not in run.children:
-        return _plain(attributes)
+        return as_json(attributes)
     group = run["atlas"].to_dataset()
     names = {
         str(label): {
@@ -192,20 +191,10 @@ def provenance(run: xr.DataTree) -> dict[str, Any]:
         for label in group["label"].values
     }
     attributes["heads"] = group.sizes["head"]  # unless the group says it, as of late
-    return _plain(
+    return as_json(
         {
             **attributes,
             **{name: value for name, value in group.attrs.items() if name != "prompts"},
             "names": names,
         }
     )
-
-
-def _plain(value: Any) -> Any:
-    """Return numbers of numpy as Python's, and None for numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple | np.ndarray):
-        return [_plain(part) for part in value]
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -28,6 +28,7 @@ from torch import nn
 
 from repo_interp import processes
 from repo_interp.errors import InputError
+from repo_interp.memory import free_memory
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.feed_forward import block_of
 from repo_interp.models.reposition import batch_limits
@@ -69,8 +70,7 @@ def _present(device: torch.device) -> float:
     On an accelerator, memory that torch holds in reserve is free.
     """
     if device.type == "cuda":
-        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + reserve
+        return free_memory(device)
     return machine_memory() / processes.beside()
 
 

@@ -15,10 +15,9 @@ text. A message names no file and holds no code; what does not fit is an InputEr
 from __future__ import annotations
 
 import base64
-import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import matplotlib as mpl
@@ -47,6 +46,7 @@ from repo_interp.records import validate
 from repo_interp.run import require_run
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt import GENERATED, REST, main_span
+from repo_interp.values import as_json
 
 MOST_TOKENS = 8192
 """Tokens of a prompt."""
@@ -113,7 +113,8 @@ class Explored:
         if not self.prompts:
             raise InputError("there are no prompts to explore; give one, or a text")
         self.run = run
-        self._passes: OrderedDict[Any, tuple[Prompt, Passes]] = OrderedDict()
+        # By number or text, which are never equal
+        self._passes = lru_cache(PROMPTS)(self._read)
 
     @property
     def title(self) -> str:
@@ -134,17 +135,15 @@ class Explored:
         Raises:
             InputError: The message does not fit the model or the prompt.
         """
-        if asked.model:
-            # 0, since the other model has no others and would look for itself among them
-            return self._other(asked).answer(asked.model_copy(update={"model": 0}), check)
+        model = self._model(asked)
         answers = {
-            "open": self._open,
-            "prompt": self._prompt,
-            "view": self._view,
-            "python": self._python,
+            "open": model._open,
+            "prompt": model._prompt,
+            "view": model._view,
+            "python": model._python,
+            "csv": model._file,
+            "netcdf": model._file,
         }
-        if asked.ask in ("csv", "netcdf"):
-            return self._file(asked, check)
         if asked.ask not in answers:
             raise InputError(f"{asked.ask} is answered by events; read them one by one")
         return answers[asked.ask](asked, check)
@@ -161,10 +160,8 @@ class Explored:
         Yields:
             Events as JSON has them.
         """
-        if asked.model:
-            yield from self._other(asked).events(asked.model_copy(update={"model": 0}), check)
-            return
-        session = self.session(asked, check)
+        model = self._model(asked)
+        session = model.session(asked, check)
         if asked.ask == "suggest":
             # Closed also where the page stops asking: the thread of the work would wait for ever
             with closing(Steps(session.suggest)) as steps:
@@ -193,14 +190,14 @@ class Explored:
                     yield {
                         "state": state,
                         "token": token,
-                        "text": self._text(session.prompt, token),
+                        "text": model._text(session.prompt, token),
                         "right": right,
                     }
 
-    def _other(self, asked: Asked) -> Explored:
+    def _model(self, asked: Asked) -> Explored:
         if asked.model > len(self.others):
             raise InputError(f"there is no model {asked.model}; models are 0 to {len(self.others)}")
-        return self.others[asked.model - 1]
+        return (self, *self.others)[asked.model]
 
     def session(self, asked: Asked, check: Callable[[], None] = lambda: None) -> Session:
         """Make the session of a message, with the passes of earlier ones over the same prompt.
@@ -212,31 +209,26 @@ class Explored:
         Returns:
             The session.
         """
-        # A number or a text, which are never equal
-        key = asked.prompt if asked.text is None else asked.text
-        if key not in self._passes:
-            prompt = self._read(asked)
-            self._passes[key] = prompt, Passes(self.bridge, prompt)
-        self._passes.move_to_end(key)
-        while len(self._passes) > PROMPTS:
-            self._passes.popitem(last=False)
-        prompt, passes = self._passes[key]
-        return Session(self.bridge, prompt, asked.edits, asked.answer, self.name, passes, check)
+        passes = self._passes(asked.prompt if asked.text is None else asked.text)
+        return Session(
+            self.bridge, passes.prompt, asked.edits, asked.answer, self.name, passes, check
+        )
 
-    def _read(self, asked: Asked) -> Prompt:
-        if asked.text is None:
-            if asked.prompt >= len(self.prompts):
+    def _read(self, given: int | str) -> Passes:
+        """The passes of a numbered prompt, or of a text."""
+        if isinstance(given, int):
+            if given >= len(self.prompts):
                 raise InputError(
-                    f"there is no prompt {asked.prompt}; prompts are 0 to {len(self.prompts) - 1}"
+                    f"there is no prompt {given}; prompts are 0 to {len(self.prompts) - 1}"
                 )
-            prompt = self.prompts[asked.prompt]
+            prompt = self.prompts[given]
         else:
             if self.decoder.tokenizer is None:
                 raise InputError(
                     "this checkpoint has no tokenizer, so it reads no text; choose a "
                     "numbered prompt"
                 )
-            (prompt,) = indexed_prompts(asked.text, self.bridge)
+            (prompt,) = indexed_prompts(given, self.bridge)
         if len(prompt.tokens) > MOST_TOKENS:
             raise InputError(
                 f"the prompt has {len(prompt.tokens):,} tokens; the explorer shows up to "
@@ -244,7 +236,7 @@ class Explored:
             )
         # A page may send any text, and a process that is out of memory is killed without a word
         require_memory_for_pass(self.bridge, len(prompt.tokens), 1)
-        return prompt
+        return Passes(self.bridge, prompt)
 
     def _open(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
         table = None
@@ -253,7 +245,7 @@ class Explored:
             frame = frame[["layer", "head", *(name for name in COLUMNS if name in frame)]]
             table = {
                 "columns": list(frame.columns),
-                "rows": [[_plain(cell) for cell in row] for row in frame.itertuples(index=False)],
+                "rows": as_json([*frame.itertuples(index=False)]),
             }
         schemes = self.decoder.schemes
         return {
@@ -336,7 +328,7 @@ class Explored:
         session = self.session(asked, check)
         seen = self._seen(asked, session)
         numbers = {
-            name: {"dims": list(map(str, each.dims)), "values": _plain(each.values)}
+            name: {"dims": list(map(str, each.dims)), "values": as_json(each.values)}
             for name, each in seen.data_vars.items()
         }
         numbers["span"] = {"dims": ["span"], "values": [str(name) for name in seen["span"].values]}
@@ -529,18 +521,8 @@ def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
             for row in zip(values[0], shades, strict=True)
         ]
         scores[str(name)] = {
-            "values": _plain(values[0]),
+            "values": as_json(values[0]),
             "colours": named,
             "ends": [float(norm.vmin or 0.0), float(norm.vmax or 0.0)],
         }
-    return {"scores": scores, "outlines": _plain(heads["outline"].values)}
-
-
-def _plain(values: Any) -> Any:
-    """Numbers and texts as JSON has them: None for NaN and infinities."""
-    if isinstance(values, np.ndarray | np.generic):
-        values = values.tolist()
-    if isinstance(values, list):
-        return [_plain(each) for each in values]
-    # JSON has no NaN, and `JSON.parse` in a browser refuses what Python writes for it
-    return None if isinstance(values, float) and not math.isfinite(values) else values
+    return {"scores": scores, "outlines": as_json(heads["outline"].values)}
