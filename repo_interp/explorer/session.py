@@ -42,7 +42,7 @@ from repo_interp.explorer.edits import MEANS, Edit, listed
 from repo_interp.explorer.passes import Pass, Passes
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import described, described_group
 from repo_interp.measures.position_sources import KINDS_OF_HEADS
 from repo_interp.models.attention import cache_argument
 from repo_interp.models.capture import next_token_logits
@@ -69,6 +69,16 @@ MOST_NEW = 512
 STATES = ("clean", "changed")
 LOOKS = ("attention to token 0", "attention to the previous token")
 """Scores of `passes.looked`."""
+_TEXTS = {
+    "position": ("position of each token", "positions"),
+    "logit": ("logit of each key", "logits"),
+    "weight": ("attention to each key", "1"),
+    "span_mass": ("attention to each span", "1"),
+    "probability": ("of the next token", "1"),
+    "next_token": ("likeliest next tokens", "1"),
+    "log_probability": ("log-probability of the answer", "nat"),
+    "logit_difference": ("the answer's logit less the next one's", "logit"),
+}
 Head = tuple[int, int]
 
 
@@ -506,42 +516,19 @@ class Session:
         )
         largest, ids = expected.topk(min(count, len(expected)))
         log_probability, logit_difference, score = self._readings(passed)
-        seen = xr.Dataset(
+        seen = described_group(
             {
-                "position": described(
-                    xr.DataArray(rows, dims=("shown", "token")),
-                    "position of each token",
-                    "positions",
-                ),
-                "logit": described(
-                    xr.DataArray(np.stack(logits), dims=("shown", "key")),
-                    "logit of each key",
-                    "logits",
-                ),
-                "weight": described(
-                    xr.DataArray(np.stack(weights), dims=("shown", "key")),
-                    "attention to each key",
-                    "1",
-                ),
-                "span_mass": described(
-                    xr.DataArray(masses, dims=("shown", "span")), "attention to each span", "1"
-                ),
-                "probability": described(
-                    xr.DataArray(largest.exp().cpu().numpy(), dims="rank"), "of the next token", "1"
-                ),
-                "next_token": described(
-                    xr.DataArray(ids.cpu().numpy(), dims="rank"), "likeliest next tokens", "1"
-                ),
-                "log_probability": described(
-                    xr.DataArray(log_probability), "log-probability of the answer", "nat"
-                ),
-                "logit_difference": described(
-                    xr.DataArray(logit_difference),
-                    "the answer's logit less the next one's",
-                    "logit",
-                ),
-                "score": described(xr.DataArray(score), self.scoring.metric, self.scoring.units),
+                "position": (("shown", "token"), rows),
+                "logit": (("shown", "key"), np.stack(logits)),
+                "weight": (("shown", "key"), np.stack(weights)),
+                "span_mass": (("shown", "span"), masses),
+                "probability": ("rank", largest.exp().cpu().numpy()),
+                "next_token": ("rank", ids.cpu().numpy()),
+                "log_probability": log_probability,
+                "logit_difference": logit_difference,
+                "score": score,
             },
+            _TEXTS | {"score": (self.scoring.metric, self.scoring.units)},
             coords,
         )
         return describe_predictions(seen, self.prompt, as_decoder(self.bridge).tokenizer)
