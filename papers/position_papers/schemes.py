@@ -9,7 +9,7 @@
     selective_rope  position of pair r, in radians: z_ir = sum_{t <= i} w_r . x_t
                     (Selective RoPE, Movahedi et al. 2025)
 
-The logits are scaled by the layer's `scale`; `forward` returns what they have beyond that of the
+The logits are scaled by the layer's `logit_scale`; `forward` returns what they have beyond that of the
 dot product.
 """
 
@@ -38,8 +38,17 @@ class Forgetting(PositionLogits):
         return F.logsigmoid(self.gate(hidden_states))[:, None]  # [batch, 1, token, head]
 
     def forward(
-        self, queries, keys, query_index, key_index, visible, scale, values=None, gate_keys=None
-    ):
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        query_index: Tensor,
+        key_index: Tensor,
+        visible: Tensor,
+        logit_scale: float,
+        values: Tensor | None = None,
+        gate_keys: Tensor | None = None,
+    ) -> Tensor:
+        assert gate_keys is not None
         gates = exact(gate_keys[:, 0]).mT[:, :, None] * visible  # [batch, head, row, key]
         return (gates.flip(-1).cumsum(-1).flip(-1) - gates) * visible
 
@@ -52,8 +61,16 @@ class Polar(PositionLogits):
         self.base, self.delta = base, nn.Parameter(torch.zeros(heads, d_head))
 
     def forward(
-        self, queries, keys, query_index, key_index, visible, scale, values=None, gate_keys=None
-    ):
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        query_index: Tensor,
+        key_index: Tensor,
+        visible: Tensor,
+        logit_scale: float,
+        values: Tensor | None = None,
+        gate_keys: Tensor | None = None,
+    ) -> Tensor:
         q, k = exact(queries), expand_heads(exact(keys), queries.shape[1])
         theta = self.base ** (-torch.arange(q.shape[-1], device=q.device) / q.shape[-1])
         rows, columns = (
@@ -65,7 +82,7 @@ class Polar(PositionLogits):
             torch.cat([F.softplus(x) * angle.cos(), F.softplus(x) * angle.sin()], -1)
             for x, angle in ((q, rows), (k, columns))
         )
-        return scale * (q_polar @ k_polar.mT - q @ k.mT) * visible
+        return logit_scale * (q_polar @ k_polar.mT - q @ k.mT) * visible
 
 
 class Householder(PositionLogits):
@@ -82,15 +99,24 @@ class Householder(PositionLogits):
         return (beta.sqrt() * w).transpose(1, 2)  # w: its outer product is beta w w^T
 
     def forward(
-        self, queries, keys, query_index, key_index, visible, scale, values=None, gate_keys=None
-    ):
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        query_index: Tensor,
+        key_index: Tensor,
+        visible: Tensor,
+        logit_scale: float,
+        values: Tensor | None = None,
+        gate_keys: Tensor | None = None,
+    ) -> Tensor:
+        assert gate_keys is not None
         q, heads = exact(queries), queries.shape[1]
         k, w = (expand_heads(exact(each), heads) for each in (keys, gate_keys))
         # the product takes sum_t c_t w_t from q, with c_t + sum_{s > t} c_s w_s . w_t = q . w_t
         removed = torch.linalg.solve_triangular(
             (w @ w.mT).tril(-1), (q @ w.mT) * visible, upper=False, left=False, unitriangular=True
         )
-        return -scale * (removed @ (w @ k.mT).tril(-1)) * visible
+        return -logit_scale * (removed @ (w @ k.mT).tril(-1)) * visible
 
 
 class Selective(RememberingAssigner):
