@@ -255,7 +255,7 @@ def _ordered(tokens: int, ridge: float) -> tuple[sparse.csc_array, np.ndarray]:
 @lru_cache(maxsize=32)
 def _gauges(tokens: int, device: torch.device) -> Float[Tensor, "unknown direction"]:
     """An orthonormal basis of the gauges."""
-    steps = torch.arange(tokens, dtype=torch.float64)
+    steps = torch.arange(tokens, dtype=torch.float64, device="cpu")  # for numpy, below
     # With one token the third gauge is the zero vector
     known = gauges(Axes(steps, steps, steps))[:, : 1 + min(2, tokens)]
     basis, _ = np.linalg.qr(known.numpy())

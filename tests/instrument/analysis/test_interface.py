@@ -278,7 +278,7 @@ def test_every_function_refuses_none_in_one_line(name):
         if parameter.default is parameter.empty
         and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
-    with refused("wanted|returns|has a name|heads are|positive|is None"):
+    with refused("wanted|returns|has a name|heads are|positive|is None|was named"):
         # a context says so where it is entered
         function(*[None] * max(1, len(needed))).__enter__()
 

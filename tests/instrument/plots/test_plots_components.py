@@ -174,8 +174,11 @@ def test_vaf_bars_spread_and_controls_over_components_and_cells_over_training():
 
 def test_beyond_the_training_length_the_first_layer_and_the_later_ones():
     group = components(2 * L)
-    data = group[["component_by_distance"]].assign(
-        logit_by_distance=group["logit_by_distance"].mean("head")
+    data = xr.Dataset(
+        {
+            "component_by_distance": group["component_by_distance"].isel(layer=0, drop=True),
+            "logit_by_distance": group["logit_by_distance"].mean("head"),
+        }
     )
     band = averaged(group)[["activated", "low_frequency"]]
     figure = beyond_training_length(data.assign(band.data_vars), L)
