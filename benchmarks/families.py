@@ -26,7 +26,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -297,7 +297,7 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
         with torch.no_grad():
             return as_expected(again(tokens))
 
-    trials = dict(
+    trials: dict[str, Callable[[], str]] = dict(
         zip(
             COLUMNS,
             (logits, attention, generation, interventions, experiments, bridged, loaded),
