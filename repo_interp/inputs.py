@@ -453,7 +453,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
 def _followed_by(
     choose: Callable[[Tensor], Tensor], read: Callable[..., Tensor] | None
 ) -> Callable[..., Tensor] | None:
-    """`read`, of whose result some is chosen when it is asked for; None where there is none."""
+    """Make a reader that chooses from what `read` returns; None where there is no reader."""
     return None if read is None else lambda *rows: choose(read(*rows))
 
 

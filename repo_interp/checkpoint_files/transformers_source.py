@@ -105,7 +105,7 @@ def _literals(body: ast.Module | ast.ClassDef) -> dict[str, Any]:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of a literal, or of an OrderedDict; None for what is none in it."""
+    """The value of a literal or an OrderedDict; None for anything else, also inside a dict."""
     # The pairs inside, since a call is no literal
     if isinstance(node, ast.Call) and node.args:  # OrderedDict([...])
         node = node.args[0]

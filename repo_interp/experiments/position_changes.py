@@ -57,7 +57,7 @@ _EDITS: dict[str, Any] = {
     "clipped": "middle_half",
     "shifted": "shifted_range",
 }
-"""Rows of `interventions.edits` of the kinds that have not the name of their row."""
+"""Names in `interventions.edits` of the kinds that have another name there."""
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,7 @@ def _put_together(
     places: Sequence[Mapping[str, Any]],
     add: bool,
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """Write the arrays of parts to their places; add those of one place, or fill places of none."""
+    """Write the arrays of parts to their places, added up or beside absent entries."""
     whole = {}
     for name in dict.fromkeys(name for part in parts for name in part.values):
         by_part = [part.values.get(name) for part in parts]

@@ -47,16 +47,16 @@ class _Document(NamedTuple):
     start: int
     end: int
     number: int
-    """In its row."""
+    """Number of the document in its row."""
 
     @property
     def place(self) -> tuple[int, slice]:
-        """Its indices in the batch."""
+        """Indices of its tokens in the batch."""
         return self.row, slice(self.start, self.end)
 
     @property
     def name(self) -> str:
-        """Where it stands, for findings."""
+        """Its name in findings."""
         return f"row {self.row}, tokens {self.start} to {self.end - 1}"
 
 

@@ -236,7 +236,7 @@ class Decoder:
 
 
 def _above(module: nn.Module, wanted: set[nn.Module]) -> list[nn.Module]:
-    """Of a module and those inside, the ones that hold modules of `wanted`."""
+    """The module and its parts that have a module of `wanted` inside."""
     children = list(module.children())
     found = [part for child in children for part in _above(child, wanted)]
     holds = found or any(child in wanted for child in children)

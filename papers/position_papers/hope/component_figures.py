@@ -50,7 +50,7 @@ LONGER = 0.45
 ROWS = 6
 """Layers that get a row each beyond the training length."""
 _BEHIND: Mapping[str, Any] = {"linewidth": 0, "zorder": 0}
-"""Of what is shaded behind curves."""
+"""Look of areas behind curves."""
 TRAINED: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
 TRAINED_HANDLE = Line2D([], [], **TRAINED, label="training length L")
 

@@ -47,7 +47,7 @@ class Options:
 
     @property
     def of_scores(self) -> ScoreOptions:
-        """How much is scored of tasks."""
+        """Options of scoring a task."""
         return ScoreOptions(
             self.score_prompts, batch_size=self.batch_size, seed=self.seed, device=self.device
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,8 @@ MOST_DOUBLED = 20
 """Places along an axis up to which it may be logarithmic, with a tick at each."""
 ALIKE = 8.0
 """Largest over smallest range of panels up to which they share an axis."""
+LETTERS_PER_INCH = 18
+"""Of a title."""
 LINE = 0.8
 """Share of its light that a colour for areas keeps where it is a line's."""
 HIDDEN = 100.0
@@ -579,10 +582,11 @@ def name_figure(figure: PaperFigure, title: str, detail: str) -> None:
 
     Args:
         figure: Figure to write on.
-        title: Title; its first letter becomes a capital.
+        title: Title; its first letter becomes a capital. It breaks where the figure ends.
         detail: Line below the title; "" writes none.
     """
-    text = title[:1].upper() + title[1:]
+    letters = int(LETTERS_PER_INCH * figure.get_figwidth())
+    text = fill(title[:1].upper() + title[1:], letters)
     figure.suptitle(f"{text}\n{detail}" if detail else text, x=0.01, ha="left")
 
 

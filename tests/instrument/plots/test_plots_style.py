@@ -16,6 +16,7 @@ from places import SUPPORT, tree
 
 from repo_interp import plots
 from repo_interp.errors import InputError
+from repo_interp.plots.marks.beside import name_figure
 from repo_interp.plots.style import (
     PATTERN_COLOURS,
     SCHEME_COLOURS,
@@ -249,3 +250,14 @@ def test_names_are_drawn_as_they_are_and_what_no_font_has_as_its_code():
     drawn = ["a_$x^2$ and \\u6a21\\u578b", "$HOME costs 5 $", "سلام", "\\x07 and \\U0001f642"]
     drawn += ["$a$", "\\u6a21\\u578b", "plain", "\\u5b57", "𝑥 of \\u6a21"]
     assert [text for text in drawn if f">{text}<" not in svg] == []
+
+
+@pytest.mark.parametrize("width", [3.3, 3.74, 6.8])
+@style()
+def test_a_long_title_ends_within_the_figure(width):
+    figure = paper_figure(width)
+    title = "divergence of attention outputs from those at the training length, mean over heads"
+    name_figure(figure, title, "one run")
+    figure.draw_without_rendering()
+    assert figure._suptitle.get_window_extent().x1 < figure.bbox.x1
+    assert " ".join(figure._suptitle.get_text().split()) == f"{title.capitalize()} one run"

@@ -111,9 +111,7 @@ class Claim:
         return f"{self.id} ({self.part})" if self.part else self.id
 
     def beyond(self, statement: str, *rules: Rule) -> Claim:
-        """The part that it also has to hold, `also`: its own rule, and `rules` that tell it from
-        what nobody learned.
-        """
+        """Make the claim's part `also`: its rule, and `rules` that an untrained model fails."""
         return Claim(self.id, statement, self.source, "none", All(self.rule, *rules), self.also[0])
 
 
