@@ -29,14 +29,8 @@ from jaxtyping import Float
 from position_papers.hope import replicates
 from position_papers.hope.component_figures import beyond_training_length
 from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
-from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
-from position_papers.hope.wording import (
-    OVER_REPLICATES,
-    capped,
-    labelled,
-    named_bands,
-    random_weights,
-)
+from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands, evidence_of
+from position_papers.hope.wording import labelled, named_bands
 from position_papers.kit import (
     All,
     AtLeast,
@@ -50,7 +44,6 @@ from position_papers.kit import (
     Rule,
     Subject,
     beside_null,
-    evidence,
 )
 from repo_interp.measures.labels import described
 from repo_interp.tasks.random_tokens import Kind
@@ -165,23 +158,18 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
     for claim, quantity, where in zip(
         CLAIMS[kind], (OUTSIDE, UPPER), ("outside", "in the upper half of"), strict=True
     ):
-        judged = evidence(
+        judged = evidence_of(
             claim,
-            data.attrs["checkpoint"],
+            data,
             f"share of distances in [L, 2L) {where} the range within L",
             ours,
             ours[quantity],
-            np.std(of_replicates[quantity], ddof=1),
-            OVER_REPLICATES,
-            data.attrs["sequences"],
-            random_weights(
-                dict(zip(data["weights"].values.astype(str), of_weights[quantity], strict=True))
-            ),
+            of_replicates[quantity],
+            of_weights[quantity][1:],
             f"in the second half of [0, L): {ours[UPPER] - ours[UPPER_MORE]:.2f}"
             if quantity is UPPER
             else "a cosine without phase passes its lowest value within L and cannot leave "
             "its range: only phases can",
-            capped(data),
         )
         yield judged
         null = random_phases(

@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float
 from position_papers.hope import replicates
 from position_papers.hope.component_figures import component_curves
 from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
-from position_papers.hope.replicates import NEEDS_ROPE, bands
-from position_papers.hope.wording import OVER_REPLICATES, capped, named_bands, random_weights
+from position_papers.hope.replicates import NEEDS_ROPE, bands, evidence_of
+from position_papers.hope.wording import named_bands
 from position_papers.kit import (
     AtMost,
     BeyondNull,
@@ -27,7 +27,6 @@ from position_papers.kit import (
     Experiment,
     Observed,
     beside_null,
-    evidence,
     over_seeds,
 )
 from repo_interp.measures.labels import described
@@ -68,38 +67,23 @@ def relative_swing(
 
 def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
     """Evidence on the checkpoint, where it has activated components and lower ones."""
-    band, name = bands(data), data.attrs["checkpoint"]
+    band = bands(data)
     masks = band["activated"].values, band["low_frequency"].values
     if not (masks[0].any() and masks[1].any()):
         return
     smooth = _smoothed(data)
     each = relative_swing(smooth.mean("repeat").values, *masks)
-    swings = dict(zip(smooth["weights"].values.astype(str), each.max(-1), strict=True))
-    ours = float(swings["trained"])
-    spread = float(
-        np.std(relative_swing(smooth.sel(weights="trained").values, *masks).max(-1), ddof=1)
-    )
+    ours, *controls = each.max(-1).tolist()
+    of_replicates = relative_swing(smooth.sel(weights="trained").values, *masks).max(-1)
     measured = "largest peak to peak of a lower component over the mean of the activated ones"
     largest = int(np.flatnonzero(masks[1])[each[0].argmax()])
     note = (
         f"r = {largest} swings most of {each.shape[1]} lower ones; their median "
         f"{np.median(each[0]):.3g}"
     )
-    judged = evidence(
-        H5,
-        name,
-        measured,
-        {SWING: ours},
-        ours,
-        spread,
-        OVER_REPLICATES,
-        data.attrs["sequences"],
-        random_weights(swings),
-        note,
-        capped(data),
-    )
+    judged = evidence_of(H5, data, measured, {SWING: ours}, ours, of_replicates, controls, note)
     yield judged
-    twins = Observed(ours, each[1:].max(-1))
+    twins = Observed(ours, controls)
     waves = smoothed(
         turning(band["frequency"].values, data.sizes["distance"]), data.attrs["length"]
     ).values

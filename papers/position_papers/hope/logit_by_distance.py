@@ -31,15 +31,8 @@ from jaxtyping import Float
 from position_papers.hope import replicates
 from position_papers.hope.component_figures import logit_by_distance
 from position_papers.hope.mean_curves import NAME, random_phases, smoothed, turning
-from position_papers.hope.replicates import Sampling, bands, is_analysed
-from position_papers.hope.wording import (
-    OVER_REPLICATES,
-    capped,
-    capped_caption,
-    labelled,
-    parts_caption,
-    random_weights,
-)
+from position_papers.hope.replicates import Sampling, bands, evidence_of, is_analysed
+from position_papers.hope.wording import capped_caption, labelled, parts_caption
 from position_papers.kit import (
     All,
     AtLeast,
@@ -56,7 +49,6 @@ from position_papers.kit import (
     Significant,
     Subject,
     beside_null,
-    evidence,
     together,
     unmeasured,
 )
@@ -326,29 +318,19 @@ def _evidence(data: xr.Dataset, claim: Claim, few: int) -> Iterator[Evidence]:
     shape, errors = u_shape(of_replicates.mean(0)), errors_of(of_replicates)
     # What is random varies about a flat line: its rise counts only beside the fall of the trained
     # curve.
-    rises = {
-        str(each["weights"].item()): u_shape(each.values).rise for each in smooth.mean("repeat")
-    }
-    judged = evidence(
+    _, *rises = (u_shape(each).rise for each in smooth.mean("repeat").values)
+    judged = evidence_of(
         claim,
-        data.attrs["checkpoint"],
+        data,
         "rise on the right over the fall on the left"
         + (f", without the last 1/{FEW_PAIRS} of the distances" if few else ""),
         shape.values(errors, len(of_replicates)),
         shape.ratio,
-        np.std([u_shape(curve).ratio for curve in of_replicates], ddof=1),
-        OVER_REPLICATES,
-        data.attrs["sequences"],
-        random_weights(
-            {
-                weights: rise / shape.fall if shape.fall > 0 else np.nan
-                for weights, rise in rises.items()
-            }
-        ),
+        [u_shape(curve).ratio for curve in of_replicates],
+        [rise / shape.fall if shape.fall > 0 else np.nan for rise in rises],
         f"fall {shape.fall:.3g}, rise {shape.rise:.3g} (q·k, standard errors {errors[0]:.2g} "
         f"and {errors[1]:.2g}), minimum at distance "
         f"{smooth['middle'].values[shape.minimum]:.0f} of {length}",
-        capped(data),
     )
     yield judged
     if _scheme(data) == "rope":

@@ -23,14 +23,15 @@ and of controls, and beyond L, only the first layers are measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from position_papers.kit import Cache, Needs, Subject, each, joined
+from position_papers.hope.wording import OVER_REPLICATES, capped
+from position_papers.kit import Cache, Claim, Evidence, Needs, Subject, each, evidence, joined
 from repo_interp.analysis.analyze import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
@@ -345,4 +346,36 @@ def bands(data: xr.Dataset) -> xr.Dataset:
     )
     return chosen.assign(
         {name: chosen[name].astype(bool) for name in ("activated", "low_frequency")}
+    )
+
+
+# ---- evidence ------------------------------------------------------------------------------------
+
+
+def evidence_of(
+    claim: Claim,
+    data: xr.Dataset,
+    measured: str,
+    values: Mapping[str, Any],
+    ours: float,
+    of_replicates: Sequence[float] | np.ndarray,
+    of_controls: Iterable[float],
+    note: str,
+) -> Evidence:
+    """Evidence on `claim` from a number of the mean over replicates, and the same number of every
+    replicate and of every random-weight control.
+    """
+    controls = ", ".join(f"{number:.3g}" for number in of_controls)
+    return evidence(
+        claim,
+        data.attrs["checkpoint"],
+        measured,
+        values,
+        ours,
+        np.std(of_replicates, ddof=1),
+        OVER_REPLICATES,
+        data.attrs["sequences"],
+        f"random weights: {controls}" if controls else "",
+        note,
+        capped(data),
     )

@@ -20,14 +20,8 @@ from jaxtyping import Bool, Float
 from position_papers.hope import replicates
 from position_papers.hope.component_figures import vaf_by_component
 from position_papers.hope.mean_curves import NAME, curve_vaf, mean_curve_vaf, random_phases, turning
-from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands
-from position_papers.hope.wording import (
-    OVER_REPLICATES,
-    capped,
-    named_bands,
-    parts_caption,
-    random_weights,
-)
+from position_papers.hope.replicates import NEEDS_ROPE, Sampling, bands, evidence_of
+from position_papers.hope.wording import named_bands, parts_caption
 from position_papers.kit import (
     All,
     AtLeast,
@@ -40,7 +34,6 @@ from position_papers.kit import (
     Observed,
     Subject,
     beside_null,
-    evidence,
     over_seeds,
 )
 from repo_interp.measures.labels import described
@@ -93,36 +86,28 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
 
 def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
     """Evidence on the checkpoint."""
-    name = data.attrs["checkpoint"]
     activated = bands(data)["activated"].values
     length = data.sizes["distance"]
     frequencies = bands(data)["frequency"].values
     shares = mean_curve_vaf(data["component_by_distance"])
     trained = shares.sel(weights="trained")
     means = trained.mean("repeat").values
-    heights = {
-        str(each["weights"].item()): outstanding(each.values, activated)
-        for each in shares.mean("repeat")
-    }
-    ours, *twins = heights.values()
+    ours, *twins = (outstanding(each, activated) for each in shares.mean("repeat").values)
     of_heads = peaks(data.sel(weights="trained"))
     of_pairs = (
         data["vaf"].sel(weights="trained").mean(("repeat", "layer", "head")).values[activated]
     )
-    judged = evidence(
+    judged = evidence_of(
         H2,
-        name,
+        data,
         "activated above other components, in their standard deviations",
         {HEIGHT: ours, SAME: Observed(ours, twins)},
         ours,
-        np.std([outstanding(values, activated) for values in trained.values], ddof=1),
-        OVER_REPLICATES,
-        data.attrs["sequences"],
-        random_weights(heights),
+        [outstanding(values, activated) for values in trained.values],
+        twins,
         f"VAF of the activated {_percent(means[activated])}, largest other "
         f"{_percent(means[~activated].max(keepdims=True))}; over heads, of all pairs' logits: "
         f"{_percent(of_pairs)}; {_peak(of_heads, means, frequencies * length / np.pi)}",
-        capped(data),
     )
     yield judged
     waves = turning(frequencies, length).values

@@ -6,8 +6,6 @@ Knows the attributes of what `replicates` measured, and no claim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import xarray as xr
 
@@ -20,14 +18,6 @@ OVER_REPLICATES = "replicates"
 def labelled(kind: Kind, *parts: str) -> str:
     """The part of a claim that is about sequences of a kind; independent tokens are not named."""
     return ", ".join(filter(None, (*parts, "one token repeated" if kind == "repeated" else "")))
-
-
-def random_weights(values: Mapping[str, float]) -> str:
-    """The numbers of the random-weight controls, of all by `weights`, as the control of a
-    verdict.
-    """
-    twins = [value for weights, value in values.items() if weights != "trained"]
-    return "random weights: " + ", ".join(f"{value:.3g}" for value in twins) if twins else ""
 
 
 def named_bands(band: xr.Dataset, data: xr.Dataset) -> str:
