@@ -162,23 +162,36 @@ def operators(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -
     """Operators that one analysis of one layer dispatches, with the memory of an accelerator
     allowed; counted on the processor.
     """
-    config, layout = SHAPES[subject]
-    prompt, stocked = prompt_of(tokens, config.vocab_size), model_of(config)
-    ids = torch.tensor([prompt.tokens])
-
-    def counted(call: Callable[[], object]) -> Row:
+    for what, call in _passes(subject, tokens):
+        if what in (FORWARD, PATTERNS_CACHED):
+            continue
         with torch.no_grad(), ri.working_memory(2**31), Operators() as seen:
             call()
-        return {"operators": seen.count}
+        own_pass = what == STOCK
+        yield row(FORWARD if own_pass else what, "" if own_pass else FORWARD, operators=seen.count)
 
-    yield row(FORWARD, **counted(lambda: stocked.model(input_ids=ids, use_cache=False)))
-    made, _ = bridged(stocked, layout, prompt)
+
+def _passes(
+    subject: str, tokens: int, dtype: str = "float32", place: str = "cpu"
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Passes of a prompt through one model by row, each to be made before the next is asked for:
+    the stock model's, ours, ours with measures, and TransformerLens' with its cache.
+    """
+    config, layout = SHAPES[subject]
+    prompt, stocked = prompt_of(tokens, config.vocab_size), model_of(config, dtype)
+    stocked: Any = stocked.to(torch.device(place))  # pyright: ignore[reportArgumentType]
+    ids = torch.tensor([prompt.tokens], device=place)
+    yield STOCK, partial(stocked.model, input_ids=ids, use_cache=False)
+    made, own_pass = bridged(stocked, layout, prompt)
+    yield FORWARD, own_pass
     for what, measures in (
         (CHEAP, [measure_named(name) for name in CHEAP_NAMES]),
         (ALL, _measures()),
     ):
-        spent = counted(lambda measures=measures: ri.analyze(made, [prompt], measures, **SILENT))
-        yield row(f"{FORWARD} and {what}", FORWARD, **spent)
+        yield f"{FORWARD} and {what}", partial(ri.analyze, made, [prompt], measures, **SILENT)
+    cached: Any = made.run_with_cache
+    patterns = {"names_filter": lambda name: name.endswith("hook_pattern"), "return_type": None}
+    yield PATTERNS_CACHED, partial(cached, ids, **patterns)
 
 
 class Operators(TorchDispatchMode):
@@ -218,10 +231,7 @@ def accelerator(
         why = f"not measured: this needs an accelerator, and none is here ({dtype})"
         yield from (row(what, note=why) for what in whats)
         return
-    config, layout = SHAPES[subject]
-    prompt, module = prompt_of(tokens, config.vocab_size), torch.get_device_module(place)
-    stocked: Any = model_of(config, dtype).to(torch.device(place))  # pyright: ignore[reportArgumentType]
-    ids = torch.tensor([prompt.tokens], device=place)
+    module = torch.get_device_module(place)
     name = module.get_device_name() if hasattr(module, "get_device_name") else place
 
     def spent(what: str, call: Callable[[], object]) -> Row:
@@ -241,21 +251,11 @@ def accelerator(
         note = f"{dtype}, {name}"
         return row(what, beside[what], wall_seconds=min(seconds), megabytes=peak, note=note)
 
-    with torch.inference_mode():
-        yield spent(STOCK, lambda: stocked.model(input_ids=ids, use_cache=False))
-    made, own_pass = bridged(stocked, layout, prompt)
-    yield spent(FORWARD, own_pass) | {"operations": operations(config, tokens)}
-    cheap, every = [measure_named(name) for name in CHEAP_NAMES], _measures()
-    yield spent(f"{FORWARD} and {CHEAP}", lambda: ri.analyze(made, [prompt], cheap, **SILENT))
-    yield spent(f"{FORWARD} and {ALL}", lambda: ri.analyze(made, [prompt], every, **SILENT))
-    with torch.inference_mode():
-        cached = partial(
-            made.run_with_cache,  # pyright: ignore[reportArgumentType]
-            ids,
-            names_filter=lambda name: name.endswith("hook_pattern"),
-            return_type=None,
-        )
-        yield spent(PATTERNS_CACHED, cached)
+    for what, call in _passes(subject, tokens, dtype, place):
+        done = {"operations": operations(SHAPES[subject][0], tokens)} if what == FORWARD else {}
+        with torch.inference_mode(what in (STOCK, PATTERNS_CACHED)):  # analyze decides by itself
+            done |= spent(what, call)
+        yield done
 
 
 def stock(given: Namespace, subject: str, tokens: int = 512) -> Iterator[Row]:
