@@ -131,8 +131,8 @@ class PositionsCallback(TrainerCallback):
         tokenizer = given.get("processing_class")
         # as_prompts asks its model for a tokenizer alone, and the Trainer holds it apart
         self.prompts = as_prompts(self.prompts, cast(Any, SimpleNamespace(tokenizer=tokenizer)))
-        # Not `_measure_if_possible`: what does not fit the model should stop the training here
-        self._measure(args, state, control, given)
+        # What does not fit the model should stop the training here
+        self._measure(args, state, control, given["model"], required=True)
 
     def _begin_evaluation(self, args: Any, model: nn.Module) -> None:
         """Observe evaluations from now on; InputError where that cannot be."""
@@ -157,7 +157,7 @@ class PositionsCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure prompts every `every` steps."""
         if self.prompts and state.is_world_process_zero and state.global_step % self.every == 0:
-            self._measure_if_possible(args, state, control, given)
+            self._measure(args, state, control, given["model"])
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Keep what the last pass showed: it was one of the evaluation."""
@@ -169,7 +169,7 @@ class PositionsCallback(TrainerCallback):
         if self._evaluation is not None:
             # Of several evaluation sets the first one is measured: the others end at the same step
             if state.global_step != self._last:
-                self._measure_if_possible(args, state, control, given)
+                self._measure(args, state, control, given["model"])
             self._evaluation.forget()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -177,36 +177,33 @@ class PositionsCallback(TrainerCallback):
         if self._evaluation is not None:
             self._evaluation.end()
         elif state.is_world_process_zero and state.global_step != self._last:
-            self._measure_if_possible(args, state, control, given)
+            self._measure(args, state, control, given["model"])
 
-    def _measure_if_possible(
-        self, args: Any, state: Any, control: Any, given: Mapping[str, Any]
+    def _measure(
+        self, args: Any, state: Any, control: Any, model: nn.Module, required: bool = False
     ) -> None:
+        """Measure, write and report; what fails is left out with a warning unless `required`."""
+        step = self._last = state.global_step
         try:
-            self._measure(args, state, control, given)
+            run = (
+                measure_step(model, step, self.prompts, self.out, self.measures)
+                if self._evaluation is None
+                else _finished(self._evaluation.conclude(), self._evaluation.model, step, self.out)
+            )
+            scalars = training_scalars(run)
+            state.log_history.append({**scalars, "epoch": state.epoch or 0.0, "step": step})
+            if self._reporters is None:
+                # The Trainer shows its callbacks neither itself nor the others: these are the
+                # reporters of the same run a second time.
+                self._reporters = [
+                    reporter() for reporter in get_reporting_integration_callbacks(args.report_to)
+                ]
+            for reporter in self._reporters:
+                reporter.on_log(args, state, control, model=model, logs=dict(scalars))
         except (InputError, OSError, MemoryError, torch.OutOfMemoryError) as error:
-            warn(f"positions were not measured at step {state.global_step}: {error}")
-
-    def _measure(self, args: Any, state: Any, control: Any, given: Mapping[str, Any]) -> None:
-        self._last = state.global_step
-        step = state.global_step
-        run = (
-            measure_step(given["model"], step, self.prompts, self.out, self.measures)
-            if self._evaluation is None
-            else _finished(self._evaluation.conclude(), self._evaluation.model, step, self.out)
-        )
-        scalars = training_scalars(run)
-        state.log_history.append(
-            {**scalars, "epoch": state.epoch or 0.0, "step": state.global_step}
-        )
-        if self._reporters is None:
-            # The Trainer shows its callbacks neither itself nor the others: these are the reporters
-            # of the same run a second time.
-            self._reporters = [
-                reporter() for reporter in get_reporting_integration_callbacks(args.report_to)
-            ]
-        for reporter in self._reporters:
-            reporter.on_log(args, state, control, model=given["model"], logs=dict(scalars))
+            if required:
+                raise
+            warn(f"positions were not measured at step {step}: {error}")
 
 
 class _Evaluation:
