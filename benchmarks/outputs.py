@@ -135,24 +135,19 @@ def _netcdf(file: Path) -> dict[str, Any]:
     """Every variable, with its axes, and every attribute."""
     items: dict[str, Any] = {}
     with xr.open_datatree(file, engine="h5netcdf") as tree:
-        for path, node in ((node.path, node.to_dataset(inherit=False)) for node in tree.subtree):
-            attributes = {path: node.attrs} | {
-                f"{path}/{name}": array.attrs for name, array in node.variables.items()
-            }
-            items |= {f"{path}/{name}": array.values for name, array in node.variables.items()}
-            items |= {
-                f"axes of {path}/{name}": array.dims for name, array in node.variables.items()
-            }
+        for node in tree.subtree:
+            owners = {node.path: node.attrs}
+            for name, array in node.to_dataset(inherit=False).variables.items():
+                place = f"{node.path}/{name}"
+                owners[place] = array.attrs
+                items |= {place: array.values, f"axes of {place}": array.dims}
             items |= {
                 f"{owner}: {name}": str(value)
-                for owner, some in attributes.items()
-                for name, value in some.items()
+                for owner, attributes in owners.items()
+                for name, value in attributes.items()
+                if name not in _NOT_COMPARED
             }
-    return {
-        name: value
-        for name, value in items.items()
-        if name.rpartition(": ")[2] not in _NOT_COMPARED
-    }
+    return items
 
 
 def page_rows(html: str) -> list[str]:

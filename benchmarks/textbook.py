@@ -7,12 +7,12 @@ call took. Maps are float32; the ridge fit is solved in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from benchmarks.running import Row, cost
+from benchmarks.running import Cost, Row, cost, row
 from repo_interp.inputs import AttentionInputs, Spans
 
 Sample = tuple[Callable[[], object], float, str]
@@ -20,22 +20,23 @@ Sample = tuple[Callable[[], object], float, str]
 
 def textbook_rows(inputs: AttentionInputs, spans: Spans) -> Iterator[Row]:
     """A row per measure, and one of all; each beside ours."""
-    rows: list[Row] = []
+    made: list[tuple[float, Cost]] = []
     for way in (attention_mass, components, three_axis, fake_distance):
         samples = way(inputs, spans)
-        costs = [(times, cost(call)) for call, times, _ in samples]
-        seconds = {
-            unit: sum(times * spent[unit] for times, spent in costs)
-            for unit in ("cpu_seconds", "wall_seconds")
-        }
-        megabytes = max(spent["megabytes"] for _, spent in costs)
+        spent = _together([(times, cost(call)) for call, times, _ in samples])
+        made.append((1.0, spent))
         note = f"made: {' and '.join(what for *_, what in samples)}; time multiplied"
-        rows.append({"beside": way.__name__, **seconds, "megabytes": megabytes, "note": note})
-    total = {unit: sum(row[unit] for row in rows) for unit in ("cpu_seconds", "wall_seconds")}
-    rows.append(
-        {"beside": "all measures", **total, "megabytes": max(row["megabytes"] for row in rows)}
-    )
-    yield from ({"what": f"{row['beside']}, textbook", **row} for row in rows)
+        yield row(f"{way.__name__}, textbook", way.__name__, **spent, note=note)
+    yield row("all measures, textbook", "all measures", **_together(made))
+
+
+def _together(costs: Sequence[tuple[float, Cost]]) -> Cost:
+    """The cost of calls one after the other, each as often as its number says."""
+    seconds = {
+        unit: sum(times * spent[unit] for times, spent in costs)
+        for unit in ("cpu_seconds", "wall_seconds")
+    }
+    return seconds | {"megabytes": max(spent["megabytes"] for _, spent in costs)}
 
 
 def attention_mass(inputs: AttentionInputs, spans: Spans) -> list[Sample]:
