@@ -45,8 +45,6 @@ from repo_interp.tasks.niah import niah, niah_scores
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import require_drawable, whole_number
 
-_TOKENS = "the number of tokens"
-
 
 class _Execution(NamedTuple):
     """Arguments of `score` about batches, progress and stored answers."""
@@ -182,10 +180,7 @@ def score_needles(
             `tasks.niah` refuses an argument.
     """
     tokenizer = _tokenizer(bridge)
-    lengths = [
-        whole_number(length, _TOKENS, 1 << 22)
-        for length in sets_named(_multiples(bridge) if lengths is None else lengths)
-    ]
+    lengths = _lengths(bridge, lengths)
     # Before prompts are made: haystacks of millions of tokens take minutes.
     side_by_side = batch_limit(bridge, batch_size).of_length(max(lengths))
     require_memory_for_pass(bridge, max(lengths), min(count, side_by_side))
@@ -247,16 +242,9 @@ def score_harness(
     """
     tokenizer = _tokenizer(bridge)
     called = task if isinstance(task, str) else str(task.config.task)
-    names = [called] if lengths is None else sets_named(lengths)
     documents = {
-        name: harness_documents(
-            tokenizer,
-            task,
-            None if lengths is None else whole_number(name, _TOKENS, 1 << 22),
-            count,
-            seed,
-        )
-        for name in names
+        str(length or called): harness_documents(tokenizer, task, length, count, seed)
+        for length in ([None] if lengths is None else _lengths(bridge, lengths))
     }
     first = next(iter(documents.values()))
     better = first.task.higher_is_better().get(first.metric, True)
@@ -317,17 +305,15 @@ def score_few_shot(
     if not shots:
         raise InputError("wanted at least one number of shots, got none; give some, such as 1,5")
     asked = {
-        name: few_shot_questions(
+        str(length): few_shot_questions(
             [
                 prompt
                 for number in shots
-                for prompt in few_shot_prompts(
-                    tokenizer, rows, whole_number(name, _TOKENS, 1 << 22), count, number, seed
-                )
+                for prompt in few_shot_prompts(tokenizer, rows, length, count, number, seed)
             ],
             tokenizer,
         )
-        for name in sets_named(_multiples(bridge) if lengths is None else lengths)
+        for length in _lengths(bridge, lengths)
     }
     return _score_answers(
         bridge,
@@ -432,9 +418,11 @@ def task_name(directory: Path | None, name: str | None = None) -> str:
     return name
 
 
-def _multiples(bridge: Any) -> list[int]:
-    """The training length, twice and four times it."""
-    return [multiple * as_decoder(bridge).training_length for multiple in (1, 2, 4)]
+def _lengths(bridge: Any, given: Sequence[int] | int | None) -> list[int]:
+    """The lengths that were given; None: the training length, twice and four times it."""
+    if given is None:
+        given = [multiple * as_decoder(bridge).training_length for multiple in (1, 2, 4)]
+    return [whole_number(name, "the number of tokens", 1 << 22) for name in sets_named(given)]
 
 
 def _tokenizer(bridge: Any) -> Any:
