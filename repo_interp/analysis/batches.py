@@ -165,7 +165,7 @@ def structure_for(
     if not kinds:
         return None
     return [
-        prompt_structure(kinds, len(prompt.tokens), prompt.spans, _texts(prompt, tokenizer))
+        prompt_structure(kinds, len(prompt.tokens), prompt.spans, texts_of(prompt, tokenizer))
         for prompt in prompts
     ]
 
@@ -189,7 +189,7 @@ def describe_prompts(
     masks = torch.stack([*spans.values()]).to(torch.int8)
     texts = np.full(batch.tokens.shape, "", dtype=object)
     for row, prompt in enumerate(prompts):
-        texts[row, : len(prompt.tokens)] = _texts(prompt, tokenizer)
+        texts[row, : len(prompt.tokens)] = texts_of(prompt, tokenizer)
     axes, padding = ("prompt", "token"), ~batch.valid
     values: dict[str, Any] = {
         "token_id": (axes, batch.tokens.masked_fill(padding, -1).numpy()),
@@ -238,7 +238,16 @@ def describe_predictions(
     return group.assign(next_text=described(ids.copy(data=texts), "text of the next token", "1"))
 
 
-def _texts(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[str]:
+def texts_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[str]:
+    """Return the texts of the tokens of a prompt.
+
+    Args:
+        prompt: Prompt.
+        tokenizer: Source of texts for a prompt that holds none; None: none.
+
+    Returns:
+        One text per token; empty texts where none is known.
+    """
     if prompt.token_text is not None:
         return prompt.token_text
     if tokenizer is None:

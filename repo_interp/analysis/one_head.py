@@ -27,7 +27,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from repo_interp.analysis.batches import describe_prompts
+from repo_interp.analysis.batches import texts_of
 from repo_interp.analysis.coercion import Prompts, indexed_prompts, tokens
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
@@ -159,19 +159,18 @@ def explain_logit(
     fitted, correlation = _fit(inputs, query, key)
     # By definition, so that the parts of the fit add up to the logit
     fitted["remainder"] = logit - sum(fitted.values())
-    pair, alone = ("component",), ()
-    values: dict[str, tuple[tuple[str, ...], Any]] = {
-        "logit": (alone, logit),
-        "pair": (pair, turned.cpu().numpy()),
-        "pair_at_equal_positions": (pair, still.cpu().numpy()),
-        "frequency": (pair, frequencies.cpu().numpy()),
-        "angle": (pair, angles.cpu().numpy()),
-        "soft_cap": (alone, soft_cap),
-        "bias": (alone, bias),
+    values = {
+        "logit": logit,
+        "pair": ("component", turned.cpu().numpy()),
+        "pair_at_equal_positions": ("component", still.cpu().numpy()),
+        "frequency": ("component", frequencies.cpu().numpy()),
+        "angle": ("component", angles.cpu().numpy()),
+        "soft_cap": soft_cap,
+        "bias": bias,
         # The parts are summed in float64, the logit in the precision of the inputs
-        "rounding": (alone, logit - total - soft_cap - bias),
-        "attention": (alone, float(inputs.pattern(rows)[0, 0, 0, key])),
-        "fit": (("part",), list(fitted.values())),
+        "rounding": logit - total - soft_cap - bias,
+        "attention": float(inputs.pattern(rows)[0, 0, 0, key]),
+        "fit": ("part", list(fitted.values())),
     }
     text = labels.pop("text")
     named = {
@@ -206,17 +205,11 @@ def _capture_head(
     ids, valid = tokens(given, bridge)
     found: list[AttentionInputs] = []
     capture(bridge, ids, valid, torch.arange(1), found.append, [layer])
-    described_prompt = describe_prompts(given, as_decoder(bridge).tokenizer)
-    text = (
-        described_prompt["token_text"].values[0].tolist()
-        if "token_text" in described_prompt
-        else [""] * len(given[0].tokens)
-    )
     return select_heads(found[0], [head]), {
         "layer": layer,
         "head": head,
         "scheme": found[0].scheme,
-        "text": text,
+        "text": list(texts_of(given[0], as_decoder(bridge).tokenizer)),
     }
 
 
