@@ -13,14 +13,13 @@ import json
 import signal
 import subprocess
 import sys
-import tomllib
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas
 
-from benchmarks.running import Frame, Row, row
+from benchmarks.running import Frame, Row, read_toml, row
 
 FLOORS = {
     "positions.": "positions",
@@ -42,9 +41,7 @@ def mutants(given: Namespace) -> Iterator[Row]:
     ]
     if left:
         _mutmut([f"repo_interp.{name}" for name in left], given.minutes)
-    looked_at = tomllib.loads(
-        (Path(__file__).parent / "survivors.toml").read_text(encoding="utf-8")
-    )
+    looked_at = read_toml(Path(__file__).with_name("survivors"))
     table: Frame = (
         pandas.Series(verdicts(here), dtype=float).rename_axis("name").reset_index(name="code")
     )

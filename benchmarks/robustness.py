@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 import venv
 import xml.etree.ElementTree as ElementTree
 from argparse import ArgumentParser, Namespace
@@ -66,9 +65,7 @@ def versions(given: Namespace, end: str) -> Iterator[Row]:
         command = [python, "-m", "pip", *words.split()]
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
-    stated = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "dependencies"
-    ]
+    stated = read_toml("pyproject")["project"]["dependencies"]
     lower = dict(re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(stated), re.MULTILINE))
     # an open range fetches gigabytes of CUDA libraries
     pip("install --quiet --constraint constraints.txt torch")

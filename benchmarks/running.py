@@ -115,9 +115,11 @@ def row(what: str, beside: str = "", **columns: Any) -> Row:
     return {"what": what} | ({"beside": beside} if beside else {}) | columns
 
 
-def read_toml(module: str) -> dict[str, Any]:
-    """What is stated in the TOML file beside a module, given the module's file."""
-    return tomllib.loads(Path(module).with_suffix(".toml").read_text(encoding="utf-8"))
+def read_toml(file: str | Path) -> dict[str, Any]:
+    """What is stated in a TOML file, given its path with any ending, such as that of the module
+    beside it.
+    """
+    return tomllib.loads(Path(file).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def read_parts(
