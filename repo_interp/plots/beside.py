@@ -138,13 +138,9 @@ def _table(tree: xr.DataTree, group: str, title: str, view: View) -> Table:
         else xr.DataArray(False)
     )
     numbers = {
-        name: array
+        (f"{name}".replace("_", " "), scheme): part
         for name, array in dataset.data_vars.items()
         if array.dtype.kind == "f" and name not in view.not_averaged and array.notnull().any()
-    }
-    numbers = {
-        (f"{name}".replace("_", " "), scheme): part
-        for name, array in numbers.items()
         for scheme, part in _by_scheme(array).items()
     }
     same = [key for key, array in numbers.items() if _is_same(array)]
@@ -180,25 +176,15 @@ def _table(tree: xr.DataTree, group: str, title: str, view: View) -> Table:
                     difference = *cells([change]), reach
                 words = unit_label(name, array) + scheme
                 rows.append((words, label or "", *cells(means.sel(run=shown).values), *difference))
-    named = any(row[1] for row in rows)
-    bounded = pair and any(row[-1] is not None for row in rows)
-    rows = [row if bounded or not pair else row[:-1] for row in rows]
+    columns = ["variable", "of", *map(runs.title, shown), *("difference", "±")[: 2 * pair]]
     # A column ± without any interval would be a column of dashes.
-    columns = (
-        "variable",
-        *(("of",) if named else ()),
-        *map(runs.title, shown),
-        *(("difference", "±")[: 1 + bounded] if pair else ()),
-    )
-    rows = rows if named else [(row[0], *row[2:]) for row in rows]
-    return Table(
-        group,
-        title,
-        columns,
-        tuple(rows),
-        _note(dataset, runs, shown, paired, bounded, ["".join(key) for key in same])
-        + (" –: decided by the token index in one run." if fixed else ""),
-    )
+    for place in (1, -1)[: 1 + pair]:
+        if all(row[place] in ("", None) for row in rows):
+            columns.pop(place)
+            rows = [(*row[:place], *row[place:][1:]) for row in rows]
+    note = _note(dataset, runs, shown, paired, "±" in columns, ["".join(key) for key in same])
+    note += " –: decided by the token index in one run." if fixed else ""
+    return Table(group, title, tuple(columns), tuple(rows), note)
 
 
 def _by_scheme(array: xr.DataArray) -> dict[str, xr.DataArray]:
@@ -249,11 +235,8 @@ def _note(
         for axis in ("prompt", "layer", "head")
         if axis in dataset.sizes
     ]
-    note = (
-        f"Means over all that a run has of {', '.join(counts)}."
-        if counts
-        else "Means over all that a run has."
-    )
+    of = f" of {', '.join(counts)}" if counts else ""
+    note = f"Means over all that a run has{of}."
     note += f" Score: {dataset.attrs['metric']}." if "metric" in dataset.attrs else ""
     if len(runs.names) == 2:
         note += (
