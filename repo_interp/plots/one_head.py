@@ -91,7 +91,7 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
     # Chosen by size, but drawn in the order of components, the fastest first.
     largest = np.sort(np.argsort(-np.abs(pair), kind="stable")[:PAIRS])
     others = np.setdiff1d(np.arange(len(pair)), largest)
-    bars: list[tuple[str, float, float | None, str]] = []
+    bars: list[tuple[str, float, float, str]] = []
     for place in largest:
         name = f"pair {place}, θ {number(float(parts['frequency'][place]))}"
         bars.append((name, float(pair[place]), float(still[place]), _PART))
@@ -105,19 +105,19 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
             )
         )
     added = [
-        (name.replace("_", " "), float(parts[name]), None, _REST)
+        (name.replace("_", " "), float(parts[name]), np.nan, _REST)
         for name in ("bias", "soft_cap", "rounding")
     ]
     # Most heads have no bias and no soft cap; rounding stays, as the bars must add up to the logit.
     bars += [bar for bar in added if bar[0] == "rounding" or bar[1]]
     shades = {"remainder": _REST}
     fit = [
-        (str(name), float(value), None, shades.get(str(name), _PART))
+        (str(name), float(value), np.nan, shades.get(str(name), _PART))
         for name, value in parts["fit"].to_series().items()
     ]
     figure = paper_figure(PAGE_WIDTH, 0.75 + 0.155 * (len(bars) + 1))
     left, right = figure.subplots(1, 2)
-    whole = ("logit", float(parts["logit"]), None, _WHOLE)
+    whole = ("logit", float(parts["logit"]), np.nan, _WHOLE)
     _bars(left, [*bars, whole], "Rotary pairs, exact; dots: at equal positions")
     _bars(right, [*fit, whole], f"Three-axis fit of the head, r = {parts.attrs['fit_r']:.2f}")
     named = {name: parts.attrs[f"{name}_text"] for name in ("query", "key")}
@@ -133,7 +133,7 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
     return figure
 
 
-def _bars(ax: Axes, bars: list[tuple[str, float, float | None, str]], title: str) -> None:
+def _bars(ax: Axes, bars: list[tuple[str, float, float, str]], title: str) -> None:
     """Draw horizontal bars of (name, length, place of a dot, colour) with their numbers.
 
     The first bar is the top one.
@@ -142,20 +142,12 @@ def _bars(ax: Axes, bars: list[tuple[str, float, float | None, str]], title: str
     y = np.arange(len(bars))
     for bar, name in zip(ax.barh(y, values, color=colours, height=0.7), names, strict=True):
         bar.set_gid(f"part {name}")
-    marked = [place for place, dot in enumerate(dots) if dot is not None]
-    ax.plot(
-        [dots[place] for place in marked],
-        marked,
-        "o",
-        color=_STILL,
-        markersize=2.6,
-        gid="at equal positions",
-    )
-    for place, value in enumerate(values):
+    # Bars of parts that have no dot are NaN
+    ax.plot(dots, y, "o", color=_STILL, markersize=2.6, gid="at equal positions")
+    for place, (value, dot) in enumerate(zip(values, dots, strict=True)):
         side = -1 if value < 0 and abs(value) > NOTHING * max(map(abs, values)) else 1
-        dot = dots[place]
-        # behind the dot, which would hide the number
-        end = value if dot is None else side * max(side * value, side * dot)
+        # behind the dot, which would hide the number; `fmax` takes the value where there is none
+        end = side * np.fmax(side * value, side * dot)
         # Below 5e-4 three decimals would show +0.000 for a number that is not 0.
         text = f"{value:+.3f}" if abs(value) >= 5e-4 or not value else f"{value:+.0e}"
         note(ax, text, (end, place), (3 * side, 0), 5.5, ha="right" if side < 0 else "left")
