@@ -15,18 +15,17 @@ import xarray as xr
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
-    Cell,
     HeadDots,
     Table,
-    cells,
     counted,
     group,
     learned_layers,
     over_prompts,
     ranked_heads,
     schemes,
+    table_of,
 )
-from repo_interp.plots.style import PaperFigure, scheme_name, style
+from repo_interp.plots.style import PaperFigure, style
 from repo_interp.plots.views.attention_mass import main_span
 
 ALIKE = 0.98
@@ -191,23 +190,22 @@ def range_table(run: xr.DataTree) -> Table:
         InputError: The run has no positions.
     """
     positions = group(run, "positions")
-    ranges = positions["position_range"].transpose("layer", "head", "prompt").values
-    lengths = positions["token_count"].values
-    rows: list[tuple[Cell, ...]] = []
-    for (layer, scheme), values in zip(schemes(positions).items(), ranges, strict=True):
-        finite, shares = (each[np.isfinite(values)] for each in (values, 100 * values / lengths))
-        numbers = (
-            (finite.min(), np.median(finite), finite.max(), np.median(shares))
-            if finite.size
-            else [np.nan] * 4
-        )
-        rows.append((f"layer {layer}", scheme_name(scheme), *cells(numbers)))
-    columns = ("layer", "scheme", "smallest", "median", "largest", "median / context (%)")
-    note = (
-        f"In positions, over {ranges.shape[1]} heads per layer and {ranges.shape[2]} "
-        f"prompts of {_span_of(lengths)} tokens."
+    ranges, lengths, over = (
+        positions["position_range"],
+        positions["token_count"],
+        ("prompt", "head"),
     )
-    return Table("positions", "Ranges of positions, max − min", columns, tuple(rows), note)
+    columns = [
+        ("smallest", ranges.min(over)),
+        ("median", ranges.median(over)),
+        ("largest", ranges.max(over)),
+        ("median / context (%)", (100 * ranges / lengths).median(over)),
+    ]
+    note = (
+        f"In positions, over {counted(ranges.sizes['head'], 'head')} per layer and "
+        f"{ranges.sizes['prompt']} prompts of {_span_of(lengths.values)} tokens."
+    )
+    return table_of("positions", "Ranges of positions, max − min", columns, note)
 
 
 def _span_of(lengths: np.ndarray) -> str:
