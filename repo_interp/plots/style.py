@@ -265,6 +265,10 @@ class _OnAxes:
         """The title of the axes."""
         self.ax.set_title(text)
 
+    def supxlabel(self, text: str) -> None:
+        """The label of the x axis."""
+        self.ax.set_xlabel(text)
+
     def supylabel(self, text: str) -> None:
         """The label of the y axis."""
         self.ax.set_ylabel(text)

@@ -15,9 +15,10 @@ from repo_interp.plots.marks.arrays import (
     nested_digits,
     over_prompts,
     ranked_heads,
+    strongest_head,
 )
 from repo_interp.plots.marks.beside import Dots, Lines, Maps, charts_of, name_columns
-from repo_interp.plots.marks.chart import Chart, CustomFigure, Drawing
+from repo_interp.plots.marks.chart import Chart, CustomFigure, Drawing, figures_of_heads
 from repo_interp.plots.marks.drawing import (
     bare,
     colour_bar,
@@ -26,7 +27,6 @@ from repo_interp.plots.marks.drawing import (
     envelope,
     label_tokens,
     legend_below,
-    length_axis,
     name_ticks,
     note,
     number,

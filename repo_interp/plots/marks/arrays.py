@@ -125,6 +125,19 @@ def ranked_heads(means: xr.DataArray) -> list[tuple[int, int]]:
     ]
 
 
+def strongest_head(values: xr.DataArray) -> tuple[int, int, float]:
+    """Return the head with the largest value.
+
+    Args:
+        values: Numbers [layer, head], one of them at least not NaN.
+
+    Returns:
+        Its layer, its head, and the value.
+    """
+    layer, head = ranked_heads(values)[0]
+    return layer, head, float(values.sel(layer=layer, head=head))
+
+
 def digits_of(values: Any, digits: int = 6) -> list[float | None]:
     """Flatten numbers and round them for JSON.
 

@@ -90,7 +90,7 @@ def charts_of(
 ) -> Iterator["Lines | Dots | Maps"]:
     """Choose charts for an array of several runs, by the rule of the module.
 
-    A coordinate `error` is drawn as bars.
+    Bars are drawn between coordinates `low` and `high`.
 
     Args:
         name: Start of the charts' names.
@@ -122,10 +122,12 @@ def charts_of(
         values = values.assign_coords({dim: named}).sortby(dim)  # lengths, as test sets are called
         names.remove(dim)
     numbers = [dim for dim in values.dims if dim not in ("run", *heads, *names)]
-    for suffix, chart, of in _charts(values, runs, heads, names, numbers):
-        named = "_".join(filter(None, (name, suffix)))
+    for chart in _charts(values, runs, heads, names, numbers):
         yield replace(
-            chart, name=named, live=live, caption=f"{caption[:1].upper()}{caption[1:]}{of}."
+            chart,
+            name="_".join(filter(None, (name, chart.name))),
+            live=live,
+            caption=f"{caption[:1].upper()}{caption[1:]}{chart.caption}.",
         )
 
 
@@ -135,8 +137,8 @@ def _charts(
     heads: list[str],
     names: list[Hashable],
     numbers: list[Hashable],
-) -> Iterator[tuple[str, "Lines | Dots | Maps", str]]:
-    """The end of the name of every figure, its chart, and the end of its caption."""
+) -> Iterator["Lines | Dots | Maps"]:
+    """The charts, with the ends of their names and captions."""
     if not names and not numbers and not heads:
         # A number per run alone: one name on an axis, so that dots can show it
         names, values = ["of"], values.expand_dims(of=[str(values.name)])
@@ -152,63 +154,34 @@ def _charts(
         )
         head = {str(dim): int(place) for dim, place in squares.argmax(...).items()} if heads else {}
         named = ", ".join(f"{dim} {int(moved[dim][place])}" for dim, place in head.items())
-        yield (
-            "",
-            Maps(moved.isel(head), runs, named),
-            f". {named}, the head in which the runs differ most",
-        )
+        caption = f". {named}, the head in which the runs differ most"
+        yield Maps(moved.isel(head), runs, named, caption=caption)
     elif not names and not numbers and len(heads) == 2:
-        yield (
-            "",
-            Maps(values, runs, f"{values.sizes['layer']} layers of {values.sizes['head']} heads"),
-            "",
-        )
+        size = f"{values.sizes['layer']} layers of {values.sizes['head']} heads"
+        yield Maps(values, runs, size)
         yield from _over_steps(values, runs, "over_steps")
     elif not names and not numbers and heads == ["layer"]:
-        yield "", Lines(values, runs, "layer"), ""
+        yield Lines(values, runs, "layer")
     elif len(names) == 1 and not numbers:
-        chart = (
-            Dots(values, runs, names[0])
-            if runs.steps is None
-            else Lines(values, runs, "run", names[0])
-        )
-        yield "", chart, ""
-        # Parts of spans ("needle.1.key") would make too many figures
-        for label in (
-            [name for name in names_along(values, names[0]) if "." not in name]
-            if len(heads) == 2
-            else ()
-        ):
-            yield from _over_steps(_named(values, names[0], label), runs, f"{label}_over_steps")
+        (axis,) = names
+        yield (Dots(values, runs, axis) if runs.steps is None else Lines(values, runs, "run", axis))
+        for label in names_along(values, axis) if len(heads) == 2 else ():
+            # Parts of spans ("needle.1.key") would make too many figures
+            if "." not in label:
+                yield from _over_steps(_named(values, axis, label), runs, f"{label}_over_steps")
     elif numbers and len(names) + len(numbers) <= 3:
         # The longest axis runs along x, shorter ones become panels or figures
         x = max(numbers, key=lambda dim: values.sizes[dim])
         panel, apart = [*(dim for dim in [*numbers, *names] if dim != x), None, None][:2]
         if values.sizes[x] == 1 and panel is None:
-            yield (
-                "",
-                Dots(
-                    values.assign_coords({x: [f"{label:g}" for label in values[x].values]}), runs, x
-                ),
-                "",
-            )
+            yield Dots(values.assign_coords({x: [f"{values[x].item():g}"]}), runs, x)
         elif apart is None:
-            yield (
-                "",
-                Lines(values, runs, x, panel=panel or ("layer" if "layer" in heads else None)),
-                "",
-            )
+            yield Lines(values, runs, x, panel=panel or ("layer" if "layer" in heads else None))
         else:
             for label in values[apart].values:
-                named = _named(values, apart, label)
-                if np.isfinite(named.values).any():
-                    yield str(label), Lines(named, runs, x, panel=panel), f": {apart} {label}"
-
-
-def _panels_of(values: xr.DataArray, panel: Hashable | None, labels: list[Any]) -> list[np.ndarray]:
-    return [
-        values.values if label is None else values.sel({panel: label}).values for label in labels
-    ]
+                named, caption = _named(values, apart, label), f": {apart} {label}"
+                if named.notnull().any():
+                    yield Lines(named, runs, x, panel=panel, name=str(label), caption=caption)
 
 
 def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
@@ -218,9 +191,7 @@ def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
     )
 
 
-def _over_steps(
-    values: xr.DataArray, runs: Runs, suffix: str
-) -> Iterator[tuple[str, "Lines | Dots | Maps", str]]:
+def _over_steps(values: xr.DataArray, runs: Runs, suffix: str) -> Iterator["Lines"]:
     """Chart `values` [run, layer, head] over training steps.
 
     A line is a head, or their mean if there are more heads than colours.
@@ -228,7 +199,7 @@ def _over_steps(
     if runs.steps is not None:
         few = values.sizes["head"] <= len(_LINES)
         named = values.assign_coords(head=[f"head {number}" for number in values["head"].values])
-        yield suffix, Lines(named, runs, "run", "head" if few else None, "layer"), ""
+        yield Lines(named, runs, "run", "head" if few else None, "layer", name=suffix)
 
 
 @dataclass(frozen=True)
@@ -245,9 +216,6 @@ class Maps(Drawing):
     values: xr.DataArray
     runs: Runs
     detail: str = ""
-    name: str = ""
-    live: bool = False
-    caption: str = ""
 
     @style()
     def figure(self) -> PaperFigure:
@@ -280,37 +248,25 @@ class Maps(Drawing):
         }
         # The same end on either side, so that equal changes up and down are equally dark
         apart = {"cmap": "PuOr", "norm": TwoSlopeNorm(0, -end, end)}
+        titles, between = [*map(runs.title, names)], "/" if logarithmic else "−"
         drawn = [
-            (axes[0, place], data[place], f"map {name}", runs.title(name), looks)
+            (axes[0, place], place, data, f"map {name}", titles[place], looks)
             for place, name in enumerate(names)
         ]
         for place in others:
-            title = (
-                f"{runs.title(names[place])} {'/' if logarithmic else '−'} "
-                f"{runs.title(names[base])}"
-            )
-            drawn.append(
-                (below[place], differences[place], f"difference {names[place]}", title, apart)
-            )
+            title, gid = f"{titles[place]} {between} {titles[base]}", f"difference {names[place]}"
+            drawn.append((below[place], place, differences, gid, title, apart))
         images = []
-        for (ax, cells, gid, title, look), name in zip(
-            drawn, [*names, *(names[place] for place in others)], strict=True
-        ):
-            of_run = values.sel(run=name).copy(data=cells)
+        for ax, place, numbers, gid, title, look in drawn:
+            cells = values[place].copy(data=numbers[place])
             images.append(
-                draw_cells(ax, of_run, {**look, "gid": gid}, most=10 if row == "layer" else 5)
+                draw_cells(ax, cells, {**look, "gid": gid}, most=10 if row == "layer" else 5)
             )
             ax.set_title(title)
-            if not np.isfinite(cells).any():
+            if not cells.notnull().any():
                 say(ax, "none", colour="#5A5A5A")
-        used = [ax for ax, *_ in drawn]
-        _bar(
-            figure,
-            images[0],
-            used[: len(names)],
-            str(values.attrs.get("units", "")).removesuffix("1"),
-            finite,
-        )
+        used, units = [ax for ax, *_ in drawn], str(values.attrs.get("units", ""))
+        _bar(figure, images[0], used[: len(names)], units.removesuffix("1"), finite)
         if others:
             label = "log₁₀ of the ratio" if logarithmic else "difference"
             _bar(figure, images[-1], used[len(names) :], label, differences[others])
@@ -328,8 +284,7 @@ class Lines(Drawing):
     A line is the mean over all axes without a role; its band is the middle half.
 
     `x`: an axis of numbers; "run": the training step. `line` None: a single line. `panel`: an axis
-    with one panel per label; None: one. Coordinates drawn as bars: `error` around the line, or `low`
-    and `high`.
+    with one panel per label; None: one. Bars are drawn between coordinates `low` and `high`.
     """
 
     values: xr.DataArray
@@ -337,9 +292,6 @@ class Lines(Drawing):
     x: Hashable
     line: Hashable | None = "run"
     panel: Hashable | None = None
-    name: str = ""
-    live: bool = False
-    caption: str = ""
     spans: PromptTokens | None = None
     """The prompt whose tokens are `x`; its spans are shaded."""
 
@@ -363,11 +315,8 @@ class Lines(Drawing):
             {} if self.spans is None else self.spans.top_spans,
         )
         width = PAGE_WIDTH if wide else 0.55 * PAGE_WIDTH * len(labels)
-        reaches = [
-            float(np.ptp(part[np.isfinite(part)]))
-            for part in _panels_of(values, panel, labels)
-            if np.isfinite(part).any()
-        ]
+        parts = [values if panel is None else values.sel({panel: label}) for label in labels]
+        reaches = [float(part.max() - part.min()) for part in parts if part.notnull().any()]
         # Where one layer spreads much more than others, a shared axis would flatten these
         alike = not reaches or max(reaches) <= values.attrs.get("alike", ALIKE) * min(reaches)
         figure, axes = panels(
@@ -379,39 +328,21 @@ class Lines(Drawing):
             sharex=True,
             sharey=alike,
         )
-        for label, ax in zip(labels, axes, strict=True):
-            of_panel = values if label is None else values.sel({panel: label})
+        for ax, label, of_panel in zip(axes, labels, parts, strict=True):
             for name, look in looks.items():
-                chosen = (of_panel if name is None else of_panel.sel({line: name})).transpose(
-                    x, ...
-                )
+                chosen = of_panel if name is None else of_panel.sel({line: name})
+                chosen = chosen.transpose(x, ...)
+                if of_scheme:
+                    look = {**look, "color": scheme_colour(str(chosen["scheme"].item()))}
                 # [x, all axes without a role]: layers and heads together
                 of_line = chosen.values.reshape(len(places), -1)
                 # A line goes on over places without a value, rather than break
                 known = np.isfinite(of_line).any(axis=1)
                 if known.any():
-                    look = {
-                        **look,
-                        **(
-                            {"color": scheme_colour(str(chosen["scheme"].item()))}
-                            if of_scheme
-                            else {}
-                        ),
-                    }
-                    _line(
-                        ax,
-                        places[known],
-                        of_line[known],
-                        look,
-                        str(label if name is None else name),
-                    )
-                ends: Any = ()
-                if "error" in chosen.coords:
-                    # [low and high, x]
-                    ends = chosen.values + np.multiply.outer((-1, 1), chosen["error"].values)
-                elif "low" in chosen.coords:
-                    ends = [chosen["low"].values, chosen["high"].values]
-                if len(ends):
+                    title = str(label if name is None else name)
+                    _line(ax, places[known], of_line[known], look, title)
+                if "low" in chosen.coords:
+                    ends = chosen["low"].values, chosen["high"].values
                     ax.vlines(
                         places, *ends, color=look["color"], linewidth=0.7, gid=f"error {name}"
                     )
@@ -465,15 +396,12 @@ class Dots(Drawing):
     """One dot per run and name of `values` [run, axis, ...], with names on `axis`.
 
     A dot is the mean over all other axes; a line is the middle half of layers and heads, and a tick
-    a prompt. Coordinates: `error` is drawn as bars, `control` (axis) as crosses.
+    a prompt. Coordinates: `low` and `high` are the ends of bars, `control` (axis) is drawn as crosses.
     """
 
     values: xr.DataArray
     runs: Runs
     axis: Hashable
-    name: str = ""
-    live: bool = False
-    caption: str = ""
     panel: Hashable | None = None
     """An axis with one panel per label, which says what its x axis is; None: one panel."""
 
@@ -485,15 +413,10 @@ class Dots(Drawing):
         values = values.sel({axis: names, "run": runs_with_values(values)})
         shown = [str(name) for name in values["run"].values]
         labels = [""] if panel is None else values[panel].values.tolist()
-        figure = paper_figure(
-            (0.62 if panel is None else 1) * PAGE_WIDTH,
-            0.95 + max(0.2, 0.09 * len(shown)) * len(names),
-        )
-        # a caller's own axes hold a figure that asks for one alone
-        axes: Any = (
-            [figure.subplots()] if panel is None else figure.subplots(1, len(labels), sharey=True)
-        )
-        for ax, label in zip(np.ravel(axes), labels, strict=True):
+        height = max(0.2, 0.09 * len(shown)) * len(names)
+        width = (0.62 if panel is None else 1) * PAGE_WIDTH
+        figure, axes = panels(len(labels), len(labels), height, 0.95, width, sharey=True)
+        for ax, label in zip(axes, labels, strict=True):
             of_panel = values if panel is None else values.sel({panel: label})
             _draw_dots(ax, of_panel.transpose("run", axis, ...), runs, shown)
             ax.set_xlabel(label or unit_label(axis_name(values.name), values))
@@ -531,9 +454,8 @@ def _draw_dots(ax: Axes, values: xr.DataArray, runs: Runs, shown: Sequence[str])
             ticks = values.isel(run=row).mean([*{*values.dims[2:]} - {"prompt"}])
             x = ticks.transpose("prompt", ...).values
             ax.plot(x, np.broadcast_to(y, x.shape), "|", **ink, alpha=0.6, gid=f"prompts {name}")
-        if "error" in values.coords:
-            error = values["error"].broadcast_like(values).transpose(*values.dims[:2]).values[row]
-            ends = means[row] - error, means[row] + error
+        if "low" in values.coords:
+            ends = [values[end].broadcast_like(values).values[row] for end in ("low", "high")]
             ax.hlines(y, *ends, **ink, linewidth=0.7, gid=f"error {name}")
         ax.plot(means[row], y, look["marker"], **ink, markersize=3.6, gid=f"mean {name}")
     if "control" in values.coords:

@@ -10,8 +10,9 @@ CustomFigure  a figure that no axis describes         those of `head_charts`: on
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -32,10 +33,11 @@ class Chart:
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Drawing(Chart, ABC):
     """A chart that has a figure."""
 
-    name: str
+    name: str = ""
     """The name of the figure's file; "" for a chart of the page alone."""
     caption: str = ""
     """A sentence for the page, where the name does not describe the figure."""
@@ -51,11 +53,29 @@ class Drawing(Chart, ABC):
 class CustomFigure(Drawing):
     """A figure that `draw` makes when it is asked for."""
 
-    name: str
+    # `field()`: unlike that of other charts, this name has no default
+    name: str = field()
     draw: Callable[[], Figure]
-    live: bool = False
-    caption: str = ""
 
     def figure(self) -> Figure:
         """The figure of `draw`."""
         return self.draw()
+
+
+def figures_of_heads(
+    stem: str, draw: Callable[..., Figure], heads: Iterable[tuple[int, int]], live: bool = False
+) -> Iterator[CustomFigure]:
+    """Chart single heads, one after the other.
+
+    Args:
+        stem: Start of the charts' names.
+        draw: Function of `layer` and `head` that draws the figure.
+        heads: Labels (layer, head).
+        live: Passed on to the charts.
+
+    Returns:
+        The charts.
+    """
+    for layer, head in heads:
+        name = f"{stem}_layer{layer}_head{head}"
+        yield CustomFigure(name, partial(draw, layer=layer, head=head), live=live)

@@ -28,6 +28,7 @@ from matplotlib.transforms import offset_copy
 from repo_interp.plots.marks.reading import PromptTokens
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
+    PAGE_HEIGHT,
     PAGE_WIDTH,
     PaperFigure,
     code_of,
@@ -234,13 +235,13 @@ def panels(
     columns = min(columns, count)
     rows = -(-count // columns)
     width = (PAGE_WIDTH if columns > 1 else COLUMN_WIDTH) if width is None else width
-    figure = paper_figure(width, around + height * rows)
+    figure = paper_figure(width, min(PAGE_HEIGHT, around + height * rows))
     # a caller's own axes hold a figure that asks for one alone
     if count == 1:
         return figure, [figure.subplots()]
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
     for ax in axes[count:]:
-        ax.set_axis_off()
+        ax.remove()
     return figure, axes[:count]
 
 
@@ -299,21 +300,6 @@ def note(
         fontsize=size,
         **{"va": "center", **look},
     )
-
-
-def length_axis(ax: Axes, lengths: np.ndarray, training_length: float, label: str) -> None:
-    """Make x an axis of lengths that double, with a line at the training length.
-
-    Args:
-        ax: Axes to draw on.
-        lengths: Lengths in tokens, all of which are named.
-        training_length: Length in tokens; a dotted line marks it.
-        label: Label of the axis.
-    """
-    training_line(ax, training_length)
-    double_axis(ax, lengths)
-    ax.set_xlabel(label)
-    ax.grid(axis="y")
 
 
 def training_line(ax: Axes, training_length: float) -> None:

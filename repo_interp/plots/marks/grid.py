@@ -5,7 +5,7 @@ Knows no measure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
 from matplotlib.image import AxesImage
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from repo_interp.plots.marks.chart import Drawing
 from repo_interp.plots.marks.drawing import (
@@ -52,7 +52,7 @@ class Grid(Drawing):
     Values are written into the cells by the format `pattern`.
     """
 
-    name: str
+    name: str = field()
     panels: Mapping[str, xr.DataArray]
     title: str = ""
     pattern: str = ".3g"
@@ -64,13 +64,14 @@ class Grid(Drawing):
     """Numbers that the colours of a panel stand for, if not its values."""
     bar: Mapping[str, Any] | None = None
     """Options of matplotlib's `colorbar`; None: no bar."""
+    handles: Sequence[Patch] = ()
+    """Legend of colours that stand for names; white lines then part the cells."""
     chosen: tuple[int, int] | None = None
     """Row and column of a cell with a frame."""
     cell: float = 0.26
     """Inches of a row."""
     width: float = 0.0
     """Inches of the figure; 0: as many as its cells need."""
-    live: bool = False
 
     @style()
     def figure(self) -> PaperFigure:
@@ -85,16 +86,19 @@ class Grid(Drawing):
         )
         axes = figure.subplots(1, len(arrays), sharey=True, squeeze=False)[0].tolist()
         colours, norm = scale(np.stack([array.values for array in arrays]).astype(float))
-        images, crowded = (
-            [],
-            arrays[0].dims[0] == "layer" and (rows > WRITTEN[0] or columns > WRITTEN[1]),
-        )
+        of_layers, images = arrays[0].dims[0] == "layer", []
+        crowded = of_layers and not self.handles and (rows > WRITTEN[0] or columns > WRITTEN[1])
+        # Labels of many narrow panels would touch
+        most = min(16, 48 // len(arrays))
         for ax, (title, array) in zip(axes, self.panels.items(), strict=True):
             look = self.looks.get(title) or self.look or {"cmap": colours, "norm": norm}
-            images.append(
-                draw_cells(ax, array, look, "" if crowded else self.pattern, self.shown.get(title))
-            )
+            pattern, shown = "" if crowded else self.pattern, self.shown.get(title)
+            images.append(draw_cells(ax, array, look, pattern, shown, most))
             ax.set_title(title)
+            if self.handles:
+                ax.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
+                ax.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+                ax.grid(which="minor", color="white", linewidth=0.8)
             if ax is not axes[0]:
                 ax.set_ylabel("")
             if self.chosen is not None:
@@ -109,8 +113,8 @@ class Grid(Drawing):
             colour_bar(figure, images[0], axes, **{"pad": 0.01, "fraction": 0.03, **self.bar})
         if self.title:
             figure.suptitle(self.title, x=0.01, ha="left")
-        if arrays[0].dims[0] == "layer":
-            legend_below(figure, scheme_handles(schemes(arrays[0]).values()))
+        if of_layers:
+            legend_below(figure, self.handles or scheme_handles(schemes(arrays[0]).values()))
         return figure
 
 

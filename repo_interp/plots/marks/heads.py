@@ -69,20 +69,21 @@ class Heads(Drawing):
     control: xr.DataArray | None = None
     prompts: xr.DataArray | None = None
     """The same [prompt, layer, head], of which `values` are the means."""
-    learned: bool = False
-    """Whether only heads of layers that learn positions, where any does, are worth naming: those of
-    others are alike.
-    """
     colours: np.ndarray | None = None
     """Colours [layer, head], where they stand for something else than the values."""
     texts: xr.DataArray | None = None
     """Texts [layer, head] that `values` are numbers of, such as kinds, and "" for none."""
-    name: str = ""
-    live = True
+    live: bool = field(default=True, kw_only=True)
 
+    @style()
     def figure(self) -> PaperFigure:
         """The map of the values."""
-        return head_grid_figure(self.values)
+        values = self.values
+        width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
+        figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
+        head_grid(values, figure.subplots())
+        legend_below(figure, scheme_handles(schemes(values).values()))
+        return figure
 
     def data(self) -> dict[str, Any]:
         """The map as JSON.
@@ -153,25 +154,6 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
     return ax
 
 
-@style()
-def head_grid_figure(values: xr.DataArray) -> PaperFigure:
-    """Draw one number per head as a figure, with the schemes in a legend.
-
-    The number of heads sets the width.
-
-    Args:
-        values: Numbers (layer, head).
-
-    Returns:
-        The figure.
-    """
-    width = COLUMN_WIDTH if values.sizes["head"] <= 20 else PAGE_WIDTH
-    figure = paper_figure(width, 0.9 + 0.15 * max(8, values.sizes["layer"]))
-    head_grid(values, figure.subplots())
-    legend_below(figure, scheme_handles(schemes(values).values()))
-    return figure
-
-
 @dataclass(frozen=True)
 class HeadDots(Drawing):
     """Panels by their titles of one dot per head, over grey bars of a control.
@@ -180,7 +162,7 @@ class HeadDots(Drawing):
     prompt. Attributes of values: `limits` of the axis, and `least`, a change below which is rounding.
     """
 
-    name: str
+    name: str = field()
     panels: Mapping[str, tuple[xr.DataArray, xr.DataArray]]
     """Values and control [layer, head] or [prompt, layer, head]."""
     control: str

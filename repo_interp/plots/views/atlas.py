@@ -33,6 +33,7 @@ from repo_interp.plots.marks import (
     Chart,
     CustomFigure,
     Finding,
+    Grid,
     Heads,
     Table,
     bare,
@@ -40,18 +41,16 @@ from repo_interp.plots.marks import (
     colour_bar,
     counted,
     digits_of,
-    draw_cells,
     group,
     has_runs,
     heads_named,
     heads_of,
     heads_where,
-    legend_below,
     percent,
-    ranked_heads,
     runs_of,
     schemes,
     spread,
+    strongest_head,
     unit_label,
 )
 from repo_interp.plots.style import (
@@ -78,8 +77,9 @@ MAPPED = (
     "retrieval",
     "contribution",
     "mirror",
+    "departure",
+    "distance",
 )
-MAPPED += ("departure", "distance")
 """Scores that have a map of heads on the page, where the run has them."""
 LISTED = 8
 """Heads of a name that the table lists."""
@@ -116,23 +116,22 @@ def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
     return columns
 
 
-def names_of(atlas: xr.Dataset, variable: str = "name") -> np.ndarray:
+def names_of(texts: xr.DataArray) -> np.ndarray:
     """Return the names of every head, in their order.
 
     Args:
-        atlas: Group `atlas` of a run.
-        variable: Variable that holds the names.
+        texts: Names [layer, head], with commas between those of a head.
 
     Returns:
         Tuples of names [layer, head].
     """
-    text = atlas[variable].transpose("layer", "head").values
     # Without otypes, vectorize would make arrays of the tuples.
     return np.vectorize(
         lambda names: tuple(part for part in str(names).split(", ") if part), otypes=[object]
-    )(text)
+    )(texts.transpose("layer", "head").values)
 
 
+@style()
 def atlas_names(run: xr.DataTree) -> PaperFigure:
     """Draw the names of heads, a cell per layer and head.
 
@@ -145,12 +144,15 @@ def atlas_names(run: xr.DataTree) -> PaperFigure:
     Returns:
         The figure.
     """
-    labels = group(run, "atlas")["label"].values
-    figure = names_figure(run, "atlas", "name", labels, "First name of a head")
-    figure.caption = (
-        "First name of a head, run by run; +1: the head has another name." if has_runs(run) else ""
+    return _names_chart(run).figure()
+
+
+def _names_chart(run: xr.DataTree) -> Grid:
+    atlas, title = group(run, "atlas"), "First name of a head"
+    caption = f"{title}, run by run; +1: the head has another name." if has_runs(run) else ""
+    return names_grid(
+        "atlas_names", run, atlas["name"], atlas["label"].values.tolist(), title, caption
     )
-    return figure
 
 
 def colours_of_names(labels: Sequence[str]) -> dict[str, str]:
@@ -170,31 +172,33 @@ def colours_of_names(labels: Sequence[str]) -> dict[str, str]:
     }
 
 
-@style()
-def names_figure(
-    run: xr.DataTree, name: str, variable: str, labels: Sequence[str], title: str
-) -> PaperFigure:
-    """Draw a text per head as cells; several runs have a panel for every run.
+def names_grid(
+    name: str,
+    run: xr.DataTree,
+    texts: xr.DataArray,
+    labels: Sequence[str],
+    title: str,
+    caption: str = "",
+) -> Grid:
+    """Chart a text per head as cells; several runs have a panel for every run.
 
     Args:
+        name: Name of the chart.
         run: Tree of a run, a group per measure.
-        name: Name of the group.
-        variable: Texts [layer, head] of the group.
+        texts: Texts [layer, head] of this run, or [run, layer, head].
         labels: All texts that may occur.
-        title: Title of the figure.
+        title: Title of the panel of a single run.
+        caption: Caption of the chart.
 
     Returns:
-        The figure.
+        The chart.
     """
-    named = group(run, name)
-    panels = {title: named}
+    parts = {title: texts}
     if has_runs(run):
         runs = runs_of(run)
-        panels = {runs.title(name): named.sel(run=name) for name in spread(runs.names, BESIDE)}
-    colours, most = colours_of_names(labels), 32 // len(panels)
-    width = PAGE_WIDTH if len(panels) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * named.sizes["head"])
-    figure = paper_figure(width, 0.8 + 0.17 * max(6, named.sizes["layer"]))
-    axes: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        parts = {runs.title(one): texts.sel(run=one) for one in spread(runs.names, BESIDE)}
+    colours = colours_of_names(labels)
+    places = {label: place for place, label in enumerate(colours)}
     look = {
         # A colour map needs one colour at least, also where no name exists.
         "cmap": ListedColormap([*colours.values()] or [MISSING]),
@@ -202,33 +206,29 @@ def names_figure(
         "vmax": max(1, len(colours)) - 0.5,
         "gid": "names",
     }
-    first: set[str] = set()
-    for ax, (title, of_run) in zip(axes, panels.items(), strict=True):
-        names = names_of(of_run, variable)
-        # [layer, head]: number of the first name; NaN is drawn grey.
-        codes = [[[*colours].index(of[0]) if of else np.nan for of in row] for row in names]
-        draw_cells(
-            ax, of_run[variable].transpose("layer", "head").copy(data=codes), look, most=most
-        )
-        for row, column in np.argwhere(np.vectorize(len, otypes=[int])(names) > 1):
-            ax.text(
-                column,
-                row,
-                f"+{len(names[row, column]) - 1}",
-                ha="center",
-                va="center",
-                fontsize=4.6,
-                color="black",
-            )
-        # Minor ticks at the edges of cells, for white lines between them.
-        for axis, count in ((ax.xaxis, names.shape[1]), (ax.yaxis, names.shape[0])):
-            axis.set_ticks(np.arange(count + 1) - 0.5, minor=True)
-        ax.grid(which="minor", color="white", linewidth=0.8)
-        ax.set(title=title, ylabel="layer" if ax is axes[0] else "")
-        first |= {of[0] for of in names.ravel() if of}
-    handles = [Patch(facecolor=colours[label], label=label) for label in labels if label in first]
-    legend_below(figure, [*handles, Patch(facecolor=MISSING, label=NO_NAME)])
-    return figure
+    panels, shown, found = {}, {}, set()
+    for title, of_run in parts.items():
+        names = names_of(of_run)
+        # [layer, head]: number of the first name, and how many follow it; NaN is not drawn.
+        shown[title] = np.array([[places[of[0]] if of else np.nan for of in row] for row in names])
+        further = [[len(of) - 1 if len(of) > 1 else np.nan for of in row] for row in names]
+        panels[title] = of_run.transpose("layer", "head").copy(data=further)
+        found |= {of[0] for of in names.ravel() if of}
+    handles = [Patch(facecolor=colours[label], label=label) for label in labels if label in found]
+    handles.append(Patch(facecolor=MISSING, label=NO_NAME))
+    # As wide as a page, but for the small map of a single run
+    width = PAGE_WIDTH if len(parts) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * texts.sizes["head"])
+    return Grid(
+        name,
+        panels,
+        pattern="+.0f",
+        look=look,
+        shown=shown,
+        handles=handles,
+        cell=0.17,
+        width=width,
+        caption=caption,
+    )
 
 
 def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[int, int]]]:
@@ -294,7 +294,9 @@ def atlas_overview(run: xr.DataTree) -> PaperFigure:
             "an overview needs two numbers that differ, and three heads; this run has "
             f"{len(columns)} and {len(heads)}"
         )
-    names = names_of(atlas).ravel() if "name" in atlas else np.full(len(heads), None, object)
+    names = (
+        names_of(atlas["name"]).ravel() if "name" in atlas else np.full(len(heads), None, object)
+    )
     # those with a name first, then those farthest from the mean
     distances = np.linalg.norm(values, axis=1)
     shown = np.lexsort((-distances, [not of for of in names]))[:MOST_NAMED_ROWS]
@@ -374,7 +376,7 @@ def atlas_table(run: xr.DataTree) -> Table:
         rows.append(
             (label, len(which), shown or "–", *cells((scores["threshold"], _reached(scores))))
         )
-    names = names_of(atlas)
+    names = names_of(atlas["name"])
     used = [label for label, *_, threshold, _ in rows if threshold is not None]
     rules = "; ".join(f"{label}: {atlas['rule'].sel(label=label).values}" for label in used)
     note = (
@@ -474,7 +476,7 @@ def changed_names(tree: xr.DataTree) -> Table:
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     atlas = group(run, "atlas")
     if "name" in atlas:
-        yield CustomFigure("atlas_names", partial(atlas_names, run))
+        yield _names_chart(run)
     # An overview clusters the heads of one run.
     if has_runs(run):
         return
@@ -538,8 +540,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         if label == "sink" and on_prompts is not None and (on_prompts > threshold).any():
             further, where = f"; on random tokens {_many(has)} do", f"in {texts}"
             shown, has = on_prompts, on_prompts > threshold
-        layer, head = ranked_heads(shown.where(has))[0]
-        best = float(shown.sel(layer=layer, head=head))
+        layer, head, best = strongest_head(shown.where(has))
         if on_prompts is not None and shown is not on_prompts:
             there = float(on_prompts.sel(layer=layer, head=head))
             further = f"; in {texts} {percent(there)}" if np.isfinite(there) else ""

@@ -89,7 +89,7 @@ def mass_chart(run: xr.DataTree) -> Dots:
         units="10⁻²",
         detail=f"mean over {count} (ticks); line: middle half of heads",
     )
-    return Dots(drawn, runs, "span", "attention_mass_by_span")
+    return Dots(drawn, runs, "span", name="attention_mass_by_span")
 
 
 @style()
@@ -139,7 +139,7 @@ def ranking_chart(run: xr.DataTree, span: str) -> Dots:
         detail=f"first {len(first)} of {counted(means.size, 'head')}; mean over "
         f"{counted(mass.sizes['prompt'], 'prompt')} (ticks)",
     )
-    return Dots(drawn, runs, "rank", "heads_ranked")
+    return Dots(drawn, runs, "rank", name="heads_ranked")
 
 
 def rows_in_words(dataset: xr.Dataset) -> str:

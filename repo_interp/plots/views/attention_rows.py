@@ -56,14 +56,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
             token="query", strongest="rank"
         )
         if prompt != first and of_prompt.sizes["query"]:
-            prompts.append(
-                PromptRows(
-                    prompt,
-                    of_prompt["prompt_weight"],
-                    of_prompt["prompt_key"],
-                    of_prompt["prompt_log_total"],
-                )
-            )
+            prompts.append(PromptRows(prompt, *of_prompt.data_vars.values()))
     yield HeadRows("Attention of the chosen token", prompts)
 
 

@@ -34,11 +34,11 @@ from repo_interp.plots.marks import (
     group,
     layer_scheme,
     learned_layers,
-    nanmean,
     nested_digits,
     over,
+    over_prompts,
     percent,
-    ranked_heads,
+    strongest_head,
     table_of,
     unit_label,
 )
@@ -102,19 +102,13 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
             .where(kinds == named)
             .assign_coords(band=named)
         )
-        yield Lines(*alone(run, vaf), "component", "band", "layer", "component_vaf", live=True)
+        yield Lines(*alone(run, vaf), "component", "band", "layer", name="component_vaf", live=True)
         if curves.sizes["distance"] > BEYOND * length:
             yield _beyond(run, subset.isel(layer=0)["component_by_distance"], kinds.values, length)
     if learned := learned_layers(components):
         yield turns_grid(components, learned)
-    curves = {"mean logit": logits}
-    yield HeadCurves(
-        "Mean logit by distance, chosen head",
-        "distance (tokens)",
-        unit_label("logit", logits),
-        at,
-        curves,
-    )
+    title, y = "Mean logit by distance, chosen head", unit_label("logit", logits)
+    yield HeadCurves(title, "distance (tokens)", y, at, {"mean logit": logits})
 
 
 def _by_band(
@@ -143,7 +137,7 @@ def _by_band(
     # alike=1: panels share a scale only where their reaches are equal, since a sum swings far more.
     drawn.attrs |= curves.attrs | {"long_name": title, "alike": 1}
     name = "components_by_distance"
-    return Lines(*alone(run, drawn), "distance", "band", "logits", name, live=True)
+    return Lines(*alone(run, drawn), "distance", "band", "logits", name=name, live=True)
 
 
 def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: int) -> Lines:
@@ -153,7 +147,7 @@ def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: i
     length; values are means over L / 16 neighbouring distances.
     """
     # BAND_NAMES is in order of preference.
-    kind = next(kind for kind in (*BAND_NAMES.values(),) if kind in kinds)
+    kind = next(kind for kind in BAND_NAMES.values() if kind in kinds)
     smooth = curves.isel(component=np.flatnonzero(kinds == kind), distance=slice(1, None))
     smooth = (
         smooth.rolling(distance=max(1, length // 16), center=True)
@@ -259,7 +253,7 @@ def component_table(run: xr.DataTree) -> Table:
     lengths["band over the longest prompt"] = min(seen, length)
     columns = [
         ("theta (rad per position)", theta),
-        ("wavelength (positions)", 2 * np.pi / theta.where(theta > 0)),
+        ("wavelength (positions)", wavelengths(theta)),
         *(
             (f"{name} ({tokens:,} tokens)", theta.copy(data=_band_names(theta.values, tokens)))
             for name, tokens in lengths.items()
@@ -280,16 +274,16 @@ def _band_names(theta: np.ndarray, length: int) -> list[str]:
     return np.where(turns >= 1, "high", np.where(turns > 0.5, "activated", "low")).tolist()
 
 
-def wavelength_of(theta: float) -> float:
-    """Compute the positions in which a component turns once.
+def wavelengths(theta: xr.DataArray) -> xr.DataArray:
+    """Return 2 pi / theta in positions; NaN where theta is 0.
 
     Args:
-        theta: Frequency in radians per position.
+        theta: Radians per position.
 
     Returns:
-        Wavelength in positions; NaN if the component does not turn.
+        The wavelengths.
     """
-    return 2 * np.pi / float(theta) if theta else np.nan
+    return 2 * np.pi / theta.where(theta > 0)
 
 
 def component_data(
@@ -308,11 +302,7 @@ def component_data(
     layers = rotating_layers(components)
     if not layers:
         return None, ()
-    curves = (
-        components["component_by_distance"]
-        .sel(layer=layers)
-        .transpose("layer", "component", "distance")
-    )
+    shares, band = vaf_of_heads(components).sel(layer=layers), bands(components, layers[0])
     logits = components["logit_by_distance"].sel(layer=layers).mean("head")
     # Without distance 0: the logit of a token with itself would set the scale.
     known = np.flatnonzero(logits.notnull().any("layer").values)[1:]
@@ -321,52 +311,49 @@ def component_data(
         if known.size
         else known
     )
-    shares, band = vaf_of_heads(components).sel(layer=layers), bands(components, layers[0])
+    curves = components["component_by_distance"].sel(layer=layers)
+    parts = {"logit": logits, "curve": curves, "vaf": shares.median("head")}
+    measured = xr.Dataset(parts).isel(distance=places)
 
-    def of_layers(
-        layer: int | None, name: str, logit: xr.DataArray, curve: xr.DataArray, vaf: xr.DataArray
-    ) -> dict[str, Any]:
-        parts = {
-            "logit": digits_of(logit.values[places]),
-            # Four digits: these curves are most of the section's data.
-            "components": [digits_of(one, 4) for one in curve.values[:, places]],
-        }
-        heads = [] if layer is None else nested_digits(shares.sel(layer=layer).values)
+    def drawn(layer: int | None, name: str, of_layer: xr.Dataset) -> dict[str, Any]:
+        curves = of_layer["curve"].transpose("component", "distance").values
         return {
             "layer": layer,
             "name": name,
-            **parts,
-            "vaf": digits_of(vaf.values),
-            "heads": heads,
+            "logit": digits_of(of_layer["logit"]),
+            # Four digits: these curves are most of the section's data.
+            "components": [digits_of(curve, 4) for curve in curves],
+            "vaf": digits_of(of_layer["vaf"]),
+            "heads": [] if layer is None else nested_digits(shares.sel(layer=layer).values),
         }
 
-    mean = logits.mean("layer"), curves.mean("layer"), shares.median(("layer", "head"))
-    drawn = [of_layers(None, f"mean of {len(layers)} layers", *mean)] if len(layers) > 1 else []
-    for layer in layers:
-        subset = (
-            logits.sel(layer=layer),
-            curves.sel(layer=layer),
-            shares.sel(layer=layer).median("head"),
+    of_layers = [
+        drawn(layer, f"{layer} ({layer_scheme(components, layer)})", measured.sel(layer=layer))
+        for layer in layers
+    ]
+    if len(layers) > 1:
+        mean = measured.mean("layer").assign(vaf=shares.median(("layer", "head")))
+        of_layers.insert(0, drawn(None, f"mean of {len(layers)} layers", mean))
+    kinds, theta = band_of(band), band["frequency"]
+    described = [
+        {
+            "component": number,
+            "theta": rate,
+            "wavelength": wavelength,
+            "band": BAND_NAMES[kind],
+            "colour": BAND_COLOURS[kind],
+        }
+        for number, rate, wavelength, kind in zip(
+            components["component"].values.tolist(),
+            digits_of(theta),
+            digits_of(wavelengths(theta)),
+            kinds,
+            strict=True,
         )
-        drawn.append(of_layers(layer, f"{layer} ({layer_scheme(components, layer)})", *subset))
-    kinds, described = band_of(band), []
-    for number, theta, kind in zip(
-        components["component"].values.tolist(), band["frequency"].values, kinds, strict=True
-    ):
-        turning = dict(
-            zip(("theta", "wavelength"), digits_of([theta, wavelength_of(theta)]), strict=True)
-        )
-        described.append(
-            {
-                "component": number,
-                **turning,
-                "band": BAND_NAMES[kind],
-                "colour": BAND_COLOURS[kind],
-            }
-        )
+    ]
     data = {
         "distance": components["distance"].values[places].tolist(),
-        "layers": drawn,
+        "layers": of_layers,
         "components": described,
         "start": int(np.argmax(kinds == "activated")),
         "training_length": band_length(components, layers[0]),
@@ -386,19 +373,12 @@ def rotating_layers(components: xr.Dataset) -> list[int]:
         Labels of the layers; none if no layer rotates.
     """
     frequency = components["frequency"].transpose("layer", "component")
-    rotating = np.flatnonzero(frequency.notnull().any("component").values)
-    if not rotating.size:
-        return []
-    alike = [
-        place
-        for place in rotating
-        if np.array_equal(frequency[place], frequency[rotating[0]], equal_nan=True)
-    ]
-    layers = components["layer"].values[alike].tolist()
+    layers = components["layer"].values[frequency.notnull().any("component")].tolist()
     return [
         layer
         for layer in layers
         if band_length(components, layer) == band_length(components, layers[0])
+        and np.array_equal(*frequency.sel(layer=[layer, layers[0]]), equal_nan=True)
     ]
 
 
@@ -413,10 +393,7 @@ def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
         `frequency`, `activated` and `low_frequency` [component].
     """
     chosen = components[["frequency", "activated", "low_frequency"]].sel(layer=layer)
-    chosen = chosen.drop_vars(["layer", "scheme"], errors="ignore")
-    return chosen.assign(
-        {name: chosen[name].astype(bool) for name in ("activated", "low_frequency")}
-    )
+    return chosen.drop_vars(["layer", "scheme"], errors="ignore")
 
 
 def vaf_of_heads(components: xr.Dataset) -> xr.DataArray:
@@ -428,11 +405,8 @@ def vaf_of_heads(components: xr.Dataset) -> xr.DataArray:
     Returns:
         VAF [layer, head, component] in per cent.
     """
-    if "vaf_mean" in components:
-        return components["vaf_mean"].transpose("layer", "head", "component")
-    values = components["vaf"].transpose("prompt", "layer", "head", "component")
-    means = nanmean(values.values, axis=0)  # a head whose logits do not vary has no VAF
-    return values.isel(prompt=0, drop=True).copy(data=means)
+    means = components["vaf_mean"] if "vaf_mean" in components else over_prompts(components["vaf"])
+    return means.transpose("layer", "head", "component")
 
 
 def training_length(run: xr.DataTree) -> int:
@@ -457,12 +431,9 @@ def band_length(components: xr.Dataset, layer: int) -> int:
     Returns:
         L in tokens; the training length if the run does not record L.
     """
-    known = "band_length" in components
-    return (
-        int(components["band_length"].sel(layer=layer))
-        if known
-        else int(components.attrs["training_length"])
-    )
+    if "band_length" in components:
+        return int(components["band_length"].sel(layer=layer))
+    return int(components.attrs["training_length"])
 
 
 def _lead(run: xr.DataTree) -> str:
@@ -523,11 +494,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         return
     component = int(middle["component"][int(np.nanargmax(middle.values))])
     of_heads = shares.sel(component=component)
-    layer, head = ranked_heads(of_heads)[0]
+    layer, head, most = strongest_head(of_heads)
     sentence = (
         f"Rotary component {component} accounts for {percent(float(middle.max()))} "
         f"of the logits' variance (median head of {counted(len(layers), 'layer')} that rotate, "
-        f"{over(components)}), most in L{layer} H{head} ({percent(float(of_heads.max()))})"
+        f"{over(components)}), most in L{layer} H{head} ({percent(most)})"
     )
     evidence = f"an equal share of all components is {percent(equal)}"
     yield Finding(sentence, evidence, 0.4, "components", layer, head)

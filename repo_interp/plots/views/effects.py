@@ -31,13 +31,13 @@ from repo_interp.plots.marks import (
     Heads,
     Runs,
     Table,
-    cells,
     counted,
     group,
     head_rows,
     over,
     ranked_heads,
     schemes,
+    table_of,
 )
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, scheme_name, style
 from repo_interp.plots.view import View
@@ -182,7 +182,7 @@ def sets_chart(run: xr.DataTree) -> Dots:
         detail="tick: a prompt, or a draw of other heads",
         least=LINEAR,
     )
-    return Dots(named, against_others(needed), "kind", "effects_of_sets", panel="of")
+    return Dots(named, against_others(needed), "kind", name="effects_of_sets", panel="of")
 
 
 def against_others(heads: str) -> Runs:
@@ -234,31 +234,20 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
         head of those that do most.
     """
     effects = group(run, "effects")
-    rows: list[tuple[Cell, ...]] = []
+    layers, controls = effects["layer_effect"], effects["control_effect"]
+    # argmin raises where no layer has a value.
+    needed = effects.isel(layer=layers.fillna(np.inf).argmin("layer"))
+    columns = (
+        *(effects["set_effect"], controls.min("draw"), controls.max("draw")),
+        *_less_controls(effects, effects["set_log_probability_change"]),
+        *(effects[f"{heads}_score_change"] for heads in ("set", "control")),
+        *(needed["layer"], needed["layer_effect"], needed["interaction"]),
+        *effects["rank_correlation"].transpose("screening", "kind"),
+    )
+    means = [column.mean({*column.dims} - {"kind"}) for column in columns]
     heads: list[tuple[Cell, ...]] = []
     for kind in effects["kind"].values.tolist():
         of_kind = effects.sel(kind=kind)
-        named, control, layers = (
-            KIND_NAMES.get(kind, kind),
-            of_kind["control_effect"],
-            of_kind["layer_effect"].values,
-        )
-        # nanargmin raises where no layer has a value.
-        needed = of_kind.isel(layer=int(np.nanargmin(layers)) if np.isfinite(layers).any() else 0)
-        of_sets = (
-            of_kind["set_effect"],
-            control.min(),
-            control.max(),
-            *_less_controls(of_kind, of_kind["set_log_probability_change"]),
-            of_kind["set_score_change"].mean(),
-            of_kind["control_score_change"].mean(),
-        )
-        of_layer = (
-            needed["layer_effect"],
-            needed["interaction"],
-            *of_kind["rank_correlation"].values,
-        )
-        rows.append((named, *cells(of_sets), int(needed["layer"]), *cells(of_layer)))
         changes = (
             of_kind[f"{name}_change"].mean("prompt") for name in ("logit_difference", "score")
         )
@@ -266,7 +255,7 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
             [of_kind["effect"], of_kind["effect_spread"], *changes],
             ranked_heads(-of_kind["effect"])[:LISTED],
         )
-        heads += [(named, *row) for row in of_heads]
+        heads += [(KIND_NAMES.get(kind, kind), *row) for row in of_heads]
     size = counted(int(effects.attrs["set_heads"]), "head")
     about = (
         f"{counted(int(effects.attrs['prompts']), 'prompt')} of the task "
@@ -287,12 +276,13 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
         if sets < draws
         else ""
     )
+    names = {**KIND_NAMES, "kind": "positions become"}
     note_of_heads = (
         "Mean changes when the positions of this head alone are changed, "
         f"{about} ±: standard deviation over prompts."
     )
     return (
-        Table("effects", title, ("positions become", *_COLUMNS), tuple(rows), note),
+        table_of("effects", title, [*zip(_COLUMNS, means, strict=True)], note, names),
         Table(
             "effects_by_head",
             "Heads whose positions the answer needs most",
@@ -381,9 +371,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             f"{counted(int(measured.attrs['set_heads']), 'other head')}, drawn at random, costs "
             f"{controls} nats at worst"
         )
-        less, low, high = _less_controls(
-            measured.sel(kind=where["kind"]), measured[variable].sel(where)
-        )
+        of_kind = measured.sel(kind=where["kind"])
+        less, low, high = map(float, _less_controls(of_kind, measured[variable].sel(where)))
         if np.isfinite(low):
             evidence += (
                 f"; prompt by prompt {-less:.2g} nats more than they cost on average (95 %: "
@@ -445,13 +434,14 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
     yield Finding(sentence, evidence, 0.3, "effects", int(where["layer"]))
 
 
-def _less_controls(of_kind: xr.Dataset, changes: xr.DataArray) -> tuple[float, float, float]:
+def _less_controls(effects: xr.Dataset, changes: xr.DataArray) -> tuple[xr.DataArray, ...]:
     """Mean of `changes` less those of the controls over prompts, and its 95 % interval."""
-    if "control_log_probability_change" not in of_kind:
-        return np.nan, np.nan, np.nan
+    if "control_log_probability_change" not in effects:
+        return (xr.DataArray(np.nan),) * 3
     # Prompts differ far more than changes do, so the interval is that of differences.
-    paired = (changes - of_kind["control_log_probability_change"].mean("draw")).values
-    mean, reach = float(paired.mean()), float(half_interval(paired))
+    paired = changes - effects["control_log_probability_change"].mean("draw")
+    mean = paired.mean("prompt")
+    reach = half_interval(paired.transpose(*mean.dims, "prompt").values)
     return mean, mean - reach, mean + reach
 
 
@@ -464,10 +454,9 @@ def _mean_and_error(changes: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
 
 def _lowest(values: xr.DataArray) -> dict[str, Any]:
     """Labels of the smallest value by axis; NaN left out."""
-    places = np.unravel_index(int(np.nanargmin(values.values)), values.shape)
     return {
-        str(axis): values[axis].values[place].item()
-        for axis, place in zip(values.dims, places, strict=True)
+        str(axis): values[axis].values[int(place)].item()
+        for axis, place in values.argmin(...).items()
     }
 
 

@@ -29,9 +29,10 @@ from repo_interp.plots.marks import (
     alone,
     colour_bar,
     group,
+    panels,
     table_of,
 )
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, style
 from repo_interp.plots.view import View
 
 METHOD_COLOURS = {
@@ -87,12 +88,12 @@ def output_traces(run: xr.DataTree, layer: int | None = None) -> PaperFigure:
     points = dataset["pca_reference"].transpose("point", "axis").values
     traces = dataset["pca_trace"].transpose("trace", "step", "axis")
     shares, outside = 100 * dataset["pca_share"].values, 100 * dataset["trace_outside"].values
-    rows = -(-len(traces) // TRACE_COLUMNS)
-    figure = paper_figure(PAGE_WIDTH, 0.8 + 1.65 * rows)
-    axes = figure.subplots(rows, TRACE_COLUMNS, sharex=True, sharey=True, squeeze=False)
+    figure, axes = panels(
+        len(traces), TRACE_COLUMNS, 1.65, 0.8, PAGE_WIDTH, sharex=True, sharey=True
+    )
     steps = Normalize(float(traces["step"].min()), float(traces["step"].max()))
     shades = LinearSegmentedColormap.from_list("windows", ["#E9B98F", "#D55E00", "#5A2600"])
-    for ax, trace, share in zip(axes.flat, traces, outside, strict=False):
+    for ax, trace, share in zip(axes, traces, outside, strict=True):
         ax.plot(
             points[:, 0],
             points[:, 1],
@@ -125,14 +126,12 @@ def output_traces(run: xr.DataTree, layer: int | None = None) -> PaperFigure:
         )
         ax.plot(*line[-1], "o", color=shades(1.0), markeredgewidth=0, markersize=3.5, zorder=4)
         ax.set_title(f"query {int(trace['trace']):,}\n{share:.0f} % outside")
-    for ax in axes.flat[len(traces) :]:
-        ax.set_visible(False)
     figure.supxlabel(f"first component ({shares[0]:.0f} % of variance)")
     figure.supylabel(f"second component ({shares[1]:.0f} %)")
     colour_bar(
         figure,
         ScalarMappable(steps, shades),
-        list(axes.flat),
+        axes,
         "window starts at token",
         pad=0.01,
         fraction=0.02,

@@ -15,15 +15,14 @@ from functools import partial
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
-    CustomFigure,
     Heads,
     colour_bar,
     envelope,
+    figures_of_heads,
     group,
     has_groups,
     layer_colour,
@@ -79,32 +78,22 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     ax, along, beside, beneath = (
         figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2))
     )
-    fits.draw_map(ax, shown.values, tokens, limits, "", "key", "fake distance")
+    down = "fake distance (tokens)"
+    fits.draw_map(ax, shown.values, tokens, limits, "", down)
     fits.draw_axis(along, semantic, colour, "semantic")
     along.set_title("Fake-distance logits; above: semantic axis, right: position axis")
     along.tick_params(labelbottom=False)
-    _upright_line(beside, position, colour, "position")
+    kept = envelope(position, fits.PIXELS)
+    beside.plot(position[kept], kept, color=colour, linewidth=0.7, gid="axis position")
+    # Downwards, as the distances of the map beside it.
+    beside.set(ylim=(max(1, position.size - 1), 0), xlabel="logits")
+    beside.grid(axis="x")
     beside.tick_params(labelleft=False)
-    image = fits.draw_map(
-        beneath,
-        rebuilt,
-        tokens,
-        limits,
-        f"Sum of the axes, r = {fits.r_of(fit, layer, head)}",
-        "key",
-        "fake distance",
-    )
+    title = f"Sum of the axes, r = {fits.r_of(fit, layer, head)}"
+    image = fits.draw_map(beneath, rebuilt, tokens, limits, title, down)
     colour_bar(figure, image, beneath, "logits", pad=0.02, fraction=0.05)
     figure.suptitle(fits.described(fit, layer, head, tokens, maps), x=0.01, ha="left")
     return figure
-
-
-def _upright_line(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
-    shown = envelope(values, fits.PIXELS)
-    ax.plot(values[shown], shown, color=colour, linewidth=0.7, gid=f"axis {name}")
-    # Downwards, as the distances of the map beside it.
-    ax.set(ylim=(max(1, values.size - 1), 0), xlabel="logits")
-    ax.grid(axis="x")
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
@@ -113,12 +102,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         yield fits.correlation_grid(run)
     dataset = group(run, "fake_distance")
     if "position_axis" in dataset:
-        for layer, head in fits.heads_with_maps(run, dataset):
-            yield CustomFigure(
-                f"fake_distance_layer{layer}_head{head}",
-                partial(fake_distance_fit, run, layer, head),
-                live=True,
-            )
+        draw, heads = partial(fake_distance_fit, run), fits.heads_with_maps(run, dataset)
+        yield from figures_of_heads("fake_distance", draw, heads, live=True)
     yield from fits.correlation_maps(dataset, CORRELATIONS)
     if "reach" in dataset and bool(dataset["reach"].notnull().any()):
         yield Heads(dataset["reach"])

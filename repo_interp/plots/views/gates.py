@@ -24,7 +24,6 @@ from matplotlib.patches import Patch
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
-    CustomFigure,
     Finding,
     HeadDots,
     Heads,
@@ -32,6 +31,7 @@ from repo_interp.plots.marks import (
     colour_bar,
     counted,
     described_prompts,
+    figures_of_heads,
     group,
     heads_named,
     heads_where,
@@ -45,6 +45,7 @@ from repo_interp.plots.marks import (
     pick,
     prompt_tokens,
     ranked_heads,
+    strongest_head,
     table_of,
 )
 from repo_interp.plots.style import (
@@ -341,6 +342,7 @@ def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.
             dataset[f"last_segment_{name}"].sel(kind=kind, drop=True)
             for name in ("mass", "shuffled")
         )
+        mass.attrs["long_name"] += f" ({kind})"
         yield f"attention in own {kind.removesuffix('s')}", mass, shuffled
 
 
@@ -353,24 +355,14 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     if (scores := score_chart(dataset)).panels:
         yield scores
     first = int(dataset["prompt"].values[0])
-    for layer, head in heads_by_gates(dataset)[:HEADS]:
-        yield CustomFigure(
-            f"gates_layer{layer}_head{head}", partial(gate_lines, run, layer, head, first)
-        )
-        if "position_attention" in dataset:
-            yield CustomFigure(
-                f"position_attention_layer{layer}_head{head}",
-                partial(position_attention, run, layer, head, first),
-            )
-    for label, share, control in _with_controls(dataset):
-        name = (
-            f"share of {label}"
-            if label.startswith("gates")
-            else label.replace("attention", "attention from position alone")
-        )
-        yield Heads(
-            over_prompts(share).assign_attrs(long_name=name, units="1"), over_prompts(control)
-        )
+    shown = {"gates": gate_lines}
+    if "position_attention" in dataset:
+        shown["position_attention"] = position_attention
+    for name, draw in shown.items():
+        of_head = partial(draw, run, prompt=first)
+        yield from figures_of_heads(name, of_head, heads_by_gates(dataset)[:HEADS])
+    for _, share, control in _with_controls(dataset):
+        yield Heads(over_prompts(share), over_prompts(control))
 
 
 def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
@@ -490,15 +482,13 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     found = (chance < 0.05) & (share > 2 * shuffled)
     if not found.any():
         return
-    layer, head = ranked_heads(share.where(found))[0]
-    best, control = (
-        percent(float(values.sel(layer=layer, head=head))) for values in (share, shuffled)
-    )
+    layer, head, best = strongest_head(share.where(found))
     sentence = (
         f"Gates fall on separators in {heads_named(heads_where(found))}: in L{layer} "
-        f"H{head} {best} of their sum, {over(measured)}"
+        f"H{head} {percent(best)} of their sum, {over(measured)}"
     )
-    evidence = f"as many random tokens hold {control}"
+    control = float(shuffled.sel(layer=layer, head=head))
+    evidence = f"as many random tokens hold {percent(control)}"
     yield Finding(sentence, evidence, 0.75, "gates", layer, head)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 import xarray as xr
 
-from repo_interp.plots.marks import Dots, Finding, Table, cells, group, number
+from repo_interp.plots.marks import Dots, Finding, Table, group, number, table_of
 from repo_interp.plots.view import View
 from repo_interp.plots.views.effects import LEAST, against_others
 from repo_interp.plots.views.position_texts import READS
@@ -48,22 +48,19 @@ def losses_by_kind(run: xr.DataTree) -> Dots:
     """
     kinds = group(run, "kinds")
     losses = kinds["loss_change"].sel(token_class=_answered(kinds), of=["change", "controls"])
-    # Half of (high - low): the bars are drawn around the mean.
-    ends = losses.sel(bound=["low", "high"]).diff("bound").isel(bound=0) / 2
+    low, high = (losses.sel(bound=end, drop=True) for end in ("low", "high"))
     mean = (
-        losses.sel(bound="mean")
+        losses.sel(bound="mean", drop=True)
         # Smaller losses are rounding in float32, see ROUNDING.
         .round(6)
-        .assign_coords(
-            kind=[f"{kind} ({count})" for kind, count in kinds["heads"].to_series().items()],
-            error=(ends.dims, ends.values),
-        )
+        .assign_coords(low=low, high=high)
     )
     title = "nats per token lost with positions changed"
     runs = against_others("heads of the kind")
-    named = mean.rename(title).rename(of="run").assign_coords(run=list(runs.names))
+    names = [f"{kind} ({count})" for kind, count in kinds["heads"].to_series().items()]
+    named = mean.rename(title).rename(of="run").assign_coords(run=list(runs.names), kind=names)
     named = named.assign_attrs(long_name=title, units="", least=LEAST)
-    return Dots(named, runs, "kind", "kinds")
+    return Dots(named, runs, "kind", name="kinds")
 
 
 def kind_table(run: xr.DataTree) -> Table:
@@ -78,44 +75,18 @@ def kind_table(run: xr.DataTree) -> Table:
     """
     kinds = group(run, "kinds")
     kinds = kinds.sel(token_class=kinds["tokens"] > 0)
-    rows = []
-    for kind, count in kinds["heads"].to_series().items():
-        of_kind = kinds.sel(kind=kind)
-        score, mean = (
-            of_kind["score_change"].sel(bound="mean"),
-            # The first class is "all", which has columns of its own.
-            of_kind["loss_change"].sel(bound="mean").isel(token_class=slice(1, None)),
-        )
-        # All heads leave no others to compare with.
-        by_class = mean.sel(of="difference").fillna(mean.sel(of="change"))
-        rows.append(
-            (
-                kind,
-                count,
-                *cells(
-                    [
-                        *of_kind["loss_change"].sel(token_class="all").values.flat,
-                        *by_class,
-                        *score[:2],
-                    ]
-                ),
-            )
-        )
-    classes = [f"{name} ({count})" for name, count in kinds["tokens"].to_series().items()]
-    bounds = ("low", "high")
-    columns = (
-        "kind",
-        "heads",
-        "loss",
-        *bounds,
-        "others",
-        *bounds,
-        "difference",
-        *bounds,
-        *classes[1:],
-        "score",
-        "others' score",
-    )
+    losses, scores = kinds["loss_change"], kinds["score_change"].sel(bound="mean")
+    # All heads leave no others to compare with.
+    by_class = losses.sel(of="difference").fillna(losses.sel(of="change")).sel(bound="mean")
+    columns = [("heads", kinds["heads"])]
+    for of, title in (("change", "loss"), ("controls", "others"), ("difference", "difference")):
+        for bound, name in (("mean", title), ("low", "low"), ("high", "high")):
+            columns.append((name, losses.sel(token_class="all", of=of, bound=bound)))
+    for name, count in kinds["tokens"].to_series().items():
+        if name != "all":
+            columns.append((f"{name} ({count})", by_class.sel(token_class=name)))
+    columns.append(("score", scores.sel(of="change")))
+    columns.append(("others' score", scores.sel(of="controls")))
     # runs of earlier versions lack it
     loss = f" (undisturbed {number(float(kinds['loss']))})" if "loss" in kinds else ""
     note = (
@@ -127,7 +98,7 @@ def kind_table(run: xr.DataTree) -> Table:
         "(how many): the difference, of kinds without "
         f"others to compare with the change. Score: {kinds.attrs['metric']}."
     )
-    return Table("kinds", "What each kind of heads is for", columns, tuple(rows), note)
+    return table_of("kinds", VIEW.title, columns, note)
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:

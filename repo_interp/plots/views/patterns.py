@@ -246,9 +246,9 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
             share = shares.sel(pattern=name, drop=True).assign_attrs(
                 long_name=f"share of {name} chunks", units="1"
             )
-            yield Heads(share, learned=True)
+            yield Heads(share)
     if "trend" in patterns:
-        yield Heads(over_prompts(patterns["trend"]), learned=True)
+        yield Heads(over_prompts(patterns["trend"]))
 
 
 def _has_chunks(run: xr.DataTree) -> bool:

@@ -8,7 +8,6 @@ Draws the group `position_sources`. Knows nothing about how shares were taken.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -17,8 +16,8 @@ from repo_interp.plots.marks import (
     LEARNED_SCHEMES,
     MISSING,
     Chart,
-    CustomFigure,
     Finding,
+    Grid,
     Heads,
     Lines,
     Table,
@@ -30,14 +29,14 @@ from repo_interp.plots.marks import (
     heads_where,
     number,
     over_prompts,
-    ranked_heads,
     runs_of,
     schemes,
     spread,
+    strongest_head,
 )
-from repo_interp.plots.style import PaperFigure
+from repo_interp.plots.style import PaperFigure, style
 from repo_interp.plots.view import Beside, View
-from repo_interp.plots.views.atlas import colours_of_names, names_figure
+from repo_interp.plots.views.atlas import colours_of_names, names_grid
 from repo_interp.plots.views.position_texts import CLEARNESS, READS, TEXTS, clearest
 
 COLOURS = {"index": "#E69F00", "segment": "#009E73", "token": "#56B4E9", "previous": "#CC79A7"}
@@ -71,6 +70,7 @@ that say how much.
 """
 
 
+@style()
 def head_kinds(run: xr.DataTree) -> PaperFigure:
     """Draw the kinds of heads, a cell per layer and head.
 
@@ -82,7 +82,12 @@ def head_kinds(run: xr.DataTree) -> PaperFigure:
     Returns:
         The figure.
     """
-    return names_figure(run, "position_sources", "kind", _KINDS, "What positions do")
+    return _kinds_grid("position_sources", run).figure()
+
+
+def _kinds_grid(name: str, run: xr.DataTree, caption: str = "") -> Grid:
+    kinds = group(run, "position_sources")["kind"]
+    return names_grid(name, run, kinds, _KINDS, "What positions do", caption)
 
 
 def _kinds(dataset: xr.Dataset) -> Heads:
@@ -184,11 +189,11 @@ def _informative(run: xr.DataTree) -> bool:
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "position_sources")
     if _known_heads(dataset):
-        yield CustomFigure("position_sources", partial(head_kinds, run))
+        yield _kinds_grid("position_sources", run)
     if "kind" in dataset and (dataset["kind"] != "").any():
         yield _kinds(dataset)
     yield _largest(dataset)
-    yield Heads(dataset["r_squared"].assign_attrs(long_name="position variance explained, R²"))
+    yield Heads(dataset["r_squared"])
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -206,7 +211,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         rest = named - sum(counts.values())
         others = f"; those of {rest} do none of this" if rest else ""
         # Heads that count backwards are as clear as those that count forwards.
-        first = ranked_heads(abs(next(iter(kinds.values()))))[0]
+        layer, head, _ = strongest_head(abs(next(iter(kinds.values()))))
         learned = f"learned {of}" if of == "positions" else of
         sentence = f"Of {counted(named, 'head')} with {learned}{_distinct(dataset)}, {does}{others}"
         if not rest and len(counts) == 1:
@@ -217,7 +222,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             + ", ".join(f"{kind} ({reads})" for kind, reads in READS.items()),
             0.9,
             "position_sources",
-            *first,
+            layer,
+            head,
         )
     for kind, does, variable, source, unit in _SAID if kinds else ():
         found, of_source = dataset["kind"] == kind, dataset.sel(source=source)
@@ -318,10 +324,16 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
     if "kind" not in tree["position_sources"] or not (shares := kind_shares(tree)).size:
         return
     runs, caption = runs_of(tree), "What the positions of every head do, run by run."
-    yield CustomFigure("position_sources_kind", partial(head_kinds, tree), caption=caption)
+    yield _kinds_grid("position_sources_kind", tree, caption)
     if runs.steps is not None:
         yield Lines(
-            shares, runs, "run", "kind", "layer", "position_sources_kind_by_layer", caption=caption
+            shares,
+            runs,
+            "run",
+            "kind",
+            "layer",
+            name="position_sources_kind_by_layer",
+            caption=caption,
         )
     yield from charts_of("position_sources_kind_share", shares, runs)
 

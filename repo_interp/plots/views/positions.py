@@ -33,6 +33,7 @@ from repo_interp.plots.marks import (
     counted,
     envelope,
     fences,
+    figures_of_heads,
     global_range,
     group,
     label_tokens,
@@ -60,6 +61,7 @@ from repo_interp.plots.marks import (
     shade_spans,
     span_handles,
     spread,
+    strongest_head,
     token_label,
     unit_label,
 )
@@ -383,17 +385,13 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         return
     positions = group(run, "positions")
     first = int(positions["prompt"].values[0])
-    for layer, head in heads_to_show(run)[:LINES]:
-        yield CustomFigure(
-            f"positions_layer{layer}_head{head}",
-            partial(position_lines, run, layer, head, first),
-            live=True,
-        )
+    draw = partial(position_lines, run, prompt=first)
+    yield from figures_of_heads("positions", draw, heads_to_show(run)[:LINES], live=True)
     yield CustomFigure("positions_of_all_heads", partial(position_grid, run, first), live=True)
     yield range_chart(run)
     for name in ("position_range", "negative_share", "linear_r2"):
         if name in positions:  # runs of before lack some
-            yield Heads(over_prompts(positions[name]), learned=True)
+            yield Heads(over_prompts(positions[name]))
 
 
 def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
@@ -495,15 +493,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if not learned or not has_positions(run):
         return
     ranges = positions["position_range"].mean("prompt").sel(layer=learned)
-    index, widest, middle = (
-        float(positions["token_count"].mean()) - 1,
-        float(ranges.max()),
-        float(ranges.median()),
-    )
+    index, middle = float(positions["token_count"].mean()) - 1, float(ranges.median())
     # About the spread of the token index: nothing to report.
     if 0.5 * index < middle < 2 * index:
         return
-    layer, head = ranked_heads(ranges)[0]
+    layer, head, widest = strongest_head(ranges)
     sentence = (
         f"Over a prompt, learned positions spread over {middle:.2g} in the median of "
         f"{counted(ranges.size, 'head')}, at most over {widest:.3g} (L{layer} H{head}); the token "

@@ -32,6 +32,7 @@ from repo_interp.plots.marks import (
     Grid,
     HeadArrows,
     HeadNumber,
+    figures_of_heads,
     group,
     heads_of,
     heads_where,
@@ -39,6 +40,7 @@ from repo_interp.plots.marks import (
     layer_scheme,
     note,
     number,
+    panels,
     pick,
     ranked_heads,
     schemes,
@@ -46,7 +48,6 @@ from repo_interp.plots.marks import (
 )
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
-    PAGE_HEIGHT,
     PAGE_WIDTH,
     PaperFigure,
     paper_figure,
@@ -128,39 +129,24 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
     if not heads:
         raise InputError("no layer of this run rotates anything, so it has no rotary pairs")
     chosen = spread(heads, most)
-    rows = -(-len(chosen) // COLUMNS)
-    figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 0.45 + 1.75 * rows))
-    axes = figure.subplots(rows, COLUMNS, squeeze=False)
-    pairs = [_of_head(dataset, layer, head) for layer, head in chosen]
-    for ax, (layer, head), of_head in zip(axes.flat, chosen, pairs, strict=False):
-        draw_pairs(ax, of_head, layer_colour(dataset, layer), NUMBERED_SMALL, SHORT)
+    figure, axes = panels(len(chosen), COLUMNS, 1.75, 0.45, PAGE_WIDTH)
+    for ax, (layer, head) in zip(axes, chosen, strict=True):
+        pairs, colour = _of_head(dataset, layer, head), layer_colour(dataset, layer)
+        draw_pairs(ax, pairs, colour, NUMBERED_SMALL, SHORT)
         ax.set_title(f"L{layer} H{head}{_correlation(dataset, layer, head)}", pad=2)
-    for ax in axes.flat[len(chosen) :]:
-        ax.set_visible(False)
     figure.suptitle(TITLE, x=0.01, ha="left")
     figure.supxlabel(ADDS)
     figure.supylabel(RIGHT_ANGLE)
     return figure
 
 
-def _arrows(pairs: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean pairs [component] of one head as complex numbers, and deviations.
-
-    Both are in units of the logit.
-    """
-    query = pairs["query_mean_re"].values + 1j * pairs["query_mean_im"].values
-    key = pairs["key_mean_re"].values + 1j * pairs["key_mean_im"].values
+def _arrows(pairs: xr.Dataset) -> xr.DataArray:
+    """Return the mean pairs [..., component] as complex numbers, in units of the logit."""
+    query, key = (
+        pairs[f"{side}_mean_re"] + 1j * pairs[f"{side}_mean_im"] for side in ("query", "key")
+    )
     # 1 / sqrt(d_head): a component is a pair of entries.
-    scale = 1 / np.sqrt(2 * query.size)
-    return query * key.conj() * scale, np.abs(query) * pairs["key_deviation"].values * scale
-
-
-def _reach(pairs: xr.Dataset, numbered: int) -> float:
-    """Half the width of a panel in which the longest `numbered` arrows have their whole circles."""
-    arrows, deviation = _arrows(pairs)
-    # Short arrows may have wide circles, which would set the scale for arrows too small to see.
-    longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
-    return max(1e-12, 1.05 * float((np.abs(arrows) + deviation)[longest].max(initial=0.0)))
+    return query * key.conj() / np.sqrt(2 * pairs.sizes["component"])
 
 
 def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: float = 0.0) -> Axes:
@@ -176,14 +162,18 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: f
     Returns:
         `ax`.
     """
-    arrows, deviation = _arrows(pairs)
-    reach = _reach(pairs, numbered)
-    slow = pairs["slow_dominating"].values == 1
-    longest = np.argsort(-np.abs(arrows), kind="stable")[:numbered]
+    arrows, slow = _arrows(pairs).values, pairs["slow_dominating"].values == 1
+    query = np.hypot(pairs["query_mean_re"].values, pairs["query_mean_im"].values)
+    deviation = query * pairs["key_deviation"].values / np.sqrt(2 * arrows.size)
+    lengths = np.abs(arrows)
+    longest = np.argsort(-lengths, kind="stable")[:numbered]
+    # The longest arrows have room for their whole circles. Short ones may have wider circles, which
+    # would set the scale for arrows too small to see.
+    reach = max(1e-12, 1.05 * float((lengths + deviation)[longest].max(initial=0.0)))
     named = {
         int(component): complex(arrows[component])
         for component in longest
-        if abs(arrows[component]) >= short * reach
+        if lengths[component] >= short * reach
     }
     places = _number_places(named, GAP * reach if not short else short * reach)
     # The slowest first, so that fast ones lie on top of those of equal zorder.
@@ -362,17 +352,11 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         yield norms_grid(pairs)
     chosen = head_to_show(pairs)
     if chosen is not None and rotating_heads(pairs):
-        yield CustomFigure(
-            f"rotating_pairs_layer{chosen[0]}_head{chosen[1]}",
-            partial(rotating_pairs, run, *chosen),
-            live=True,
-        )
+        draw = partial(rotating_pairs, run)
+        yield from figures_of_heads("rotating_pairs", draw, [chosen], live=True)
         yield CustomFigure("rotating_pairs", partial(rotation_grid, run), live=True)
     yield from correlation_maps(pairs, CORRELATIONS)
-    query, key = (
-        pairs[f"{side}_mean_re"] + 1j * pairs[f"{side}_mean_im"] for side in ("query", "key")
-    )
-    arrows = query * key.conj() / np.sqrt(2 * pairs.sizes["component"])
+    arrows = _arrows(pairs)
     yield HeadNumber(
         "r of the closed form, from the slow dominating components of the prompt itself",
         pairs["closed_form_r"],

@@ -25,7 +25,6 @@ from matplotlib.patches import Rectangle
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
-    CustomFigure,
     Finding,
     HeadCurves,
     Heads,
@@ -34,6 +33,7 @@ from repo_interp.plots.marks import (
     colour_bar,
     contiguous,
     counted,
+    figures_of_heads,
     group,
     head_rows,
     layer_scheme,
@@ -44,6 +44,7 @@ from repo_interp.plots.marks import (
     pick,
     prompt_tokens,
     ranked_heads,
+    strongest_head,
     table_of,
     token_label,
 )
@@ -333,13 +334,9 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "saliency")
     first = int(dataset["prompt"].values[0])
     count = int(dataset["token_count"].sel(prompt=first))
-    for layer, head in heads_by_saliency(run)[:HEADS]:
-        for value in _values(run):
-            yield CustomFigure(
-                f"{value}_layer{layer}_head{head}",
-                partial(saliency_text, run, layer, head, first, value),
-            )
     for value in _values(run):
+        draw = partial(saliency_text, run, prompt=first, value=value)
+        yield from figures_of_heads(value, draw, heads_by_saliency(run)[:HEADS])
         yield Heads(_size(run, value), name=f"{value}_of_all_heads")
         title, units = (
             f"{VALUES[value]} of each token of prompt {first}",
@@ -399,7 +396,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     size = size_of.mean("prompt")
     largest, median = float(size.max()), float(size.median())
     if largest > 3 * median > 0:
-        layer, head = ranked_heads(size)[0]
+        layer, head, _ = strongest_head(size)
         times = f"{largest / median:.0f} times"
         sentence = (
             f"The answer hangs most on the positions of L{layer} H{head}: {times} as "

@@ -29,6 +29,7 @@ from repo_interp.plots.marks import (
     Table,
     contiguous,
     counted,
+    figures_of_heads,
     group,
     has_groups,
     label_tokens,
@@ -246,18 +247,14 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield CustomFigure(f"segment_variance_{kind}", Heads(beyond).figure)
     with_segments = dataset["prompt"].values[dataset["segment_count"].sel(kind=kind).values > 1]
     if has_groups(run, ["positions"]):
-        for layer, head in heads_by_segments(dataset, kind)[:HEADS]:
-            draw = partial(segment_positions, run, layer, head, int(with_segments[0]), kind)
-            yield CustomFigure(f"segments_layer{layer}_head{head}", draw)
+        draw = partial(segment_positions, run, prompt=int(with_segments[0]), kind=kind)
+        yield from figures_of_heads("segments", draw, heads_by_segments(dataset, kind)[:HEADS])
     of_kind = dataset.sel(kind=kind, drop=True)
-    for name, label in _SCORES.items():
-        values = over_prompts(of_kind[name]).assign_attrs(long_name=f"{label} ({kind})", units="1")
-        yield Heads(values, over_prompts(of_kind[f"{name}_shuffled"]))
-    if "within_trend" in of_kind:  # runs of before lack it
-        trend = over_prompts(of_kind["within_trend"])
-        title = f"rank correlation with the token index within {kind}"
-        control = over_prompts(of_kind["within_trend_null"])
-        yield Heads(trend.assign_attrs(long_name=title, units="1"), control)
+    for name, control in {**dict.fromkeys(_SCORES, "shuffled"), "within_trend": "null"}.items():
+        if name in of_kind:  # runs of before lack the trend
+            values = over_prompts(of_kind[name])
+            values.attrs["long_name"] += f": {kind}"
+            yield Heads(values, over_prompts(of_kind[f"{name}_{control}"]))
 
 
 def heads_by_segments(dataset: xr.Dataset, kind: str) -> list[tuple[int, int]]:

@@ -85,19 +85,14 @@ def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
     For a task in nats it is the perplexity by length.
     """
     scores = group(run, "scores")
-    metric, mean, axis = (
-        str(scores.attrs.get("metric", "score")),
-        scores["mean_score"],
-        scores["test_set"],
-    )
-    title = score_title(run) if has_runs(run) else f"{metric} of {score_title(run)}"
+    mean, error, axis = scores["mean_score"], scores["standard_error"], scores["test_set"]
+    metric, several = str(scores.attrs.get("metric", "score")), has_runs(run)
+    title = score_title(run) if several else f"{metric} of {score_title(run)}"
     # Names that are numbers are prompt lengths, which make an axis.
     lengths = all(str(label).isdecimal() for label in axis.values)
-    error = (mean.dims, scores["standard_error"].transpose(*mean.dims).values)
     label = f"length ({scores.attrs.get('test_sets_count', 'tokens')})" if lengths else "test set"
-    drawn = mean.assign_coords(
-        error=error, test_set=("test_set", axis.values, {"long_name": label})
-    )
+    drawn = mean.assign_coords(low=mean - error, high=mean + error)
+    drawn = drawn.assign_coords(test_set=axis.assign_attrs(long_name=label))
     drawn = drawn.rename(metric.replace("_", " ")).assign_attrs(long_name=title)
     longest = run.attrs.get("training_length")
     # the dotted line: the largest test set whose prompts are no longer than those of training,
@@ -112,13 +107,12 @@ def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
     # Shares have the same axis in all figures; scores in nats have no such ends.
     if str(mean.attrs.get("units", "1")) == "1" and float(mean.max()) <= 1:
         drawn.attrs["limits"] = -0.03, 1.03
-    several = has_runs(run)
     shown = (drawn, runs_of(run)) if several else alone(run, drawn)
     yield from charts_of(name, *shown)
     if len(inside) and mean.attrs.get("units") == "nat" and not several:
         perplexity = (
             # The exponential of a standard error is not that of the perplexity.
-            xr.apply_ufunc(np.exp, drawn.drop_vars("error"))
+            xr.apply_ufunc(np.exp, drawn.drop_vars(["low", "high"]))
             .rename("perplexity")
             .assign_attrs(drawn.attrs, units="1")
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import xarray as xr
@@ -23,7 +23,6 @@ from matplotlib.colors import Normalize
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
-    CustomFigure,
     Finding,
     Grid,
     HeadCurves,
@@ -34,6 +33,7 @@ from repo_interp.plots.marks import (
     colour_bar,
     counted,
     envelope,
+    figures_of_heads,
     first_prompt,
     group,
     layer_colour,
@@ -45,6 +45,7 @@ from repo_interp.plots.marks import (
     over_prompts,
     pick,
     ranked_heads,
+    strongest_head,
 )
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
@@ -166,25 +167,14 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     rebuilt = additive_means(axes["distance"], axes["query"], axes["key"], edges_of(starts, tokens))
     figure = paper_figure(PAGE_WIDTH, 2.3)
     # Subfigures, since each third has rows of its own.
-    left, middle, right = np.asarray(
-        figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17))
-    ).tolist()
+    left, middle, right = cast(Any, figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17)))
     limits = map_limits(shown.values)
-    draw_map(left.subplots(), shown.values, tokens, limits, "Logits", "key", "query")
-    image = draw_map(
-        right.subplots(),
-        rebuilt,
-        tokens,
-        limits,
-        f"Sum of the axes, r = {r_of(fit, layer, head)}",
-        "key",
-        "query",
-    )
+    draw_map(left.subplots(), shown.values, tokens, limits, "Logits", "query (token)")
+    title = f"Sum of the axes, r = {r_of(fit, layer, head)}"
+    image = draw_map(right.subplots(), rebuilt, tokens, limits, title, "query (token)")
     colour_bar(right, image, right.axes, "logits", pad=0.02, fraction=0.05)
     colour = layer_colour(fit, layer)
-    for ax, (name, values) in zip(
-        np.ravel(np.asarray(middle.subplots(3, 1))), axes.items(), strict=True
-    ):
+    for ax, (name, values) in zip(middle.subplots(3, 1), axes.items(), strict=True):
         draw_axis(ax, values, colour, name)
         ax.set_title(f"{name} axis", pad=2)
     figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left")
@@ -253,7 +243,6 @@ def draw_map(
     tokens: int,
     limits: tuple[float, float],
     title: str,
-    across: str,
     down: str,
 ):
     """Draw block means as an image.
@@ -264,7 +253,6 @@ def draw_map(
         tokens: Number of tokens.
         limits: Ends of the colours.
         title: Title of the axes.
-        across: Label of the x axis.
         down: Label of the y axis.
     """
     look: Any = {
@@ -274,10 +262,7 @@ def draw_map(
         "gid": f"map {title.split(',')[0]}".strip(),
     }
     image = ax.imshow(values, vmin=limits[0], vmax=limits[1], extent=(0, tokens, tokens, 0), **look)
-    ax.set(
-        xlabel=f"{across} (token)",
-        ylabel=f"{down} (token)" if down != "fake distance" else "fake distance (tokens)",
-    )
+    ax.set(xlabel="key (token)", ylabel=down)
     ax.set_title(title)
     ax.spines[:].set_visible(False)
     return image
@@ -438,12 +423,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield correlation_grid(run)
     dataset = group(run, "three_axis")
     if "distance_axis" in dataset:
-        for layer, head in heads_with_maps(run, dataset):
-            yield CustomFigure(
-                f"three_axis_layer{layer}_head{head}",
-                partial(three_axis_fit, run, layer, head),
-                live=True,
-            )
+        draw, heads = partial(three_axis_fit, run), heads_with_maps(run, dataset)
+        yield from figures_of_heads("three_axis", draw, heads, live=True)
     yield from correlation_maps(dataset, CORRELATIONS)
     axes = {
         "Distance axis": ("distance", "distance (tokens)"),
@@ -490,7 +471,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     # So written, a median of NaN returns too.
     if not float(gain.median()) >= 0.05:
         return
-    layer, head = ranked_heads(gain)[0]
+    layer, head, _ = strongest_head(gain)
     sentence = (
         "Distance matters to the logits: shuffling it takes r of the three-axis fit "
         f"from {float(r.median()):.2f} to "

@@ -28,7 +28,7 @@ from repo_interp.plots.marks import (
     layers_named,
     over_prompts,
     percent,
-    ranked_heads,
+    strongest_head,
 )
 from repo_interp.plots.marks.reading import described_prompts, prompt_tokens
 from repo_interp.plots.view import View
@@ -54,8 +54,7 @@ def _of_symbols(run: xr.DataTree) -> Iterator[Finding]:
         score = over_prompts(dataset[name])
         found = (score > HIGH_SCORE) & (score > null)
         if heads := heads_where(found):
-            best = ranked_heads(score.where(found))[0]
-            size = float(score.sel(layer=best[0], head=best[1]))
+            *best, size = strongest_head(score.where(found))
             yield Finding(
                 f"In {len(heads)} of {int(score.notnull().sum())} heads the logits {follows}: "
                 f"{heads_named(heads, per_layer=dataset.sizes['head'])} (correlation up to "
@@ -76,7 +75,7 @@ def _of_stability(run: xr.DataTree) -> Iterator[Finding]:
     random = over_prompts(dataset["random_stability"])
     found = random - stable > LESS_STABLE
     if heads := heads_where(found):
-        worst = ranked_heads((random - stable).where(found))[0]
+        *worst, _ = strongest_head((random - stable).where(found))
         # Stability is the share of distances that keep the preference.
         share = 1 - float(stable.sel(layer=worst[0], head=worst[1]))
         yield Finding(
@@ -142,14 +141,14 @@ def _charts_of_octaves(run: xr.DataTree) -> Iterator[Chart]:
     both = xr.concat([mass, dataset["uniform"].broadcast_like(mass)], "attention")
     both = both.assign_coords(attention=["measured", "even"]).assign_attrs(mass.attrs)
     lines = alone(run, over_prompts(both))
-    yield Lines(*lines, "octave", "attention", "layer", "attention_by_octave", live=True)
+    yield Lines(*lines, "octave", "attention", "layer", name="attention_by_octave", live=True)
     for name in ("first_token", "own_token", "sink_mass"):
         values = dataset[name]
         mean = over_prompts(values).transpose("layer", "head").assign_attrs(values.attrs)
         yield Heads(mean, prompts=values, name=f"octaves_{name}")
     if "received" in dataset and bool(dataset["received"].notnull().any()):
         received = alone(run, dataset["received"])
-        yield Lines(*received, "token", None, "layer", "attention_received", live=True)
+        yield Lines(*received, "token", None, "layer", name="attention_received", live=True)
 
 
 def _of_activations(run: xr.DataTree) -> Iterator[Finding]:
@@ -188,7 +187,7 @@ def _charts_of_activations(run: xr.DataTree) -> Iterator[Chart]:
     values = xr.concat([dataset[name] for name in names], "entry")
     values = values.assign_coords(entry=["largest", "largest of the sink", "median"])
     values = values.assign_attrs(long_name="size of an entry of the residual stream", units="1")
-    yield Lines(*alone(run, over_prompts(values)), "layer", "entry", None, "massive_activations")
+    yield Lines(*alone(run, over_prompts(values)), "layer", "entry", name="massive_activations")
 
 
 STABILITY = View(

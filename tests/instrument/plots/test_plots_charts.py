@@ -93,7 +93,9 @@ def test_an_axis_that_doubles_names_every_place():
 
 def test_dots_have_their_errors_and_a_small_change_is_not_blown_up():
     values = xr.DataArray([1e-9, 2e-9], {"kind": ["a", "b"]}, ("kind",), "loss", {"least": 0.01})
-    (chart,) = charts_of("loss", *alone(RUN, values.assign_coords(error=("kind", [1e-9, 1e-9]))))
+    (chart,) = charts_of(
+        "loss", *alone(RUN, values.assign_coords(low=values - 1e-9, high=values + 1e-9))
+    )
     assert isinstance(chart, Dots)
     (ax,) = chart.figure().axes
     assert_allclose(artist(ax, "mean small").get_xdata(), values)
