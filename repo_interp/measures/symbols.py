@@ -8,11 +8,16 @@ of key j,
     symbol_score     mean over i of corr_j(L'_ij, L_i pi(j))   1 for a head that sees contents alone
     null_score       size of corr_j(L'_ij, L_i rho(j)) that 95 % of rows and permutations rho, which
                      have nothing to do with pi, stay within
+    logit_spread     mean over i of the standard deviation of L_ij over j, in nats
+    attention_share  mean over i of the attention that the keys j get
 
 i are queries of the last quarter of a prompt; j the keys that all of them see, without the first
 token, whose content is often a sink's. Logits that a scheme adds stay with the positions, learned
 positions too: they are moved apart from the contents that they were made of. CoPE's logits depend on
 the contents between, so its layers have no score.
+
+A correlation does not say how much logits vary: keys of random weights share a direction, so that
+position scores of .9 occur there, of logits that are nearly equal. Hence the last two.
 
 Knows nothing about how attention is used.
 """
@@ -39,6 +44,8 @@ _TEXTS = {
     "position_score": "correlation with logits of the same places",
     "symbol_score": "correlation with logits of the same contents",
     "null_score": "95 % of unrelated correlations are below",
+    "logit_spread": "standard deviation of logits over these keys [nat]",
+    "attention_share": "attention that these keys get",
 }
 
 
@@ -86,6 +93,7 @@ class Symbols(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS))):
         rows, keys = (torch.tensor(part, device=device) for part in (chosen, shared))
         generator = torch.Generator().manual_seed(self.seed)
         before = inputs.logits(rows)[0][..., keys].double()
+        share = inputs.pattern(rows)[0][..., keys].double().sum(-1).mean(-1)
         scores = []
         for _ in range(self.permutations):
             moved, other = (
@@ -102,7 +110,8 @@ class Symbols(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS))):
         of_rows = torch.cat(scores, dim=-1)
         # Over rows and permutations together
         null = of_rows[2].abs().nanquantile(0.95, dim=-1)
-        return torch.stack([*of_rows[:2].nanmean(-1), null])
+        spread = before.std(-1).mean(-1)
+        return torch.stack([*of_rows[:2].nanmean(-1), null, spread, share])
 
 
 def _correlation(

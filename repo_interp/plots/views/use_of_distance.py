@@ -1,6 +1,7 @@
 """What heads do with distance: `stability`, `symbols`, `octaves`; `activations` beside sinks.
 
-    finding of `symbols`      score > .8 and above its null, mean over prompts
+    finding of `symbols`      score > .8 and above its null, of logits that vary by 1 nat over keys
+                              that get a tenth of the attention, mean over prompts
     finding of `stability`    stability under that of random phases by more than .2
     finding of `octaves`      a token but the first that receives a tenth of a layer's attention, and
                               four times that of even attention
@@ -35,6 +36,12 @@ from repo_interp.plots.view import View
 
 HIGH_SCORE = 0.8
 """Correlation from which one thing alone decides a head's logits."""
+VARYING = 1.0
+"""Nats by which logits vary from which their correlation says something: those of random weights
+correlate too, and are nearly equal.
+"""
+READ = 0.1
+"""Attention that keys get at least for a head to be said to follow them."""
 LESS_STABLE = 0.2
 """Share of distances by which a head's preferences change more than with random phases."""
 SINK_MASS = 0.1
@@ -47,20 +54,24 @@ def _of_symbols(run: xr.DataTree) -> Iterator[Finding]:
     """Heads whose logits follow places alone, and how many follow contents alone."""
     dataset = group(run, "symbols")
     null = over_prompts(dataset["null_score"])
+    reads = (over_prompts(dataset["logit_spread"]) >= VARYING) & (
+        over_prompts(dataset["attention_share"]) >= READ
+    )
     for name, follows in (
-        ("position_score", "stay as they are when the keys before them change places"),
+        ("position_score", "hardly change when the keys before them change places"),
         ("symbol_score", "move with the keys when these change places"),
     ):
         score = over_prompts(dataset[name])
-        found = (score > HIGH_SCORE) & (score > null)
+        found = (score > HIGH_SCORE) & (score > null) & reads
         if heads := heads_where(found):
             *best, size = strongest_head(score.where(found))
             yield Finding(
                 f"In {len(heads)} of {int(score.notnull().sum())} heads the logits {follows}: "
                 f"{heads_named(heads, per_layer=dataset.sizes['head'])} (correlation up to "
                 f"{size:.2f})",
-                f"symbols.{name} above {HIGH_SCORE:g}; 95 % of unrelated permutations stay "
-                f"below {float(null.max()):.2f}",
+                f"symbols.{name} above {HIGH_SCORE:g}, of logits that vary by at least {VARYING:g} nat "
+                f"over keys that get at least {percent(READ)} of the attention; 95 % of unrelated "
+                f"permutations stay below {float(null.max()):.2f}",
                 0.5,
                 "symbols",
                 *best,

@@ -129,7 +129,7 @@ def test_symbols_equal_a_loop_over_rows():
     group = measured(Symbols(queries=3, permutations=2, seed=4), inputs)
     chosen = spread_places(list(range(24)), 3, 0.75)
     keys = range(1, chosen[0] + 1)
-    generator, scores = torch.Generator().manual_seed(4), []
+    generator, scores, sizes = torch.Generator().manual_seed(4), [], []
     for _ in range(2):
         moved, _ = (torch.randperm(len(keys), generator=generator) for _ in range(2))
         for row in chosen:
@@ -143,9 +143,13 @@ def test_symbols_equal_a_loop_over_rows():
             before, after = logits.numpy().reshape(2, -1)
             orders = (before, before[moved.numpy()])
             scores.append([np.corrcoef(after, part)[0, 1] for part in orders])
+            share = inputs.pattern(torch.tensor([row]))[0, 1, 0, keys[0] : keys[-1] + 1].sum()
+            sizes.append([before.std(ddof=1) * inputs.logit_scale, float(share)])
     of_head = group.isel(prompt=0, layer=0, head=1)
     found = [of_head["position_score"], of_head["symbol_score"]]
     assert_allclose(found, np.mean(scores, axis=0), rtol=1e-8)
+    found = [of_head["logit_spread"], of_head["attention_share"]]
+    assert_allclose(found, np.mean(sizes, axis=0), rtol=1e-6)
 
 
 def test_few_keys_and_other_schemes_have_no_score():
