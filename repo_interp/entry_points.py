@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, nearest, one_line
 from repo_interp.installed_points import installed_points
 
 MEASURES, EXPERIMENTS, VIEWS = (
@@ -161,7 +161,10 @@ def require_names(group: str, given: Iterable[str], *more: str) -> None:
     for name in given:
         # What other packages declare is read last: that takes as long as a short prompt's pass.
         if name not in ours and name not in (known := (*more, *names(group))):
-            raise InputError(f"there is no {_kind(group)} {name!r}; there are {', '.join(known)}")
+            raise InputError(
+                f"there is no {_kind(group)} {name!r}; {nearest(name, known)}there are "
+                f"{', '.join(known)}"
+            )
 
 
 def require_once(group: str, given: Sequence[str]) -> None:

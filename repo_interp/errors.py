@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, Literal
 
 _LONGEST = 1000
@@ -158,6 +159,21 @@ def as_input_errors(message: str, longest: int = 300) -> Iterator[None]:
     except Exception as error:
         # The library's traceback says nothing about the file, which the message names.
         raise InputError(f"{message}: {one_line(error, longest)}") from None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Ask whether the known name that is nearest to an unknown one was meant.
+
+    Args:
+        name: Unknown name.
+        known: Names that there are.
+
+    Returns:
+        "did you mean X? "; empty where none is near.
+    """
+    # 0.75: a slip of the keys, not a name that is as long
+    close = get_close_matches(name, tuple(known), n=1, cutoff=0.75)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def one_line(text: object, longest: int = 300) -> str:

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from repo_interp.entry_points import CHECKPOINTS, called, find, names
-from repo_interp.errors import InputError, as_input_errors, warn
+from repo_interp.errors import InputError, as_input_errors, nearest, warn
 
 DIRECTORY = Path(__file__).parent / "zoo"
 """The checkpoints of this package."""
@@ -127,13 +126,11 @@ def zoo_path(name: str) -> Path:
         raise InputError(
             f"no checkpoint {name!r} is installed; these are: {of_seed_0} (seed 0), and {others}"
         )
-    close = get_close_matches(name, known, n=1)
-    meant = f"did you mean {close[0]}? " if close else ""
     # Names of the same task, as the whole list is long
     same_task = [one for one in known if one.split("/")[0] == name.split("/")[0]]
     more = "" if names(CHECKPOINTS) else "; the package position-papers brings more"
     raise InputError(
-        f"no checkpoint {name!r} is installed; {meant}these are: "
+        f"no checkpoint {name!r} is installed; {nearest(name, known)}these are: "
         f"{', '.join(same_task or known) or 'none'}{more}"
     )
 

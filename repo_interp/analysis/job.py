@@ -405,7 +405,7 @@ def _within(chosen: Sequence[int] | None, count: int, name: str) -> list[int]:
         chosen = [operator.index(number) for number in chosen]
     except TypeError:
         raise InputError(
-            f"{name} {chosen!r} was asked for; wanted whole numbers from 0 to {count - 1}"
+            f"{name} {chosen!r} was asked for; wanted a list of whole numbers from 0 to {count - 1}"
         ) from None
     for number in chosen:
         if not 0 <= number < count:

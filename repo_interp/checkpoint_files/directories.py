@@ -18,9 +18,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from repo_interp.checkpoint_files.fetched import fetched_directory
+from repo_interp.checkpoint_files.fetched import PACKAGED, fetched_directory
 from repo_interp.checkpoint_files.gguf_header import SUFFIX
-from repo_interp.errors import InputError, as_input_errors, one_line
+from repo_interp.errors import InputError, as_input_errors, nearest, one_line
 from repo_interp.files import path_of, regular
 from repo_interp.records import require_no_code
 from repo_interp.shipped import means_zoo, zoo_path
@@ -114,9 +114,9 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
     # A hub id has one slash; anything else was meant as a path that does not exist.
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise InputError(
-            f"there is no checkpoint directory {text}; wanted a directory with config.json, "
-            "a name of the zoo such as niah/repo, "
-            "or a hub id such as owner/name"
+            f"there is no checkpoint directory {text}; {nearest(text, PACKAGED)}wanted a "
+            "directory with config.json, a name of the zoo such as niah/repo, or a hub id such as "
+            "owner/name"
         )
     from huggingface_hub import snapshot_download
 

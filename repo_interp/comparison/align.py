@@ -112,7 +112,8 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
             lines += _on_values(measure, joined)
             shapes += on_shapes(groups, joined)
     lines += [
-        f"{', '.join(alone)}: only {name} has {'it' if len(alone) == 1 else 'them'}; not compared"
+        f"{', '.join(alone)}: only {name} has {'it' if len(alone) == 1 else 'them'}; not compared "
+        "(analyse both with the same --measures and --experiments)"
         for name, alone in single.items()
     ]
     if not measures:

@@ -337,7 +337,11 @@ class Kinds(Experiment):
         ends = (
             "of the kind, of controls, and the difference; mean and ends of the 95 % interval over"
         )
-        block = "prompt" if len(prompts) >= PROMPTS else f"stretch of {BLOCK} tokens"
+        block = (
+            "prompt"
+            if len(prompts) >= PROMPTS
+            else f"stretch of {BLOCK} tokens, or the answer of a prompt that has fewer"
+        )
         group = described_group(
             {
                 # Every first set of 1 + draws is the kind, the others are its controls.

@@ -316,12 +316,12 @@ _KINDS: Mapping[str, tuple[Any, str, Callable[[Any, Tensor, PassContext], Tensor
     "swapped_heads": (None, "value", lambda value, z, here: z.flip(1)),
     "scaled": (
         Finite,
-        "the factor that positions are scaled by",
+        "the factor that positions are scaled by, given before the heads,",
         lambda factor, z, here: factor * z,
     ),
     "rounded": (
         _Step,
-        "the step that positions are rounded to multiples of",
+        "the step that positions are rounded to multiples of, given before the heads,",
         lambda step, z, here: step * torch.round(z / step),
     ),
     "clipped": (Any, "ends", lambda ends, z, here: z.clamp(*ends)),

@@ -29,6 +29,7 @@ from contextvars import ContextVar
 from functools import cache, wraps
 from itertools import product
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 import matplotlib as mpl
@@ -61,6 +62,8 @@ PAGE_WIDTH = 6.8
 """Inches: both columns."""
 PAGE_HEIGHT = 8.8
 """Inches: the tallest figure that still leaves room for its caption."""
+LETTERS_PER_INCH = 18
+"""Of a title."""
 
 _SCHEMES = {
     "rope": ("RoPE", "#0072B2"),
@@ -132,6 +135,11 @@ class PaperFigure(Figure):
 
     caption = ""
     """A sentence for the page, for a figure whose name does not describe it."""
+
+    def suptitle(self, t: str, **kwargs: Any) -> Text:
+        """Write the title above the figure; a line breaks where the figure ends."""
+        letters = int(LETTERS_PER_INCH * self.get_figwidth())
+        return super().suptitle("\n".join(fill(line, letters) for line in t.split("\n")), **kwargs)
 
     def savefig(self, fname: Any, **options: Any) -> None:
         """Save as matplotlib does. The format follows the name unless `format` is given."""

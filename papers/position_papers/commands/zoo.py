@@ -15,7 +15,7 @@ from repo_interp import processes
 from repo_interp.cli.options import count
 from repo_interp.errors import InputError
 from repo_interp.files import require_directory, write_text
-from repo_interp.shipped import shipped_names, zoo_path
+from repo_interp.shipped import shipped_names, zoo_path, zoo_seeds
 from repo_interp.values import duration
 
 if TYPE_CHECKING:
@@ -143,15 +143,16 @@ def _list(console: Console, names: list[str]) -> None:
             for test_set, value in (sets[0], sets[-1])
             for cell in (f"{value:.3f}", _short(test_set))
         ]
+        seeds = f"{len(zoo_seeds(name))} of {1 + len(others)}"
         steps = ("+" if own.configuration.continue_from else "") + str(own.steps)
-        table.add_row(name, own.configuration.scheme, steps, str(1 + len(others)), *scores)
+        table.add_row(name, own.configuration.scheme, steps, seeds, *scores)
     console.print(table)
     bytes_of = (file.stat().st_size for name in shown for file in weight_files(zoo_path(name)))
     size = f"{sum(bytes_of) / 1e6:.0f} MB in all"
     how = "Look into one: repo-interp analyze NAME; in Python: ri.zoo(NAME)."
     scored = (
         "Scores of the first and last test set, in the task's metric. +: steps from "
-        "another checkpoint."
+        "another checkpoint. Seeds: with weights here, of those trained."
     )
     console.print(f"{size}. {scored} {how}", highlight=False)
 

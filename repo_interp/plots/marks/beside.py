@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -74,8 +73,6 @@ MOST_DOUBLED = 20
 """Places along an axis up to which it may be logarithmic, with a tick at each."""
 ALIKE = 8.0
 """Largest over smallest range of panels up to which they share an axis."""
-LETTERS_PER_INCH = 18
-"""Of a title."""
 LINE = 0.8
 """Share of its light that a colour for areas keeps where it is a line's."""
 HIDDEN = 100.0
@@ -395,7 +392,8 @@ class Lines(Drawing):
 class Dots(Drawing):
     """One dot per run and name of `values` [run, axis, ...], with names on `axis`.
 
-    A dot is the mean over all other axes; a line is the middle half of layers and heads, and a tick
+    A dot is the mean over all other axes; a line is 90 % of layers and heads, since few heads may
+    decide a mean, which the middle half would not hold; a tick
     a prompt. Coordinates: `low` and `high` are the ends of bars, `control` (axis) is drawn as crosses.
     """
 
@@ -424,7 +422,7 @@ class Dots(Drawing):
         name_figure(
             figure,
             str(values.attrs.get("long_name", values.name)),
-            values.attrs.get("detail") or _averaged_over(values, axis, None),
+            values.attrs.get("detail") or _averaged_over(values, axis, None, middle="90 %"),
         )
         looks: list[Any] = [runs.looks[name] for name in shown] if len(shown) > 1 else []
         if "control" in values.coords:
@@ -448,8 +446,8 @@ def _draw_dots(ax: Axes, values: xr.DataArray, runs: Runs, shown: Sequence[str])
         # Runs stand one below the other around the line of their name, in 0.7 of its height
         y = places + 0.7 * ((row + 0.5) / len(shown) - 0.5)
         if heads.shape[2] > 1:
-            middle = {"linewidth": 1.4, "alpha": 0.45, "gid": f"middle half {name}"}
-            ax.hlines(y, *_quartiles(heads[row]), **ink, **middle)
+            middle = {"linewidth": 1.4, "alpha": 0.45, "gid": f"middle {name}"}
+            ax.hlines(y, *_ends(heads[row], 0.05), **ink, **middle)
         if "prompt" in values.dims:
             ticks = values.isel(run=row).mean([*{*values.dims[2:]} - {"prompt"}])
             x = ticks.transpose("prompt", ...).values
@@ -507,8 +505,7 @@ def name_figure(figure: PaperFigure, title: str, detail: str) -> None:
         title: Title; its first letter becomes a capital. It breaks where the figure ends.
         detail: Line below the title; "" writes none.
     """
-    letters = int(LETTERS_PER_INCH * figure.get_figwidth())
-    text = fill(title[:1].upper() + title[1:], letters)
+    text = title[:1].upper() + title[1:]
     figure.suptitle(f"{text}\n{detail}" if detail else text, x=0.01, ha="left")
 
 
@@ -575,7 +572,7 @@ def _line(ax: Axes, x: np.ndarray, values: np.ndarray, look: Mapping[str, Any], 
     if values.shape[1] > 1:
         ax.fill_between(
             x,
-            *_quartiles(values),
+            *_ends(values, 0.25),
             color=look["color"],
             alpha=0.15,
             linewidth=0,
@@ -596,22 +593,22 @@ def _bar(
         plain_decades(bar.ax.yaxis)
 
 
-def _quartiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quartiles over the last axis; NaN where nothing is there."""
+def _ends(values: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
+    """Quantiles over the last axis with a share `below` and above; NaN where nothing is there."""
     known = np.asarray(np.isfinite(values).any(axis=1))
     # Rows of NaN alone would warn: they are 0 here and NaN again below
-    low, high = np.nanquantile(np.where(known[:, None], values, 0.0), (0.25, 0.75), axis=1)
+    low, high = np.nanquantile(np.where(known[:, None], values, 0.0), (below, 1 - below), axis=1)
     return np.where(known, low, np.nan), np.where(known, high, np.nan)
 
 
-def _averaged_over(values: xr.DataArray, *apart: Hashable | None) -> str:
+def _averaged_over(values: xr.DataArray, *apart: Hashable | None, middle: str = "half") -> str:
     """Describe a line and its band: "mean and middle half over 4 layers of 4 heads"."""
     rest = [
         f"{values.sizes[dim]} {dim}s"
         for dim in ("layer", "head")
         if dim in values.dims and dim not in apart
     ]
-    return f"mean and middle half over {' of '.join(rest)}" if rest else ""
+    return f"mean and middle {middle} over {' of '.join(rest)}" if rest else ""
 
 
 def _title(values: xr.DataArray) -> str:

@@ -492,6 +492,8 @@ def signed_decades(ax: Axes, name: Literal["x", "y"], linear: float) -> None:
     axis = getattr(ax, f"{name}axis")
     axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear, subs=[1.0]))
     plain_decades(axis)
+    # Limits that were found on a linear axis leave no room beside the largest value
+    ax.autoscale_view(scalex=name == "x", scaley=name == "y")
 
 
 def counted(count: int, thing: str) -> str:

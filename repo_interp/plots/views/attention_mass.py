@@ -52,8 +52,7 @@ _ROWS = {"producing": "rows that produced the answer", "generated": "the answer'
 def mass_by_span(run: xr.DataTree) -> PaperFigure:
     """Draw the attention mass per token x 100 of every span (table 4).
 
-    It shows the mean over all layers and over those of each scheme, prompts, and the middle half of
-    heads.
+    It shows the mean over all layers and over those of each scheme, prompts, and 90 % of heads.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -87,7 +86,7 @@ def mass_chart(run: xr.DataTree) -> Dots:
     drawn = per_token.rename(title).assign_attrs(
         long_name=f"{title}, {rows_in_words(dataset)}",
         units="10⁻²",
-        detail=f"mean over {count} (ticks); line: middle half of heads",
+        detail=f"mean over {count} (ticks); line: middle 90 % of heads",
     )
     return Dots(drawn, runs, "span", name="attention_mass_by_span")
 

@@ -325,6 +325,8 @@ every set of other heads.
 """
 LEAST = 0.01
 """Nats that a found effect costs, at least."""
+TELLING = 1.0
+"""Nats up to which a loss that is excluded says something of a model."""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -421,10 +423,18 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
     changes = measured["layer_log_probability_change"].transpose("kind", "layer", "prompt")
     lowest = mean - half_interval(changes.values)
     where = _lowest(lowest)
-    sentence = (
+    excluded = max(0.0, -float(lowest.min()))
+    # A loss that large would be the answer's end: the interval says nothing of the model.
+    result = (
         "No change of one layer's positions has a clear effect on the answer; a loss above "
-        f"{max(0.0, -float(lowest.min())):.2g} nats of its log-probability per token is excluded "
-        f"(layer {where['layer']}, {_DOES.get(where['kind'], where['kind'])}; measured: "
+        f"{excluded:.2g} nats of its log-probability per token is excluded"
+        if excluded <= TELLING
+        else f"{counted(measured.sizes['prompt'], 'prompt')} are too few to tell whether the answer "
+        f"needs one layer's positions: a loss of {excluded:.2g} nats of its log-probability per "
+        "token is not excluded"
+    )
+    sentence = (
+        f"{result} (layer {where['layer']}, {_DOES.get(where['kind'], where['kind'])}; measured: "
         f"{-float(mean.sel(where)):.2g})"
     )
     evidence = (

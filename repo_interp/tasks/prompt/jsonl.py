@@ -148,9 +148,7 @@ def _named(where: object) -> Iterator[None]:
 
 
 def _none(path: Path) -> NoReturn:
-    raise InputError(
-        f"{path}: wanted one prompt per line, the file is empty; write some, or name another file"
-    )
+    raise InputError(f"{path}: wanted a text, or one prompt per line in JSON; the file is empty")
 
 
 def _logged(logged: LoggedText, tokenizer: PreTrainedTokenizerBase | None) -> Prompt:

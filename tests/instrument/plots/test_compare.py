@@ -224,7 +224,8 @@ def test_a_measure_of_one_run_other_axes_and_other_units_are_left_out_and_said()
         "three_axis: axes has other axes in other; not compared",
         "three_axis: angle has other units in other; not compared",
         "three_axis: only one has extra",
-        "patterns: only one has it; not compared",
+        "patterns: only one has it; not compared (analyse both with the same --measures and "
+        "--experiments)",
     ]
 
 

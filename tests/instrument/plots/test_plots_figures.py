@@ -196,9 +196,9 @@ def test_mass_by_span_draws_table_4_and_every_prompt(small):
     assert_allclose(repo.get_xdata(), learned.mean(["prompt", "layer", "head"]))
     expected = per_token.mean(["layer", "head"]).transpose("span", "prompt")
     assert_allclose([line.get_xdata() for line in artists(figure, "prompts ")], expected)
-    (interval,) = starting(figure, "middle half repo")
+    (interval,) = starting(figure, "middle repo")
     heads = learned.sel(span="query").mean("prompt")
-    assert_allclose(interval.get_segments()[3][:, 0], np.percentile(heads.values, [25, 75]))
+    assert_allclose(interval.get_segments()[3][:, 0], np.percentile(heads.values, [5, 95]))
     assert_allclose(starting(figure, "control")[0].get_xdata(), [100 / 96] * 6)
 
 

@@ -481,7 +481,7 @@ def test_a_sample_of_the_harness_is_read_with_its_answer(tmp_path):
         (b"PK\x03\x04 not an archive", "the archive is damaged"),
         (
             json.dumps(INSPECT | {"samples": []}).encode(),
-            "wanted one prompt per line, the file is empty",
+            "wanted a text, or one prompt per line in JSON",
         ),
         (json.dumps(INSPECT | {"samples": [{"id": 1}]}).encode(), "log, sample 0: "),
         (
