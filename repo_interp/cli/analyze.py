@@ -134,10 +134,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list_or_none,
         default=None,
         metavar="A,B",
-        help="experiments, which need many forward passes; none: no experiment (default: atlas where no layer "
-        "learns positions or counts gates, elsewhere, "
-        "on prompts of its task, effects and atlas where they take seconds): effects (of "
-        "changed positions of heads, on these prompts), "
+        help="experiments, which need many forward passes; none: no experiment (default, where "
+        "neither --measures nor --layers is given: atlas where no layer learns positions or "
+        "counts gates, elsewhere, on prompts of its task, effects and atlas where they take "
+        "seconds, with 2 random models in the atlas): effects (of changed positions of heads, on these prompts), "
         "saliency (of positions, on these prompts), atlas (what every head does and is "
         "called), perturbation (of order and positions, "
         "on these prompts), extrapolation (beyond the training length, on longer prompts of "

@@ -4,6 +4,7 @@
     learned positions      R2, R3, R5 when positions are taken away                    causes
     needle in a haystack   R4 attention mass, R5 ranges, R6 chunks, R9 scores          attention, ranges, chunks, haystack
     language               R5, R6, and R8 segments; R10 inputs of f_phi                ranges, chunks, segments, assigners
+    training runs          R11 layers that learn positions                             placement
     fresh models           R7 cost                                                     efficiency
     every training seed    R2, R3, R5, R6 and R8, by seed                              seeds
 
@@ -25,6 +26,7 @@ from position_papers.repo.efficiency import EFFICIENCY
 from position_papers.repo.haystack import HAYSTACK
 from position_papers.repo.mirror import MIRROR
 from position_papers.repo.options import Options
+from position_papers.repo.placement import PLACEMENT
 from position_papers.repo.ranges import RANGES
 from position_papers.repo.reversal import REVERSAL
 from position_papers.repo.segments import SEGMENTS
@@ -43,6 +45,7 @@ PAPER = Paper(
         SEGMENTS,
         HAYSTACK,
         ASSIGNERS,
+        PLACEMENT,
     ),
     options=Options,
     items=read_items(Path(__file__).with_name("items.csv")),
