@@ -1,6 +1,7 @@
 """Whether the batch that a model is trained on keeps its documents apart.
 
-    documents       runs of valid tokens of a row; one begins wherever position_ids do not increase
+    documents       runs of valid tokens of a row; one begins wherever position_ids do not increase,
+                    cu_seq_lens_q or cu_seq_lens_k say so, or seq_idx changes
     leak            largest change of a document's logits when all tokens of the documents next to it
                     are replaced by others
     difference      largest difference of its logits from those of the document alone, as positions
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import at_rest
+from repo_interp.values import shortened
 
 TOLERANCE = 1e-3
 """Change of logits, as a share of the largest one, that is rounding."""
@@ -38,6 +40,10 @@ _TEXTS = {
     "leak": ("largest change of its logits by tokens of other documents", "1"),
     "difference": ("largest difference of its logits from those of the document alone", "1"),
 }
+
+
+_LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
+"""Arguments of kernels with the ends of documents, rows one after the other."""
 
 
 class _Document(NamedTuple):
@@ -71,12 +77,18 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
 
     Returns:
         One entry per document, and the findings as lines of the attribute `findings`; empty where
-        all is well.
+        all is well. The attribute `documents_from` names the arguments that say where documents
+        begin; "none": every row is taken for one document.
 
     Raises:
         InputError: The batch lacks `input_ids`, or shapes disagree.
     """
     decoder = as_decoder(model)
+    if not isinstance(batch, Mapping):
+        raise InputError(
+            f"a batch is {type(batch).__name__}; wanted arguments by name, such as "
+            "{'input_ids': tokens}"
+        )
     owner = decoder.owner
     # Collators leave their tensors on the processor.
     given = {
@@ -85,7 +97,8 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
         if value is not None
     }
     tokens, mask, positions = _checked(given)
-    documents = _documents(positions, mask)
+    starts, told_by = _starts(given, tokens)
+    documents = _documents(positions, mask, starts)
     others = {name: value for name, value in given.items() if name not in ("input_ids", "labels")}
 
     def logits(some: Int[Tensor, "row token"], **arguments: Any) -> Tensor:
@@ -136,7 +149,11 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
             name: ("document", np.array(values), {"long_name": text, "units": units})
             for (name, (text, units)), values in zip(_TEXTS.items(), columns, strict=True)
         },
-        attrs={"findings": "\n".join(findings), "largest_logit": scale},
+        attrs={
+            "findings": "\n".join(findings),
+            "largest_logit": scale,
+            "documents_from": ", ".join(told_by) or "none",
+        },
     )
 
 
@@ -169,13 +186,45 @@ def _checked(
     return tokens, mask != 0, positions
 
 
-def _documents(positions: Tensor, mask: Tensor) -> list[_Document]:
-    """Every run of valid tokens whose positions increase; padding belongs to none."""
+def _starts(
+    given: Mapping[str, Any], tokens: Int[Tensor, "row token"]
+) -> tuple[Bool[Tensor, "row token"], list[str]]:
+    """Tokens that arguments of kernels begin documents with, and the arguments that say anything."""
+    starts = torch.zeros_like(tokens, dtype=torch.bool)
+    told_by = [name for name in ("position_ids", *_LENGTHS, "seq_idx") if name in given]
+    for name in _LENGTHS:
+        if name in given:
+            ends = given[name]
+            if (
+                not isinstance(ends, Tensor)
+                or ends.ndim != 1
+                or ends.is_floating_point()
+                or len(ends) < 2
+                or (int(ends[0]), int(ends[-1])) != (0, tokens.numel())
+                or bool((ends.diff() < 0).any())
+            ):
+                raise InputError(
+                    f"{name} is {shortened(repr(ends))}; wanted ends of documents, from 0 to the "
+                    f"{tokens.numel()} tokens of the batch"
+                )
+            # Kernels take the rows for one; a document without tokens begins with the next one.
+            starts.view(-1)[ends[:-1][ends.diff() > 0].long()] = True
+    if "seq_idx" in given:
+        numbers = given["seq_idx"]
+        if not isinstance(numbers, Tensor) or numbers.shape != tokens.shape:
+            raise InputError(f"seq_idx has no shape {list(tokens.shape)}, that of input_ids")
+        starts[:, 1:] |= numbers[:, 1:] != numbers[:, :-1]
+    return starts, told_by
+
+
+def _documents(positions: Tensor, mask: Tensor, starts: Tensor) -> list[_Document]:
+    """Every run of valid tokens whose positions increase, broken at `starts`; no padding."""
     found: list[_Document] = []
-    for row, (at, valid) in enumerate(zip(positions.tolist(), mask.tolist(), strict=True)):
+    rows = zip(positions.tolist(), mask.tolist(), starts.tolist(), strict=True)
+    for row, (at, valid, begins) in enumerate(rows):
         of_row: list[_Document] = []
         for place in (place for place in range(len(at)) if valid[place]):
-            if place and valid[place - 1] and at[place] > at[place - 1]:
+            if place and valid[place - 1] and at[place] > at[place - 1] and not begins[place]:
                 of_row[-1] = of_row[-1]._replace(end=place + 1)
             else:
                 of_row.append(_Document(row, place, place + 1, len(of_row)))

@@ -61,6 +61,22 @@ def test_positions_that_do_not_start_at_zero():
     assert "look at its positions" in absolute
 
 
+def test_documents_that_only_arguments_of_kernels_tell_apart():
+    """A kernel that does not read them lets documents see each other, and positions count on."""
+    tokens = packed(rows=2)["input_ids"]
+    ends = torch.tensor([0, 7, 7, 22, 31, 44], dtype=torch.int32)  # rows one after the other
+    numbers = torch.zeros_like(tokens).index_fill(1, torch.arange(16, 22), 4)
+    arguments = ({"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}, {"seq_idx": numbers})
+    for given, starts in zip(arguments, ([0, 7, 0, 9], [0, 16, 0, 16]), strict=True):
+        checked = ri.verify_batch(tiny("llama"), {"input_ids": tokens} | given)
+        assert checked["start"].values.tolist() == starts
+        assert checked.attrs["documents_from"] == ", ".join(given)
+        assert (checked["leak"].values[[1, 3]] > 0.01).all()
+        assert f"starts at position {starts[1]}; wanted 0" in checked.attrs["findings"]
+    alone = ri.verify_batch(tiny("llama"), {"input_ids": tokens})
+    assert alone.attrs["documents_from"] == "none" and alone.sizes["document"] == 2
+
+
 def test_a_leak_between_documents_of_one_token_is_seen():
     """Any other token tells, also where the batch holds a single one."""
     batch = packed() | {"attention_mask": torch.ones(2, sum(LENGTHS), dtype=torch.long)}
@@ -123,6 +139,15 @@ def test_the_model_stays_as_it_is():
                 "attention_mask": torch.zeros(1, 5, dtype=torch.long),
             },
             "attention_mask",
+        ),
+        (torch.ones(1, 5, dtype=torch.long), "arguments by name"),
+        *(
+            ({"input_ids": torch.ones(1, 5, dtype=torch.long), name: value}, name)
+            for name, values in {
+                "cu_seq_lens_q": ([0, 4], [1, 5], [0, 3, 2, 5], [[0, 5]], [0.0, 5.0], [5]),
+                "seq_idx": ([[0, 0, 1]], 1),
+            }.items()
+            for value in values
         ),
     ],
 )
