@@ -173,6 +173,8 @@ class Inspection:
             return "counted by gates"
         if scheme in _UNROTATED:
             return "none"
+        if scheme not in (*SCHEMES, NO_ATTENTION):
+            return "?"
         learned = self._learned(layer)
         last = learned.get("final_map.weight") or learned.get("dynamic_map.weight")
         # One row of the last map per set of heads that share positions

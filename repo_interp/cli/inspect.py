@@ -72,9 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
         f"trained on up to {training_length(config)} tokens"
     )
     total, added = found.parameters, found.for_positions
+    counts = [found.parameters_of(layer) for layer in range(len(checkpoint.layout))]
     console.print(
-        f"{total:,} parameters, {added:,} of them for positions "
+        f"{total:,} parameters; those for positions are not known, of a scheme of another package"
+        if None in counts
         # Relative to the model without its positions' parameters
+        else f"{total:,} parameters, {added:,} of them for positions "
         f"(+{100 * added / (total - added):.2f} %)"
     )
     if checkpoint.base is not None:

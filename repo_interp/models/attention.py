@@ -343,6 +343,19 @@ class RepositionedAttention:
             positions = self._assign_with_memory(self.assigner, hidden_states, index, cache)
         else:
             positions = self.assigner(hidden_states, index)
+        batch, tokens = hidden_states.shape[:2]
+        if (
+            positions.ndim not in (3, 4)
+            or positions.shape[0] not in (1, batch)
+            or positions.shape[2] != tokens
+            or self.heads % positions.shape[1]
+        ):
+            raise InputError(
+                f"the assigner of layer {self.layer_idx} ({self.scheme}) gave positions "
+                f"{list(positions.shape)}; wanted [batch, row, token], or [batch, row, token, "
+                f"component], of {batch} prompts, as many rows as divide {self.heads} heads, and "
+                f"{tokens} tokens"
+            )
         if (
             self.sites.positions._backward_hooks
             and torch.is_grad_enabled()

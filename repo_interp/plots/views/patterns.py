@@ -102,7 +102,8 @@ def _by_pattern(
         if bool((of >= 0.5).any()):
             mean = (
                 ""
-                if whole is None
+                # NaN where no scheme of ours learns positions, as of another package's
+                if whole is None or bool(whole.sel(pattern=pattern).isnull())
                 else f", {float(whole.sel(pattern=pattern)):.0f} % in learned layers"
             )
             panels[pattern + mean] = of
@@ -224,7 +225,7 @@ def caption_of(patterns: xr.Dataset) -> str:
         parts.append(f"chunks of {patterns.attrs['chunk_size']} tokens")
     if "epsilon" in patterns.attrs:
         parts.append(f"ε = {patterns.attrs['epsilon']:g} positions")
-    if "chunk_pattern" in patterns:
+    if "chunk_pattern" in patterns and _chunks(patterns):
         parts.append(f"n = {_chunks(patterns):,} chunks in learned layers")
     return ", ".join(parts)
 

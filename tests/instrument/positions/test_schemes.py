@@ -285,3 +285,15 @@ def test_taking_learned_positions_away_again_leaves_nothing():
         before = model(TOKENS).logits
         ri.reposition(ri.reposition(model, "learned"), "rope")
         assert torch.equal(model(TOKENS).logits, before)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda z: z.transpose(1, 2), lambda z: z[:, 0], lambda z: z[..., 1:], lambda z: z[:, [0] * 3]],
+)
+def test_positions_of_another_shape_are_refused_with_both_shapes(wrong):
+    model = repositioned("repo")
+    (assigner, *_) = scheme_modules(model)
+    assigner.register_forward_hook(lambda module, arguments, positions: wrong(positions))
+    with refused(r"layer 0 \(repo\) gave positions \[.*; wanted \[batch, row, token\]"):
+        model(TOKENS)
