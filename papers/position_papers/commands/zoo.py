@@ -143,7 +143,7 @@ def _list(console: Console, names: list[str]) -> None:
             for test_set, value in (sets[0], sets[-1])
             for cell in (f"{value:.3f}", _short(test_set))
         ]
-        seeds = f"{len(zoo_seeds(name))} of {1 + len(others)}"
+        seeds = f"{len(zoo_seeds(name))}/{1 + len(others)}"
         steps = ("+" if own.configuration.continue_from else "") + str(own.steps)
         table.add_row(name, own.configuration.scheme, steps, seeds, *scores)
     console.print(table)
@@ -152,7 +152,7 @@ def _list(console: Console, names: list[str]) -> None:
     how = "Look into one: repo-interp analyze NAME; in Python: ri.zoo(NAME)."
     scored = (
         "Scores of the first and last test set, in the task's metric. +: steps from "
-        "another checkpoint. Seeds: with weights here, of those trained."
+        "another checkpoint. Seeds: with weights here / trained."
     )
     console.print(f"{size}. {scored} {how}", highlight=False)
 

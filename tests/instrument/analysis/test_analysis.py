@@ -233,7 +233,7 @@ def test_what_a_measure_cannot_see_is_refused():
         assert "positions" in ri.analyze(bridge, prompts, ("positions",)).children
     assert "attention_mass" in ri.analyze(bridge, prompts, ("attention_mass",)).children
     for chosen in ({"layers": [True, False]}, {"heads": [np.True_, np.False_]}):
-        with refused("wanted whole numbers"):
+        with refused("wanted a list of whole numbers"):
             ri.analyze(bridge, prompts, ("positions",), **chosen)
 
 
