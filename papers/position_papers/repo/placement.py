@@ -55,6 +55,7 @@ AS_ROPE = (
     f"{TOLERANCE:g} less the difference to RoPE of the mean share of needles over L, 2L and 4L"
 )
 FINAL_LOSS = "the loss that training ends with"
+RIVALS = ("RoPE", "RePo in the upper layers")
 R11_FEW = Claim(
     "R11",
     "RePo in the last quarter of the layers alone falls back to RoPE",
@@ -68,7 +69,7 @@ R11_LOWER = Claim(
     "RePo in the lower layers and RoPE in the upper ones is unstable in training",
     R11_FEW.source,
     "in words",
-    Above(FINAL_LOSS, ("RoPE", "RePo in the upper layers")),
+    Above(FINAL_LOSS, RIVALS),
     "lower layers",
 )
 
@@ -118,7 +119,7 @@ def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
         alike = (
             each for each in scored if place_of(each) == "rope" and _seeds(each) == _seeds(lower)
         )
-        rivals = dict(zip(R11_LOWER.rule.rivals, (next(alike, rope), upper), strict=True))
+        rivals = dict(zip(RIVALS, (next(alike, rope), upper), strict=True))
         if absent := [name for name, each in rivals.items() if each is None]:
             yield unmeasured(R11_LOWER, lower.name, missing(absent, TASK))
         else:

@@ -437,6 +437,8 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
         f"{result} (layer {where['layer']}, {_DOES.get(where['kind'], where['kind'])}; measured: "
         f"{-float(mean.sel(where)):.2g})"
     )
+    if "clean_score" in measured and float(measured["clean_score"].max()) == 0:
+        sentence += "; no answer is right without a change either"
     evidence = (
         f"95 % intervals over {measured.sizes['prompt']} prompts, of which this one reaches "
         f"furthest; standard error {float(errors.sel(where)):.1g} nats"

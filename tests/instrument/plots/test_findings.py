@@ -90,6 +90,19 @@ def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
     return tree(effects=xr.Dataset(values, coords, {"set_heads": 2}).set_coords("scheme"))
 
 
+def test_few_prompts_and_answers_that_are_never_right_are_said():
+    changes = np.zeros((2, 2, 4))
+    changes[0, 0, 0] = -11.5
+    run = effects(changes, -0.05)
+    (few,) = found(run, "effects")
+    # one prompt of four: mean 2.875, and as much as its standard error times Student's 3.18
+    assert few.sentence.startswith("4 prompts are too few to tell whether the answer needs")
+    assert "a loss of 12 nats" in few.sentence and "right" not in few.sentence
+    run["effects"]["clean_score"] = xr.DataArray(np.zeros(4), dims="prompt")
+    (wrong,) = found(run, "effects")
+    assert wrong.sentence == f"{few.sentence}; no answer is right without a change either"
+
+
 def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads():
     changes = np.random.default_rng(0).normal(0, 0.1, (2, 2, 20))
     (none,) = found(effects(changes, -0.05), "effects")
