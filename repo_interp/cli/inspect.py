@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     total, added = found.parameters, found.for_positions
     counts = [found.parameters_of(layer) for layer in range(len(checkpoint.layout))]
     console.print(
-        f"{total:,} parameters; those for positions are not known, of a scheme of another package"
+        f"{total:,} parameters; how many of them are for positions is not known, as a scheme is of "
+        "another package"
         if None in counts
         # Relative to the model without its positions' parameters
         else f"{total:,} parameters, {added:,} of them for positions "

@@ -44,8 +44,8 @@ _TEXTS = {
     "position_score": "correlation with logits of the same places",
     "symbol_score": "correlation with logits of the same contents",
     "null_score": "95 % of unrelated correlations are below",
-    "logit_spread": "standard deviation of logits over these keys [nat]",
-    "attention_share": "attention that these keys get",
+    "logit_spread": "standard deviation of logits over the permuted keys [nat]",
+    "attention_share": "attention that the permuted keys get",
 }
 
 

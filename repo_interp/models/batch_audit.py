@@ -189,7 +189,7 @@ def _checked(
 def _starts(
     given: Mapping[str, Any], tokens: Int[Tensor, "row token"]
 ) -> tuple[Bool[Tensor, "row token"], list[str]]:
-    """Tokens that arguments of kernels begin documents with, and the arguments that say anything."""
+    """Find where kernel arguments begin documents, and name all arguments that tell them apart."""
     starts = torch.zeros_like(tokens, dtype=torch.bool)
     told_by = [name for name in ("position_ids", *_LENGTHS, "seq_idx") if name in given]
     for name in _LENGTHS:
@@ -218,7 +218,7 @@ def _starts(
 
 
 def _documents(positions: Tensor, mask: Tensor, starts: Tensor) -> list[_Document]:
-    """Every run of valid tokens whose positions increase, broken at `starts`; no padding."""
+    """Find runs of valid tokens whose positions increase and that no token of `starts` breaks."""
     found: list[_Document] = []
     rows = zip(positions.tolist(), mask.tolist(), starts.tolist(), strict=True)
     for row, (at, valid, begins) in enumerate(rows):

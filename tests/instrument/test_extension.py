@@ -100,7 +100,7 @@ def test_the_scheme_and_the_task_train_and_are_scored(worked):
     assert scores["test_set"].values.tolist() == ["3", "4"]
     assert np.isfinite(scores["mean_score"]).all()
     said = (worked / "said").read_text()
-    assert "those for positions are not known, of a scheme of another package" in said
+    assert "how many of them are for positions is not known" in said
 
 
 def test_the_measure_is_in_the_run_file(worked):

@@ -392,9 +392,9 @@ class Lines(Drawing):
 class Dots(Drawing):
     """One dot per run and name of `values` [run, axis, ...], with names on `axis`.
 
-    A dot is the mean over all other axes; a line is 90 % of layers and heads, since few heads may
-    decide a mean, which the middle half would not hold; a tick
-    a prompt. Coordinates: `low` and `high` are the ends of bars, `control` (axis) is drawn as crosses.
+    A dot is the mean over all other axes, a tick a prompt. A line holds 90 % of layers and heads: a
+    few heads may decide the mean, so that it lies outside the middle half. Coordinates: `low` and
+    `high` are the ends of bars, `control` (axis) is drawn as crosses.
     """
 
     values: xr.DataArray
