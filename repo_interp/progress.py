@@ -84,16 +84,18 @@ def _bar(console: Console) -> Iterator[Step]:
 def _lines(every: float) -> Iterator[Step]:
     """Write lines from a thread: one operation may take longer than ten seconds."""
     lock, ended = Lock(), Event()
-    name, done, total, text = "working", None, None, ""
+    name, done, total, text, first = "working", None, None, "", 0
     begun = since = time.monotonic()
 
     def step(
         current: str, so_far: int | None = None, in_all: int | None = None, more: str = ""
     ) -> None:
-        nonlocal name, done, total, text, since
+        nonlocal name, done, total, text, since, first
         with lock:
-            # Time left is estimated within a step, and steps differ in speed.
-            since = since if current == name else time.monotonic()
+            # Time left is estimated within a step, as steps differ in speed, and by what is done
+            # now: resumed work begins with what is done already.
+            if current != name:
+                since, first = time.monotonic(), so_far or 0
             name, done, total, text = current, so_far, in_all, more
 
     def write_lines() -> None:
@@ -106,8 +108,9 @@ def _lines(every: float) -> Iterator[Step]:
                 line = " ".join(filter(None, (name, _count(done, total), text)))
                 if done and total:
                     line += f" ({100 * done // total} %)"
-                    if done < total:
-                        line += f", about {duration((now - since) * (total - done) / done)} left"
+                    if first < done < total:
+                        left = (now - since) * (total - done) / (done - first)
+                        line += f", about {duration(left)} left"
                 line += f", {duration(now - begun)} so far"
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()

@@ -198,14 +198,20 @@ def test_without_a_terminal_lines_say_how_far_training_is(capsys):
 
 def test_without_a_terminal_a_line_says_what_is_being_done(capsys):
     with steps(Console(force_terminal=False), every=0.05) as step:
-        step("observing layers", 3, 60)
+        step("observing layers", 30, 60)  # resumed: 30 were there before
+        time.sleep(0.3)
+        step("observing layers", 31, 60)
         time.sleep(0.3)
         step("observing layers", 60, 60)
         time.sleep(0.3)
         step("drawing")
         time.sleep(0.3)
     said = capsys.readouterr().err
-    assert re.search(r"^observing layers 3/60 \(5 %\), about \d+ s left, 1 s so far$", said, re.M)
+    left = re.findall(
+        r"^observing layers 31/60 \(51 %\), about (\d+) s left, 1 s so far$", said, re.M
+    )
+    assert left and int(left[0]) >= 0.3 * 29 - 1, "one layer took at least .3 s"
+    assert {"observing layers 30/60 (50 %), 1 s so far"} <= {*said.splitlines()}
     assert {"observing layers 60/60 (100 %), 1 s so far", "drawing, 1 s so far"} <= {
         *said.splitlines()
     }
