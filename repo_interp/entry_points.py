@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from repo_interp.errors import InputError, nearest, one_line
-from repo_interp.installed_points import installed_points
+from repo_interp.installed_points import RegisteredPoint, installed_points
 
 MEASURES, EXPERIMENTS, VIEWS = (
     "repo_interp.measures",
@@ -280,13 +280,13 @@ def _kind(group: str) -> str:
     return group.rpartition(".")[2].removesuffix("s")
 
 
-def package_of(point: EntryPoint) -> str:
+def package_of(point: EntryPoint | RegisteredPoint) -> str:
     """Return the package of an entry point.
 
     Args:
         point: An entry point.
 
     Returns:
-        Name of the distribution, or "unknown".
+        Name of the distribution; of a registered object, and where none is known, the module.
     """
-    return "unknown" if point.dist is None else point.dist.name
+    return point.module if point.dist is None else point.dist.name

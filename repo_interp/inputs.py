@@ -92,6 +92,8 @@ class AttentionInputs:
     valid: Bool[Tensor, "prompt token"]
     prompts: Int[Tensor, "prompt"]
     """Numbers of the prompts within the whole analysis: labels of the axis `prompt`."""
+    learned: bool = False
+    """Whether the layer learns its positions."""
     window: int | None = None
     """Query i sees keys i - window + 1 .. i; None sees all earlier keys."""
     softcap: float | None = None

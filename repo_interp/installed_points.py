@@ -1,20 +1,53 @@
-"""Entry points of the installed packages by group, read once as long as nothing is installed.
+"""Entry points of the installed packages by group, and objects that a program gave a name.
 
 Reading all declarations takes milliseconds, and the layout of thirty layers asks thirty
-times. The list counts until the import path, or a folder on it, has changed. Stands below
-every floor.
+times. The list counts until the import path, or a folder on it, has changed. Registered objects
+last as long as the process. Stands below every floor.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 
-def installed_points(group: str) -> tuple[EntryPoint, ...]:
-    """List the entry points that installed packages declare; imports none of them.
+@dataclass(frozen=True)
+class RegisteredPoint:
+    """An object with a name in a group, in the place of the entry point of a package."""
+
+    name: str
+    module: str
+    value: Any
+
+    dist: None = None
+    """No package: `EntryPoint` has this field as well."""
+
+    def load(self) -> Any:
+        """Return the object."""
+        return self.value
+
+
+_REGISTERED: dict[str, dict[str, RegisteredPoint]] = {}
+
+
+def register(group: str, name: str, value: Any) -> None:
+    """Give an object a name until the process ends.
+
+    Args:
+        group: Group of entry points.
+        name: Name, which must be free; an object that was registered under it is replaced.
+        value: The object.
+    """
+    point = RegisteredPoint(name, getattr(value, "__module__", "__main__"), value)
+    _REGISTERED.setdefault(group, {})[name] = point
+
+
+def installed_points(group: str) -> tuple[EntryPoint | RegisteredPoint, ...]:
+    """List entry points of installed packages, importing none, and registered objects.
 
     Args:
         group: Group of entry points.
@@ -23,7 +56,8 @@ def installed_points(group: str) -> tuple[EntryPoint, ...]:
         The entry points.
     """
     # Times of folders are part of the key, so a package installed meanwhile is seen.
-    return _read(group, tuple((folder, _changed(folder)) for folder in sys.path))
+    installed = _read(group, tuple((folder, _changed(folder)) for folder in sys.path))
+    return (*installed, *_REGISTERED.get(group, {}).values())
 
 
 @lru_cache(maxsize=16)

@@ -26,6 +26,7 @@ import xarray as xr
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.files import file_to_write, path_of, replaced, sealed, unsealed
+from repo_interp.positions.layouts import LEARNED
 
 _ENGINE = "h5netcdf"
 _MOST_PACKED = 1 << 11
@@ -131,21 +132,27 @@ def require_name(name: Any, owner: str, reserved: Collection[str]) -> None:
         )
 
 
-def with_schemes(group: xr.Dataset, schemes: Sequence[str]) -> xr.Dataset:
+def with_schemes(
+    group: xr.Dataset, schemes: Sequence[str], learned: Collection[str] = ()
+) -> xr.Dataset:
     """Add the coordinate `scheme (layer)` to a group.
+
+    Its attribute `learned` names schemes of other packages that learn positions: of ours, the name
+    says it.
 
     Args:
         group: Dataset; unchanged where it has no axis `layer`.
         schemes: Scheme by layer.
+        learned: Schemes that learn positions.
 
     Returns:
         The group.
     """
     if "layer" not in group.dims:
         return group
-    return group.assign_coords(
-        scheme=("layer", [schemes[int(layer)] for layer in group.layer.values])
-    )
+    names = [schemes[int(layer)] for layer in group.layer.values]
+    foreign = ",".join(sorted({*learned} & {*names} - {*LEARNED}))
+    return group.assign_coords(scheme=("layer", names, {"learned": foreign} if foreign else {}))
 
 
 @cache

@@ -320,7 +320,7 @@ class Job:
                 raise
             reason = one_line(f"{type(error).__name__}: {error}")
             return Fault(f"it cannot conclude ({reason})", concluding=True)
-        return with_schemes(group, self.decoder.schemes).assign_attrs(
+        return with_schemes(group, self.decoder.schemes, self.decoder.learned_schemes).assign_attrs(
             parameter_attributes(measure.parameters)
         )
 

@@ -41,6 +41,7 @@ from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import fresh_twin
 from repo_interp.models.reposition import longest_prompt
+from repo_interp.run import with_schemes
 from repo_interp.store import Store
 from repo_interp.tasks.prompt import SPECIAL, Prompt, digest
 from repo_interp.tasks.task import Scoring
@@ -150,6 +151,7 @@ class Atlas(Experiment):
     empty: all.
     """
     name: ClassVar[str] = "atlas"
+    by_pair: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Raises InputError for a field out of range, and for a score that there is not."""
@@ -229,7 +231,7 @@ class Atlas(Experiment):
             for names whose rule no head of this run can meet.
         """
         decoder, config, asked = as_decoder(model), model.config, self._asked
-        schemes = decoder.schemes
+        learned = np.isin(np.arange(decoder.layer_count), decoder.learned_layers)
         first = first_token(model, prompts)
         tokens = repeated_tokens(
             self.sequences, half, config.vocab_size, _special(config), first, self.seed
@@ -285,7 +287,7 @@ class Atlas(Experiment):
                 # those of the last round.
                 def largest(measure=measure, rules=rules) -> dict[str, float]:
                     scores = measure(twin())
-                    return {rule.name: rule.largest(scores, schemes) for rule in rules}
+                    return {rule.name: rule.largest(scores, learned) for rule in rules}
 
                 found |= kept_scores(
                     model,
@@ -308,11 +310,11 @@ class Atlas(Experiment):
             rule.name: null_of(of_rule, self.quantile)
             for rule, of_rule in zip(RULES, nulls, strict=True)
         }
-        named = name_heads(scores, schemes, limits)
+        named = name_heads(scores, learned, limits)
         thresholds = [
             # fmax passes over NaN, the null where there are no controls.
             np.fmax(rule.at_least, limits[rule.name])
-            if np.isfinite(rule.largest(scores, schemes))
+            if np.isfinite(rule.largest(scores, learned))
             else np.nan
             for rule in RULES
         ]
@@ -323,14 +325,16 @@ class Atlas(Experiment):
             "threshold": (("label",), np.array(thresholds)),
         }
         coordinates = {axis: np.arange(found.sizes[axis]) for axis in of_head} | {
-            "scheme": ("layer", list(schemes)),
             "label": [rule.name for rule in RULES],
             "rule": ("label", [rule.words for rule in RULES]),
             "twin": np.array(seeds, dtype=np.int64),
         }
         group = described_group(values, {**SCORES, **_NAMES}, coordinates)
         # Arrays go over all layers; those without attention are dropped here.
-        group, attention = group.sel(layer=list(decoder.by_layer)), decoder.layers[0]
+        group = with_schemes(
+            group.sel(layer=list(decoder.by_layer)), decoder.schemes, decoder.learned_schemes
+        )
+        attention = decoder.layers[0]
         sizes = {"heads": attention.heads, "kv_heads": attention.kv_heads}
         begins = {} if first is None else {"first_token": first}
         return group.assign_attrs(

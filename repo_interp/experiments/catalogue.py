@@ -15,6 +15,8 @@ from repo_interp.entry_points import EXPERIMENTS, called, named, names, require_
 from repo_interp.errors import InputError, one_line
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.prompt_sets import scoring_of
+from repo_interp.models.audit import spans
+from repo_interp.models.capture import layers_by_pair
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt, Task
@@ -106,7 +108,8 @@ def planned(
 
     Raises:
         InputError: An experiment is unknown, cannot work on the prompts or returns no plan, a
-            prompt has position ids, or the task has more tokens than the model.
+            prompt has position ids, the task has more tokens than the model, or an experiment
+            is about one position per token where rotary pairs have their own.
     """
     objects = experiments_named(experiments)
     if not objects:
@@ -128,7 +131,14 @@ def planned(
         decoder.training_length,
     )
 
+    by_pair = layers_by_pair(bridge)
+
     def plan_of(experiment: Experiment) -> Plan:
+        if by_pair and not experiment.by_pair:
+            raise InputError(
+                f"{experiment.name} is about one position per token, and every rotary pair has its "
+                f"own in layers {spans(by_pair)}; leave it out"
+            )
         plan = experiment.plan(model, scoring, prompts, length)
         # Plans of other packages are checked: memory and the announced
         # cost are computed from `passes`.

@@ -506,4 +506,6 @@ class Effects(Experiment):
             control_sets=min(len(sets) - 1 for sets in chosen.values()),
         )
         # Layers with attention alone; so far the axis counted all layers of the model.
-        return with_schemes(group.sel(layer=list(decoder.by_layer)), decoder.schemes)
+        return with_schemes(
+            group.sel(layer=list(decoder.by_layer)), decoder.schemes, decoder.learned_schemes
+        )

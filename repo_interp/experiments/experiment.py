@@ -48,6 +48,8 @@ class Experiment(ABC):
 
     name: ClassVar[str]
     """Its name, and that of its main group."""
+    by_pair: ClassVar[bool] = False
+    """Whether it works where the rotary pairs of a token have positions of their own."""
 
     def __post_init__(self) -> None:
         """Raises InputError for a field that is not of the type and range that it states."""

@@ -501,7 +501,8 @@ class Extrapolation(Experiment):
             kl_above_noise_high=(axes[:2], above.mean(-1) + width),
         ).assign_coords(layer=list(as_decoder(model).by_layer))
         group = described_group(found, score_texts(_TEXTS, scoring))
-        group = with_schemes(group, as_decoder(model).schemes)
+        decoder = as_decoder(model)
+        group = with_schemes(group, decoder.schemes, decoder.learned_schemes)
         return group.assign_attrs(
             scoring.attributes,
             training_length=training_length,

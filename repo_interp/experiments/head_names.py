@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float
 
-from repo_interp.positions.layouts import LEARNED
-
 Scores = Mapping[str, Float[np.ndarray, "layer head"]]
 
 
@@ -36,8 +34,8 @@ class Rule:
     at_least: float
     also: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Limits of other scores, both included; the null has no part in them."""
-    schemes: tuple[str, ...] = ()
-    """Of the layers that the rule is about; none: all layers."""
+    learned: bool = False
+    """The rule is about layers that learn positions alone."""
 
     @property
     def words(self) -> str:
@@ -45,44 +43,44 @@ class Rule:
         also = "".join(
             f", {name} from {low:g} to {high:g}" for name, (low, high) in self.also.items()
         )
-        where = f", in layers of {', '.join(self.schemes)}" if self.schemes else ""
+        where = ", in layers that learn positions" if self.learned else ""
         return f"{self.score} above {self.at_least:g}{also}{where}"
 
-    def applies(self, layout: Sequence[str]) -> Bool[np.ndarray, "layer 1"]:
+    def applies(self, learned: Bool[np.ndarray, "layer"]) -> Bool[np.ndarray, "layer 1"]:
         """Tell which layers the rule is about.
 
         Args:
-            layout: Scheme of every layer.
+            learned: Layers that learn positions.
 
         Returns:
-            True for layers of one of `schemes`.
+            True for layers that the rule is about.
         """
         # One column, which broadcasts over heads
-        return np.array([not self.schemes or scheme in self.schemes for scheme in layout])[:, None]
+        return (learned | (not self.learned))[:, None]
 
-    def largest(self, scores: Scores, layout: Sequence[str]) -> float:
+    def largest(self, scores: Scores, learned: Bool[np.ndarray, "layer"]) -> float:
         """Find the largest score of a head that the rule is about.
 
         Args:
             scores: Scores by name.
-            layout: Scheme of every layer.
+            learned: Layers that learn positions.
 
         Returns:
             The score; NaN where there is none.
         """
         # Heads in other layers become NaN, so they neither have the name nor set its null.
-        values = np.where(self.applies(layout), scores.get(self.score, np.nan), np.nan)
+        values = np.where(self.applies(learned), scores.get(self.score, np.nan), np.nan)
         # nanmax of NaN alone warns, and warnings are errors here.
         return float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
 
     def holds(
-        self, scores: Scores, layout: Sequence[str], null: float
+        self, scores: Scores, learned: Bool[np.ndarray, "layer"], null: float
     ) -> Bool[np.ndarray, "layer head"]:
         """Tell which heads have the name.
 
         Args:
             scores: Scores by name; a score that is absent holds for no head.
-            layout: Scheme of every layer.
+            learned: Layers that learn positions.
             null: Threshold of the controls; NaN: none.
 
         Returns:
@@ -96,7 +94,7 @@ class Rule:
         # NaN compares as False, which is meant, but numpy may warn of it.
         with np.errstate(invalid="ignore"):
             # fmax passes over a null of NaN: without controls, at_least alone decides.
-            holding = self.applies(layout) & (values > np.fmax(self.at_least, null))
+            holding = self.applies(learned) & (values > np.fmax(self.at_least, null))
             for name, (low, high) in self.also.items():
                 holding &= (
                     # A score that was not measured fulfills no limit.
@@ -112,7 +110,7 @@ ATTENDS = 0.25
 LITTLE = 0.5
 """Attention to the first token up to which a head does something else in the main."""
 RULES = (
-    Rule("mirror", "mirror", 0.5, schemes=LEARNED),
+    Rule("mirror", "mirror", 0.5, learned=True),
     Rule("retrieval", "retrieval", 0.1),
     Rule("answer", "contribution", 0.5),
     Rule("induction", "induction", 0.3),
@@ -122,8 +120,8 @@ RULES = (
     Rule("sink", "sink", 0.5),
     Rule("positional U", "place_u", 0.5),
     # Positions of random weights are constant too, so the head must also attend far from evenly.
-    Rule("constant", "departure", ATTENDS, {"constant": (0.95, 1.0)}, LEARNED),
-    Rule("mono", "mono", 0.5, schemes=LEARNED),
+    Rule("constant", "departure", ATTENDS, {"constant": (0.95, 1.0)}, learned=True),
+    Rule("mono", "mono", 0.5, learned=True),
     Rule("semantic", "departure", ATTENDS, {"content": (0.9, 1.0), "sink": (0.0, LITTLE)}),
 )
 """In the order of the names of a head that has several. Retrieval above 0.1 is Wu et al.'s."""
@@ -149,20 +147,23 @@ def null_of(largest: Float[np.ndarray, "twin"], quantile: float) -> float:
 
 
 def name_heads(
-    scores: Scores, layout: Sequence[str], nulls: Mapping[str, float], rules: Sequence[Rule] = RULES
+    scores: Scores,
+    learned: Bool[np.ndarray, "layer"],
+    nulls: Mapping[str, float],
+    rules: Sequence[Rule] = RULES,
 ) -> dict[str, Bool[np.ndarray, "layer head"]]:
     """Apply rules to the scores of a model.
 
     Args:
         scores: Scores by name.
-        layout: Scheme of every layer.
+        learned: Layers that learn positions.
         nulls: Threshold of the controls by name of the rule.
         rules: Rules; the default are ours.
 
     Returns:
         For every rule the heads that have its name.
     """
-    return {rule.name: rule.holds(scores, layout, nulls[rule.name]) for rule in rules}
+    return {rule.name: rule.holds(scores, learned, nulls[rule.name]) for rule in rules}
 
 
 def joined(named: Mapping[str, Bool[np.ndarray, "layer head"]]) -> np.ndarray:

@@ -51,7 +51,6 @@ from repo_interp.measures.positions import position_range
 from repo_interp.models.capture import decode, next_token_logits, observing
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.direct_path import DirectPath, direct_path
-from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.tasks.prompt import Prompt
 
@@ -394,7 +393,7 @@ def _of_rows(
             .long()
         )
     # Learned positions have distances of their own; others are the index, so tokens apart.
-    learned = inputs.head_positions if inputs.scheme in LEARNED else None
+    learned = inputs.head_positions if inputs.learned else None
     sums: dict[str, Tensor] = {}
     for part in _parts(rows, inputs):
         logits = inputs.logits(part)
@@ -414,7 +413,7 @@ def _of_rows(
             _add(sums, {"position_distance": position_distance_sums(weights, part, learned)})
         if "content" in asked:
             content.add(logits, part)
-    if "distance" in sums and inputs.positions is not None and inputs.scheme not in LEARNED:
+    if "distance" in sums and inputs.positions is not None and not inputs.learned:
         sums["position_distance"] = sums["distance"]  # the position is the index
     occurring = detection_rows(rows, tokens)  # none in a text without copies: NaN
     return {
@@ -438,7 +437,7 @@ def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarr
     scores["position_range"] = (
         position_range(positions.double(), inputs.valid[:, None])[0].cpu().numpy()
     )
-    if inputs.scheme not in LEARNED:
+    if not inputs.learned:
         return scores
     assert inputs.positions is not None
     # Heads that share a row of positions: all of them, or those of a key-value head

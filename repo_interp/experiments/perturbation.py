@@ -485,7 +485,8 @@ class Perturbation(Experiment):
             found.assign_coords(layer=numbers, head=np.arange(shape[1])),
             score_texts(_TEXTS, scoring),
         )
-        group = with_schemes(group, as_decoder(model).schemes)
+        decoder = as_decoder(model)
+        group = with_schemes(group, decoder.schemes, decoder.learned_schemes)
         group["l_max"].attrs = {"long_name": "largest distance of a move", "units": "tokens"}
         group["gamma"].attrs = {"long_name": "share of tokens moved", "units": "1"}
         return group.assign_attrs(

@@ -340,7 +340,9 @@ class Saliency(Experiment):
             integrated_size=abs(by_token["integrated_gradients"]).sum("token", min_count=1),
         )
         group = described_group(values, _BY_TOKEN | _BY_PROMPT | _BY_HEAD)
-        group = with_schemes(group.merge(_token_group(prompts, scoring)), decoder.schemes)
+        group = with_schemes(
+            group.merge(_token_group(prompts, scoring)), decoder.schemes, decoder.learned_schemes
+        )
         return group.assign_attrs(task=scoring.name, baseline=self.baseline, steps=self.steps)
 
     def _of_prompt(

@@ -225,7 +225,8 @@ class Session:
             "head_score": described(stacked.astype("float64"), "score of each head", "1"),
             "outline": described(sampled, "position at evenly spaced tokens", "positions"),
         }
-        return with_schemes(xr.Dataset(named), as_decoder(self.bridge).schemes)
+        decoder = as_decoder(self.bridge)
+        return with_schemes(xr.Dataset(named), decoder.schemes, decoder.learned_schemes)
 
     def look(
         self,

@@ -29,7 +29,6 @@ from repo_interp.models.decoder import as_decoder, attentions_of
 from repo_interp.models.direct_path import added_outputs, inner
 from repo_interp.models.lasting import intervention
 from repo_interp.models.reposition import called_at
-from repo_interp.positions.layouts import LEARNED
 
 SITES = ("queries", "keys", "values", "positions")
 """Tensors of the receiver that a path may lead into."""
@@ -98,7 +97,7 @@ def ablate_paths(
             if site != "positions":
                 # For its refusal, before any pass: the mask itself is made in `put`
                 _mask(attention, receiving, counts.get(site, attention.kv_heads))
-            elif attention.scheme not in LEARNED:
+            elif not attention.learned:
                 raise InputError(
                     f"layer {attention.layer_idx} ({attention.scheme}) learns no positions, so no "
                     "path leads into them"

@@ -49,7 +49,6 @@ from repo_interp.measures.kernels.rank_trend import (
 from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
-from repo_interp.positions.layouts import LEARNED
 from repo_interp.values import PositiveOrZero
 
 PATTERNS = ("constant", "mono", "hybrid")
@@ -225,7 +224,7 @@ class Patterns(
 
         Where positions are learned, also counts of patterns over a grid of sizes and tolerances.
         """
-        learned, positions = inputs.scheme in LEARNED, inputs.positions
+        learned, positions = inputs.learned, inputs.positions
         if positions is None:
             positions = torch.full_like(inputs.valid[:, None], torch.nan, dtype=torch.double)
         # A copy: a view would refer to the mask that it is kept with, and neither would ever go

@@ -59,7 +59,6 @@ from repo_interp.measures.kernels.segmentation import INSIDE, STARTS, Kinds
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.segments import KINDS
 from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
-from repo_interp.positions.layouts import LEARNED
 from repo_interp.values import Positive
 
 SOURCES = ("index", "segment", "token", "previous")
@@ -222,7 +221,7 @@ class PositionSources(SegmentMeasure):
             "trend": ("prompt layer head", trend),
             "trend_null": ("prompt layer", null),
         }
-        known = inputs.scheme in LEARNED or inputs.gate_features is not None
+        known = inputs.learned or inputs.gate_features is not None
         learned = arrays(inputs, {"learned": ("layer", np.array(known, dtype=float))})
         return Statistics(
             arrays(inputs, record, segment=list(segments), sample=np.arange(count)), learned

@@ -49,7 +49,6 @@ from repo_interp.measures.kernels.seen_pairs import is_whole, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.memory import CORE, memory_for
-from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import PositiveOrZero, Tokens
 
@@ -279,7 +278,7 @@ def max_rotation(
         InputError: `training_length` is None, and the positions are not learned.
     """
     assert inputs.frequencies is not None and inputs.positions is not None
-    if inputs.scheme in LEARNED:
+    if inputs.learned:
         reach = expand_heads(
             largest_difference(inputs.positions, inputs.valid, inputs.window), inputs.heads
         )

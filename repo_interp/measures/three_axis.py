@@ -65,7 +65,6 @@ from repo_interp.measures.kernels.seen_pairs import extents
 from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
-from repo_interp.positions.layouts import LEARNED
 from repo_interp.values import Count, Positive, Seed
 
 Extra = Literal["attention", "position", "shuffled", "held_out"]
@@ -149,7 +148,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
 
     def _by_position(self, inputs: AttentionInputs, sums: MapSums) -> Float[Tensor, "prompt head"]:
         # Index positions of width 1 would repeat r
-        if inputs.scheme not in LEARNED:
+        if not inputs.learned:
             return torch.full_like(sums.square, torch.nan)
         return position_correlation(inputs, sums, self.position_width, self.most_cells, self.ridge)
 

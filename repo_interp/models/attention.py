@@ -83,6 +83,10 @@ class SchemeParts:
     """Rotary components that take part in the dot product; None: all."""
     position_logits: PositionLogits | None = None
     """Adds to the logits; None where the scheme adds nothing."""
+    learned: bool = False
+    """Whether the assigner learns positions, one number per token and row: findings, figures and
+    experiments on learned positions are about such layers.
+    """
 
 
 Observer = Callable[
@@ -118,7 +122,7 @@ class RepositionedAttention:
         self.attn_logit_softcapping: float | None = rotation.softcap
         self.is_causal = True
         self.num_key_value_groups = self.heads // self.kv_heads
-        self.scheme = scheme.name
+        self.scheme, self.learned = scheme.name, scheme.learned
         # Modules of the scheme are the stock module's children, so that they are trained, moved and
         # saved with it.
         stock.assigner = scheme.assigner

@@ -32,6 +32,7 @@ from repo_interp.models.reposition import at_rest, length_matters
 from repo_interp.models.tables import positions_in, table_of
 from repo_interp.models.wrapped import model_of
 from repo_interp.positions.contextual import ContextualPositions
+from repo_interp.positions.layouts import NO_ATTENTION, SCHEMES
 from repo_interp.positions.logits import exact
 
 
@@ -70,6 +71,27 @@ def capture(
     with observing(model, valid, prompts, receive_finite, layers, position_ids):
         last = None if layers is None else max(layers, default=None)
         decode(model, tokens, valid, last, position_ids)
+
+
+def layers_by_pair(model: nn.Module) -> list[int]:
+    """List the layers that give every rotary pair of a token its own position.
+
+    Args:
+        model: Repositioned model or bridge.
+
+    Returns:
+        Layers, as a pass of one token shows them; no scheme of ours has such layers.
+    """
+    decoder, found = as_decoder(model), list[int]()
+    if {*decoder.schemes} - {*SCHEMES, NO_ATTENTION}:
+        token = torch.zeros(1, 1, dtype=torch.long, device=decoder.device)
+
+        def receive(inputs: AttentionInputs) -> None:
+            if inputs.differ_by_pair:
+                found.append(inputs.layer)
+
+        capture(model, token, token == token, token[0], receive)
+    return found
 
 
 class _EndOfPass(Exception):
@@ -298,6 +320,7 @@ def observing(
         inputs = AttentionInputs(
             layer=attention.layer_idx,
             scheme=attention.scheme,
+            learned=attention.learned,
             queries=exact(queries),
             keys=exact(keys),
             positions=None

@@ -23,7 +23,7 @@ from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.attention import RepositionedAttention, scheme_of
 from repo_interp.models.wrapped import model_of, unwrapped
-from repo_interp.positions.layouts import LEARNED, NO_ATTENTION
+from repo_interp.positions.layouts import NO_ATTENTION
 
 _DECODER = "_repo_interp_decoder"
 """The one attribute of a model for all of this: unlike the entry of a weak table it goes with
@@ -137,7 +137,12 @@ class Decoder:
     @property
     def learned_layers(self) -> list[int]:
         """The layers that learn positions."""
-        return [layer for layer, attention in self.by_layer.items() if attention.scheme in LEARNED]
+        return [layer for layer, attention in self.by_layer.items() if attention.learned]
+
+    @property
+    def learned_schemes(self) -> set[str]:
+        """The schemes of the layers that learn positions."""
+        return {self.by_layer[layer].scheme for layer in self.learned_layers}
 
     @property
     def positioned(self) -> dict[int, RepositionedAttention]:

@@ -21,7 +21,6 @@ import xarray as xr
 from repo_interp.errors import InputError
 from repo_interp.intervals import paired_difference, same_prompts
 from repo_interp.plots.marks import (
-    LEARNED_SCHEMES,
     Cell,
     Chart,
     Drawing,
@@ -30,6 +29,7 @@ from repo_interp.plots.marks import (
     Table,
     cells,
     charts_of,
+    learned_schemes,
     number,
     ordered_spans,
     runs_of,
@@ -211,7 +211,9 @@ def _is_given(dataset: xr.Dataset) -> bool:
     if "scheme" not in dataset.coords:
         return False
     # [run, layer]
-    learned = np.isin(dataset["scheme"].transpose("run", ...).values, list(LEARNED_SCHEMES))
+    learned = np.isin(
+        dataset["scheme"].transpose("run", ...).values, list(learned_schemes(dataset))
+    )
     return bool(learned.ndim > 1 and (learned.any(1) != learned.any()).any())
 
 

@@ -11,6 +11,7 @@ from places import OFFICIAL
 
 from repo_interp.inputs import AttentionInputs
 from repo_interp.positions.contextual import ContextualPositions, InterpolatedEmbedding
+from repo_interp.positions.layouts import LEARNED
 
 
 def official_inputs(
@@ -31,6 +32,7 @@ def official_inputs(
     return AttentionInputs(
         layer=layer,
         scheme=scheme,
+        learned=scheme in LEARNED,
         queries=queries,
         keys=torch.as_tensor(arrays["k_prerot"][layer], dtype=dtype),
         positions=positions,
@@ -72,6 +74,7 @@ def random_inputs(
     return AttentionInputs(
         layer=layer,
         scheme=scheme,
+        learned=scheme in LEARNED,
         read_residual=lambda: residual,
         queries=normal(prompts, heads, tokens, d_head),
         keys=normal(prompts, kv_heads, tokens, d_head),

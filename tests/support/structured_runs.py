@@ -70,7 +70,11 @@ def run(cope_layers=(1, 2), maps=1, asked=None) -> xr.DataTree:
     texts = np.array([[*one.token_text, *[""] * (tokens - len(one.tokens))] for one in asked])
     plain = random_inputs(prompts=len(asked), tokens=tokens, valid=batch.valid)
     index = torch.arange(tokens).double()
-    layers = [replace(plain, layer=0, scheme="rope", positions=index.expand(len(asked), 1, -1))]
+    layers = [
+        replace(
+            plain, layer=0, scheme="rope", learned=False, positions=index.expand(len(asked), 1, -1)
+        )
+    ]
     layers += [
         _cope(replace(plain, layer=layer, positions=None, frequencies=None), texts, layer)
         for layer in cope_layers
@@ -135,4 +139,4 @@ def _repo(inputs: AttentionInputs, spans) -> AttentionInputs:
         noise,
         torch.ones_like(noise),
     ]
-    return replace(inputs, scheme="repo", positions=torch.stack(heads, dim=1))
+    return replace(inputs, scheme="repo", learned=True, positions=torch.stack(heads, dim=1))

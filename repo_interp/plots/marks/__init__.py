@@ -62,7 +62,6 @@ from repo_interp.plots.marks.heads import (
 )
 from repo_interp.plots.marks.reading import (
     BACKGROUND,
-    LEARNED_SCHEMES,
     PromptTokens,
     checkpoint_name,
     described_prompts,
@@ -73,6 +72,7 @@ from repo_interp.plots.marks.reading import (
     layer_colour,
     layer_scheme,
     learned_layers,
+    learned_schemes,
     ordered_spans,
     pick,
     prompt_tokens,

@@ -18,10 +18,6 @@ from repo_interp.plots.style import scheme_colour, scheme_name
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.run import require_run
 
-LEARNED_SCHEMES = LEARNED
-"""Schemes whose positions are learned: only their ranges and patterns differ from those of the
-token index.
-"""
 BACKGROUND = "rest"
 """The span that is never shaded."""
 _PLACES = {"needle": 0, "query": 1, BACKGROUND: 2, "generated": 4}
@@ -248,6 +244,19 @@ def head_axes(dataset: xr.Dataset | xr.DataArray) -> dict[str, list]:
     return {"layers": layers, "heads": [int(head) for head in dataset["head"].values]}
 
 
+def learned_schemes(dataset: xr.Dataset | xr.DataArray) -> set[str]:
+    """List the schemes that learn positions, with those of other packages that layers have.
+
+    Args:
+        dataset: Group of a run.
+
+    Returns:
+        Names of schemes.
+    """
+    stated = dataset["scheme"].attrs.get("learned", "") if "scheme" in dataset.coords else ""
+    return {*LEARNED, *stated.split(",")} - {""}
+
+
 def learned_layers(dataset: xr.Dataset | xr.DataArray) -> list[int]:
     """List the layers whose positions are learned.
 
@@ -257,7 +266,8 @@ def learned_layers(dataset: xr.Dataset | xr.DataArray) -> list[int]:
     Returns:
         Labels of the layers.
     """
-    return [layer for layer, scheme in schemes(dataset).items() if scheme in LEARNED_SCHEMES]
+    learned = learned_schemes(dataset)
+    return [layer for layer, scheme in schemes(dataset).items() if scheme in learned]
 
 
 def ordered_spans(names: Iterable[str]) -> list[str]:

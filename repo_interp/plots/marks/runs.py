@@ -17,10 +17,11 @@ import xarray as xr
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks.reading import LEARNED_SCHEMES, checkpoint_name
+from repo_interp.plots.marks.reading import checkpoint_name
 from repo_interp.plots.marks.scores import layout_colour
 from repo_interp.plots.marks.scores import looks as checkpoint_looks
 from repo_interp.plots.style import scheme_name
+from repo_interp.positions.layouts import LEARNED
 from repo_interp.run import require_run
 
 PALEST = 0.22
@@ -77,9 +78,7 @@ def alone(run: xr.DataTree, array: xr.DataArray) -> tuple[xr.DataArray, Runs]:
         frequent scheme.
     """
     name, layout = checkpoint_name(run), str(run.attrs.get("layout", "")).split(",")
-    scheme = next(
-        (scheme for scheme in layout if scheme in LEARNED_SCHEMES), max(layout, key=layout.count)
-    )
+    scheme = next((scheme for scheme in layout if scheme in LEARNED), max(layout, key=layout.count))
     look = {"color": layout_colour(scheme), "linestyle": "-", "marker": "o", "label": name}
     return array.expand_dims(run=[name]), Runs((name,), (scheme,), {name: look}, None)
 

@@ -21,7 +21,6 @@ from matplotlib.colors import Normalize
 from repo_interp.intervals import half_interval
 from repo_interp.plots.marks import (
     CONTROL,
-    LEARNED_SCHEMES,
     Cell,
     Chart,
     Dots,
@@ -34,12 +33,13 @@ from repo_interp.plots.marks import (
     counted,
     group,
     head_rows,
+    layer_scheme,
+    learned_layers,
     over,
     ranked_heads,
-    schemes,
     table_of,
 )
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, scheme_name, style
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, style
 from repo_interp.plots.view import View
 
 KIND_NAMES = {
@@ -352,15 +352,13 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         lost, error, control = (
             float(values.sel(where)) for values in (needed, errors, others.broadcast_like(needed))
         )
-        scheme = schemes(measured)[where["layer"]]
-        token_index = (
-            "" if scheme in LEARNED_SCHEMES else f" ({scheme_name(scheme)}, which learns none)"
-        )
+        scheme, learned = layer_scheme(measured, where["layer"]), learned_layers(measured)
+        token_index = "" if where["layer"] in learned else f" ({scheme}, which learns none)"
         name = f"layer {where['layer']}"
         if "head" in where:
             name = f"L{where['layer']} H{where['head']}"
         # Worth saying only in a model that learns positions elsewhere.
-        name += token_index if {*schemes(measured).values()} & {*LEARNED_SCHEMES} else ""
+        name += token_index if learned else ""
         moved = _DOES.get(where["kind"], where["kind"])
         sentence = (
             f"Of all {'heads' if 'head' in where else 'layers'}, the answer needs the positions of "

@@ -13,7 +13,6 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.plots.marks import (
-    LEARNED_SCHEMES,
     MISSING,
     Chart,
     Finding,
@@ -27,6 +26,7 @@ from repo_interp.plots.marks import (
     head_rows,
     heads_named,
     heads_where,
+    learned_layers,
     number,
     over_prompts,
     runs_of,
@@ -123,12 +123,14 @@ def _known_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
     If there are any that learn positions or count by gates, only these.
     """
     heads = heads_where(dataset["r_squared"].notnull())
-    return [(layer, head) for layer, head in heads if _reads(schemes(dataset)[layer])] or heads
+    reading = _reading_layers(dataset)
+    return [(layer, head) for layer, head in heads if layer in reading] or heads
 
 
-def _reads(scheme: str) -> bool:
-    """Whether positions of this scheme come from the content of a token."""
-    return scheme in LEARNED_SCHEMES or scheme.startswith("cope")
+def _reading_layers(dataset: xr.Dataset) -> list[int]:
+    """Layers whose positions come from the content of a token."""
+    gated = (layer for layer, name in schemes(dataset).items() if name.startswith("cope"))
+    return [*learned_layers(dataset), *gated]
 
 
 def source_table(run: xr.DataTree) -> Table:
@@ -183,7 +185,7 @@ def source_table(run: xr.DataTree) -> Table:
 
 def _informative(run: xr.DataTree) -> bool:
     dataset = group(run, "position_sources")
-    return any(_reads(schemes(dataset)[layer]) for layer, _ in _known_heads(dataset))
+    return any(layer in _reading_layers(dataset) for layer, _ in _known_heads(dataset))
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
@@ -200,7 +202,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """What kinds of heads read, with the null of each."""
     dataset, kinds = group(run, "position_sources"), clearest(run)
     over_texts = f"measured on {counted(int(dataset['counted_tokens']), 'token')} of the prompts"
-    of = "positions" if set(schemes(dataset).values()) & {*LEARNED_SCHEMES} else "gates"
+    of = "positions" if learned_layers(dataset) else "gates"
     if kinds:
         counts = {kind: int(clear.notnull().sum()) for kind, clear in kinds.items()}
         does = ", ".join(

@@ -22,7 +22,6 @@ from matplotlib.collections import LineCollection, PolyCollection
 from repo_interp.plots.marks import (
     BESIDE,
     FEWEST,
-    LEARNED_SCHEMES,
     Chart,
     CustomFigure,
     Finding,
@@ -40,6 +39,7 @@ from repo_interp.plots.marks import (
     layer_colour,
     layer_scheme,
     learned_layers,
+    learned_schemes,
     legend_below,
     name_columns,
     name_ticks,
@@ -422,7 +422,7 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure:
     """
     positions, runs = group(tree, "positions"), runs_of(tree)
     ranges = over_prompts(positions["position_range"])
-    learned = positions["scheme"].isin(LEARNED_SCHEMES)
+    learned = positions["scheme"].isin(list(learned_schemes(positions)))
     # Chosen over all runs, so that every row shows the same heads.
     heads = ranked_heads((ranges.where(learned) if learned.any() else ranges).mean("run"))[:LINES]
     shown = spread(runs_with_values(positions["position"]), BESIDE)

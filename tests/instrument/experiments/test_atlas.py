@@ -182,14 +182,17 @@ def test_twins_can_be_declined_and_scores_chosen(run, monkeypatch):
 def test_a_name_needs_its_score_beyond_twins_and_large_and_the_others_within_limits():
     scores = {"one": np.array([[0.1, 0.3, 0.6, np.nan]]), "other": np.array([[0.0, 1.0, 1.0, 1.0]])}
     rule = Rule("a", "one", 0.2, {"other": (0.5, 1.0)})
-    assert rule.holds(scores, ["rope"], np.nan).tolist() == [[False, True, True, False]]
-    assert rule.holds(scores, ["rope"], 0.5).tolist() == [[False, False, True, False]]
-    assert rule.largest(scores, ["rope"]) == 0.6
-    learned = Rule("b", "one", 0.0, schemes=("repo",))
-    assert not learned.holds(scores, ["rope"], np.nan).any()
-    assert np.isnan(learned.largest(scores, ["rope"]))
-    assert not Rule("c", "missing", 0.0).holds(scores, ["rope"], np.nan).any()
-    assert list(name_heads(scores, ["rope"], {"a": 0.5, "b": 0.0}, (rule, learned))) == ["a", "b"]
+    assert rule.holds(scores, np.array([False]), np.nan).tolist() == [[False, True, True, False]]
+    assert rule.holds(scores, np.array([False]), 0.5).tolist() == [[False, False, True, False]]
+    assert rule.largest(scores, np.array([False])) == 0.6
+    learned = Rule("b", "one", 0.0, learned=True)
+    assert not learned.holds(scores, np.array([False]), np.nan).any()
+    assert np.isnan(learned.largest(scores, np.array([False])))
+    assert not Rule("c", "missing", 0.0).holds(scores, np.array([False]), np.nan).any()
+    assert list(name_heads(scores, np.array([False]), {"a": 0.5, "b": 0.0}, (rule, learned))) == [
+        "a",
+        "b",
+    ]
     assert null_of(np.array([0.1, 0.4, np.nan, 0.2]), 0.95) == pytest.approx(0.5)
     assert np.isnan(null_of(np.array([np.nan]), 0.95))
     assert rule.words == "one above 0.2, other from 0.5 to 1"

@@ -194,7 +194,7 @@ def test_one_text_is_enough_and_a_copy_of_it_adds_nothing():
 def test_layers_without_positions_heads_that_share_them_and_words_that_never_come_again():
     inputs, spans = made()
     one_row = replace(inputs, positions=inputs.positions[:, :1], layer=1)
-    nope = replace(inputs, positions=None, frequencies=None, layer=2, scheme="nope")
+    nope = replace(inputs, positions=None, frequencies=None, layer=2, scheme="nope", learned=False)
     group = concluded((inputs, spans), (one_row, spans), (nope, spans))
     none = group.sel(layer=2)
     assert none["share"].isnull().all() and (none["follows_from_token"] == -1).all()
@@ -217,7 +217,9 @@ def test_kinds_of_heads_are_what_they_were_made_to_be():
     made_to = [2 * ends + random, random - 0.5 * index, inputs.positions[:, 0]]
     heads = torch.stack([*made_to, random, 0.4 * ends + random], 1)
     inputs = replace(inputs, positions=torch.cat([heads, heads[:, :3]], 1))
-    group = concluded((inputs, spans), (replace(inputs, layer=1, scheme="rope"), spans))
+    group = concluded(
+        (inputs, spans), (replace(inputs, layer=1, scheme="rope", learned=False), spans)
+    )
     kinds = group["kind"].sel(layer=0).values.tolist()[:5]
     assert kinds == ["marks lines", "counts tokens", "places words", "other", "other"]
     assert (group["kind"].sel(layer=1) == "").all(), "the index is no position that is learned"
@@ -398,7 +400,7 @@ def run():
     inputs, spans = made()
     index = torch.arange(TOKENS).double().expand(PROMPTS, 1, -1)
     group = concluded(
-        (replace(inputs, scheme="rope", positions=index), spans),
+        (replace(inputs, scheme="rope", learned=False, positions=index), spans),
         (replace(inputs, layer=1), spans),
         (replace(inputs, layer=2, positions=inputs.positions[:, :1]), spans),
     )

@@ -83,7 +83,7 @@ def test_rotation_is_by_the_training_length_or_by_the_positions_that_are_there()
     inputs = with_holes(random_inputs(scheme="rope"))
     rope = measured(inputs, training_length=1000)
     assert_allclose(rope["max_rotation"][0], np.tile(1000 * inputs.frequencies.numpy(), (4, 1)))
-    repo = measured(replace(inputs, scheme="repo"), training_length=1000)
+    repo = measured(replace(inputs, scheme="repo", learned=True), training_length=1000)
     reach = [
         [np.ptp(inputs.positions[p, head][inputs.valid[p]].numpy()) for head in range(4)]
         for p in range(2)

@@ -270,7 +270,7 @@ def test_positions_that_step_with_the_lines_follow_them_and_noise_does_not():
 
 def test_the_index_explains_a_trend_and_has_the_f1_of_chance():
     index = torch.arange(48.0)[None]
-    inputs = replace(learned(index), scheme="rope")
+    inputs = replace(learned(index), scheme="rope", learned=False)
     group = concluded(inputs, lines(inputs, STARTS), draws=400, tolerance=0)
     assert_allclose(
         group["variance_between"], group["variance_between_index"].values[:, None] * np.ones(4)

@@ -1,0 +1,158 @@
+"""Audits of schemes find what is wrong, and nothing in schemes that are right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import nn
+
+import repo_interp as ri
+from repo_interp import installed_points
+from repo_interp.errors import InputError
+from repo_interp.models.attention import SchemeParts
+from repo_interp.positions.assigners import LearnedPositions, TokenIndex
+from repo_interp.positions.biases import PositionBias, distances
+from repo_interp.positions.layouts import scheme_names
+from repo_interp.positions.logits import PositionLogits
+from repo_interp.tasks import make_task
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setattr(installed_points, "_REGISTERED", {})
+
+
+def findings_of(build):
+    ri.register_scheme("mine", build)
+    lines = ri.verify_scheme("mine").attrs["findings"].splitlines()
+    return {line.partition(":")[0] for line in lines}
+
+
+def rotating(assign, learned=False):
+    """A scheme that rotates by positions that a function of hidden states and index gives."""
+
+    class Assigner(nn.Module):
+        def forward(self, hidden_states, index):
+            return assign(hidden_states.float(), index)[:, None]
+
+    return lambda builder, rotation, d_head: SchemeParts(
+        "mine", Assigner(), rotation.frequencies, learned=learned
+    )
+
+
+@pytest.mark.parametrize("scheme", scheme_names())
+def test_schemes_that_come_with_the_packages_have_no_finding(scheme):
+    checked = ri.verify_scheme(scheme)
+    assert checked.attrs["findings"] == ""
+    assert checked["check"].values.tolist() == [
+        *("causal", "cache", "padding", "batch", "saved", "observed", "rows")
+    ]
+    # Each check compared something: sums in another order differ in the last bits.
+    assert float(checked["difference"].sel(check="cache")) > 0
+
+
+@pytest.mark.parametrize(
+    ("assign", "wanted"),
+    [
+        # scaled by a mean over all tokens, later ones and padding too
+        (lambda h, i: i * (1 + h.mean((1, 2), True)[..., 0]), {"causal", "cache", "padding"}),
+        # summed from the first token of a call, which with a cache is no token of the text;
+        # padding adds the same to all positions, which rotation does not see
+        (lambda h, i: h[..., 0].cumsum(1), {"cache"}),
+        (lambda h, i: i + h.mean((0, 2))[None].cumsum(1), {"cache", "batch"}),
+        (lambda h, i: i.float() ** 1.5, set()),
+    ],
+)
+def test_positions_that_are_wrong_are_found_by_their_check(assign, wanted):
+    assert findings_of(rotating(assign)) == wanted
+
+
+class Shifted(PositionLogits):
+    """Logits that depend on how many rows are asked for."""
+
+    def forward(self, queries, keys, query_index, key_index, visible, logit_scale, *more):
+        return 0.1 * queries.shape[2] * keys[..., :1].mT.repeat(1, 2, queries.shape[2], 1)
+
+
+def test_logits_that_depend_on_the_rows_of_a_call_are_found():
+    assert "rows" in findings_of(
+        lambda builder, rotation, d_head: SchemeParts("mine", None, None, position_logits=Shifted())
+    )
+
+
+class Forgetful(PositionBias):
+    """A bias of which one weight is used and not saved, and another is saved and not used."""
+
+    def __init__(self):
+        super().__init__(4)
+        self.unsaved, self.idle = torch.randn(()), nn.Parameter(torch.zeros(3))
+
+    def bias(self, query_index, key_index):
+        return self.unsaved * distances(query_index, key_index)
+
+
+def test_weights_that_are_not_saved_or_not_trained_are_found():
+    assert findings_of(
+        lambda builder, rotation, d_head: SchemeParts(
+            "mine", TokenIndex(), None, position_logits=Forgetful()
+        )
+    ) == {"saved", "gradient"}
+
+
+def learning(learned, rows=2):
+    def build(builder, rotation, d_head):
+        assigner = LearnedPositions(builder.config.hidden_size, rows)
+        return SchemeParts(
+            "any", assigner, rotation.frequencies, rotation.attention_scaling, learned=learned
+        )
+
+    return build
+
+
+def test_a_scheme_that_does_not_say_that_it_learns_is_found():
+    assert findings_of(learning(False)) == {"learned"}
+    assert findings_of(learning(True)) == set()
+    assert findings_of(rotating(lambda h, i: i.float(), learned=True)) == {"learned"}
+
+
+@pytest.mark.parametrize("name", ["rope", "repo", "r3n1", "Mine", "a-b", "1", "", "a,b", 3])
+def test_names_that_layouts_know_or_cannot_hold_are_refused(name):
+    with pytest.raises(InputError, match=r"know|wanted"):
+        ri.register_scheme(name, learning(True))
+    with pytest.raises(InputError, match="wanted a function"):
+        ri.register_scheme("mine", nn.Linear(1, 1) and "build")
+
+
+def test_a_registered_scheme_that_learns_is_measured_like_repo(tmp_path):
+    ri.register_scheme("mine", learning(False))
+    ri.register_scheme("mine", learning(True, rows=1))  # as when a cell of a notebook runs again
+    repo, model = (ri.load_model("reversal/repo") for _ in range(2))
+    layout = ",".join("mine" if scheme == "repo" else scheme for scheme in ri.layout(model))
+    weights = model.state_dict()
+    ri.reposition(model, layout)
+    model.load_state_dict(weights)
+    runs = {}
+    for name, one in (("repo", repo), ("mine", model)):
+        prompts = make_task("reversal", "small").prompts(3)
+        runs[name] = ri.analyze(one, prompts, ("positions", "patterns", "position_sources"))
+        runs[name].to_netcdf(tmp_path / f"{name}.nc")
+    for group in ("positions", "patterns", "position_sources"):
+        ours, theirs = (runs[name][group].to_dataset().drop_vars("scheme") for name in runs)
+        xr.testing.assert_identical(ours, theirs)
+    said = {name: [finding.sentence for finding in ri.findings(run)] for name, run in runs.items()}
+    assert said["mine"] and said["mine"] == said["repo"]
+    both = ri.compare(runs)
+    assert both["positions"]["scheme"].attrs["learned"] == "mine"
+    again = ri.compare({name: tmp_path / f"{name}.nc" for name in runs})
+    assert again["positions"]["scheme"].attrs["learned"] == "mine"
+    assert np.isin("mine", again["positions"]["scheme"].values)
+
+
+def test_experiments_about_one_position_per_token_are_refused_before_a_pass():
+    model = ri.load("flip_flop/rope")
+    ri.reposition(model, "selective_rope")
+    with pytest.raises(InputError, match=r"saliency .* in layers 0-\d"):
+        ri.analyze(model, measures=("positions",), experiments=("saliency",))
+    assert "atlas" in ri.analyze(model).children
