@@ -112,10 +112,10 @@ class Job:
         self.layers = (
             list(decoder.by_layer)
             if layers is None
-            else _within(layers, len(decoder.schemes), "layer")
+            else within(layers, len(decoder.schemes), "layer")
         )
         attentions_of(self.bridge, self.layers)  # refuses a layer without attention
-        self.heads = None if heads is None else _within(heads, heads_of_layer, "head")
+        self.heads = None if heads is None else within(heads, heads_of_layer, "head")
         """None: all."""
         for measure in self.measures:
             require_declared(measure)
@@ -387,13 +387,22 @@ def _require_chosen(measure: Measure, layers: Sequence[int], heads: int) -> None
                 f"{measure.name} was asked for in layer {layer}; the layers that are "
                 f"measured: {measured}"
             )
-        _within(chosen, heads, f"{measure.name} in layer {layer}: head")
+        within(chosen, heads, f"{measure.name} in layer {layer}: head")
 
 
-def _within(chosen: Sequence[int] | None, count: int, name: str) -> list[int]:
-    """The numbers `chosen` (None: all), sorted.
+def within(chosen: Sequence[int] | None, count: int, name: str) -> list[int]:
+    """Sort the layers or heads that were chosen.
 
-    Raises InputError where one is no number below `count`.
+    Args:
+        chosen: Numbers; None: all.
+        count: How many the model has.
+        name: "layer" or "head", for messages.
+
+    Returns:
+        The numbers, each once.
+
+    Raises:
+        InputError: One is no number below `count`, or there is none.
     """
     if chosen is None:
         return list(range(count))

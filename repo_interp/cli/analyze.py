@@ -272,12 +272,13 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     """
     step(f"loading {name}")
     from repo_interp.analysis.defaults import choose, resolve_measures
-    from repo_interp.analysis.job import Job
+    from repo_interp.analysis.job import Job, within
     from repo_interp.experiments.catalogue import experiment_named, experiments_named
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.load import open_model
     from repo_interp.plots.catalogue import view_of
+    from repo_interp.tasks.prompt.jsonl import require_readable
 
     # Names and settings are checked before the model is loaded, which may take minutes.
     for experiment in arguments.experiments or ():
@@ -293,8 +294,16 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     for measure in arguments.measures or ():
         view_of(measure)  # one of another package that cannot be imported is refused here too
     path = find(name)
-    # The base of NTK scaling follows from the configuration, so it is read before the model.
-    scaling = arguments.scaling and rope_scaling(arguments.scaling, identify(path).config)
+    if arguments.prompts is not None:
+        require_readable(arguments.prompts)
+    config = identify(path).config.get_text_config()
+    for chosen, most, kind in (
+        (arguments.layers, config.num_hidden_layers, "layer"),
+        (arguments.heads, config.num_attention_heads, "head"),
+    ):
+        within(chosen, most, kind)
+    # The base of NTK scaling follows from the configuration
+    scaling = arguments.scaling and rope_scaling(arguments.scaling, config)
     bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     step("making prompts")
     if arguments.prompts is None and arguments.text is None:

@@ -15,6 +15,7 @@ from repo_interp.plots.marks.arrays import (
     nested_digits,
     over_prompts,
     ranked_heads,
+    shared_rows,
     strongest_head,
 )
 from repo_interp.plots.marks.beside import Dots, Lines, Maps, charts_of, name_columns

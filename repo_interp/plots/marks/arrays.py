@@ -110,6 +110,22 @@ def heads_where(chosen: xr.DataArray) -> list[tuple[int, int]]:
     ]
 
 
+def shared_rows(values: xr.DataArray, chosen: xr.DataArray) -> str:
+    """Say how many rows of positions heads have, where some share one.
+
+    Args:
+        values: What was measured of positions [layer, head, ...]; heads that share positions have
+            equal values.
+        chosen: Heads that are counted [layer, head].
+
+    Returns:
+        A text for behind the number of heads; empty where every head has its own.
+    """
+    heads = heads_where(chosen)
+    rows = {(layer, values.sel(layer=layer, head=head).values.tobytes()) for layer, head in heads}
+    return f" ({len(rows)} rows of positions, which heads share)" if len(rows) < len(heads) else ""
+
+
 def ranked_heads(means: xr.DataArray) -> list[tuple[int, int]]:
     """Sort heads from the largest value to the smallest.
 

@@ -215,7 +215,8 @@ def names_grid(
         panels[title] = of_run.transpose("layer", "head").copy(data=further)
         found |= {of[0] for of in names.ravel() if of}
     handles = [Patch(facecolor=colours[label], label=label) for label in labels if label in found]
-    handles.append(Patch(facecolor=MISSING, label=NO_NAME))
+    if any(np.isnan(of_run).any() for of_run in shown.values()) or not handles:
+        handles.append(Patch(facecolor=MISSING, label=NO_NAME))
     # As wide as a page, but for the small map of a single run
     width = PAGE_WIDTH if len(parts) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * texts.sizes["head"])
     return Grid(

@@ -55,11 +55,16 @@ def losses_by_kind(run: xr.DataTree) -> Dots:
         .round(6)
         .assign_coords(low=low, high=high)
     )
-    title = "nats per token lost with positions changed"
     runs = against_others("heads of the kind")
     names = [f"{kind} ({count})" for kind, count in kinds["heads"].to_series().items()]
-    named = mean.rename(title).rename(of="run").assign_coords(run=list(runs.names), kind=names)
-    named = named.assign_attrs(long_name=title, units="", least=LEAST)
+    named = (
+        mean.rename("nats per token lost")
+        .rename(of="run")
+        .assign_coords(run=list(runs.names), kind=names)
+    )
+    named = named.assign_attrs(
+        long_name="loss with positions of heads changed", units="", least=LEAST
+    )
     return Dots(named, runs, "kind", name="kinds")
 
 

@@ -31,6 +31,7 @@ from repo_interp.plots.marks import (
     over_prompts,
     runs_of,
     schemes,
+    shared_rows,
     spread,
     strongest_head,
 )
@@ -215,7 +216,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         # Heads that count backwards are as clear as those that count forwards.
         layer, head, _ = strongest_head(abs(next(iter(kinds.values()))))
         learned = f"learned {of}" if of == "positions" else of
-        sentence = f"Of {counted(named, 'head')} with {learned}{_distinct(dataset)}, {does}{others}"
+        shared = shared_rows(dataset[["alone", "share"]].to_array(), dataset["kind"] != "")
+        sentence = f"Of {counted(named, 'head')} with {learned}{shared}, {does}{others}"
         if not rest and len(counts) == 1:
             sentence = f"In all {named} heads with {learned}, {of} {READS[next(iter(counts))]}"
         yield Finding(
@@ -248,15 +250,6 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 f"{' %' * (unit == 100)}"
             )
             yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])
-
-
-def _distinct(dataset: xr.Dataset) -> str:
-    """Return how many different rows of positions there are, where heads share them."""
-    numbers = dataset[["alone", "share"]].to_array().transpose("layer", "head", ...).values
-    named = np.argwhere(dataset["kind"].transpose("layer", "head").values != "").tolist()
-    # Places on the axes, not labels: `numbers` is a plain array.
-    rows = {(layer, numbers[layer, head].tobytes()) for layer, head in named}
-    return f" ({len(rows)} rows of positions, which heads share)" if len(rows) < len(named) else ""
 
 
 def _within(run: xr.DataTree, found: xr.DataArray) -> str:

@@ -59,6 +59,7 @@ from repo_interp.plots.marks import (
     scheme_swatches,
     schemes,
     shade_spans,
+    shared_rows,
     span_handles,
     spread,
     strongest_head,
@@ -500,7 +501,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     layer, head, widest = strongest_head(ranges)
     sentence = (
         f"Over a prompt, learned positions spread over {middle:.2g} in the median of "
-        f"{counted(ranges.size, 'head')}, at most over {widest:.3g} (L{layer} H{head}); the token "
+        f"{counted(ranges.size, 'head')}{shared_rows(ranges, ranges.notnull())}, at most over {widest:.3g} (L{layer} H{head}); the token "
         f"index spreads over {index:.0f}"
     )
     evidence = f"largest minus smallest position of a prompt, {over(positions)}"

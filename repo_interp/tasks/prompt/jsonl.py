@@ -176,6 +176,19 @@ def _texts(lines: Iterable[tuple[int, str]]) -> Iterator[str]:
         before = number
 
 
+def require_readable(path: str | os.PathLike[str]) -> None:
+    """Refuse a file of prompts that cannot be read, before a model is loaded for it.
+
+    Args:
+        path: The file; "-", standard input, can be read once and is not.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    if str(path) != STANDARD_INPUT:
+        _content(path_of(path, "a prompts.jsonl"))
+
+
 def _content(path: Path) -> bytes:
     try:
         return (
