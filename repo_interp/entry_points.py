@@ -206,8 +206,14 @@ def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> 
             "arguments that gives it"
         )
     made = factory()
-    # A class, a factory of something else, or a name that its object does not have
-    if getattr(made, "name", None) != name or not is_one(made):
+    own = getattr(made, "name", None)
+    if isinstance(own, str) and own != name:
+        raise InputError(
+            f"{called(group, name)} gives an object with the name {own!r}; the entry point and the "
+            "field name must be equal"
+        )
+    # A class, or a factory of something else
+    if own != name or not is_one(made):
         raise InputError(f"{called(group, name)} is a {type(made).__name__}; wanted {wanted}")
     return made
 

@@ -282,6 +282,7 @@ m_init = measure("m_init", __init__=fail)
 m_observe = measure("m_observe", observe=fail)
 m_exit = measure("m_exit", observe=lambda self, inputs, spans: sys.exit(3))
 m_conclude = measure("m_conclude", conclude=fail)
+m_named = measure("another")
 m_needs = measure("m_needs", Measure, needs=property(fail))
 m_no_needs = measure("m_no_needs", Measure, needs=None)
 m_none = measure("m_none", observe=lambda self, inputs, spans: None)
@@ -333,6 +334,7 @@ OF_FAILING = {
     "m_init": RAISED,
     "m_observe": RAISED,
     "m_conclude": "m_conclude stopped: it cannot conclude (KeyError: 'of the plug-in')",
+    "m_named": "gives an object with the name 'another'",
     "m_needs": RAISED,
     "m_no_needs": "needs a NoneType; wanted a record Needs",
     "m_none": "observes NoneType; wanted Statistics",
