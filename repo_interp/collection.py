@@ -12,6 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+MANY = 20_000
+"""Objects from which on it pays to keep them from the next collections."""
+
+
 @contextmanager
 def collection_paused() -> Iterator[None]:
     """Pause the collector, where it runs; afterwards it goes on as before.
@@ -22,11 +26,14 @@ def collection_paused() -> Iterator[None]:
     # Somebody else may have paused it, and then it stays so.
     running = gc.isenabled()
     gc.disable()
+    before = gc.get_count()[0]
     try:
         yield
     finally:
         if running:
-            if not gc.get_freeze_count():  # unfreezing would undo the user's freezing
+            many = gc.get_count()[0] - before > MANY
+            # Unfreezing would undo the user's freezing, whose objects are counted one by one.
+            if many and not gc.get_freeze_count():
                 # Through the permanent generation into the oldest: what was
                 # made meanwhile counts as old.
                 gc.freeze()
