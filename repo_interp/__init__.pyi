@@ -42,7 +42,7 @@ from .models.load import zoo as zoo
 from .models.reposition import added_parameters as added_parameters
 from .models.reposition import layout as layout
 from .models.scheme_audit import verify_scheme as verify_scheme
-from .models.schemes import register_scheme as register_scheme
+from .models.scheme_registry import register_scheme as register_scheme
 from .plots.findings import findings as findings
 from .plots.pages.report import show as show
 from .run import read_run as read_run

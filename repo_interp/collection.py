@@ -11,7 +11,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
 MANY = 20_000
 """Objects from which on it pays to keep them from the next collections."""
 

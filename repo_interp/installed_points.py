@@ -27,7 +27,11 @@ class RegisteredPoint:
     """No package: `EntryPoint` has this field as well."""
 
     def load(self) -> Any:
-        """Return the object."""
+        """Return the object.
+
+        Returns:
+            `value`.
+        """
         return self.value
 
 
@@ -42,7 +46,7 @@ def register(group: str, name: str, value: Any) -> None:
         name: Name, which must be free; an object that was registered under it is replaced.
         value: The object.
     """
-    point = RegisteredPoint(name, getattr(value, "__module__", "__main__"), value)
+    point = RegisteredPoint(name, getattr(value, "__module__", None) or "__main__", value)
     _REGISTERED.setdefault(group, {})[name] = point
 
 

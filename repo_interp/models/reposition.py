@@ -260,7 +260,7 @@ def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
     """Scheme of every layer of `model` in `layout`; InputError for a layout that does not fit."""
     if not isinstance(layout, str):
         raise InputError(
-            'a layout is a text such as "repo@1/3", or a name for every layer with commas '
+            'wanted a layout such as "repo@1/3", or a name for every layer with commas '
             f"between them; got {layout!r}"
         )
     try:
