@@ -29,6 +29,7 @@ from repo_interp.plots.marks import (
     Table,
     cells,
     charts_of,
+    counted,
     learned_schemes,
     number,
     ordered_spans,
@@ -233,7 +234,7 @@ def _note(
     same: list[str],
 ) -> str:
     counts = [
-        f"{dataset.sizes[axis]} {axis}s"
+        counted(dataset.sizes[axis], axis)
         for axis in ("prompt", "layer", "head")
         if axis in dataset.sizes
     ]

@@ -18,6 +18,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
+from scipy.stats import rankdata
 
 from repo_interp.plots.marks import (
     BESIDE,
@@ -25,6 +26,7 @@ from repo_interp.plots.marks import (
     Chart,
     CustomFigure,
     Finding,
+    Grid,
     Heads,
     PromptTokens,
     checkpoint_name,
@@ -407,6 +409,52 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
             "whose positions spread most."
         )
         yield CustomFigure("positions_by_token", partial(positions_beside, tree), caption=caption)
+        if positions.sizes["run"] == 2:
+            agreement = position_agreement(tree)
+            if bool(agreement.notnull().any()):
+                title = str(agreement.attrs["long_name"])
+                look = {"cmap": "PuOr", "vmin": -1, "vmax": 1}
+                yield Grid(
+                    "position_agreement",
+                    {title: agreement},
+                    look=look,
+                    bar={},
+                    pattern=".2f",
+                    caption="Over tokens of the first prompt; 1: a head orders them alike in both.",
+                )
+
+
+def position_agreement(tree: xr.DataTree) -> xr.DataArray:
+    """Compute how far two runs give the tokens of their first prompt the same order of positions.
+
+    Args:
+        tree: Tree with an axis `run` of two runs.
+
+    Returns:
+        Rank correlations [layer, head]; NaN where a run learns no positions, or a head gives all
+        tokens one.
+    """
+    positions, names = group(tree, "positions"), runs_of(tree).names
+    tokens = int(positions["token_count"].isel(prompt=0).min())
+    first = positions["position"].isel(prompt=0, drop=True).isel(token=slice(tokens))
+    ranks = xr.apply_ufunc(
+        rankdata,
+        first,
+        input_core_dims=[["token"]],
+        output_core_dims=[["token"]],
+        kwargs={"axis": -1},
+    )
+    one, other = (ranks.isel(run=place, drop=True).reset_coords(drop=True) for place in (0, 1))
+    learned = positions["scheme"].isin(list(learned_schemes(positions))).all("run")
+    with np.errstate(invalid="ignore", divide="ignore"):  # of equal positions
+        found = xr.corr(one, other, dim="token")
+    known = learned & first.notnull().all(("run", "token"))
+    return (
+        found.where(known.reset_coords(drop=True))
+        .assign_coords(scheme=positions["scheme"].isel(run=0, drop=True))
+        .assign_attrs(long_name=f"rank correlation of positions\n{' and '.join(names)}", units="1")
+        .rename("position_agreement")
+    )
 
 
 @style()

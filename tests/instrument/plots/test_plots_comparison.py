@@ -237,6 +237,24 @@ def test_kinds_of_heads_over_steps_are_shares_of_layers_and_named_in_a_table():
     assert not list(beside.charts(tree)) and not any(table.rows for table in beside.tables(tree))
 
 
+def test_two_runs_agree_on_positions_by_the_order_of_tokens():
+    """In the layer that learns: shifted and stretched, turned round, all equal, and the same."""
+    run, other = structured_runs.run(), structured_runs.run()
+    changed = other["positions"].to_dataset()
+    learned = changed["position"].copy(data=np.sin(changed["position"] + changed["token"]))
+    run["positions"] = run["positions"].to_dataset().assign(position=learned)
+    factors = xr.DataArray([3.0, -1.0, 0.0, 1.0], dims="head")
+    other["positions"] = changed.assign(position=factors * learned + 7)
+    for name, one in (("a", run), ("b", other)):
+        one.attrs |= {"prompts_digest": "same", "checkpoint": name}
+    beside = view_of("positions").beside  # pyright: ignore[reportOptionalMemberAccess]
+    drawn = {chart.name: chart for chart in beside.charts(ri.compare({"a": run, "b": other}))}
+    (found,) = drawn["position_agreement"].panels.values()  # pyright: ignore[reportAttributeAccessIssue]
+    np.testing.assert_allclose(found, [[np.nan] * 4] * 3 + [[1, -1, np.nan, 1]])
+    one = {"a": run.sel(layer=[0, 1]), "b": run.sel(layer=[0, 1])}
+    assert "position_agreement" not in [chart.name for chart in beside.charts(ri.compare(one))]
+
+
 def test_what_only_one_run_has_and_what_is_no_number_is_not_drawn():
     values = array(np.arange(8.0).reshape(2, 2, 2), ("run", "layer", "head"))
     assert not list(charts_of("", values.where(values["run"] == "a"), runs("rope", "repo")))
