@@ -241,12 +241,10 @@ def given_by(group: str, name: str) -> str:
     Returns:
         " of the package P" where another package gives it, else nothing.
     """
-    others = (
-        []
-        if name in OWN.get(group, {})
-        else [package_of(point) for point in installed_points(group) if point.name == name]
-    )
-    return f" of the package {others[0]}" if others else ""
+    others = [point for point in installed_points(group) if point.name == name]
+    if name in OWN.get(group, {}) or not others or isinstance(others[0], RegisteredPoint):
+        return ""
+    return f" of the package {package_of(others[0])}"
 
 
 def failure_of(error: BaseException) -> str | None:

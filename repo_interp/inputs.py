@@ -24,6 +24,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.memory import CORE, memory_for
+from repo_interp.positions.layouts import SCHEMES
 from repo_interp.positions.logits import cap_logits
 from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
 
@@ -34,6 +35,8 @@ TENSORS = ("positions", "queries", "keys", "gate_features")
 """Tensors of a layer that must be finite, in the order in which they are looked at."""
 _BY_PROMPT = (*TENSORS, "valid", "prompts", "tokens", "documents", "hidden")
 """Tensors whose first axis is that of the prompts."""
+_ROWS = 8
+"""Rows of a prompt whose position logits are looked at, of schemes of other packages."""
 _LARGEST = 1e18
 """Of a logit: its square is a finite float32."""
 
@@ -222,7 +225,7 @@ class AttentionInputs:
         others = [norm for name, norm in norms.items() if name not in ("queries", "keys")]
         # The only question to the device: NaN fails every comparison, so one answer covers all.
         if bool(sum((0 * norm for norm in others), largest) < _LARGEST):
-            return {}
+            return {} if self.scheme in SCHEMES else self._scheme_faults()
         # Rare, so that every tensor may be looked through
         found = {
             # Padding may hold anything; its numbers are left out in `_first_fault`.
@@ -242,6 +245,21 @@ class AttentionInputs:
             )
             faults = {"queries": too_large, "keys": too_large}
         return faults
+
+    def _scheme_faults(self) -> dict[str, str]:
+        """Faults of frequencies and position logits, in some rows, of another package's scheme."""
+        where = f"of layer {self.layer} ({self.scheme}) are NaN or infinite"
+        if self.frequencies is not None and not bool(self.frequencies.isfinite().all()):
+            return dict.fromkeys(("queries", "keys"), f"frequencies {where}")
+        if self.position_logits is not None:
+            count = self.valid.shape[1]
+            rows = torch.linspace(0, count - 1, min(count, _ROWS), device=self.valid.device).long()
+            logits = self.logits(rows)
+            # -inf where a key is not seen; rows of padding may hold anything
+            wrong = (logits.isnan() | (logits == torch.inf)).any(1).any(-1)
+            if bool((wrong & self.valid[:, rows]).any()):
+                return dict.fromkeys(("queries", "keys"), f"position logits {where}")
+        return {}
 
     def _first_fault(self, tensor: Tensor) -> str | None:
         """Head and prompt of the first number that is not finite and no padding."""

@@ -28,9 +28,10 @@ from repo_interp.experiments.kinds import Kinds
 from repo_interp.measures.catalogue import measure_named
 from repo_interp.measures.statistics import Measure
 from repo_interp.measures.three_axis import ThreeAxis
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.wrapped import model_of
-from repo_interp.positions.layouts import CONTEXTUAL, FIXED, NO_ATTENTION, ROTATED_BY_INDEX
+from repo_interp.positions.assigners import TokenIndex
+from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX, SCHEMES
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.short_text import TOKENS, short_text
 from repo_interp.tasks.task import Task
@@ -115,7 +116,7 @@ def default_experiments(
         return []
     # Fewer than the atlas makes when it is asked for: it must be quick here
     atlas = Atlas(sequences=2, twins=2)
-    if set(as_decoder(bridge).schemes) <= {*FIXED, NO_ATTENTION}:
+    if set(_schemes_by_positions(as_decoder(bridge))) <= set(FIXED):
         try:
             planned(bridge, prompts, [atlas], task)
         except InputError as error:
@@ -171,7 +172,7 @@ def choose(
         unasked = measures is None and layers is None
         experiments = default_experiments(bridge, prompts, task) if unasked else ()
     if measures is None:
-        measures = default_measures(prompts, as_decoder(bridge).schemes, layers)
+        measures = default_measures(prompts, _schemes_by_positions(as_decoder(bridge)), layers)
         if any(prompt.has_documents for prompt in prompts):
             fitting = [name for name in measures if measure_named(name).needs.documents]
             left = [name for name in measures if name not in fitting]
@@ -181,6 +182,20 @@ def choose(
             )
             measures = fitting
     return measures, experiments
+
+
+def _schemes_by_positions(decoder: Decoder) -> list[str]:
+    """Schemes of the layers that attend.
+
+    One of another package whose positions are the token index, or none, counts as one of ours.
+    """
+    schemes = []
+    for attention in decoder.layers:
+        name = attention.scheme
+        if name not in SCHEMES and isinstance(attention.assigner, TokenIndex | None):
+            name = "alibi" if attention.frequencies is None else "rope"
+        schemes.append(name)
+    return schemes
 
 
 def default_measures(

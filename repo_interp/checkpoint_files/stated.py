@@ -567,11 +567,16 @@ def read_layout(
     options = dict(stored) if isinstance(stored, Mapping) else {}
     schemes = options.pop("layers", None)
     # One scheme per layer, without counting on defaults: a wrong layout runs without an error.
-    if (
-        not isinstance(schemes, list)
-        or len(schemes) != layers
-        or not all(scheme in (*scheme_names(), NO_ATTENTION) for scheme in schemes)
-    ):
+    known = (*scheme_names(), NO_ATTENTION)
+    named = isinstance(schemes, list) and len(schemes) == layers
+    for scheme in schemes if named and all(isinstance(one, str) for one in schemes) else ():
+        if scheme not in known:
+            raise InputError(
+                f"{source}: the scheme {scheme!r:.80} of layer {schemes.index(scheme)} is not known "
+                "here; install the package that has it, or name it by ri.register_scheme before "
+                "the checkpoint is loaded"
+            )
+    if not named or not all(scheme in known for scheme in schemes):
         raise InputError(
             f"{source}: position_layout is {stored!r}; wanted one known scheme for each of "
             f"{layers} layers"

@@ -348,6 +348,11 @@ class RepositionedAttention:
         else:
             positions = self.assigner(hidden_states, index)
         batch, tokens = hidden_states.shape[:2]
+        if not isinstance(positions, Tensor):
+            raise InputError(
+                f"the assigner of layer {self.layer_idx} ({self.scheme}) returns "
+                f"{type(positions).__name__}; wanted positions [batch, row, token]"
+            )
         if (
             positions.ndim not in (3, 4)
             or positions.shape[0] not in (1, batch)
@@ -735,6 +740,17 @@ class RepositionedAttention:
         added = content.added(
             self.position_logits, slice(None), positions, key_positions, seen, self.scaling
         )
+        shape = [*getattr(added, "shape", ())]
+        batch, heads = content.queries.shape[:2]
+        if len(shape) != 4 or any(
+            size not in (1, wanted)
+            for size, wanted in zip(shape, (batch, heads, rows, keys), strict=True)
+        ):
+            raise InputError(
+                f"position_logits of layer {self.layer_idx} ({self.scheme}) returns "
+                f"{shape or type(added).__name__}; wanted [batch, head, row, key], here "
+                f"{[batch, heads, rows, keys]}, axes of 1 allowed"
+            )
         return self.sites.position_logits(added)
 
     def _cached_tokens(self, cache: Any, tokens: int) -> int:

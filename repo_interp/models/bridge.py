@@ -17,7 +17,10 @@ inside their blocks, without hook points.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from types import FunctionType
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -248,13 +251,14 @@ def bridge(
     implementation = model.config._attn_implementation
 
     def adapted(architecture: str) -> Any:
-        return build_bridge_from_module(
-            model,
-            architecture,
-            hf_config=model.config,
-            model_name=model.config.name_or_path or model.config.model_type,
-            post_adapter_hook=partial(_exchange_attention, model),
-        )
+        with _without_functions():
+            return build_bridge_from_module(
+                model,
+                architecture,
+                hf_config=model.config,
+                model_name=model.config.name_or_path or model.config.model_type,
+                post_adapter_hook=partial(_exchange_attention, model),
+            )
 
     try:
         wrapped = adapted(architecture_of(model))
@@ -279,6 +283,33 @@ def bridge(
     as_decoder(wrapped).origin = opened.origin
     remember_computation(wrapped)
     return wrapped
+
+
+@contextmanager
+def _without_functions() -> Iterator[None]:
+    """While this lasts, dir() of a module leaves out methods, parameters and buffers.
+
+    TransformerLens looks for hook points among all attributes of all modules, twice: a quarter of
+    the time in which a bridge is built.
+    """
+    plain = nn.Module.__dir__
+
+    def listed(self: nn.Module) -> list[str]:
+        return sorted({*_listed_of(type(self)), *self.__dict__, *self._modules})
+
+    nn.Module.__dir__ = listed
+    try:
+        yield
+    finally:
+        nn.Module.__dir__ = plain
+
+
+@cache
+def _listed_of(kind: type) -> set[str]:
+    """Attributes of a class that are no functions."""
+    known = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+    functions = FunctionType | staticmethod | classmethod
+    return {name for name, value in known.items() if not isinstance(value, functions)}
 
 
 def _put_output_projections(wrapped: Any) -> None:

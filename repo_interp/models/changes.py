@@ -24,9 +24,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.tables import TABLE
 
-_RECORDING = ("transformers.", "transformer_lens.model_bridge.")
-"""Modules of libraries whose hooks record outputs and change nothing."""
+_RECORDING = (
+    *("transformers.", "transformer_lens.model_bridge."),
+    *("repo_interp.models.attention", "repo_interp.models.reposition"),
+)
+"""Modules whose hooks record outputs and change nothing, or are those of a layer's scheme."""
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers of as many bytes."""
 _SUMMED, _APART = 32, 509
@@ -45,6 +49,22 @@ def remember_computation(model: nn.Module) -> None:
     """
     decoder = as_decoder(model)
     decoder.first_hook, decoder.rotations = RemovableHandle.next_id, _rotations(model)
+
+
+def remember_scheme(model: nn.Module) -> None:
+    """Remember weights and rotations of new schemes, where those of the model were remembered.
+
+    Args:
+        model: Model that was repositioned; other edits still count as changes.
+    """
+    decoder = as_decoder(model)
+    if decoder.rotations is not None:
+        decoder.rotations = _rotations(model)
+    if decoder.weights is not None:
+        now, before = _weights(model), decoder.weights
+        added = {name: now[name] for name in now if _is_of_scheme(name)}
+        kept = {name: value for name, value in before.items() if not _is_of_scheme(name)}
+        decoder.weights = kept | fingerprints(added)
 
 
 def remember_weights(model: nn.Module) -> None:
@@ -174,6 +194,11 @@ def _is_of_a_library(hook: Any) -> bool:
 
 def _different_names(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [name for name in {**before, **now} if before.get(name) != now.get(name)]
+
+
+def _is_of_scheme(name: str) -> bool:
+    """Whether a weight is one that a position scheme brought."""
+    return not {"assigner", "position_logits", TABLE}.isdisjoint(name.split("."))
 
 
 def _short(name: str) -> str:

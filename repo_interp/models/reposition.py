@@ -30,6 +30,7 @@ from repo_interp.checkpoint_files.options import require_useful, scheme_options
 from repo_interp.errors import InputError, warn
 from repo_interp.models.attention import RepositionedAttention, cache_argument, remember_index
 from repo_interp.models.attention_modules import attends, attention_modules
+from repo_interp.models.changes import remember_scheme
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.decoder import as_decoder, attentions_of, require_model
 from repo_interp.models.rotation import (
@@ -77,7 +78,9 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
     require_model(model)
     require_family(model.config)
     require_useful(_schemes(model, layout), scheme_options(options))
-    return with_layout(model, layout, **options)
+    with_layout(model, layout, **options)
+    remember_scheme(model)  # else a run would note it as an edit of a loaded model
+    return model
 
 
 def observable(model: nn.Module) -> nn.Module:

@@ -1,25 +1,27 @@
-"""Position schemes that a program names itself, without a package that declares them.
+"""Position schemes of other packages, and those that a program names itself.
 
-Knows which names layouts can hold and which are taken; knows nothing about how layers are built.
+Knows which names layouts can hold, which are taken, and what fits a layer; knows no scheme of ours.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
+from typing import Any
+
+from torch import nn
 
 from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
+from repo_interp.entry_points import called, find
 from repo_interp.errors import InputError
 from repo_interp.installed_points import installed_points, register
 from repo_interp.models.attention import SchemeParts
 from repo_interp.models.rotation import Rotation
-from repo_interp.models.schemes import SchemeBuilder
 from repo_interp.positions.layouts import SCHEMES, parse_period
 
 
-def register_scheme(
-    name: str, build: Callable[[SchemeBuilder, Rotation, int], SchemeParts]
-) -> None:
+def register_scheme(name: str, build: Callable[[Any, Rotation, int], SchemeParts]) -> None:
     """Give a scheme a name in layouts, until the process ends.
 
     A package declares an entry point instead, so that every process and command knows the name.
@@ -47,3 +49,45 @@ def register_scheme(
     if name in known or len(parse_period(name)) > 1:
         raise InputError(f"layouts know {name!r} already; give your scheme another name")
     register(SCHEME_GROUP, name, build)
+
+
+def foreign_parts(builder: Any, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
+    """Build the parts of another package's scheme, or of a registered one.
+
+    Args:
+        builder: The `SchemeBuilder`, for the function of the scheme.
+        scheme: Name of the scheme.
+        rotation: How the layer rotates.
+        d_head: Width of a head.
+
+    Returns:
+        The parts.
+
+    Raises:
+        InputError: Nobody gives the scheme, or it gives no parts that fit a layer.
+    """
+    build = find(SCHEME_GROUP, scheme)
+    if build is None:
+        raise InputError(
+            f"no installed package gives the scheme {scheme!r}; install the one that does"
+        )
+    parts = build(builder, rotation, d_head) if callable(build) else build
+    if not isinstance(parts, SchemeParts):
+        raise InputError(
+            f"{called(SCHEME_GROUP, scheme)} gave {type(parts).__name__}; wanted a "
+            "function that gives SchemeParts"
+        )
+    for name in ("assigner", "position_logits"):
+        part = getattr(parts, name)
+        if not isinstance(part, nn.Module | None):
+            raise InputError(
+                f"{called(SCHEME_GROUP, scheme)} has {type(part).__name__} as {name}; wanted "
+                "an nn.Module, or None"
+            )
+    turned = parts.frequencies
+    if turned is not None and tuple(turned.shape) != (d_head // 2,):
+        raise InputError(
+            f"{called(SCHEME_GROUP, scheme)} has frequencies {list(turned.shape)}; wanted "
+            f"{d_head // 2}, one for every rotary pair of a head"
+        )
+    return dataclasses.replace(parts, name=scheme)

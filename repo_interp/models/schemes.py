@@ -34,11 +34,10 @@ from transformers import PretrainedConfig
 
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.options import SchemeOptions
-from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
-from repo_interp.entry_points import called, find
 from repo_interp.errors import InputError
 from repo_interp.models.attention import SchemeParts
 from repo_interp.models.rotation import Rotation, of_chosen
+from repo_interp.models.scheme_registry import foreign_parts
 from repo_interp.positions import hope
 from repo_interp.positions.assigners import (
     AttendedPositions,
@@ -103,7 +102,7 @@ class SchemeBuilder:
             InputError: The scheme is unknown, or does not fit the frequencies.
         """
         if scheme not in SCHEMES:
-            return self._from_another_package(scheme, rotation, d_head)
+            return foreign_parts(self, scheme, rotation, d_head)
         added = None
         if scheme in _ADDITIVE:
             added = _ADDITIVE[scheme](rotation, self.length)
@@ -135,20 +134,6 @@ class SchemeBuilder:
             added,
             scheme in LEARNED,
         )
-
-    def _from_another_package(self, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
-        build = find(SCHEME_GROUP, scheme)
-        if build is None:
-            raise InputError(
-                f"no installed package gives the scheme {scheme!r}; install the one that does"
-            )
-        parts = build(self, rotation, d_head) if callable(build) else build
-        if not isinstance(parts, SchemeParts):
-            raise InputError(
-                f"{called(SCHEME_GROUP, scheme)} gave {type(parts).__name__}; wanted a "
-                "function that gives SchemeParts"
-            )
-        return dataclasses.replace(parts, name=scheme)
 
     def _assigner(self, scheme: str, rotation: Rotation) -> nn.Module:
         width = self.config.hidden_size

@@ -39,6 +39,7 @@ from repo_interp.plots.marks import (
 )
 from repo_interp.plots.style import scheme_name
 from repo_interp.plots.view import View
+from repo_interp.positions.layouts import FIXED
 
 MOST = 6
 """Columns of runs; of more the first, the last and some between are shown."""
@@ -72,7 +73,10 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
         for variable in [
             name for name in compared if name in dataset and f"{group}_{name}" not in drawn
         ]:
-            yield from charts_of(f"{group}_{variable}", dataset[variable], runs)
+            values = dataset[variable]
+            if view is not None and variable in view.by_index:
+                values = _beyond_the_index(values)
+            yield from charts_of(f"{group}_{variable}", values, runs)
 
     def tables(tree: xr.DataTree) -> list[Table]:
         try:
@@ -87,6 +91,15 @@ def beside(group: str, view_of: Callable[[str], View | None]) -> View:
         ]
 
     return View(group, words, "", charts, tables, partial(_findings, group, view_of))
+
+
+def _beyond_the_index(values: xr.DataArray) -> xr.DataArray:
+    """Leave out the layers whose positions are the token index, or none, in all runs."""
+    if not {"layer", "run"} <= {*values.dims} or "scheme" not in values.coords:
+        return values
+    # A run without the layer has an empty name there.
+    moving = (~values["scheme"].isin([*FIXED, ""])).any("run").values
+    return values.isel(layer=moving) if moving.any() else values
 
 
 def _findings(
@@ -198,7 +211,7 @@ def _by_scheme(array: xr.DataArray) -> dict[str, xr.DataArray]:
     named = array["scheme"]
     # A name for every layer, such as "RoPE and RePo"; the array that is walked is [layer, run].
     layers = [
-        " and ".join(dict.fromkeys(map(scheme_name, map(str, kinds.ravel()))))
+        " and ".join(dict.fromkeys(scheme_name(str(kind)) for kind in kinds.ravel() if kind))
         for kinds in np.moveaxis(np.atleast_2d(named.transpose(..., "layer").values), -1, 0)
     ]
     kinds = xr.DataArray(layers, {"layer": array["layer"]}, ("layer",))

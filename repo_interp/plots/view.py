@@ -104,7 +104,8 @@ class View:
     """
     by_index: tuple[str, ...] = ()
     """Variables that follow from the token index in a layer without learned positions. `compare`
-    gives no difference between such a layer and one that learns them.
+    gives no difference between such a layer and one that learns them, and draws no layer that is
+    such in all runs.
     """
     given: Callable[[xr.DataTree], Iterable[tuple[str, Figure]]] = _nothing
     """Names and figures that a plain function of another package gives, drawn one after the other.

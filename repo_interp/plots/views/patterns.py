@@ -340,4 +340,5 @@ VIEW = View(
     findings=_findings,
     informative=_not_all_monotonic,
     compared=("pattern_share", "sensitivity", "trend"),
+    by_index=("pattern_share", "sensitivity", "trend"),
 )

@@ -351,4 +351,5 @@ VIEW = View(
         lambda tree: (kinds_table(tree),) if "kind" in tree["position_sources"] else (),
     ),
     compared=("share", "r_squared"),
+    by_index=("share", "r_squared"),
 )

@@ -567,6 +567,7 @@ VIEW = View(
     describe=lambda run: f"Positions in {checkpoint_name(run)}",
     interactive=EXPLORER,
     compared=("position_range",),
+    by_index=("position_range",),
     not_averaged=("position",),
     beside=Beside(_charts_beside),
 )

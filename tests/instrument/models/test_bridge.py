@@ -137,3 +137,15 @@ def test_the_tokenizer_stays_as_it_is():
     assert not bare.cfg.tokenizer_prepends_bos and bare.to_tokens(
         "sky grass", prepend_bos=False
     ).tolist() == [[2, 1]]
+
+
+@pytest.mark.parametrize("layout", ["repo@1/3", "cope", "learned"])
+def test_hook_points_are_those_that_transformer_lens_finds_among_all_attributes(layout):
+    """The bridge is built while dir() leaves out methods: another scan, with them, adds nothing."""
+    built = ri.bridge(ri.reposition(tiny("llama"), layout))
+    registry = dict(built._hook_registry)
+    named = {name: point.name for name, point in registry.items()}
+    built._scan_existing_hooks(built, "")
+    assert built._hook_registry == registry
+    assert {name: point.name for name, point in registry.items()} == named
+    assert "forward" in dir(built) and "parameters" in dir(built.blocks[0])

@@ -19,6 +19,7 @@ from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import merge
 from repo_interp.plots import comparison_figures
 from repo_interp.plots.beside import _by_scheme
+from repo_interp.plots.beside import beside as beside_view
 from repo_interp.plots.catalogue import tables, view_of
 from repo_interp.plots.marks.beside import charts_of
 from repo_interp.plots.marks.runs import runs_of
@@ -253,6 +254,21 @@ def test_two_runs_agree_on_positions_by_the_order_of_tokens():
     np.testing.assert_allclose(found, [[np.nan] * 4] * 3 + [[1, -1, np.nan, 1]])
     one = {"a": run.sel(layer=[0, 1]), "b": run.sel(layer=[0, 1])}
     assert "position_agreement" not in [chart.name for chart in beside.charts(ri.compare(one))]
+
+
+def test_a_run_without_the_group_names_no_layers_and_layers_of_the_index_are_left_out():
+    """Found: rows of "RePo and  layers", and means over a RoPE layer beside learned ones."""
+    runs = {name: structured_runs.run() for name in "abc"}
+    del runs["c"]["positions"]
+    for name, one in runs.items():
+        one.attrs |= {"prompts_digest": "same", "checkpoint": name}
+    tree = ri.compare(runs)
+    (table, *_) = beside_view("positions", view_of).tables(tree)
+    labels = {cell for row in table.rows for cell in row if "layers" in str(cell)}
+    assert labels and not any(" and layers" in label for label in labels)
+    charts = {chart.name: chart for chart in beside_view("positions", view_of).charts(tree)}
+    drawn = charts["positions_position_range"].values
+    assert drawn["layer"].values.tolist() == [1, 2, 3], "layer 0 is RoPE in every run"
 
 
 def test_what_only_one_run_has_and_what_is_no_number_is_not_drawn():
