@@ -35,6 +35,7 @@ from repo_interp.plots.marks.drawing import (
     panels,
     plain_decades,
     say,
+    scheme_handles,
     shade_spans,
     signed_decades,
     span_handles,
@@ -251,7 +252,8 @@ class Maps(Drawing):
             for place, name in enumerate(names)
         ]
         for place in others:
-            title, gid = f"{titles[place]} {between} {titles[base]}", f"difference {names[place]}"
+            # On two lines, as two names are wider than a panel
+            title, gid = f"{titles[place]}\n{between} {titles[base]}", f"difference {names[place]}"
             drawn.append((below[place], place, differences, gid, title, apart))
         images = []
         for ax, place, numbers, gid, title, look in drawn:
@@ -270,6 +272,10 @@ class Maps(Drawing):
         # Runs without values have no difference to draw
         for ax in set(axes.flat) - set(used):
             ax.set_axis_off()
+        if row == "layer" and "scheme" in values.coords:
+            # A run that lacks a layer has an empty name there
+            named = filter(None, map(str, values["scheme"].values.ravel()))
+            legend_below(figure, scheme_handles(named))
         name_figure(figure, _title(values), self.detail)
         return figure
 

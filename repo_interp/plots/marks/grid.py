@@ -114,7 +114,7 @@ class Grid(Drawing):
         if self.title:
             figure.suptitle(self.title, x=0.01, ha="left")
         if of_layers:
-            legend_below(figure, self.handles or scheme_handles(schemes(arrays[0]).values()))
+            legend_below(figure, [*self.handles, *scheme_handles(schemes(arrays[0]).values())])
         return figure
 
 

@@ -148,7 +148,7 @@ def atlas_names(run: xr.DataTree) -> PaperFigure:
 
 
 def _names_chart(run: xr.DataTree) -> Grid:
-    atlas, title = group(run, "atlas"), "First name of a head"
+    atlas, title = group(run, "atlas"), "Name of a head (+n: n further ones)"
     caption = f"{title}, run by run; +1: the head has another name." if has_runs(run) else ""
     return names_grid(
         "atlas_names", run, atlas["name"], atlas["label"].values.tolist(), title, caption
