@@ -15,6 +15,9 @@ def test_adds_the_vector_of_each_tokens_index():
     for prompt, token in np.ndindex(2, 4):
         added = found[prompt, token] - embeddings[prompt, token]
         torch.testing.assert_close(added, absolute.weight[index[prompt, token]])
+    padded = absolute(embeddings, torch.tensor([[-1, -1, 0, 1]]))
+    assert torch.equal(padded[:, :2], embeddings[:, :2])
+    assert absolute(embeddings[:, :0], index[:, :0]).shape == (2, 0, 3)
 
 
 def test_a_prompt_beyond_the_table_is_an_error_that_names_both():

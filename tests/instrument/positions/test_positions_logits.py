@@ -307,6 +307,7 @@ def test_the_piecewise_form_is_the_network_itself_with_its_gradients(units):
         with torch.no_grad():
             weight[:2], bias[0], bias[1] = 0.0, 0.7, -0.7  # units that never switch
             weight[2], bias[2] = weight[3], bias[3]  # two that switch together
+            weight[4], bias[4] = 0.0, 0.0  # whose knot would be 0 / 0
     direct = (torch.relu(inputs[..., None] * weight + bias) * output[None, :, :, None]).sum(-1)
     ours = relu_network(inputs, weight, bias, output)
     assert_close(ours, direct, atol=1e-12, rtol=1e-12)
