@@ -35,7 +35,7 @@ from repo_interp.checkpoint_files.options import scheme_options
 from repo_interp.checkpoint_files.released import released_layout
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.checkpoint_files.transformers_source import class_defaults
-from repo_interp.errors import InputError, as_input_errors, warn
+from repo_interp.errors import InputError, as_input_errors, nearest, warn
 from repo_interp.positions.layouts import NO_ATTENTION, scheme_names
 from repo_interp.records import abbreviate, read_json, validate
 from repo_interp.shipped import means_zoo, shipped_directories, zoo_path
@@ -573,8 +573,8 @@ def read_layout(
         if scheme not in known:
             raise InputError(
                 f"{source}: the scheme {scheme!r:.80} of layer {schemes.index(scheme)} is not known "
-                "here; install the package that has it, or name it by ri.register_scheme before "
-                "the checkpoint is loaded"
+                f"here; {nearest(scheme, known)}install the package that has it, or name it by "
+                "ri.register_scheme before the checkpoint is loaded"
             )
     if not named or not all(scheme in known for scheme in schemes):
         raise InputError(

@@ -42,7 +42,7 @@ def register_scheme(name: str, build: Callable[[Any, Rotation, int], SchemeParts
         )
     if not callable(build):
         raise InputError(
-            f"the scheme {name!r} is a {type(build).__name__}; wanted a function that gives "
+            f"the scheme {name!r} is {type(build).__name__}; wanted a function that gives "
             "SchemeParts"
         )
     known = {*SCHEMES, *(point.name for point in installed_points(SCHEME_GROUP) if point.dist)}

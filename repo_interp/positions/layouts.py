@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import re
+from difflib import get_close_matches
 from fractions import Fraction
 from typing import Literal
 
@@ -239,10 +240,12 @@ def _repeat(period: tuple[str, ...], start: int, layers: int) -> tuple[str, ...]
 
 
 def _require_known(scheme: str) -> None:
-    if scheme not in SCHEMES and scheme != NO_ATTENTION and scheme not in scheme_names():
+    if scheme not in SCHEMES and scheme != NO_ATTENTION and scheme not in (known := scheme_names()):
+        close = get_close_matches(scheme, known, n=1, cutoff=0.75)
+        meant = f"did you mean {close[0]}? " if close else ""
         raise ValueError(
-            f"unknown position scheme {scheme!r:.80}; known are "
-            f"{', '.join(scheme_names())}, and periods such as r2n1"
+            f"unknown position scheme {scheme!r:.80}; {meant}known are {', '.join(known)}, and "
+            "periods such as r2n1"
         )
 
 
