@@ -18,7 +18,7 @@ from repo_interp.errors import InputError
 from repo_interp.installed_points import installed_points, register
 from repo_interp.models.attention import SchemeParts
 from repo_interp.models.rotation import Rotation
-from repo_interp.positions.layouts import SCHEMES, parse_period
+from repo_interp.positions.layouts import SCHEMES
 
 
 def register_scheme(name: str, build: Callable[[Any, Rotation, int], SchemeParts]) -> None:
@@ -46,7 +46,7 @@ def register_scheme(name: str, build: Callable[[Any, Rotation, int], SchemeParts
             "SchemeParts"
         )
     known = {*SCHEMES, *(point.name for point in installed_points(SCHEME_GROUP) if point.dist)}
-    if name in known or len(parse_period(name)) > 1:
+    if name in known or re.fullmatch(r"([rn][1-9]){2}", name):  # such as r3n1, a period
         raise InputError(f"layouts know {name!r} already; give your scheme another name")
     register(SCHEME_GROUP, name, build)
 

@@ -163,7 +163,7 @@ def parse_layout(text: str, layers: int) -> tuple[str, ...]:
     else:
         scheme, at, start_text = text.partition("@")
         start = _parse_start(start_text, layers, text) if at else 0
-        period = parse_period(scheme)
+        period = _period(scheme)
         schemes = _repeat(period, start, layers)
     _require_uniform(schemes, text)
     return schemes
@@ -182,7 +182,7 @@ def named_schemes(text: str) -> tuple[str, ...]:
         ValueError: A scheme is unknown.
     """
     scheme = text.strip().partition("@")[0]
-    named = tuple(part.strip() for part in text.split(",")) if "," in text else parse_period(scheme)
+    named = tuple(part.strip() for part in text.split(",")) if "," in text else _period(scheme)
     for name in named:
         _require_known(name)
     return tuple(dict.fromkeys(named))
@@ -208,7 +208,7 @@ def format_layout(schemes: tuple[str, ...]) -> str:
         layer for layer, scheme in enumerate(schemes) if scheme not in ("rope", NO_ATTENTION)
     )
     for name in (schemes[start], *_PUBLISHED, *_PERIODS):
-        period = parse_period(name)
+        period = _period(name)
         # RoPE below the start may belong to the period: r2n1 begins two layers before its NoPE
         first = start - next(place for place, scheme in enumerate(period) if scheme != "rope")
         if first >= 0 and _matches(_repeat(period, first, layers), schemes):
@@ -216,15 +216,8 @@ def format_layout(schemes: tuple[str, ...]) -> str:
     return ",".join(schemes)
 
 
-def parse_period(name: str) -> tuple[str, ...]:
-    """Parse the name of schemes that repeat.
-
-    Args:
-        name: Name of a scheme, or such as "r3n1", which counts layers.
-
-    Returns:
-        The schemes: of another name, that name alone.
-    """
+def _period(name: str) -> tuple[str, ...]:
+    """Schemes that repeat: one alone, or those that a name such as "r3n1" counts."""
     if not re.fullmatch(r"(r[1-9]n[1-9])|(n[1-9]r[1-9])", name):
         return (name,)
     return (_LETTERS[name[0]],) * int(name[1]) + (_LETTERS[name[2]],) * int(name[3])
