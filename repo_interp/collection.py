@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MANY = 20_000
-"""Objects from which on it pays to keep them from the next collections."""
+"""New objects above which it pays to keep them out of the next collections."""
 
 
 @contextmanager

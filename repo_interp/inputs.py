@@ -36,7 +36,7 @@ TENSORS = ("positions", "queries", "keys", "gate_features")
 _BY_PROMPT = (*TENSORS, "valid", "prompts", "tokens", "documents", "hidden")
 """Tensors whose first axis is that of the prompts."""
 _ROWS = 8
-"""Rows of a prompt whose position logits are looked at, of schemes of other packages."""
+"""Rows in which position logits of other packages' schemes are checked."""
 _LARGEST = 1e18
 """Of a logit: its square is a finite float32."""
 

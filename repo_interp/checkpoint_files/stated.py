@@ -567,20 +567,23 @@ def read_layout(
     options = dict(stored) if isinstance(stored, Mapping) else {}
     schemes = options.pop("layers", None)
     # One scheme per layer, without counting on defaults: a wrong layout runs without an error.
-    known = (*scheme_names(), NO_ATTENTION)
-    named = isinstance(schemes, list) and len(schemes) == layers
-    for scheme in schemes if named and all(isinstance(one, str) for one in schemes) else ():
-        if scheme not in known:
-            raise InputError(
-                f"{source}: the scheme {scheme!r:.80} of layer {schemes.index(scheme)} is not known "
-                f"here; {nearest(scheme, known)}install the package that has it, or name it by "
-                "ri.register_scheme before the checkpoint is loaded"
-            )
-    if not named or not all(scheme in known for scheme in schemes):
+    if (
+        not isinstance(schemes, list)
+        or len(schemes) != layers
+        or not all(isinstance(scheme, str) for scheme in schemes)
+    ):
         raise InputError(
             f"{source}: position_layout is {stored!r}; wanted one known scheme for each of "
             f"{layers} layers"
         )
+    known = (*scheme_names(), NO_ATTENTION)
+    for layer, scheme in enumerate(schemes):
+        if scheme not in known:
+            raise InputError(
+                f"{source}: the scheme {scheme!r:.80} of layer {layer} is not known here; "
+                f"{nearest(scheme, known)}install the package that has it, or name it by "
+                "ri.register_scheme before the checkpoint is loaded"
+            )
     # Checked now although `reposition` checks too: here the message can name the file.
     try:
         scheme_options(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from contextlib import suppress
 from functools import partial
 from os.path import isfile
 from pathlib import Path
@@ -297,11 +298,14 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     if arguments.prompts is not None:
         require_readable(arguments.prompts)
     config = identify(path).config.get_text_config()
-    for chosen, most, kind in (
-        (arguments.layers, config.num_hidden_layers, "layer"),
-        (arguments.heads, config.num_attention_heads, "head"),
+    for chosen, field, kind in (
+        (arguments.layers, "num_hidden_layers", "layer"),
+        (arguments.heads, "num_attention_heads", "head"),
     ):
-        within(chosen, most, kind)
+        # Not every configuration has one number of heads: where not, the job alone looks.
+        with suppress(RuntimeError):
+            if isinstance(most := getattr(config, field, None), int):
+                within(chosen, most, kind)
     # The base of NTK scaling follows from the configuration
     scaling = arguments.scaling and rope_scaling(arguments.scaling, config)
     bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))

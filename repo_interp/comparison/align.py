@@ -270,9 +270,9 @@ def _joined(
         joined = joined.reindex(run=list(names), fill_value=empty)
     # A variable until here, since concat would drop a coordinate that differs by run.
     joined = joined.set_coords("scheme") if "scheme" in joined else joined
-    learned = [group["scheme"].attrs.get("learned") for group in plain if "scheme" in group]
-    if any(learned):
-        joined["scheme"].attrs["learned"] = ",".join(filter(None, learned))
+    given = (group["scheme"].attrs.get("learned", "") for group in plain if "scheme" in group)
+    if learned := {name for text in given for name in text.split(",") if name}:
+        joined["scheme"].attrs["learned"] = ",".join(sorted(learned))
     stated = {
         name: {run: group.attrs.get(name) for run, group in groups.items()}
         for name in plain[0].attrs

@@ -35,7 +35,7 @@ class Rule:
     also: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Limits of other scores, both included; the null has no part in them."""
     learned: bool = False
-    """The rule is about layers that learn positions alone."""
+    """Whether the rule is about layers that learn positions alone."""
 
     @property
     def words(self) -> str:

@@ -90,7 +90,7 @@ def layers_by_pair(model: nn.Module) -> list[int]:
             if inputs.differ_by_pair:
                 found.append(inputs.layer)
 
-        capture(model, token, token == token, token[0], receive)
+        capture(decoder.owner, token, token == token, token[0], receive)
     return found
 
 

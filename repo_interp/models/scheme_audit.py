@@ -119,7 +119,7 @@ def verify_scheme(layout: str, **options: str | float) -> xr.Dataset:
 
 
 def _running(run: Callable[[], Any], layout: str, what: str) -> Any:
-    """What `run` returns; an error of the scheme's code becomes one line, and stays its cause."""
+    """Return what `run` returns; an error in the scheme's code becomes one InputError."""
     try:
         return run()
     except InputError:

@@ -64,7 +64,7 @@ def foreign_parts(builder: Any, scheme: str, rotation: Rotation, d_head: int) ->
         The parts.
 
     Raises:
-        InputError: Nobody gives the scheme, or it gives no parts that fit a layer.
+        InputError: No package gives the scheme, or its parts do not fit a layer.
     """
     build = find(SCHEME_GROUP, scheme)
     if build is None:

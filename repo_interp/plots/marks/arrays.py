@@ -119,7 +119,7 @@ def shared_rows(values: xr.DataArray, chosen: xr.DataArray) -> str:
         chosen: Heads that are counted [layer, head].
 
     Returns:
-        A text for behind the number of heads; empty where every head has its own.
+        Text that follows the number of heads; empty where every head has a row of its own.
     """
     heads = heads_where(chosen)
     rows = {(layer, values.sel(layer=layer, head=head).values.tobytes()) for layer, head in heads}

@@ -425,7 +425,7 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
 
 
 def position_agreement(tree: xr.DataTree) -> xr.DataArray:
-    """Compute how far two runs give the tokens of their first prompt the same order of positions.
+    """Correlate the orders in which two runs place the tokens of their first prompt.
 
     Args:
         tree: Tree with an axis `run` of two runs.

@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from benchmarks.families import small_model
 from repo_interp.cli import main
 from repo_interp.models import load as loading
 
@@ -66,6 +68,9 @@ def test_wrong_names_are_refused_before_torch_is_imported(tmp_path):
             "effects.kinds=nonsense: wanted some of linearised,",
         ),
         ("analyze niah/repo --set patterns.nonsense=1", "patterns has no option 'nonsense'"),
+        ("analyze niah/repo --layers 0,4", "layer 4 was asked for; the model's are 0 to 3"),
+        ("analyze niah/repo --heads 9", "head 9 was asked for; the model's are 0 to 3"),
+        ("analyze niah/repo --prompts nonsense.jsonl", "nonsense.jsonl: wanted a prompts file"),
         (
             "score niah/repo --test-sets nonsense",
             "wanted a test set named by the number of tokens, got 'nonsense'",
@@ -81,3 +86,14 @@ def test_names_inside_a_measure_or_a_task_are_refused_before_a_model_is_loaded(
     monkeypatch.delattr(loading, "load_model")
     assert main(command.split()) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_configuration_with_other_heads_in_every_layer_is_analyzed(tmp_path, monkeypatch):
+    """Its number of heads is no single one, and reading it raises an error of transformers."""
+    monkeypatch.chdir(tmp_path)
+    small_model("dots3_note_text").save_pretrained("model")
+    Path("prompts.jsonl").write_text('{"tokens": [3, 4, 5, 6]}\n')
+    asked = (
+        "analyze model --prompts prompts.jsonl --measures octaves --heads 1 --layers 3 --out out"
+    )
+    assert main(asked.split()) == 0
