@@ -12,7 +12,12 @@ from repo_interp.measures.attention_rows import AttentionRows, strongest_keys
 from repo_interp.memory import working_memory
 
 
-@pytest.mark.parametrize("case", CASES)
+def kept_rows(inputs, spans=None, **parameters):
+    measure = AttentionRows(**parameters)
+    return measure.conclude(measure.observe(inputs, spans or {}))
+
+
+@pytest.mark.parametrize("case", ["shared keys", "window and padding"])
 @pytest.mark.parametrize("memory", [1, 2**24])
 def test_weights_are_the_largest_of_the_dense_softmax(case, memory):
     inputs = random_inputs(**CASES[case])
@@ -31,30 +36,26 @@ def test_weights_are_the_largest_of_the_dense_softmax(case, memory):
 
 def test_rows_of_the_first_prompt_fit_into_their_budget():
     inputs = random_inputs(tokens=24, layer=3)
-    measure = AttentionRows(rows=8, keys=4)
-    spans = {
-        "needle": torch.zeros(2, 24, dtype=torch.bool),
-        "rest": torch.ones(2, 24, dtype=torch.bool),
-    }
-    spans["needle"][0, [5, 6]] = True
-    group = measure.conclude(measure.observe(inputs, spans))
+    needle = torch.arange(24).expand(2, -1)
+    spans = {"needle": (needle == 5) | (needle == 6), "rest": torch.ones(2, 24, dtype=torch.bool)}
+    group = kept_rows(inputs, spans, rows=8, keys=4)
     assert group["weight"].dims == ("layer", "head", "query", "rank") and group.sizes["query"] == 8
     assert {5, 6} <= set(group["query"].values.tolist()) and group["layer"].values.tolist() == [3]
     assert group["key"].sel(query=group["query"].values[0]).min() == -1
-    assert not measure.observe(random_inputs(first_prompt=1), spans).first_prompt
+    assert not AttentionRows().observe(random_inputs(first_prompt=1), spans).first_prompt
     # room for 48 x 4 weights of a head: 8 keys for each of 24 rows
-    kept = AttentionRows(rows=48, keys=4)
-    assert kept.conclude(kept.observe(inputs, spans))["weight"].shape == (1, inputs.heads, 24, 8)
-    everything = AttentionRows(keys=99)
-    assert everything.conclude(everything.observe(inputs, spans))["weight"].sum(
-        "rank"
-    ).values == pytest.approx(1)
+    kept = kept_rows(inputs, spans, rows=48, keys=4)
+    assert kept["weight"].shape == (1, inputs.heads, 24, 8)
+    everything = kept_rows(inputs, spans, keys=99)
+    assert everything["weight"].sum("rank").values == pytest.approx(1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "holes"])
 def test_every_token_of_the_first_prompts_has_its_strongest_keys(case):
-    inputs = random_inputs(**CASES[case])
+    inputs = with_holes(random_inputs()) if case == "holes" else random_inputs(**CASES[case])
     group = kept_rows(inputs, prompt_keys=3).sel(layer=inputs.layer)
+    known = group["prompt_log_total"].isel(head=0).notnull().values
+    assert (known == inputs.valid.numpy()).all()
     for row in range(len(inputs.valid)):
         tokens = inputs.valid[row].nonzero()[:, 0]
         dense = select_prompts(inputs, slice(row, row + 1)).pattern(tokens)[0].float()
@@ -80,16 +81,3 @@ def test_prompts_that_are_too_many_or_too_long_have_no_rows():
         int(inputs.valid.sum(1).argmin())
     ]
     assert "prompt" not in kept_rows(inputs, rows=short - 1).dims
-
-
-def kept_rows(inputs, **parameters):
-    measure = AttentionRows(**parameters)
-    return measure.conclude(measure.observe(inputs, {"rest": torch.ones_like(inputs.valid)}))
-
-
-def test_a_token_that_is_left_out_has_no_row():
-    """Found: a ValueError of shapes, where a token between others is no valid one."""
-    inputs = with_holes(random_inputs())
-    observed = AttentionRows().observe(inputs, {}).per_prompt
-    known = observed["prompt_log_total"].isel(layer=0, head=0).notnull().values
-    assert (known == inputs.valid.numpy()).all()

@@ -27,10 +27,19 @@ def logit_maps(queries, keys, valid, window, scale):
     )
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 131, 300])
-@pytest.mark.parametrize("window", [None, 1, 100, 128, 1000])
-@pytest.mark.parametrize("kv_heads", [4, 1])
-def test_sums_equal_those_of_the_whole_map(tokens, window, kv_heads):
+@pytest.mark.parametrize(
+    ("tokens", "kv_heads", "window"),
+    [
+        (1, 4, None),
+        (7, 1, 1),
+        (131, 4, 100),
+        (131, 1, None),
+        (300, 4, 128),
+        (300, 1, 1000),
+        (300, 4, None),
+    ],
+)
+def test_sums_equal_those_of_the_whole_map(tokens, kv_heads, window):
     queries, keys, valid = random_features(tokens, kv_heads)
     queries = queries.masked_fill(~valid[:, None, :, None], float("nan"))
     maps = logit_maps(queries, keys, valid, window, 0.25)
@@ -61,8 +70,9 @@ def test_long_prompts_go_through_several_strides():
         assert_close(found, expected, rtol=1e-10, atol=1e-9)
 
 
-@pytest.mark.parametrize("window", [None, 300])
-@pytest.mark.parametrize("mean", [0.5, 5.0, 70.0])
+@pytest.mark.parametrize(
+    ("mean", "window"), [(0.5, 300), (5.0, None), (5.0, 300), (70.0, None), (70.0, 300)]
+)
 def test_float32_variance_keeps_its_digits_also_where_the_mean_dwarfs_the_spread(mean, window):
     queries, keys, valid = random_features(600, mean=mean, dtype=torch.float32)
     sums = causal_sums(queries, keys, valid, window)

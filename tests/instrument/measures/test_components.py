@@ -51,6 +51,8 @@ def test_group_against_whole_maps(kv_heads, window):
         logits = values.sum(1, keepdim=True)
         alone = 100 * (1 - (logits - values).var(-1, correction=0) / logits.var(-1, correction=0))
         assert_allclose(group["vaf"][prompt, 0], alone, rtol=1e-5, atol=1e-4)
+        printed = 100 * values.sum(-1) / logits.sum(-1)
+        assert_allclose(group["vaf_printed"][prompt, 0], printed, rtol=1e-4, atol=1e-3)
         own = diagonal_sums(mask[prompt, 0, 0].double())
         curve = diagonal_sums(maps[prompt])[..., own > 0] / own[own > 0]
         whole = curve.sum(1, keepdim=True)
