@@ -18,13 +18,15 @@ def causal_sums(queries, keys, valid=None, window=None, scale=1.0, memory=2**24)
         return reduced(inputs_of(queries, keys, valid, window, scale), [LogitSums()])[0]
 
 
-def logit_maps(queries, keys, valid, window, scale):
-    return (
-        component_maps(queries, keys)
-        .sum(2)
-        .mul(scale)
-        .masked_fill(~seen(valid, window)[:, None], 0)
-    )
+def expected(queries, keys, valid, window, scale):
+    """Sums over distances, queries and keys, and of squares."""
+    maps = component_maps(queries, keys).sum(2) * scale
+    maps = maps.masked_fill(~seen(valid, window)[:, None], 0)
+    return [*lines(maps), maps.square().sum((-1, -2))]
+
+
+def lines(maps):
+    return diagonal_sums(maps), maps.sum(-1), maps.sum(-2)
 
 
 @pytest.mark.parametrize(
@@ -42,32 +44,20 @@ def logit_maps(queries, keys, valid, window, scale):
 def test_sums_equal_those_of_the_whole_map(tokens, kv_heads, window):
     queries, keys, valid = random_features(tokens, kv_heads)
     queries = queries.masked_fill(~valid[:, None, :, None], float("nan"))
-    maps = logit_maps(queries, keys, valid, window, 0.25)
-    close = {"rtol": 1e-10, "atol": 1e-10}
+    slow = expected(queries, keys, valid, window, 0.25)
     for memory in (1, 2**18, 2**31):  # one head at a time, a few, and all of them in one product
         sums = causal_sums(queries, keys, valid, window, scale=0.25, memory=memory)
-        assert_close(sums.lines.query, maps.sum(-1), **close)
-        assert_close(sums.lines.key, maps.sum(-2), **close)
-        assert_close(sums.lines.distance, diagonal_sums(maps), **close)
-        assert_close(sums.square, maps.square().sum((-1, -2)), **close)
-    counts = pair_counts(valid, window)
-    pairs = seen(valid, window).double()
-    assert torch.equal(counts.query, pairs.sum(-1))
-    assert torch.equal(counts.key, pairs.sum(-2))
-    assert torch.equal(counts.distance, diagonal_sums(pairs))
-    assert torch.equal(counts.total, pairs.sum((-1, -2)))
+        assert_close([*sums.lines, sums.square], slow, rtol=1e-10, atol=1e-10)
+    counts, pairs = pair_counts(valid, window), seen(valid, window).double()
+    found = [counts.distance, counts.query, counts.key, counts.total]
+    assert_close(found, [*lines(pairs), pairs.sum((-1, -2))], rtol=0, atol=0)
 
 
 def test_long_prompts_go_through_several_strides():
     queries, keys, valid = random_features(2100, d_head=4, heads=1, kv_heads=1, prompts=1)
     sums = causal_sums(queries, keys, valid, window=700)
-    maps = logit_maps(queries, keys, valid, 700, 1.0)
-    for found, expected in (
-        (sums.lines.query, maps.sum(-1)),
-        (sums.lines.key, maps.sum(-2)),
-        (sums.square, maps.square().sum((-1, -2))),
-    ):
-        assert_close(found, expected, rtol=1e-10, atol=1e-9)
+    slow = expected(queries, keys, valid, 700, 1.0)
+    assert_close([*sums.lines, sums.square], slow, rtol=1e-10, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -88,20 +78,14 @@ def test_float32_variance_keeps_its_digits_also_where_the_mean_dwarfs_the_spread
 def test_longest_distances_are_right_in_float32():
     queries, keys, _ = random_features(1500, dtype=torch.float32)
     last = causal_sums(queries, keys).lines.distance[..., -1]
-    assert_close(
-        last,
-        (queries[..., -1, :].double() * keys[..., 0, :].double()).sum(-1),
-        rtol=1e-9,
-        atol=1e-9,
-    )
+    exact = (queries[..., -1, :].double() * keys[..., 0, :].double()).sum(-1)
+    assert_close(last, exact, rtol=1e-9, atol=1e-9)
 
 
-def test_strided_and_half_precision_features_are_taken():
-    queries, keys, valid = random_features(90)
-    strided = queries.transpose(1, 2).contiguous().transpose(1, 2)
-    assert_close(causal_sums(strided, keys, valid).square, causal_sums(queries, keys, valid).square)
-    half = causal_sums(queries.bfloat16(), keys.bfloat16(), valid)
-    exact = causal_sums(queries.bfloat16().double(), keys.bfloat16().double(), valid)
+def test_half_precision_features_are_taken():
+    queries, keys, valid = random_features(90, dtype=torch.bfloat16)
+    half = causal_sums(queries, keys, valid)
+    exact = causal_sums(queries.double(), keys.double(), valid)
     assert_close(half.square, exact.square, rtol=1e-6, atol=0)
 
 

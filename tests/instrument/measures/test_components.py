@@ -36,7 +36,8 @@ def padded():
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_group_against_whole_maps(kv_heads, window):
     inputs = random_inputs(3, kv_heads=kv_heads, tokens=30, valid=padded(), window=window)
-    group = measured(inputs)
+    inputs = replace(inputs, attention_scaling=1.2)
+    group, bands = measured(inputs), frequency_bands(inputs.frequencies, window or 16).double()
     mask = seen(inputs.valid, window)[:, None, None]
     maps = component_maps(inputs.rotated_queries, inputs.rotated_keys).masked_fill(~mask, 0)
     pairs = diagonal_sums(mask[:, 0, 0].double()).sum(0)
@@ -49,7 +50,10 @@ def test_group_against_whole_maps(kv_heads, window):
     for prompt in range(3):
         values = maps[prompt].flatten(-2)[..., mask[prompt, 0, 0].flatten()]
         logits = values.sum(1, keepdim=True)
-        alone = 100 * (1 - (logits - values).var(-1, correction=0) / logits.var(-1, correction=0))
+        variance = logits.var(-1, correction=0)
+        alone = 100 * (1 - (logits - values).var(-1, correction=0) / variance)
+        of_bands = 100 * (1 - (logits - bands @ values).var(-1, correction=0) / variance)
+        assert_allclose(group["vaf_band"][prompt, 0], of_bands, rtol=1e-5, atol=1e-4)
         assert_allclose(group["vaf"][prompt, 0], alone, rtol=1e-5, atol=1e-4)
         printed = 100 * values.sum(-1) / logits.sum(-1)
         assert_allclose(group["vaf_printed"][prompt, 0], printed, rtol=1e-4, atol=1e-3)
@@ -60,23 +64,6 @@ def test_group_against_whole_maps(kv_heads, window):
         assert_allclose(group["vaf_curve"][prompt, 0], along, rtol=1e-5, atol=1e-4)
         printed = 100 * (1 - (whole - curve).sum(-1) / whole.sum(-1))
         assert_allclose(group["vaf_curve_printed"][prompt, 0], printed, rtol=1e-4, atol=1e-3)
-
-
-def test_components_add_up_to_the_logits_and_all_bands_to_everything():
-    group = measured(random_inputs(tokens=40), random_inputs(tokens=40, layer=1, scheme="nope"))
-    total = group["component_by_distance"].sum("component")
-    xr.testing.assert_allclose(total, group["logit_by_distance"].mean("head"))
-    everything = Components(training_length=1)
-    assert_allclose(
-        measured(random_inputs(), measure=everything)["vaf_band"].sel(band="low"), 100, rtol=1e-5
-    )
-
-
-def test_attention_scaling_is_in_the_logits_and_not_in_shares_of_variance():
-    inputs = random_inputs()
-    plain, scaled = measured(inputs), measured(replace(inputs, attention_scaling=1.2))
-    xr.testing.assert_allclose(scaled["logit_by_distance"], plain["logit_by_distance"] * 1.44)
-    xr.testing.assert_allclose(scaled["vaf"], plain["vaf"], rtol=1e-5)
 
 
 def test_one_angle_and_no_logit_scale_in_closed_form():
@@ -150,14 +137,13 @@ def test_what_a_scheme_adds_is_in_the_logits_by_distance_and_in_no_component(win
     plain = random_inputs(3, scheme="nope", tokens=30, valid=padded(), window=window)
     biased = replace(plain, scheme="alibi", position_logits=slopes)
     group, without = measured(biased), measured(plain)
-    every = biased.logits(torch.arange(30))
     mask = seen(biased.valid, window)[:, None]
     pairs = diagonal_sums(mask.double()).sum(0)
-    there = (pairs[0] > 0).numpy()
-    expected = diagonal_sums(every.masked_fill(~mask, 0)).sum(0) / pairs / biased.logit_scale
-    assert_allclose(group["logit_by_distance"][0, :, there], expected.numpy()[:, there], atol=1e-12)
-    xr.testing.assert_identical(group["vaf"], without["vaf"])
-    xr.testing.assert_identical(group["component_by_distance"], without["component_by_distance"])
+    logits = biased.logits(torch.arange(30)).masked_fill(~mask, 0) / biased.logit_scale
+    expected = (diagonal_sums(logits).sum(0) / pairs).where(pairs > 0, torch.nan)
+    assert_allclose(group["logit_by_distance"][0], expected, atol=1e-12)
+    for name in ("vaf", "component_by_distance"):
+        xr.testing.assert_identical(group[name], without[name])
     added = group["position_logit_by_distance"][0, 0, : 6 if window else 25]
     assert_allclose(added, -np.arange(len(added)) / plain.logit_scale, atol=1e-12)
     assert (without["position_logit_by_distance"].fillna(0) == 0).all()
@@ -174,22 +160,18 @@ def test_bands_part_the_components_at_pi_and_two_pi_over_the_training_length():
     assert [*high.long()] == [0, 1, 1, 0, 0, 0, 0]
 
 
-def test_a_layer_with_a_window_has_the_bands_and_the_variance_of_that_window():
+def test_a_layer_with_a_window_has_the_bands_of_that_window():
     frequencies = torch.tensor([1.5, 0.7, 3.0, 5.0], dtype=torch.float64) * torch.pi / 16
-    given = ((0, None), (1, 8))
-    layers = [
-        replace(random_inputs(tokens=30, window=window), frequencies=frequencies, layer=layer)
-        for layer, window in given
-    ]
-    group = measured(*layers)
-    alone = measured(replace(layers[1], layer=0), measure=Components(training_length=8))
+    whole, windowed = (
+        replace(random_inputs(window=window, layer=layer), frequencies=frequencies)
+        for layer, window in ((0, None), (1, 8))
+    )
+    group = measured(whole, windowed)
     assert group["band_length"].values.tolist() == [16, 8]
     assert group["activated"].values.astype(int).tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]]
-    for name in ("activated", "low_frequency", "vaf_band"):
-        assert_allclose(group[name].sel(layer=1), alone[name].sel(layer=0))
-    assert measured(layers[1], measure=Components(training_length=6))["band_length"].item() == 6, (
-        "a window may be the longer one"
-    )
+    assert group["low_frequency"].values.astype(int).tolist() == [[0, 1, 0, 0], [1, 1, 0, 0]]
+    shorter = measured(windowed, measure=Components(training_length=6))
+    assert shorter["band_length"].item() == 6, "a window may be the longer one"
 
 
 def test_without_a_training_length_nothing_is_measured():
