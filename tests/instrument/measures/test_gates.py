@@ -63,33 +63,19 @@ def counting(where, tokens=24, heads=4):
 # --------------------------------------------------------------------------------------------------
 
 
-def test_gates_are_half_where_queries_say_nothing():
-    group = concluded(cope_inputs(queries=torch.zeros(2, 4, 24, 8, dtype=torch.float64)), {})
-    assert_allclose(group["gate_by_token"], 0.5)
-    assert_allclose(group["gate_sum"].sel(prompt=1, head=3), (np.arange(24) + 1) / 2)
-    assert_allclose(group["counted"].sel(prompt=1, head=3), np.minimum((np.arange(24) + 1) / 2, 8))
-    assert group["largest_position"] == 8
-
-
-def test_a_head_that_counts_separators_is_seen_to():
-    inputs = counting((5, 11, 17))
+@pytest.mark.parametrize(
+    ("where", "share", "chance"), [((5, 11, 17), 1, 1 / 31), ((2, 8, 14), 0, 1)]
+)
+def test_a_head_that_counts_separators_is_told_from_one_that_counts_something_else(
+    where, share, chance
+):
+    inputs = counting(where)
     group = concluded(inputs, marked(inputs, separators=(5, 11, 17)), draws=30)
-    assert_allclose(group["separator_share"], 1)
-    assert_allclose(group["gate_by_token"].sel(key=[5, 11, 17]), 1)
-    assert_allclose(group["gate_by_token"].sel(key=[0, 6, 23]), 0, atol=1e-12)
-    assert_allclose(
-        group["counted"].sel(query=[4, 5, 16, 17, 23])[0, 0], [0, 1, 2, 3, 3], atol=1e-9
-    )
-    assert_allclose(group["separator_share_chance"], 1 / 31)
+    assert_allclose(group["gate_by_token"] - np.isin(np.arange(24), where), 0, atol=1e-12)
+    assert_allclose(group["separator_share"], share, atol=1e-12)
+    assert_allclose(group["separator_share_chance"], chance)
     assert (group["separator_share_shuffled"] < 0.5).all()
     assert_array_equal(group["separator"].sum("key"), 3)
-
-
-def test_a_head_that_counts_something_else_is_not():
-    inputs = counting((2, 8, 14))
-    group = concluded(inputs, marked(inputs, separators=(5, 11, 17)))
-    assert_allclose(group["separator_share"], 0, atol=1e-12)
-    assert_allclose(group["separator_share_chance"], 1)
 
 
 def test_attention_to_position_zero_stays_in_the_last_segment():
@@ -101,8 +87,8 @@ def test_attention_to_position_zero_stays_in_the_last_segment():
     group = concluded(inputs, spans, kinds=("lines", "blocks"), draws=30)
     lines = group.sel(kind="lines")
     # a query that is itself a separator has its whole line at position 1, and nothing at 0
-    even = np.mean([(i % 6 + 1) / (i + 1) for i in range(6, 24)])
-    expected = np.mean([(i % 6 + 1) / (i + 1) if i % 6 == 5 else 1 for i in range(6, 24)])
+    share = np.array([(i % 6 + 1) / (i + 1) for i in range(6, 24)])
+    even, expected = share.mean(), np.where(np.arange(18) % 6 == 5, share, 1).mean()
     assert_allclose(lines["last_segment_mass"], expected, atol=1e-9)
     assert_allclose(lines["last_segment_even"], even)
     shuffled = lines["last_segment_shuffled"]
@@ -131,11 +117,9 @@ def test_preferring_what_is_near_is_no_better_than_shuffled_segments():
 def test_a_layer_without_gates_or_position_logits_is_nan():
     inputs = random_inputs(scheme="repo")
     group = concluded(inputs, marked(inputs, starts=(4,), separators=(3,)), maps=2)
-    for name in ("gate_by_token", "counted", "separator_share", "largest_position"):
+    of_gates = ("gate_by_token", "counted", "separator_share", "largest_position")
+    for name in (*of_gates, "last_segment_mass", "position_attention"):
         assert np.isnan(group[name]).all(), name
-    assert (
-        np.isnan(group["last_segment_mass"]).all() and np.isnan(group["position_attention"]).all()
-    )
     with pytest.raises(ValueError, match="no gates"):
         gates_of_rows(random_inputs(), ROWS)
     with pytest.raises(ValueError, match="no position logits"):
@@ -165,35 +149,35 @@ def test_everything_equals_the_pair_by_pair_sums(window):
                     )
                     gate[i, j] = 1 / (1 + math.exp(-score))
         added = inputs.position_logits(ROWS)[prompt, head].numpy()
-        logit[gate > 0] = added[gate > 0]
+        seen = gate > 0
+        logit[seen] = added[seen]
         here = found.sel(prompt=prompt, head=head)
-        kept = valid[prompt].numpy()
-        assert_allclose(
-            here["gate_by_token"][kept], gate.sum(0)[kept] / (gate > 0).sum(0)[kept], rtol=1e-5
-        )
-        assert_allclose(here["gate_sum"][kept], gate.sum(1)[kept], rtol=1e-5)
-        assert_allclose(here["counted"][kept], np.minimum(gate.sum(1), 3)[kept], rtol=1e-5)
+        kept, marks = valid[prompt].numpy(), np.isin(np.arange(24), (8, 13))
+        sums = {
+            "gate_by_token": gate.sum(0) / np.maximum(seen.sum(0), 1),
+            "gate_sum": gate.sum(1),
+            "counted": np.minimum(gate.sum(1), 3),
+        }
+        for name, expected in sums.items():
+            assert_allclose(here[name][kept], expected[kept], rtol=1e-5)
         assert np.isnan(here["gate_sum"][~kept]).all() and (here["separator"][~kept] == -1).all()
-        assert_allclose(here["separator_share"], gate[:, [8, 13]].sum() / gate.sum())
-        assert_allclose(
-            here["separator_share_even"], (gate > 0)[:, [8, 13]].sum() / (gate > 0).sum()
-        )
-        assert_allclose(here["separator_gate"], gate[:, [8, 13]][gate[:, [8, 13]] > 0].mean())
-        others = np.delete(gate, [8, 13], axis=1)
-        assert_allclose(here["other_gate"], others[others > 0].mean())
+        assert_allclose(here["separator_share"], gate[:, marks].sum() / gate.sum())
+        assert_allclose(here["separator_share_even"], seen[:, marks].sum() / seen.sum())
+        assert_allclose(here["separator_gate"], gate[seen & marks].mean())
+        assert_allclose(here["other_gate"], gate[seen & ~marks].mean())
         masses, evens = [], []
         for i in range(9, 24):
             weights = np.exp(logit[i] - logit[i].max())
             start = max(edge for edge in (9, 14, 20) if edge <= i)
             masses.append(weights[start:].sum() / weights.sum())
-            evens.append((gate[i, start:] > 0).sum() / (gate[i] > 0).sum())
+            evens.append(seen[i, start:].sum() / seen[i].sum())
             if prompt == 0:
                 row = here["position_attention"].sel(query=i).values
-                assert_allclose(row[gate[i] > 0], (weights / weights.max())[gate[i] > 0], rtol=1e-5)
-                assert np.isnan(row[gate[i] == 0]).all()
+                assert_allclose(row, np.where(seen[i], weights / weights.max(), np.nan), rtol=1e-5)
         assert_allclose(here["last_segment_mass"].sel(kind="lines"), np.mean(masses), rtol=1e-6)
         assert_allclose(here["last_segment_even"].sel(kind="lines"), np.mean(evens), rtol=1e-9)
     assert np.isnan(found["position_attention"].sel(prompt=1)).all()
+    assert found["largest_position"] == 3
 
 
 def test_official_positions_are_the_sums_of_the_gates():
@@ -212,7 +196,7 @@ def test_official_positions_are_the_sums_of_the_gates():
     group = concluded(inputs, {}, maps=2)
     assert_allclose(group["counted"], tensors["pos"][..., 0], atol=1e-5)
     masked = tensors["bias"].masked_fill(torch.ones(48, 48).triu(1).bool(), -torch.inf)
-    expected = torch.softmax(masked, -1) / torch.softmax(masked, -1).amax(-1, keepdim=True)
+    expected = (masked - masked.amax(-1, keepdim=True)).exp()
     assert_allclose(np.nan_to_num(group["position_attention"]), expected, atol=1e-5)
 
 
@@ -221,53 +205,40 @@ def test_official_positions_are_the_sums_of_the_gates():
 
 VARIANTS = [
     ("cope", {}),
-    ("cope", {"gates": "values"}),
     ("cope", {"gates": "separate_keys", "p_max": 5}),
-    ("cope", {"gates": "separate_keys", "map": "model"}),
     ("cope_mlp", {"gates": "separate_keys"}),
     ("cope_alibi", {"gates": "values", "map": "model"}),
     ("cope_rope", {"gates": "separate_keys"}),
 ]
 
 
-def awake(layout, options, family="llama"):
-    """A random CoPE model whose maps are not zero."""
-    torch.manual_seed(0)
-    model = ri.reposition(tiny(family), layout, **options)
-    generator = torch.Generator().manual_seed(3)
-    for attention in as_decoder(model).layers:
-        for name, parameter in attention.position_logits.named_parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator) * (
-                0.5 if "map" in name else 0.2
-            )
-    return model
-
-
-@pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize(("layout", "options"), VARIANTS)
 @torch.no_grad()
-def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, options, padding):
-    model = awake(layout, options)
-    hidden, seen, called = {}, [], []
-    tokens, valid = TOKENS, torch.ones(2, 20, dtype=torch.bool)
-    if padding == "left":
-        valid[1, :4] = False
-    handles = []
-    for attention in as_decoder(model).layers:
+def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, options):
+    torch.manual_seed(0)
+    model = ri.reposition(tiny("llama"), layout, **options)
+    layers = as_decoder(model).layers
+    for layer in layers:  # maps that are not zero
+        for parameter in layer.position_logits.parameters():
+            parameter.data = torch.randn(parameter.shape) * 0.4
+    valid = torch.ones(2, 20, dtype=torch.bool)
+    valid[1, :4] = False
+    hidden, seen, called, handles = {}, [], [], []
 
-        def note(module, args, kwargs):
-            hidden[module.layer_idx] = kwargs.get("hidden_states", *args[:1])
+    def note(module, args, kwargs):
+        hidden[module.layer_idx] = kwargs.get("hidden_states", *args[:1])
 
-        def keep(module, args, result):
-            called.append(result)
+    def keep(module, args, result):
+        called.append(result)
 
-        handles.append(attention.module.register_forward_pre_hook(note, with_kwargs=True))
-        handles.append(attention.position_logits.register_forward_hook(keep))
-    capture(model, tokens, valid, torch.arange(2), seen.append)
+    for layer in layers:
+        handles.append(layer.module.register_forward_pre_hook(note, with_kwargs=True))
+        handles.append(layer.position_logits.register_forward_hook(keep))
+    capture(model, TOKENS, valid, torch.arange(2), seen.append)
     for handle in handles:
         handle.remove()
     in_pass = [result for result in called if result.shape[2]]  # without those asked for no row
-    for inputs, attention, added in zip(seen, as_decoder(model).layers, in_pass, strict=True):
+    for inputs, attention, added in zip(seen, layers, in_pass, strict=True):
         h = hidden[inputs.layer]
         projections = {
             "keys": attention.module.k_proj,
