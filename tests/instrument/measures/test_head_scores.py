@@ -43,24 +43,21 @@ def head_scores(model, prompts, sequences, rows=512, top=1):
     return {name: found[name] for name in SCORES if name in found}
 
 
-def random_pattern(tokens, heads=3):
-    logits = torch.randn(1, heads, tokens, tokens).masked_fill(
-        ~torch.ones(tokens, tokens, dtype=torch.bool).tril(), -torch.inf
-    )
-    return logits.softmax(-1)
-
-
-@pytest.mark.parametrize("tokens", [[1, 5, 6, 7, 5, 6, 7], [2, 2, 2, 3, 2], [4, 5, 6, 7], [9, 9]])
+@pytest.mark.parametrize("tokens", [[1, 5, 6, 7, 5, 6, 7], [2, 2, 2, 3, 2], [9, 9]])
 def test_detectors_are_those_of_transformer_lens(tokens):
     given = torch.tensor([tokens])
-    weights = random_pattern(len(tokens))
+    inputs = random_inputs(prompts=1, heads=3, kv_heads=3, tokens=len(tokens))
+    weights = inputs.logits(torch.arange(len(tokens))).softmax(-1).float()
     found = detection_sums(weights, torch.arange(len(tokens)), given)
     for name in THEIRS:
         pattern = getattr(head_detector, f"get_{name}_head_detection_pattern")(given)
         for head in range(3):
-            kept = {"exclude_bos": False, "exclude_current_token": False}
             expected = compute_head_attention_similarity_score(
-                weights[0, head], pattern, error_measure="mul", **kept
+                weights[0, head],
+                pattern,
+                exclude_bos=False,
+                exclude_current_token=False,
+                error_measure="mul",
             )
             assert float(found[name][0, head]) / len(tokens) == pytest.approx(expected, abs=1e-6)
     assert found["sink"][0] == pytest.approx(weights[0, :, :, 0].sum(-1).double())
@@ -101,46 +98,34 @@ def test_attention_that_a_sink_takes_is_at_no_distance():
     assert_close(distance_sums(weights, rows), torch.tensor([[0.25 * (20 + 29)]]).double())
 
 
-def test_rows_in_parts_and_whole_patterns_give_the_same_sums():
+def test_rows_in_parts_and_loops_over_whole_patterns_give_the_same_sums():
     inputs = random_inputs(prompts=1, heads=2, kv_heads=2, tokens=40)
     rows = torch.arange(40)
     logits = inputs.logits(rows)
     weights = logits.softmax(-1)
-    whole = [distance_sums(weights, rows), departure_sums(weights, logits)]
-    parts, content = [0.0, 0.0], []
+    distance = (rows[:, None] - rows).numpy()
+    # a sequence's beginning, as query and as key, says nothing of contents
+    seen = (distance >= 0) & (rows >= 1).numpy() & (rows >= 2)[:, None].numpy()
     for split in (40, 7):
-        sums = ContentSums.empty(2, 40, rows.device)
+        sums, far, departure = ContentSums.empty(2, 40, rows.device), 0.0, 0.0
         for part in rows.split(split):
-            sums.add(inputs.logits(part), part)
-        content.append(sums.share())
-    for part in rows.split(7):
-        some = inputs.logits(part)
-        parts[0] = parts[0] + distance_sums(some.softmax(-1), part)
-        parts[1] = parts[1] + departure_sums(some.softmax(-1), some)
-    for one, other in zip(whole, parts, strict=True):
-        assert_close(one, other)
-    assert_close(*content)
-    for head in range(2):
-        of_head = weights[0, head].numpy()
-        distance = sum(of_head[i, j] * (i - j) for i in range(40) for j in range(i + 1))
-        entropy = -sum(p * math.log(p) for i in range(40) for p in of_head[i, : i + 1])
-        assert float(whole[0][0, head]) == pytest.approx(distance)
-        assert float(whole[1][0, head]) == pytest.approx(
-            sum(math.log(i + 1) for i in range(40)) - entropy
-        )
-        centred = {
-            (i, j): float(logits[0, head, i, j]) for i in range(2, 40) for j in range(1, i + 1)
-        }
-        for i in range(2, 40):
-            mean = np.mean([centred[i, j] for j in range(1, i + 1)])
-            centred |= {(i, j): centred[i, j] - mean for j in range(1, i + 1)}
-        by_distance = [
-            [value for (i, j), value in centred.items() if i - j == distance]
-            for distance in range(39)
-        ]
-        explained = sum(len(values) * np.mean(values) ** 2 for values in by_distance)
-        share = 1 - explained / sum(value**2 for value in centred.values())
-        assert float(content[0][head]) == pytest.approx(share)
+            some = inputs.logits(part)
+            sums.add(some, part)
+            far = far + distance_sums(some.softmax(-1), part)
+            departure = departure + departure_sums(some.softmax(-1), some)
+        for head in range(2):
+            of_head = weights[0, head].numpy()
+            assert float(far[0, head]) == pytest.approx((of_head * distance).sum())
+            entropy = -sum(p * math.log(p) for p in of_head[distance >= 0])
+            even = sum(math.log(i + 1) for i in range(40))
+            assert float(departure[0, head]) == pytest.approx(even - entropy)
+            values = logits[0, head].numpy()
+            mean = np.where(seen, values, 0).sum(1) / np.maximum(seen.sum(1), 1)
+            centred = values - mean[:, None]
+            of_distance = [centred[seen & (distance == far)] for far in range(39)]
+            explained = sum(len(some) * some.mean() ** 2 for some in of_distance)
+            share = 1 - explained / np.square(centred[seen]).sum()
+            assert float(sums.share()[head]) == pytest.approx(share)
 
 
 def test_distance_alone_has_no_content_and_equal_weights_no_place():
@@ -183,14 +168,13 @@ def test_mirrors_have_a_score_of_one_and_positions_of_words_alone_none():
     assert score([0, 1, 2, 3, 3, 2, 1, 0.0]) == 1
     assert score([by_word[word] for word in "abaccaba"]) == score(np.zeros(8)) == 0
     assert score(np.arange(8.0)) < 0
+    # as a layer does that reads embeddings alone, of any weights
+    words = [*"abccba"]
+    of_words = mirror(np.array([0, 1, 2, 2, 1, 0.0]), words, [2, 1, 0], [3, 4, 5])
+    assert np.isnan(mirror_score(of_words)), "no word is there twice"
 
 
-def test_where_no_word_is_there_twice_nothing_tells_a_mirror_from_positions_of_words():
-    """Found: a layer that reads embeddings alone, of any weights, had a score of 1, and no head
-    could be beyond what twins reach.
-    """
-    words, source, copy = ["a", "b", "c", "c", "b", "a"], [2, 1, 0], [3, 4, 5]
-    assert np.isnan(mirror_score(mirror(np.array([0, 1, 2, 2, 1, 0.0]), words, source, copy)))
+def test_prompts_without_a_word_twice_have_no_part_in_the_mirror_score():
     bridge = ri.zoo("reversal/repo")
     task = make_task("reversal")
     prompts = task.prompts(8, test_set="8")
