@@ -86,10 +86,11 @@ def of_one_layer(model, tokens, memory):
 def test_an_accelerators_memory_takes_few_launches_whatever_the_length():
     """Found: 33,436 in a layer of 4,096 tokens, 9,380 in one of 1,024."""
     model = repositioned("repo")
-    short, long = (of_one_layer(model, tokens, 2**31) for tokens in (256, 1024))
+    short, long = (of_one_layer(model, tokens, 2**31) for tokens in (256, 512))
     assert short == long
     assert long.total() <= MOST
-    assert of_one_layer(model, 1024, 2**18).total() > 1.5 * long.total()
+    few, many = (launches(model, 256, memory).total() for memory in (2**31, 2**16))
+    assert many > 1.5 * few
     # Whether the inputs are finite, whether a head needs float64, how many components a head has
     # for its closed form.
     assert {name: count for name, count in long.items() if name in WAITING} == {
@@ -98,7 +99,7 @@ def test_an_accelerators_memory_takes_few_launches_whatever_the_length():
 
 
 def test_a_triangle_is_solved_by_few_launches_whatever_its_length():
-    for tokens in (256, 1024):
+    for tokens in (256, 512):
         system = dissect(tokens, 1e-6, torch.device("cpu"))
         sums = torch.ones(3 * tokens, 4, dtype=torch.float64)
         with Counted() as counted:
@@ -182,11 +183,8 @@ def waits(node, place=""):
     indices of unknown length.
     """
     for child in ast.iter_child_nodes(node):
-        inner = (
-            f"{place}.{child.name}".lstrip(".")
-            if isinstance(child, ast.FunctionDef | ast.ClassDef)
-            else place
-        )
+        named = isinstance(child, ast.FunctionDef | ast.ClassDef)
+        inner = f"{place}.{child.name}".lstrip(".") if named else place
         inside = list(ast.walk(child))
         match child:
             case ast.Call(func=ast.Attribute(attr=word)) if word in METHODS:
@@ -214,12 +212,10 @@ def test_nothing_waits_for_a_device_but_where_a_line_says_why():
 
 
 def test_waits_are_found():
-    lines = (
-        "y = x.cpu()",
-        "if bool(x.any()): z = x[x > 0]",
-        "return x.sum().item(), int(x[0]), bool(y), float(x.max())",
-    )
-    code = "def f(x):\n" + "\n".join(f"    {line}" for line in lines)
+    code = """def f(x):
+        y = x.cpu()
+        if bool(x.any()): z = x[x > 0]
+        return x.sum().item(), int(x[0]), bool(y), float(x.max())"""
     found = {word for _, word in waits(ast.parse(code))}
     assert found == {"cpu", "bool", "mask", "item", "int", "float"}
 
@@ -235,11 +231,7 @@ class TooLarge(Reduction):
             raise torch.OutOfMemoryError
         result[block.head.flatten()] += 1
 
-    def __hash__(self):
-        return 0
-
-    def __eq__(self, other):
-        return self is other
+    __hash__ = object.__hash__
 
 
 def test_out_of_memory_halves_the_blocks_and_begins_again():
@@ -248,7 +240,7 @@ def test_out_of_memory_halves_the_blocks_and_begins_again():
     assert counts.tolist() == [1.0] * 4
 
 
-@pytest.mark.parametrize("bytes", [0, -1, 1.5, True, "1 GiB"])
+@pytest.mark.parametrize("bytes", [0, 1.5, True, "1 GiB"])
 def test_working_memory_is_a_number_of_bytes(bytes):
     with (
         refused("positive whole number of bytes"),
