@@ -1,13 +1,9 @@
-"""A measure of ours is one file and one line of `entry_points.OWN`: a measure with everything that
-one can declare, through the command.
-"""
+"""Measures of others: what they may be, and what they may not change or take the name of."""
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 import torch
 import xarray as xr
@@ -15,10 +11,8 @@ from families import TOKENS, repositioned
 from refusals import refused
 
 import repo_interp as ri
-from repo_interp import entry_points
-from repo_interp.cli import main
 from repo_interp.experiments import Experiment, Plan
-from repo_interp.measures.catalogue import measure_named, measure_names
+from repo_interp.measures.catalogue import measure_named
 from repo_interp.measures.kernels.logit_sums import LogitSums, logit_sums
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import (
@@ -32,68 +26,11 @@ from repo_interp.measures.statistics import (
 from repo_interp.tasks import Prompt
 
 
-@dataclass(frozen=True)
-class Walk(Measure):
-    """The file: the longest step of a head's positions, in training lengths, where a line begins;
-    positions of the first prompt.
-    """
-
-    training_length: int | None = None
-    kinds: tuple[str, ...] = ("lines",)
-    name: str = "walk"
-
-    @property
-    def needs(self):
-        return Needs(spans=("generated",), segments=self.kinds)
-
-    def observe(self, inputs, spans):
-        assert inputs.head_positions is not None and self.training_length
-        steps = inputs.head_positions.double().diff(dim=-1).abs()
-        begins = torch.stack([spans[f"segments.{kind}.starts"][:, 1:] for kind in self.kinds], 1)
-        longest = (steps[:, :, None] * begins[:, None]).amax(-1) / self.training_length
-        dims, kinds = ("prompt", "layer", "head", "kind"), list(self.kinds)
-        labelled = of_layer(inputs, dims, longest, kind=kinds)
-        row, first = inputs.row_of_first_prompt, xr.Dataset()
-        if row is not None:
-            position = inputs.head_positions[row]
-            first["first"] = of_layer(inputs, ("layer", "head", "token"), position)
-        return Statistics(per_prompt=xr.Dataset({"longest": labelled}), first_prompt=first)
-
-    def conclude(self, statistics):
-        longest = described(statistics.per_prompt["longest"], "longest step", "training lengths")
-        first = described(statistics.first_prompt["first"], "positions", "positions")
-        return xr.Dataset({"longest": longest, "first": first})
-
-
-@pytest.fixture
-def walk(monkeypatch):
-    """The line."""
-    monkeypatch.setitem(entry_points.OWN[entry_points.MEASURES], "walk", f"{__name__}:Walk")
-
-
-def test_it_is_known_by_name_and_its_fields_are_its_parameters(walk):
-    assert "walk" in measure_names()
-    measure = measure_named("walk")
-    assert measure.parameters == {"training_length": "not given", "kinds": ("lines",)}
+def test_fields_are_parameters_and_the_training_length_is_filled_in():
+    measure = measure_named("rotation")
+    assert measure.parameters["training_length"] == "not given"
     assert of_training_length(measure, 64).parameters["training_length"] == 64
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_the_command_measures_it_like_any_other(walk, tmp_path):
-    command = shlex.split(
-        "analyze niah/rope --measures positions,walk --set walk.kinds=lines,sentences"
-        " --count 3 --batch-size 2 --out"
-    )
-    assert main([*command, str(tmp_path / "run")]) == 0
-    run = ri.read_run(tmp_path / "run")
-    walked, positions = run["walk"].to_dataset(), run["positions"]["position"]
-    assert walked.attrs["kinds"] == ["lines", "sentences"]
-    assert walked.attrs["training_length"] == run.attrs["training_length"]
-    assert walked["longest"].dims == ("prompt", "layer", "head", "kind")
-    assert "scheme" in walked.coords
-    np.testing.assert_array_equal(walked["first"], positions.sel(prompt=0))
-    # a step of the token index
-    assert set(np.unique(walked["longest"] * run.attrs["training_length"])) <= {0, 1}
+    assert of_training_length(replace(measure, training_length=8), 64).training_length == 8
 
 
 def test_the_first_prompt_is_merged_from_the_one_batch_that_holds_it():
@@ -169,9 +106,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_measure_that_changes_what_others_see_is_refused_by_name_and_the_model_stays_as_it_was(
-    case,
-):
+def test_a_measure_that_changes_what_others_see_is_refused_and_the_model_stays_as_it_was(case):
     """Found: positions of the next layer moved by 2.3, and the run said nothing."""
     act, name = CHANGES[case]
     model = repositioned("repo")
@@ -179,7 +114,7 @@ def test_a_measure_that_changes_what_others_see_is_refused_by_name_and_the_model
     with torch.no_grad():
         before = model(TOKENS).logits
     with refused(rf"^the measure 'foreign' changes {name} in place"):
-        ri.analyze(model, prompts, ["three_axis", Foreign(act), "positions"], batch_size=2)
+        ri.analyze(model, prompts, ["patterns", Foreign(act), "positions"])
     with torch.no_grad():
         assert torch.equal(model(TOKENS).logits, before)
 
@@ -223,11 +158,11 @@ def test_reductions_and_inference_mode_are_no_way_around():
             ri.analyze(repositioned("rope"), TOKENS, [foreign, "three_axis"])
 
 
-OF_A_GROUP = ("checkpoint", "dtype", "training_step", "positions", "effects", "scores")
+OF_A_GROUP = ("checkpoint", "positions", "effects", "scores")
 """Names that a variable may have, and no group."""
 
 
-@pytest.mark.parametrize("name", ["", ".", "a/b", "run", 3, *OF_A_GROUP])
+@pytest.mark.parametrize("name", ["", ".", "a/b", 3, "run", *OF_A_GROUP])
 def test_names_that_a_run_keeps_or_cannot_hold_are_refused(name):
     """Found: results of that name vanished from the run, stood in the place of others, or no
     comparison could be made.
