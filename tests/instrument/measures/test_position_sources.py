@@ -2,7 +2,6 @@
 least squares does.
 """
 
-import base64
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +14,8 @@ from refusals import refused
 from scipy import sparse
 
 import repo_interp as ri
+from repo_interp.inputs import select_prompts
 from repo_interp.measures import position_sources
-from repo_interp.measures.gates import Gates
 from repo_interp.measures.kernels.held_out import HeldOut
 from repo_interp.measures.position_sources import (
     FOLLOWS,
@@ -30,9 +29,8 @@ from repo_interp.measures.position_sources import (
 )
 from repo_interp.measures.statistics import merge
 from repo_interp.plots.marks.heads import MISSING
-from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views import position_sources as view
-from repo_interp.plots.views.position_texts import clearest, kinds_of_heads
+from repo_interp.plots.views.position_texts import clearest
 from repo_interp.run import make_run, with_schemes
 from repo_interp.tasks.prompt import Prompt
 
@@ -77,20 +75,11 @@ def made(seed=0, prompts=PROMPTS):
 
 def part(inputs, spans, rows):
     """Some prompts, in the order of `rows`, with their own numbers."""
-    return (
-        replace(
-            inputs,
-            **{
-                name: getattr(inputs, name)[rows]
-                for name in ("queries", "keys", "positions", "valid", "prompts", "tokens")
-            },
-        ),
-        {name: mask[rows] for name, mask in spans.items()},
-    )
+    return select_prompts(inputs, rows), {name: mask[rows] for name, mask in spans.items()}
 
 
-def concluded(*observed, measure=None):
-    measure = PositionSources() if measure is None else measure
+def concluded(*observed, **parameters):
+    measure = PositionSources(**parameters)
     return measure.conclude(merge([measure.observe(inputs, spans) for inputs, spans in observed]))
 
 
@@ -127,29 +116,17 @@ def test_noise_is_left_and_what_two_sources_make_is_shared(group):
     assert float(group["alone"].sel(head=4, source="token")) < 0
 
 
-def test_what_the_number_of_a_line_repeats_of_the_index_is_the_indexs(group):
-    own = shares(group, 1)
-    assert own["index"] > 0.99 and abs(own["segment"]) < 0.01
-    assert float(group["alone"].sel(head=1, source="segment")) > 0.5
-
-
 def test_shares_sum_to_one_and_without_the_rest_to_r_squared(group):
-    known = [0, 1, 2, 3, 4, 5, 7]
-    assert_allclose(group["share"].sel(head=known).sum("source"), 1)
-    assert_allclose(
-        group["share"].sel(head=known, source=list(SOURCES)).sum("source"),
-        group["r_squared"].sel(head=known),
-    )
+    known = group.sel(head=[0, 1, 2, 3, 4, 5, 7])
+    assert_allclose(known["share"].sum("source"), 1)
+    assert_allclose(known["share"].sel(source=list(SOURCES)).sum("source"), known["r_squared"])
 
 
 def test_a_constant_head_has_no_variance_and_a_shift_of_a_prompt_is_none(group):
-    assert (
-        group["share"].sel(head=6).isnull().all()
-        and int(group["follows_from_token"].sel(head=6)) == -1
-    )
-    assert str(group["kind"].sel(head=6).values) == "other"
-    assert_allclose(group["share"].sel(head=7), group["share"].sel(head=0), atol=2e-3)
-    assert int(group["follows_from_token"].sel(head=7)) == 1
+    constant, shifted = group.sel(head=6), group.sel(head=7)
+    assert constant["share"].isnull().all() and constant["kind"].item() == "other"
+    assert_array_equal([constant["follows_from_token"], shifted["follows_from_token"]], [-1, 1])
+    assert_allclose(shifted["share"], group["share"].sel(head=0), atol=2e-3)
 
 
 def test_named_spans_are_segments_and_a_segment_is_asked_of_other_stretches():
@@ -176,8 +153,9 @@ def test_tokens_that_no_other_stretch_holds_are_not_judged():
     odd[3, :, 10:30] = 1e4  # nobody could know
     strange = concluded((replace(inputs, tokens=ids, positions=odd), spans)).isel(layer=0)
     # these, and the one behind them
-    assert float(strange["counted_share"]) == pytest.approx(1 - 21 / (PROMPTS * (TOKENS - 1)))
-    assert int(strange["counted_tokens"]) == PROMPTS * (TOKENS - 1) - 21
+    every = PROMPTS * (TOKENS - 1)
+    assert int(strange["counted_tokens"]) == every - 21
+    assert float(strange["counted_share"]) == pytest.approx(1 - 21 / every)
 
 
 def test_one_text_is_enough_and_a_copy_of_it_adds_nothing():
@@ -203,10 +181,10 @@ def test_layers_without_positions_heads_that_share_them_and_words_that_never_com
     once = torch.arange(PROMPTS * TOKENS).reshape(PROMPTS, TOKENS)
     alone = concluded((replace(inputs, tokens=once), spans)).isel(layer=0)
     assert alone["share"].isnull().all() and int(alone["counted_tokens"]) == 0
-    assert str(alone["kind"].sel(head=1).values) == "counts tokens", "which needs no word twice"
-    short = part(inputs, spans, np.arange(2))
-    first = replace(short[0], valid=torch.arange(TOKENS).expand(2, -1) < 1)
-    assert concluded((first, short[1]))["share"].isnull().all()
+    assert alone["kind"].sel(head=1).item() == "counts tokens", "which needs no word twice"
+    short, marks = part(inputs, spans, np.arange(2))
+    first = replace(short, valid=torch.arange(TOKENS).expand(2, -1) < 1)
+    assert concluded((first, marks))["share"].isnull().all()
 
 
 def test_kinds_of_heads_are_what_they_were_made_to_be():
@@ -224,11 +202,9 @@ def test_kinds_of_heads_are_what_they_were_made_to_be():
     assert kinds == ["marks lines", "counts tokens", "places words", "other", "other"]
     assert (group["kind"].sel(layer=1) == "").all(), "the index is no position that is learned"
     # of the last tokens of lines but that of the prompt, by hand
-    marks, chosen = (
-        ends.numpy()[:, 1:].copy(),
-        heads.numpy()[:, 0, 1:].astype(np.float32).astype(float),
-    )
+    marks = ends.numpy()[:, 1:].copy()
     marks[:, -1] = False
+    chosen = heads.numpy()[:, 0, 1:].astype(np.float32).astype(float)
 
     def step(rows):
         pairs = zip(rows, marks, strict=True)
@@ -254,13 +230,12 @@ def test_a_kind_needs_its_null_its_threshold_and_the_largest_share():
 
 
 def test_long_prompts_are_thinned_by_their_content():
-    measure = PositionSources(tokens=20)
-    (inputs, spans) = made()
-    statistics = measure.observe(inputs, spans).per_prompt
+    inputs, spans = made()
+    statistics = PositionSources(tokens=20).observe(inputs, spans).per_prompt
     assert statistics["value"].sizes["sample"] == 20
     index = statistics["ids"].values[:, 0, 2]
     assert (np.diff(index, axis=1) > 0).all() and index.min() >= 1
-    group = concluded((inputs, spans), measure=measure).isel(layer=0)
+    group = concluded((inputs, spans), tokens=20).isel(layer=0)
     assert shares(group, 0)["token"] > 0.8
 
 
@@ -279,26 +254,21 @@ def test_errors_are_those_of_dense_least_squares():
     count, shrinkage = 300, 1.5
     prompts, words = np.repeat(np.arange(6), 50), random.integers(0, 9, count)
     folds, judged = (prompts + np.arange(count) // 10) % 3, random.random(count) < 0.9
-    dense = np.concatenate([np.eye(6)[prompts], _piecewise(random.integers(-1, 70, count))], axis=1)
-    values = np.stack(
-        [words + dense[:, 6] + random.normal(size=count), random.normal(size=count)], axis=1
-    )
+    dense = np.hstack([np.eye(6)[prompts], _piecewise(random.integers(-1, 70, count))])
+    values = random.normal(size=(count, 2))
+    values[:, 0] += words + dense[:, 6]
     held_out = HeldOut(prompts, folds, judged, shrinkage)
     for categories in (np.eye(9)[words], np.zeros((count, 0))):
-        columns = np.concatenate([dense, categories], axis=1)
-        wanted = np.zeros((3, 2))
-        missed = np.zeros_like(values)
+        columns = np.hstack([dense, categories])
+        missed, wanted = np.zeros_like(values), np.zeros((3, 2))
         for fold in range(3):
-            own, ridge = folds == fold, np.sqrt(shrinkage) * np.eye(columns.shape[1])
-            padded = np.concatenate([values[~own], np.zeros((len(ridge), 2))])
-            slope = np.linalg.lstsq(np.concatenate([columns[~own], ridge]), padded, rcond=None)[0]
+            own, known = folds == fold, columns[folds != fold]
+            ridge = known.T @ known + shrinkage * np.eye(columns.shape[1])
+            slope = np.linalg.solve(ridge, known.T @ values[~own])
             missed[own] = values[own] - columns[own] @ slope
         for prompt in range(6):
-            own = missed[judged & (prompts == prompt)]
-            for fold, square in zip(
-                folds[judged & (prompts == prompt)], np.square(own - own.mean(0)), strict=True
-            ):
-                wanted[fold] += square
+            own = judged & (prompts == prompt)
+            np.add.at(wanted, folds[own], np.square(missed[own] - missed[own].mean(0)))
         found = held_out.errors(values, sparse.csr_array(dense), sparse.csr_array(categories))
         assert_allclose(found, wanted)
     none = HeldOut(prompts, folds, judged & False, shrinkage)
@@ -307,21 +277,17 @@ def test_errors_are_those_of_dense_least_squares():
 
 def test_counts_are_a_line_and_hats_around_their_knots():
     columns = _piecewise(np.array([-1, 0, 1, 2, 5, 20]))
+    hats = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 2 / 3, 1 / 3, 0], [0, 0, 11 / 12, 1 / 12], [0, 0, 0, 1]]
     assert_allclose(columns[:, 0] * 2, [0, 0, 1, 2, 5, 20])
-    assert_allclose(columns[1:, 1:].sum(1), 1)  # knots 0, 1, 4, 16
-    assert_allclose(columns[:, 1:].T[2], [0, 0, 0, 1 / 3, 11 / 12, 0])
-    assert_allclose(columns[:, 1:].T[3], [0, 0, 0, 0, 1 / 12, 1])
-    assert not columns[0].any()
+    assert_allclose(columns[:, 1:], [[0] * 4, *hats])  # knots 0, 1, 4, 16
 
 
 def test_folds_are_prompts_where_these_are_many_and_short_else_stretches_of_them():
     short = _folds(np.ones((10, 20), bool), 5).reshape(10, 20)
     assert (short == (np.arange(10) % 5)[:, None]).all()
     single = _folds(np.ones((1, 400), bool), 5)
-    assert (
-        np.bincount(single).tolist() == [80] * 5
-        and (np.diff(np.flatnonzero(np.diff(single))) == 40).all()
-    )
+    assert np.bincount(single).tolist() == [80] * 5
+    assert (np.diff(np.flatnonzero(np.diff(single))) == 40).all()
     two = _folds(np.ones((2, 400), bool), 5).reshape(2, 400)
     assert (two[0] != two[1]).all(), "no place of the index is held out everywhere"
 
@@ -335,14 +301,18 @@ def test_only_the_most_frequent_previous_tokens_have_an_effect_of_their_own(monk
 # --------------------------------------------------------------------------------------------------
 
 
-def test_the_zoos_mirror_reads_tokens_in_its_first_layer_and_places_in_the_next():
+@pytest.fixture(scope="module")
+def reversal():
+    prompts = ri.tasks.make_task("reversal").prompts(12)
+    return ri.analyze(ri.zoo("reversal/repo"), prompts, ("position_sources", "patterns"))
+
+
+def test_the_zoos_mirror_reads_tokens_in_its_first_layer_and_places_in_the_next(reversal):
     """What f_phi of layer 0 reads is the token's embedding: the trivial case.
 
     Later it reads where in the words a token stands.
     """
-    task = ri.tasks.make_task("reversal")
-    run = ri.analyze(ri.zoo("reversal/repo"), task.prompts(12), ("position_sources",))
-    group = run["position_sources"]
+    group = reversal["position_sources"]
     assert (group["follows_from_token"].sel(layer=0) == 1).all()
     assert (group["alone"].sel(layer=0, source="token") > 0.98).all()
     assert (group["follows_from_token"].sel(layer=[1, 2, 3]) == 0).all()
@@ -351,44 +321,34 @@ def test_the_zoos_mirror_reads_tokens_in_its_first_layer_and_places_in_the_next(
 
 def test_gates_are_explained_where_gates_count():
     bridge, task = ri.zoo("counting/cope"), ri.tasks.make_task("counting")
-    prompts = task.prompts(6)
-    run = ri.analyze(bridge, prompts, ("position_sources", "gates", "attention_rows"))
+    prompts = task.prompts(3)
+    run = ri.analyze(bridge, prompts, ("position_sources", "gates"))
     gates = run["gates"]["gate_by_token"]
 
     class Copied(PositionSources):
         """The same of positions that are the gates."""
 
         def observe(self, inputs, spans):
-            own = gates.sel(layer=inputs.layer, prompt=inputs.prompts.tolist()).values[
-                ..., : inputs.valid.shape[1]
-            ]
+            own = gates.sel(layer=inputs.layer, prompt=inputs.prompts.tolist())
+            own = np.nan_to_num(own.values[..., : inputs.valid.shape[1]])
             return super().observe(
-                replace(inputs, gate_features=None, positions=torch.as_tensor(np.nan_to_num(own))),
-                spans,
+                replace(inputs, gate_features=None, positions=torch.as_tensor(own)), spans
             )
 
     copied = ri.analyze(bridge, prompts, (Copied(),))["position_sources"]
     assert_allclose(run["position_sources"]["share"], copied["share"], atol=1e-4)
-    assert run["position_sources"]["r_squared"].notnull().all() and Gates().name in run.children
+    assert run["position_sources"]["r_squared"].notnull().all()
     found, kinds = view.VIEW.findings(run), run["position_sources"]["kind"].values
     assert "places words" in kinds and not np.isin(kinds, ["", "counts tokens"]).any()
     assert any("of the variance of gates" in finding.sentence for finding in found)
-    data, _ = kinds_of_heads(run, PageOptions())
-    assert data is not None and data["named"] == kinds.size
-    first = data["gates"][0][0]
-    rows = np.frombuffer(base64.b64decode(first["values"]), "<f4")
-    values = rows.reshape(max(first["row"]) + 1, -1)[first["row"]]
-    expected = gates.sel(prompt=0, layer=0).values[:, : values.shape[1]]
-    assert_array_equal(values, expected.astype("f4"))
 
 
-def test_the_same_heads_count_tokens_here_and_in_patterns():
-    prompts = ri.tasks.make_task("reversal").prompts(12)
-    run = ri.analyze(ri.zoo("reversal/repo"), prompts, ("position_sources", "patterns"))
-    counts = run["patterns"]["counts_tokens"] == 1
-    assert counts.any() and ((run["position_sources"]["kind"] == "counts tokens") == counts).all()
-    trend = run["patterns"]["trend"].mean("prompt")
-    assert_allclose(clearest(run)["counts tokens"], trend.where(counts))
+def test_the_same_heads_count_tokens_here_and_in_patterns(reversal):
+    counts = reversal["patterns"]["counts_tokens"] == 1
+    kinds = reversal["position_sources"]["kind"]
+    assert counts.any() and ((kinds == "counts tokens") == counts).all()
+    trend = reversal["patterns"]["trend"].mean("prompt")
+    assert_allclose(clearest(reversal)["counts tokens"], trend.where(counts))
 
 
 # what is drawn
@@ -410,20 +370,15 @@ def run():
     )
 
 
-def test_kinds_are_drawn_the_map_has_the_colour_of_the_leading_source_and_the_table_every_share(
-    run,
-):
-    group = run["position_sources"].to_dataset()
-    kinds, largest, _ = (heads.data() for heads in view.VIEW.head_maps(run))
-    assert kinds["texts"][1][0] == "places words"
+def test_the_map_has_the_colour_of_the_leading_source_and_the_table_every_share(run):
+    group = run["position_sources"].to_dataset().sel(layer=1)
+    _, largest, _ = (heads.data() for heads in view.VIEW.head_maps(run))
     sources = ("token", "index", "segment", "previous")
     assert largest["colours"][1][:4] == [view.COLOURS[source] for source in sources]
     assert largest["colours"][1][6] == MISSING, "a constant head has no source"
-    assert largest["values"][1][1] == pytest.approx(
-        shares(group.sel(layer=1), 1)["index"], rel=1e-4
-    )
+    assert largest["values"][1][1] == pytest.approx(shares(group, 1)["index"], rel=1e-4)
     first = view.source_table(run).rows[0]
-    assert first[3:8] == tuple(np.round(100 * group["share"].sel(layer=1, head=0).values))
+    assert first[3:8] == tuple(np.round(100 * group["share"].sel(head=0).values))
 
 
 def test_findings_name_whole_layers_what_they_do_and_how_much(run):
