@@ -2,7 +2,7 @@
 by name.
 
 A measure of which nothing is said here must have every property in every variable. `DIFFERS` says
-what else is right, with the reason; `OPTIONS` asks a measure for all that it can measure.
+what else is right; `OPTIONS` asks a measure for all that it can measure.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ SCALED_OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """Parameters that are in positions, before and after positions are scaled."""
 
-DRAWN = "controls are drawn by the seed and the prompt's number"
 BY_NUMBER = {
     "gates": (
         "separator_share_shuffled",
@@ -74,68 +73,49 @@ BY_NUMBER = {
         "last_segment_chance",
     ),
     "segments": (
-        *(
-            f"{score}_{kind}"
-            for score in ("variance_between", "boundary_f1")
-            for kind in ("shuffled", "chance")
-        ),
-        *(
-            "boundary_f1",
-            "boundary_f1_index",
-        ),  # jumps of one size, of which the index has no others, come in an order that is drawn
+        "variance_between_shuffled",
+        "variance_between_chance",
+        "boundary_f1_shuffled",
+        "boundary_f1_chance",
+        # jumps of one size, of which the index has no others, come in an order that is drawn
+        "boundary_f1",
+        "boundary_f1_index",
     ),
 }
+"""Controls that are drawn by the seed and the prompt's number."""
 
-Expected = Callable[[xr.DataArray], xr.DataArray] | None
-DIFFERS: dict[str, dict[str, dict[str, tuple[Expected, str]]]] = {
-    "shift": {
-        "positions": {
-            "position": (lambda z: z + SHIFT, "it is what was shifted"),
-            "negative_share": (None, "it is of what was shifted"),
-        }
-    },
+DIFFERS: dict[str, dict[str, dict[str, Callable[[xr.DataArray], xr.DataArray] | None]]] = {
+    "shift": {"positions": {"position": lambda z: z + SHIFT, "negative_share": None}},
     "scale": {
-        "positions": {
-            name: (lambda z: z * SCALE, "it is what was scaled")
-            for name in ("position", "position_range")
-        },
+        "positions": dict.fromkeys(("position", "position_range"), lambda z: z * SCALE),
         "patterns": {
-            "sensitivity": (
-                lambda grid: grid.shift(epsilon=2),
-                "its grid of tolerances is in positions: 4 times is two on",
-            ),
-            "trend_slope": (lambda slope: slope * SCALE, "it is in positions per token"),
+            # its grid of tolerances is in positions: 4 times is two on
+            "sensitivity": lambda grid: grid.shift(epsilon=2),
+            "trend_slope": lambda slope: slope * SCALE,  # in positions per token
         },
         "components": {
-            "position_reach": (lambda reach: reach * SCALE, "it is a difference of positions"),
-            "frequency": (lambda theta: theta / SCALE, "it is in rad per position"),
-            "decay_bound": (None, "its distances are in positions"),
-            **dict.fromkeys(
-                ("band_length", "activated", "low_frequency", "vaf_band"),
-                (None, "L is a window where that is shorter, in tokens"),
-            ),
+            "position_reach": lambda reach: reach * SCALE,
+            "frequency": lambda theta: theta / SCALE,  # in rad per position
+            "decay_bound": None,  # its distances are in positions
+            # L is a window where that is shorter, in tokens
+            **dict.fromkeys(("band_length", "activated", "low_frequency", "vaf_band")),
         },
-        "maps": {"fake_map": (None, "its distances are in tokens, whatever positions are learned")},
-        "stability": {
-            **dict.fromkeys(
-                ("positional_sensitivity", "random_sensitivity"), (None, "it is per position")
-            ),
-            "high_share": (None, "L is a window where that is shorter, in tokens"),
-        },
+        "maps": {"fake_map": None},  # its distances are in tokens, whatever is learned
+        # per position; and L of `high_share` as above
+        "stability": dict.fromkeys(("positional_sensitivity", "random_sensitivity", "high_share")),
     },
     "duplication": {
-        "components": {"distance_pairs": (lambda pairs: 2 * pairs, "it is a count")},
-        **{name: dict.fromkeys(variables, (None, DRAWN)) for name, variables in BY_NUMBER.items()},
+        "components": {"distance_pairs": lambda pairs: 2 * pairs},
+        **{name: dict.fromkeys(variables) for name, variables in BY_NUMBER.items()},
     },
+    # over all layers, or of the layer that sees most
     "layers": {
-        "patterns": dict.fromkeys(
-            ("pattern_share_all", "sensitivity"), (None, "it is over all layers")
-        ),
-        "attention_mass": {"table": (None, "it is over all layers")},
-        "components": {"distance_pairs": (None, "it is of the layer that sees most")},
+        "patterns": dict.fromkeys(("pattern_share_all", "sensitivity")),
+        "attention_mass": {"table": None},
+        "components": {"distance_pairs": None},
     },
 }
-"""By property, measure and variable: what is expected of it instead (None: nothing), and why."""
+"""By property, measure and variable: what is expected of it instead; None: nothing."""
 
 
 @cache
@@ -175,40 +155,29 @@ def cast(inputs, dtype):
 
 def spans_of(kinds):
     """Marks of every kind, at other places in every prompt, none on padding."""
+    token, prompt = torch.arange(TOKENS), torch.arange(len(LENGTHS))[:, None]
+    length = torch.tensor(LENGTHS)[:, None]
     spans = {
-        name: torch.zeros(len(LENGTHS), TOKENS, dtype=torch.bool)
-        for name in ("needle", "query", "generated", "separator")
+        "needle": (token >= 3 + prompt) & (token < 7),
+        "query": (token >= length - 9) & (token < length - 5),
+        "generated": (token >= length - 3) & (token < length),
     }
-    for kind in kinds:
-        spans |= {
-            f"segments.{kind}{part}": torch.zeros(len(LENGTHS), TOKENS, dtype=torch.bool)
-            for part in ("", ".starts")
-        }
-    for prompt, length in enumerate(LENGTHS):
-        spans["needle"][prompt, 3 + prompt : 7] = True
-        spans["query"][prompt, length - 9 : length - 5] = True
-        spans["generated"][prompt, length - 3 : length] = True
-        spans["separator"][prompt, [8, 15 + prompt]] = True
-        for number, kind in enumerate(kinds):
-            spans[f"segments.{kind}"][prompt, number : length - 2] = True
-            spans[f"segments.{kind}.starts"][prompt, [number, 9 + number, 16 + prompt, 23]] = True
-    spans["rest"] = (torch.arange(TOKENS) < torch.tensor(LENGTHS)[:, None]) & ~torch.stack(
-        [*spans.values()][:3]
-    ).any(0)
+    spans["rest"] = (token < length) & ~sum(spans.values())
+    spans["separator"] = (token == 8) | (token == 15 + prompt)
+    for number, kind in enumerate(kinds):
+        starts = (token == number) | (token == 9 + number) | (token == 16 + prompt) | (token == 23)
+        spans[f"segments.{kind}"] = (token >= number) & (token < length - 2)
+        spans[f"segments.{kind}.starts"] = starts
     return spans
 
 
 def made(name, **options):
     measure = of_training_length(as_measure(measure_named(name)), TRAINED_ON)
-    return (
-        replace(measure, **(OPTIONS.get(name, {}) | options))
-        if OPTIONS.get(name) or options
-        else measure
-    )
+    return replace(measure, **(OPTIONS.get(name, {}) | options))
 
 
 def concluded(measure, given, spans=None):
-    spans = spans_of(measure.needs.segments) if spans is None else spans
+    spans = spans or spans_of(measure.needs.segments)
     return measure.conclude(merge([measure.observe(inputs, spans) for inputs in given]))
 
 
@@ -217,7 +186,7 @@ def assert_same(group, expected, differs=None, rtol=1e-5, atol=1e-6):
     assert set(group.data_vars) == set(expected.data_vars)
     compared = 0
     for name, values in expected.data_vars.items():
-        change, _ = (differs or {}).get(name, (lambda same: same, ""))
+        change = (differs or {}).get(name, lambda same: same)
         if change is None:
             continue
         got = group[name]
@@ -383,6 +352,7 @@ def padded(inputs):
 
 
 OF_TOKENS = ("token", "query", "key", "query_block", "key_block")
+NUMBERS = ("key", "prompt_key", "sink_token", "largest_token")
 OF_LENGTHS = ("distance", "chunk", "distance_block", "rank")
 
 
@@ -398,22 +368,16 @@ def test_padding(name, whole):
     wide = concluded(measure, [padded(inputs) for inputs in layers()], spans)
     narrow = {}
     for key, values in wide.data_vars.items():
-        for axis in set(values.dims) & set(OF_TOKENS):
-            values = values.assign_coords({axis: values[axis] - LEFT}).sel(
-                {axis: whole[key][axis].values}
-            )
-        for axis in set(values.dims) & set(OF_LENGTHS):
-            values = values.sel({axis: whole[key][axis].values})
+        moved = {axis: values[axis] - LEFT for axis in values.dims if axis in OF_TOKENS}
+        kept = {
+            axis: whole[key][axis].values
+            for axis in values.dims
+            if axis in (*OF_TOKENS, *OF_LENGTHS)
+        }
+        values = values.assign_coords(moved).sel(kept)
+        if key in NUMBERS:
+            values = values.where(values < 0, values - LEFT).astype(values.dtype)
         narrow[key] = values
-    # numbers of tokens
-    of_tokens = {
-        "attention_rows": ("key", "prompt_key"),
-        "octaves": ("sink_token",),
-        "activations": ("largest_token", "sink_token"),
-    }
-    for key in of_tokens.get(name, ()):
-        numbers = narrow[key].where(narrow[key] < 0, narrow[key] - LEFT)
-        narrow[key] = numbers.astype(narrow[key].dtype)
     assert_same(xr.Dataset(narrow), whole)
 
 

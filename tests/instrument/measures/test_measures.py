@@ -26,7 +26,6 @@ from repo_interp.measures.positions import Positions, position_range
 from repo_interp.measures.statistics import Measure, Statistics, merge
 
 ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")
-VALID = torch.ones(64, dtype=torch.bool)
 
 
 # positions
@@ -79,13 +78,6 @@ def pattern_of(chunk, **options):
     return int(chunk_patterns(positions, torch.ones(count).bool(), count, **options)[0])
 
 
-def wandering(rows, tokens=64):
-    """Random walks: some hardly move, some drift steadily, some turn."""
-    steps = torch.randn(rows, tokens, dtype=torch.float64) * 0.15
-    drift = torch.tensor([0.0, 0.5, 0.05]).repeat(rows)[:rows, None]
-    return ((steps + drift) * torch.tensor([0.2, 1.0, 1.0]).repeat(rows)[:rows, None]).cumsum(-1)
-
-
 def test_equal_neighbours_are_not_monotone_and_the_edge_of_constant_belongs_to_it():
     assert pattern_of(-np.arange(16.0)) == 1
     assert pattern_of([*range(15), 14]) == 2
@@ -109,10 +101,12 @@ def slow_patterns(row, size, epsilon):
 
 @pytest.mark.parametrize(("size", "epsilon"), [(16, 0.2), (4, 0.3)])
 def test_patterns_equal_the_slow_reading(size, epsilon):
-    positions = wandering(20)
+    drift = torch.linspace(0, 0.3, 20, dtype=torch.float64)[:, None]
+    positions = (0.1 * torch.randn(20, 64, dtype=torch.float64) + drift).cumsum(-1)
     expected = [slow_patterns(row.tolist(), size, epsilon) for row in positions]
     assert {label for row in expected for label in row} == {0, 1, 2}
-    assert_array_equal(chunk_patterns(positions, VALID, size, epsilon), expected)
+    valid = torch.ones(64, dtype=torch.bool)
+    assert_array_equal(chunk_patterns(positions, valid, size, epsilon), expected)
 
 
 def test_shares_count_what_was_labelled_and_all_is_over_learned_layers():
@@ -239,7 +233,6 @@ def test_a_span_that_a_prompt_has_not_is_nan_there_and_left_out_of_the_mean():
 
 
 def test_rows_that_produced_the_first_token_do_not_exist():
-
     spans = spans_of(2, 24, generated=[0, 1])
     with refused("first token of a prompt is marked generated"):
         AttentionMass(rows="producing").observe(random_inputs(), spans)
