@@ -8,30 +8,13 @@ from attention_inputs import CASES, PADDED, random_inputs, with_holes
 from torch.testing import assert_close
 
 from repo_interp.inputs import select_prompts
-from repo_interp.measures.attention_rows import AttentionRows, strongest_keys
+from repo_interp.measures.attention_rows import AttentionRows
 from repo_interp.memory import working_memory
 
 
 def kept_rows(inputs, spans=None, **parameters):
     measure = AttentionRows(**parameters)
     return measure.conclude(measure.observe(inputs, spans or {}))
-
-
-@pytest.mark.parametrize("case", ["shared keys", "window and padding"])
-@pytest.mark.parametrize("memory", [1, 2**24])
-def test_weights_are_the_largest_of_the_dense_softmax(case, memory):
-    inputs = random_inputs(**CASES[case])
-    prompt = select_prompts(inputs, slice(1, 2))
-    rows = prompt.valid[0].nonzero()[:, 0]
-    with working_memory(memory):
-        weights, keys, totals = strongest_keys(prompt, rows, 5)
-    assert_close(totals, torch.logsumexp(prompt.logits(rows)[0].double(), dim=-1))
-    dense = torch.softmax(prompt.logits(rows)[0], dim=-1)
-    expected = dense.topk(5, dim=-1).values
-    seen = keys >= 0
-    assert (weights.isnan() == ~seen).all() and (expected[~seen] == 0).all()
-    assert_close(weights[seen], expected[seen])
-    assert_close(dense.gather(-1, keys.clamp_min(0))[seen], weights[seen])
 
 
 def test_rows_of_the_first_prompt_fit_into_their_budget():
@@ -50,22 +33,28 @@ def test_rows_of_the_first_prompt_fit_into_their_budget():
     assert everything["weight"].sum("rank").values == pytest.approx(1)
 
 
-@pytest.mark.parametrize("case", [*CASES, "holes"])
-def test_every_token_of_the_first_prompts_has_its_strongest_keys(case):
+@pytest.mark.parametrize(
+    ("case", "memory"), [*((case, 1) for case in (*CASES, "holes")), ("window and padding", 2**24)]
+)
+def test_every_token_of_the_first_prompts_has_its_strongest_keys(case, memory):
     inputs = with_holes(random_inputs()) if case == "holes" else random_inputs(**CASES[case])
-    group = kept_rows(inputs, prompt_keys=3).sel(layer=inputs.layer)
+    with working_memory(memory):
+        group = kept_rows(inputs, prompt_keys=3).sel(layer=inputs.layer)
     known = group["prompt_log_total"].isel(head=0).notnull().values
     assert (known == inputs.valid.numpy()).all()
     for row in range(len(inputs.valid)):
         tokens = inputs.valid[row].nonzero()[:, 0]
-        dense = select_prompts(inputs, slice(row, row + 1)).pattern(tokens)[0].float()
+        prompt = select_prompts(inputs, slice(row, row + 1))
+        dense = prompt.pattern(tokens)[0].float()
         largest = dense.topk(3, dim=-1).values
         own = group.sel(prompt=row, token=tokens.tolist()).transpose(
             "head", "token", "strongest", ...
         )
-        weights, keys = (
-            torch.from_numpy(own[name].values) for name in ("prompt_weight", "prompt_key")
+        weights, keys, totals = (
+            torch.from_numpy(own[f"prompt_{name}"].values)
+            for name in ("weight", "key", "log_total")
         )
+        assert_close(totals, prompt.logits(tokens)[0].logsumexp(-1).float())
         assert_close(weights.nan_to_num(0.0), largest)
         assert_close(
             torch.where(keys < 0, 0.0, dense.gather(-1, keys.long().clamp_min(0))), largest

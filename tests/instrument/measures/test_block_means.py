@@ -36,24 +36,21 @@ def dense_means(logits, size):
 
 @pytest.mark.parametrize(
     ("case", "size"),
-    [*((case, 5) for case in CASES), *(("shared keys", size) for size in (1, 4, 24, 30))],
+    [
+        *((case, 5) for case in (*CASES, "softcap", "bias")),
+        *(("shared keys", size) for size in (1, 4, 24, 30)),
+    ],
 )
 def test_block_means_are_those_of_the_dense_map(case, size):
-    inputs = random_inputs(**CASES[case])
+    inputs = random_inputs(**CASES.get(case, {"valid": PADDED}))
+    bias = torch.randn(2, 4, 24, 24, dtype=torch.float64)
+    no_product = {
+        "softcap": {"softcap": 0.7},
+        "bias": {"position_logits": lambda rows: bias[:, :, rows]},
+    }
+    inputs = replace(inputs, **no_product.get(case, {}))
     expected = dense_means(inputs.logits(torch.arange(24)), size)
     assert_close(logit_block_means(inputs, size), expected, atol=1e-10, rtol=1e-10, equal_nan=True)
-
-
-@pytest.mark.parametrize("added", ["softcap", "bias"])
-def test_maps_that_are_no_dot_product_too(added):
-    inputs = random_inputs(valid=PADDED)
-    if added == "softcap":
-        inputs = replace(inputs, softcap=0.7)
-    else:
-        bias = torch.randn(2, 4, 24, 24, dtype=torch.float64)
-        inputs = replace(inputs, position_logits=lambda rows: bias[:, :, rows])
-    expected = dense_means(inputs.logits(torch.arange(24)), 5)
-    assert_close(logit_block_means(inputs, 5), expected, atol=1e-10, rtol=1e-10, equal_nan=True)
 
 
 def test_large_means_do_not_drown_differences_in_float32():

@@ -3,13 +3,11 @@
 import cmath
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-import xarray as xr
 from attention_inputs import random_inputs
 from causal_reference import component_maps, diagonal_sums, seen
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from refusals import refused
 
 from repo_interp.inputs import select_prompts
@@ -36,20 +34,41 @@ def accounted(whole, parts):
     return 100 * (1 - (whole - parts).var(-1, correction=0) / whole.var(-1, correction=0))
 
 
-@pytest.mark.parametrize(("kv_heads", "window"), [(4, None), (2, None), (2, 9)])
+@pytest.mark.parametrize(("kv_heads", "window"), [(4, None), (2, 20), (2, 9)])
 def test_group_against_whole_maps(kv_heads, window):
+    """With a term that the scheme adds: it is in the logits by distance and in no component."""
+
+    def slopes(rows):
+        distance = (rows[:, None] - torch.arange(30)).clamp(min=0)
+        return -torch.tensor([1.0, 0.5, 0.25, 0.125])[:, None, None] * distance.expand(3, 4, -1, -1)
+
     inputs = random_inputs(3, kv_heads=kv_heads, tokens=30, valid=padded(), window=window)
-    inputs = replace(inputs, attention_scaling=1.2)
-    group, bands = measured(inputs), frequency_bands(inputs.frequencies, window or 16).double()
+    inputs = replace(inputs, attention_scaling=1.2, softcap=1.0, position_logits=slopes)
+    group, length = measured(inputs), min(window or 16, 16)
+    bands = frequency_bands(inputs.frequencies, length)
+    assert group["band_length"].item() == length
+    assert_array_equal(group["activated"][0], bands[0])
+    assert_array_equal(group["low_frequency"][0], bands[1])
     mask = seen(inputs.valid, window)[:, None, None]
     maps = component_maps(inputs.rotated_queries, inputs.rotated_keys).masked_fill(~mask, 0)
     pairs = diagonal_sums(mask[:, 0, 0].double()).sum(0)
     assert_allclose(group["distance_pairs"], pairs)
-    there = (pairs > 0).numpy()
-    curves = (diagonal_sums(maps).sum(0) / pairs).numpy()[..., there]
-    assert_allclose(group["component_by_distance"][0, :, there], curves.mean(0), atol=1e-12)
-    assert_allclose(group["logit_by_distance"][0, :, there], curves.sum(1), atol=1e-12)
-    assert group["logit_by_distance"][0, :, ~there].isnull().all()
+    # 0 / 0 is NaN where no pair is seen
+    curves = diagonal_sums(maps).sum(0) / pairs
+    added = slopes(torch.arange(30))[0].double() / inputs.logit_scale
+    added = diagonal_sums(added) / diagonal_sums(torch.ones(30, 30)) + 0 * curves[:, 0]
+    assert_allclose(group["component_by_distance"][0], curves.mean(0), atol=1e-12)
+    assert_allclose(group["position_logit_by_distance"][0], added, atol=1e-12)
+    assert_allclose(group["logit_by_distance"][0], curves.sum(1) + added, atol=1e-12)
+    turns = inputs.head_positions.nan_to_num()
+    turns = (turns[..., None] - turns[..., None, :]).abs() * mask[:, 0]
+    mean = turns.sum((0, 2, 3)) / pairs.sum()
+    assert_allclose(group["turn_mean"][0], mean[:, None] * inputs.frequencies)
+    reach = turns.amax((2, 3))
+    still = (reach[..., None] * inputs.frequencies <= 0.1).double().mean(-1)
+    assert_allclose(group["position_reach"][:, 0], reach, rtol=1e-6)
+    assert_allclose(group["still_share"][:, 0], still)
+    bands = bands.double()
     for prompt in range(3):
         values = maps[prompt].flatten(-2)[..., mask[prompt, 0, 0].flatten()]
         logits = values.sum(1, keepdim=True)
@@ -67,26 +86,6 @@ def test_group_against_whole_maps(kv_heads, window):
         )
         printed = 100 * curve.sum(-1) / whole.sum(-1)
         assert_allclose(group["vaf_curve_printed"][prompt, 0], printed, rtol=1e-4, atol=1e-3)
-
-
-def test_one_angle_and_no_logit_scale_in_closed_form():
-    ones = torch.zeros(1, 1, 12, 4, dtype=torch.float64)
-    ones[..., 0] = 2.0
-    inputs = replace(
-        random_inputs(1, 1, 1, tokens=12, d_head=4),
-        queries=ones,
-        keys=ones,
-        frequencies=torch.tensor([0.3, 0.0], dtype=torch.float64),
-        positions=torch.arange(12.0, dtype=torch.float64).expand(1, 1, -1),
-        softcap=1.0,
-    )
-    group = measured(inputs)
-    assert_allclose(
-        group["component_by_distance"][0, 0], 4 * np.cos(0.3 * np.arange(12)), atol=1e-12
-    )
-    assert_allclose(group["vaf"][0, 0, 0], [100, 0], atol=1e-5)
-    assert_allclose(group["turn_mean"][0, 0], [0.3 * (12 * 11 * 13 / 6) / 78, 0])
-    assert_allclose(group["still_share"], 0.5)
 
 
 def test_leaving_out_the_first_tokens_is_as_if_they_were_not_there():
@@ -134,27 +133,7 @@ def test_layers_without_rotation_have_components_and_no_frequency_bands_or_turns
         assert group[name].isnull().all(), name
     assert not group["activated"].any() and not group["low_frequency"].any()
     assert group["vaf"].notnull().all() and group["logit_by_distance"].notnull().all()
-
-
-@pytest.mark.parametrize("window", [None, 6])
-def test_what_a_scheme_adds_is_in_the_logits_by_distance_and_in_no_component(window):
-    def slopes(rows):
-        distance = (rows[:, None] - torch.arange(30)).clamp(min=0)
-        return -torch.tensor([1.0, 0.5, 0.25, 0.125])[:, None, None] * distance.expand(3, 4, -1, -1)
-
-    plain = random_inputs(3, scheme="nope", tokens=30, valid=padded(), window=window)
-    biased = replace(plain, scheme="alibi", position_logits=slopes)
-    group, without = measured(biased), measured(plain)
-    mask = seen(biased.valid, window)[:, None]
-    pairs = diagonal_sums(mask.double()).sum(0)
-    logits = biased.logits(torch.arange(30)).masked_fill(~mask, 0) / biased.logit_scale
-    expected = (diagonal_sums(logits).sum(0) / pairs).where(pairs > 0, torch.nan)
-    assert_allclose(group["logit_by_distance"][0], expected, atol=1e-12)
-    for name in ("vaf", "component_by_distance"):
-        xr.testing.assert_identical(group[name], without[name])
-    added = group["position_logit_by_distance"][0, 0, : 6 if window else 25]
-    assert_allclose(added, -np.arange(len(added)) / plain.logit_scale, atol=1e-12)
-    assert (without["position_logit_by_distance"].fillna(0) == 0).all()
+    assert (group["position_logit_by_distance"] == 0).all()
 
 
 def test_bands_part_the_components_at_pi_and_two_pi_over_the_training_length():
@@ -167,20 +146,6 @@ def test_bands_part_the_components_at_pi_and_two_pi_over_the_training_length():
         [1, 0, 0, 0, 0, 1, 1],
         [0, 1, 1, 0, 0, 0, 0],
     ]
-
-
-def test_a_layer_with_a_window_has_the_bands_of_that_window():
-    frequencies = torch.tensor([1.5, 0.7, 3.0, 5.0], dtype=torch.float64) * torch.pi / 16
-    whole, windowed = (
-        replace(random_inputs(window=window, layer=layer), frequencies=frequencies)
-        for layer, window in ((0, None), (1, 8))
-    )
-    group = measured(whole, windowed)
-    assert group["band_length"].values.tolist() == [16, 8]
-    assert group["activated"].values.astype(int).tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]]
-    assert group["low_frequency"].values.astype(int).tolist() == [[0, 1, 0, 0], [1, 1, 0, 0]]
-    shorter = measured(windowed, measure=Components(training_length=6))
-    assert shorter["band_length"].item() == 6, "a window may be the longer one"
 
 
 def test_without_a_training_length_nothing_is_measured():

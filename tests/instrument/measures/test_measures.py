@@ -184,9 +184,6 @@ def test_uniform_attention_gives_each_span_its_share_of_the_past():
     assert_allclose(group["mass"].sel(span="needle"), 2 / 20)
     assert_allclose(group["mass_per_token"].sel(span=["needle", "query", "generated"]), 1 / 20)
     assert_allclose(group["table"].sel(span="query"), 100 / 20)
-    produced = measured(AttentionMass(), inputs, spans)
-    assert_allclose(produced["mass"].sel(span="needle"), 2 / 19)
-    assert_allclose(produced["mass"].sel(span="generated"), 0)
 
 
 @pytest.mark.parametrize("rows", ["generated", "producing"])

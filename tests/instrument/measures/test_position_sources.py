@@ -301,24 +301,6 @@ def test_only_the_most_frequent_previous_tokens_have_an_effect_of_their_own(monk
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def reversal():
-    prompts = ri.tasks.make_task("reversal").prompts(12)
-    return ri.analyze(ri.zoo("reversal/repo"), prompts, ("position_sources", "patterns"))
-
-
-def test_the_zoos_mirror_reads_tokens_in_its_first_layer_and_places_in_the_next(reversal):
-    """What f_phi of layer 0 reads is the token's embedding: the trivial case.
-
-    Later it reads where in the words a token stands.
-    """
-    group = reversal["position_sources"]
-    assert (group["follows_from_token"].sel(layer=0) == 1).all()
-    assert (group["alone"].sel(layer=0, source="token") > 0.98).all()
-    assert (group["follows_from_token"].sel(layer=[1, 2, 3]) == 0).all()
-    assert (group["alone"].sel(layer=[1, 2], source="segment") > FOLLOWS).all()
-
-
 def test_gates_are_explained_where_gates_count():
     bridge, task = ri.zoo("counting/cope"), ri.tasks.make_task("counting")
     prompts = task.prompts(3)
@@ -343,12 +325,14 @@ def test_gates_are_explained_where_gates_count():
     assert any("of the variance of gates" in finding.sentence for finding in found)
 
 
-def test_the_same_heads_count_tokens_here_and_in_patterns(reversal):
-    counts = reversal["patterns"]["counts_tokens"] == 1
-    kinds = reversal["position_sources"]["kind"]
+def test_the_same_heads_count_tokens_here_and_in_patterns():
+    prompts = ri.tasks.make_task("reversal").prompts(12)
+    run = ri.analyze(ri.zoo("reversal/repo"), prompts, ("position_sources", "patterns"))
+    counts = run["patterns"]["counts_tokens"] == 1
+    kinds = run["position_sources"]["kind"]
     assert counts.any() and ((kinds == "counts tokens") == counts).all()
-    trend = reversal["patterns"]["trend"].mean("prompt")
-    assert_allclose(clearest(reversal)["counts tokens"], trend.where(counts))
+    trend = run["patterns"]["trend"].mean("prompt")
+    assert_allclose(clearest(run)["counts tokens"], trend.where(counts))
 
 
 # what is drawn
