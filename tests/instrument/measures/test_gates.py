@@ -139,43 +139,35 @@ def test_everything_equals_the_pair_by_pair_sums(window):
     with working_memory(1 if window else 2**24):
         found = concluded(inputs, spans, maps=1)
     for prompt, head in ((0, 1), (1, 3)):
-        gate, logit = np.zeros((24, 24)), np.full((24, 24), -np.inf)
-        for i in range(24):
-            for j in range(i + 1):
-                if valid[prompt, i] and valid[prompt, j] and (window is None or i - j < window):
-                    score = (
-                        float(inputs.queries[prompt, head, i] @ inputs.keys[prompt, head // 2, j])
-                        * inputs.logit_scale
-                    )
-                    gate[i, j] = 1 / (1 + math.exp(-score))
-        added = inputs.position_logits(ROWS)[prompt, head].numpy()
-        seen = gate > 0
-        logit[seen] = added[seen]
+        scores = inputs.queries[prompt, head] @ inputs.keys[prompt, head // 2].T
+        distance = np.subtract.outer(np.arange(24), np.arange(24))
+        known = valid[prompt].numpy()
+        seen = (distance >= 0) & (distance < (window or 24)) & known & known[:, None]
+        gate = np.where(seen, 1 / (1 + np.exp(-scores.numpy() * inputs.logit_scale)), 0)
         here = found.sel(prompt=prompt, head=head)
-        kept, marks = valid[prompt].numpy(), np.isin(np.arange(24), (8, 13))
+        marks = np.isin(np.arange(24), (8, 13))
         sums = {
             "gate_by_token": gate.sum(0) / np.maximum(seen.sum(0), 1),
             "gate_sum": gate.sum(1),
             "counted": np.minimum(gate.sum(1), 3),
         }
         for name, expected in sums.items():
-            assert_allclose(here[name][kept], expected[kept], rtol=1e-5)
-        assert np.isnan(here["gate_sum"][~kept]).all() and (here["separator"][~kept] == -1).all()
+            assert_allclose(here[name][known], expected[known], rtol=1e-5)
+        assert np.isnan(here["gate_sum"][~known]).all() and (here["separator"][~known] == -1).all()
         assert_allclose(here["separator_share"], gate[:, marks].sum() / gate.sum())
         assert_allclose(here["separator_share_even"], seen[:, marks].sum() / seen.sum())
         assert_allclose(here["separator_gate"], gate[seen & marks].mean())
         assert_allclose(here["other_gate"], gate[seen & ~marks].mean())
-        masses, evens = [], []
-        for i in range(9, 24):
-            weights = np.exp(logit[i] - logit[i].max())
-            start = max(edge for edge in (9, 14, 20) if edge <= i)
-            masses.append(weights[start:].sum() / weights.sum())
-            evens.append(seen[i, start:].sum() / seen[i].sum())
-            if prompt == 0:
-                row = here["position_attention"].sel(query=i).values
-                assert_allclose(row, np.where(seen[i], weights / weights.max(), np.nan), rtol=1e-5)
-        assert_allclose(here["last_segment_mass"].sel(kind="lines"), np.mean(masses), rtol=1e-6)
-        assert_allclose(here["last_segment_even"].sel(kind="lines"), np.mean(evens), rtol=1e-9)
+        logit = np.where(seen, inputs.position_logits(ROWS)[prompt, head], -np.inf)[9:]
+        weights, seen = np.exp(logit - logit.max(1, keepdims=True)), seen[9:]
+        own = np.arange(24) >= np.repeat([9, 14, 20], [5, 6, 4])[:, None]  # in the query's line
+        of_line = here.sel(kind="lines")
+        for name, values in (("mass", weights), ("even", seen)):
+            expected = ((values * own).sum(1) / values.sum(1)).mean()
+            assert_allclose(of_line[f"last_segment_{name}"], expected, rtol=1e-6)
+        if prompt == 0:
+            rows = here["position_attention"][9:]
+            assert_allclose(rows, np.where(seen, weights, np.nan), rtol=1e-5)
     assert np.isnan(found["position_attention"].sel(prompt=1)).all()
     assert found["largest_position"] == 3
 
