@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from attention_inputs import random_inputs
+from attention_inputs import cope_inputs, random_inputs
+from families import repositioned
 from numpy.testing import assert_allclose, assert_array_equal
 from refusals import refused
 from scipy import sparse
@@ -17,6 +18,7 @@ import repo_interp as ri
 from repo_interp.inputs import select_prompts
 from repo_interp.measures import position_sources
 from repo_interp.measures.kernels.held_out import HeldOut
+from repo_interp.measures.patterns import Patterns
 from repo_interp.measures.position_sources import (
     FOLLOWS,
     REST,
@@ -32,7 +34,6 @@ from repo_interp.plots.marks.heads import MISSING
 from repo_interp.plots.views import position_sources as view
 from repo_interp.plots.views.position_texts import clearest
 from repo_interp.run import make_run, with_schemes
-from repo_interp.tasks.prompt import Prompt
 
 PROMPTS, TOKENS, WORDS = 10, 96, 12
 
@@ -195,12 +196,17 @@ def test_kinds_of_heads_are_what_they_were_made_to_be():
     made_to = [2 * ends + random, random - 0.5 * index, inputs.positions[:, 0]]
     heads = torch.stack([*made_to, random, 0.4 * ends + random], 1)
     inputs = replace(inputs, positions=torch.cat([heads, heads[:, :3]], 1))
-    group = concluded(
-        (inputs, spans), (replace(inputs, layer=1, scheme="rope", learned=False), spans)
-    )
+    unlearned = replace(inputs, layer=1, scheme="rope", learned=False)
+    group = concluded((inputs, spans), (unlearned, spans))
     kinds = group["kind"].sel(layer=0).values.tolist()[:5]
     assert kinds == ["marks lines", "counts tokens", "places words", "other", "other"]
     assert (group["kind"].sel(layer=1) == "").all(), "the index is no position that is learned"
+    patterns = Patterns().conclude(Patterns().observe(inputs, spans))
+    counts = patterns["counts_tokens"] == 1
+    assert_array_equal(group["kind"].sel(layer=[0]) == "counts tokens", counts)
+    clear = clearest(make_run({"position_sources": group, "patterns": patterns}, {}))
+    trend = patterns["trend"].mean("prompt").where(counts)
+    assert_allclose(clear["counts tokens"].sel(layer=[0]), trend)
     # of the last tokens of lines but that of the prompt, by hand
     marks = ends.numpy()[:, 1:].copy()
     marks[:, -1] = False
@@ -297,42 +303,25 @@ def test_only_the_most_frequent_previous_tokens_have_an_effect_of_their_own(monk
     assert _frequent(np.array([7, 5, 5, 9, 9, 9, 8])).tolist() == [-1, 5, 5, 9, 9, 9, -1]
 
 
-# models of the zoo
-# --------------------------------------------------------------------------------------------------
-
-
 def test_gates_are_explained_where_gates_count():
-    bridge, task = ri.zoo("counting/cope"), ri.tasks.make_task("counting")
-    prompts = task.prompts(3)
-    run = ri.analyze(bridge, prompts, ("position_sources", "gates"))
-    gates = run["gates"]["gate_by_token"]
-
-    class Copied(PositionSources):
-        """The same of positions that are the gates."""
-
-        def observe(self, inputs, spans):
-            own = gates.sel(layer=inputs.layer, prompt=inputs.prompts.tolist())
-            own = np.nan_to_num(own.values[..., : inputs.valid.shape[1]])
-            return super().observe(
-                replace(inputs, gate_features=None, positions=torch.as_tensor(own)), spans
-            )
-
-    copied = ri.analyze(bridge, prompts, (Copied(),))["position_sources"]
-    assert_allclose(run["position_sources"]["share"], copied["share"], atol=1e-4)
-    assert run["position_sources"]["r_squared"].notnull().all()
-    found, kinds = view.VIEW.findings(run), run["position_sources"]["kind"].values
-    assert "places words" in kinds and not np.isin(kinds, ["", "counts tokens"]).any()
-    assert any("of the variance of gates" in finding.sentence for finding in found)
-
-
-def test_the_same_heads_count_tokens_here_and_in_patterns():
-    prompts = ri.tasks.make_task("reversal").prompts(12)
-    run = ri.analyze(ri.zoo("reversal/repo"), prompts, ("position_sources", "patterns"))
-    counts = run["patterns"]["counts_tokens"] == 1
-    kinds = run["position_sources"]["kind"]
-    assert counts.any() and ((kinds == "counts tokens") == counts).all()
-    trend = run["patterns"]["trend"].mean("prompt")
-    assert_allclose(clearest(run)["counts tokens"], trend.where(counts))
+    """Gates of queries that are all alike are a number of the token."""
+    inputs, spans = made()
+    word = torch.randn(3 + WORDS, 8, dtype=torch.float64)
+    gated = cope_inputs(
+        prompts=PROMPTS,
+        tokens=TOKENS,
+        queries=torch.ones(PROMPTS, 4, TOKENS, 8, dtype=torch.float64),
+        gate_features=word[inputs.tokens][:, None].expand(-1, 2, -1, -1),
+    )
+    gate = torch.sigmoid(word.sum(-1) * gated.logit_scale)[inputs.tokens]
+    known = replace(inputs, positions=gate[:, None].expand(-1, 8, -1))
+    group = concluded((replace(gated, tokens=inputs.tokens), spans))
+    expected = concluded((known, spans)).sel(head=range(4))
+    assert_allclose(group["share"], expected["share"], atol=1e-4)
+    assert (group["kind"] == "places words").all()
+    run = make_run({"position_sources": with_schemes(group, ("cope",))}, {"layout": "cope"})
+    sentences = [finding.sentence for finding in view.VIEW.findings(run)]
+    assert any("of the variance of gates" in sentence for sentence in sentences)
 
 
 # what is drawn
@@ -376,6 +365,6 @@ def test_findings_name_whole_layers_what_they_do_and_how_much(run):
 
 
 def test_of_texts_without_a_word_twice_nothing_is_shown():
-    run = ri.analyze(ri.zoo("reversal/repo"), [Prompt(tuple(range(3, 12)))], ("position_sources",))
+    run = ri.analyze(repositioned("repo"), [[*range(3, 12)]], ("position_sources",))
     assert not list(view.VIEW.figures(run)) and not view.VIEW.informative(run)
     assert view.VIEW.tables(run)[0].rows == ()
