@@ -55,6 +55,7 @@ def test_every_token_of_the_first_prompts_has_its_strongest_keys(case, memory):
             for name in ("weight", "key", "log_total")
         )
         assert_close(totals, prompt.logits(tokens)[0].logsumexp(-1).float())
+        assert (weights.isnan() == (keys < 0)).all()
         assert_close(weights.nan_to_num(0.0), largest)
         assert_close(
             torch.where(keys < 0, 0.0, dense.gather(-1, keys.long().clamp_min(0))), largest
