@@ -43,7 +43,14 @@ def test_group_against_whole_maps(kv_heads, window):
         return -torch.tensor([1.0, 0.5, 0.25, 0.125])[:, None, None] * distance.expand(3, 4, -1, -1)
 
     inputs = random_inputs(3, kv_heads=kv_heads, tokens=30, valid=padded(), window=window)
-    inputs = replace(inputs, attention_scaling=1.2, softcap=1.0, position_logits=slopes)
+    inputs = replace(
+        inputs,
+        attention_scaling=1.2,
+        softcap=1.0,
+        position_logits=slopes,
+        # some heads turn the third by less than .1 rad
+        frequencies=torch.tensor([1.0, 0.3, 0.0025, 0.0], dtype=torch.float64),
+    )
     group, length = measured(inputs), min(window or 16, 16)
     bands = frequency_bands(inputs.frequencies, length)
     assert group["band_length"].item() == length
@@ -68,6 +75,7 @@ def test_group_against_whole_maps(kv_heads, window):
     still = (reach[..., None] * inputs.frequencies <= 0.1).double().mean(-1)
     assert_allclose(group["position_reach"][:, 0], reach, rtol=1e-6)
     assert_allclose(group["still_share"][:, 0], still)
+    assert still.unique().tolist() == [0.25, 0.5]
     bands = bands.double()
     for prompt in range(3):
         values = maps[prompt].flatten(-2)[..., mask[prompt, 0, 0].flatten()]
