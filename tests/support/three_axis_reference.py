@@ -5,7 +5,11 @@ For tests.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import torch
+from attention_inputs import with_holes
 from scipy.linalg import null_space
 
 RIDGE = 1e-6
@@ -47,3 +51,31 @@ def dense_fit(weights, seen, label=None):
     matrix = design(seen, label)
     unknowns = ridge_solve(matrix, weights[seen])
     return unknowns, matrix @ unknowns, correlation(weights[seen], matrix @ unknowns)
+
+
+def maps(inputs):
+    """Every logit [prompt, head, query, key], float64, and which are seen [prompt, query, key]."""
+    rows = torch.arange(inputs.valid.shape[1])
+    return inputs.logits(rows).double().numpy(), inputs.visible(rows).numpy()
+
+
+def dense_r(weights, pairs, labels=None):
+    """r [prompt, head] of the dense fit of every map; labels [prompt, head, query, key]."""
+    found = np.empty(weights.shape[:2])
+    for prompt, head in np.ndindex(*found.shape):
+        label = None if labels is None else labels[prompt, head]
+        found[prompt, head] = dense_fit(weights[prompt, head], pairs[prompt], label)[2]
+    return found
+
+
+def of_kind(inputs, kind):
+    """Inputs with holes, with logits that are capped or added to; as they are for other kinds."""
+    if kind == "holes":
+        return with_holes(inputs)
+    if kind == "softcap":
+        return replace(inputs, softcap=1.5)
+    if kind == "bias":
+        prompts, heads, tokens = inputs.queries.shape[:3]
+        added = torch.randn(prompts, heads, tokens, tokens, dtype=torch.float64)
+        return replace(inputs, position_logits=lambda rows: added[:, :, rows])
+    return inputs
