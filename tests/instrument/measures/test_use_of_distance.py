@@ -46,47 +46,41 @@ def test_samples_are_valid_tokens_and_visible_keys():
 def test_stability_equals_a_loop_over_keys_and_distances():
     inputs = random_inputs(1, 4, 2, tokens=20, position_rows=2, seed=3)
     measure = Stability(queries=3, keys=4, distances=7, training_length=30, seed=5)
-    group = measured(measure, inputs)
+    group = measured(measure, inputs).isel(prompt=0, layer=0)
     chosen = spread_places(places_of(inputs.valid)[0], 3, 0.5)
     seen = inputs.visible(torch.tensor(chosen))[0]
-    keys = draw_keys(seen, 4, torch.Generator().manual_seed(5))
-    extent = float(inputs.positions.max() - inputs.positions.min())
+    keys = draw_keys(seen, 4, torch.Generator().manual_seed(5)).tolist()
+    distances = torch.arange(7.0).double() / 6 * (inputs.positions.max() - inputs.positions.min())
     high = inputs.frequencies > 2 * math.pi / 30
     for head in range(4):
-        kept, told, changes, shares, entropies = 0.0, 0, [], [], []
-        for row, query in enumerate(chosen):
-            q = inputs.queries[0, head, query]
-            of_keys = inputs.keys[0, head // 2]
-
-            def logit(key, distance, q=q, of_keys=of_keys):
-                distance = torch.tensor([distance], dtype=torch.float64)
-                turned = rotate(q[None], distance, inputs.frequencies)[0]
-                return float(turned @ of_keys[key]) * inputs.logit_scale
-
-            steps = [extent * step / 6 for step in range(7)]
-            for key in keys[row].tolist():
-                halves = torch.complex(*q.chunk(2)), torch.complex(*of_keys[key].chunk(2)).conj()
-                size = torch.prod(torch.stack(halves), 0).abs() * inputs.logit_scale
-                change = np.mean([abs(logit(key, d + 1) - logit(key, d)) for d in steps])
-                changes.append(change / float(size.norm()))
-                shares.append(float(size[high].norm() / size.norm()))
-                p = (size.square() / size.square().sum()).numpy()
-                entropies.append(-(p * np.log(p)).sum() / math.log(len(p)))
-            for first, second in keys[row].unflatten(0, (-1, 2)).tolist():
-                if first != second:
-                    told += 1
-                    signs = [np.sign(logit(first, d) - logit(second, d)) for d in steps]
-                    kept += np.mean([sign == signs[0] for sign in signs])
+        kept, changes, shares, entropies = [], [], [], []
+        for query, drawn in zip(chosen, keys, strict=True):
+            q, curves = inputs.queries[0, head, query] * inputs.logit_scale, []
+            for key in drawn:
+                k = inputs.keys[0, head // 2, key]
+                here, next_to = (
+                    rotate(q.expand(7, -1), distances + step, inputs.frequencies) @ k
+                    for step in (0, 1)
+                )
+                curves.append(here)
+                size = torch.complex(*q.chunk(2)).abs() * torch.complex(*k.chunk(2)).abs()
+                changes.append((next_to - here).abs().mean() / size.norm())
+                shares.append(size[high].norm() / size.norm())
+                p = size.square() / size.square().sum()
+                entropies.append(-(p * p.log()).sum() / math.log(len(p)))
+            for a, b in ((0, 1), (2, 3)):
+                if drawn[a] != drawn[b]:
+                    signs = (curves[a] - curves[b]).sign()
+                    kept.append((signs == signs[0]).double().mean())
         expected = {
-            "semantic_stability": kept / told,
-            "compared": told,
+            "semantic_stability": np.mean(kept),
+            "compared": len(kept),
             "positional_sensitivity": np.mean(changes),
             "high_share": np.mean(shares),
             "frequency_entropy": np.mean(entropies),
         }
-        of_head = group.isel(prompt=0, layer=0, head=head)
         for name, value in expected.items():
-            assert_allclose(of_head[name], value, rtol=1e-9, err_msg=name)
+            assert_allclose(group[name].sel(head=head), value, rtol=1e-9, err_msg=name)
 
 
 def test_pairs_that_hardly_turn_are_stable_and_one_pair_has_no_entropy():
@@ -125,35 +119,34 @@ def test_symbols_equal_a_loop_over_rows():
     inputs = random_inputs(1, 2, 1, tokens=24, position_rows=1, seed=2)
     group = measured(Symbols(queries=3, permutations=2, seed=4), inputs)
     chosen = spread_places(list(range(24)), 3, 0.75)
-    keys = range(1, chosen[0] + 1)
-    generator, scores, sizes = torch.Generator().manual_seed(4), [], []
+    keys = slice(1, chosen[0] + 1)
+    positions, contents = inputs.positions[0, 0], inputs.keys[0, 0, keys]
+    generator, found = torch.Generator().manual_seed(4), []
     for _ in range(2):
-        moved, _ = (torch.randperm(len(keys), generator=generator) for _ in range(2))
+        moved, _ = (torch.randperm(chosen[0], generator=generator) for _ in range(2))
         for row in chosen:
-            seen = [inputs.keys[0, 0, key] for key in keys]
-            vectors = [inputs.queries[0, 1, row], *seen, *(seen[n] for n in moved)]
-            turned = [
-                rotate(vector[None], inputs.positions[0, 0, place][None], inputs.frequencies)[0]
-                for vector, place in zip(vectors, [row, *keys, *keys], strict=True)
-            ]
-            logits = torch.stack(turned[1:]) @ turned[0]
-            before, after = logits.numpy().reshape(2, -1)
-            orders = (before, before[moved.numpy()])
-            scores.append([np.corrcoef(after, part)[0, 1] for part in orders])
-            share = inputs.pattern(torch.tensor([row]))[0, 1, 0, keys[0] : keys[-1] + 1].sum()
-            sizes.append([before.std(ddof=1) * inputs.logit_scale, float(share)])
-    of_head = group.isel(prompt=0, layer=0, head=1)
-    found = [of_head["position_score"], of_head["symbol_score"]]
-    assert_allclose(found, np.mean(scores, axis=0), rtol=1e-8)
-    found = [of_head["logit_spread"], of_head["attention_share"]]
-    assert_allclose(found, np.mean(sizes, axis=0), rtol=1e-6)
+            query = rotate(inputs.queries[0, 1, [row]], positions[[row]], inputs.frequencies)[0]
+            before, after = (
+                (rotate(of, positions[keys], inputs.frequencies) @ query).numpy()
+                for of in (contents, contents[moved])
+            )
+            scores = [np.corrcoef(after, part)[0, 1] for part in (before, before[moved.numpy()])]
+            share = float(inputs.pattern(torch.tensor([row]))[0, 1, 0, keys].sum())
+            found.append([*scores, before.std(ddof=1) * inputs.logit_scale, share])
+    names = ["position_score", "symbol_score", "logit_spread", "attention_share"]
+    ours = group[names].isel(prompt=0, layer=0, head=1).to_array()
+    assert_allclose(ours, np.mean(found, axis=0), rtol=1e-8)
 
 
 def test_few_keys_and_other_schemes_have_no_score():
-    assert measured(Symbols(), indexed(tokens=8))["position_score"].isnull().all()
     other = replace(indexed(tokens=40), scheme="a scheme of another package")
-    assert measured(Symbols(), other)["symbol_score"].isnull().all()
-    assert measured(Stability(), random_inputs(scheme="nope"))["semantic_stability"].isnull().all()
+    nope = random_inputs(scheme="nope")
+    for measure, inputs in (
+        (Symbols(), indexed(tokens=8)),
+        (Symbols(), other),
+        (Stability(), nope),
+    ):
+        assert measured(measure, inputs).isnull().all().to_array().all()
 
 
 @pytest.mark.parametrize("window", [None, 7])
