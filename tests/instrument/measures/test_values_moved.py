@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -28,10 +29,7 @@ class Moved:
 
     name: str = "moved"
     required_spans: tuple[str, ...] = ()
-
-    @property
-    def parameters(self):
-        return {}
+    parameters: ClassVar = {}
 
     def observe(self, inputs, spans):
         rows = torch.arange(inputs.valid.shape[1])
@@ -39,49 +37,35 @@ class Moved:
         moved = inputs.pattern(rows).nan_to_num() * sizes[:, :, None]
         inputs.values.zero_()  # a copy: the model goes on with its own
         share = moved.sum((-1, -2)) / inputs.valid.sum(-1)[:, None]
-        return Statistics(
-            per_prompt=ri_dataset(of_layer(inputs, ("prompt", "layer", "head"), share))
-        )
+        array = of_layer(inputs, ("prompt", "layer", "head"), share)
+        return Statistics(per_prompt=array.to_dataset(name="moved"))
 
     def conclude(self, statistics):
-        return ri_dataset(described(statistics.per_prompt["moved"], "weight moved", "1"))
-
-
-def ri_dataset(array):
-    return array.to_dataset(name="moved")
+        return described(statistics.per_prompt["moved"], "weight moved", "1").to_dataset()
 
 
 @pytest.mark.parametrize(
-    ("scheme", "precision"), [("repo", torch.float32), ("rope", torch.bfloat16)]
+    ("scheme", "precision", "rtol"), [("repo", torch.float32, 1e-5), ("rope", torch.bfloat16, 0.02)]
 )
-def test_a_measure_weighs_attention_by_the_values_that_it_moves(scheme, precision):
-    torch.manual_seed(0)
+@torch.no_grad()
+def test_a_measure_weighs_attention_by_the_values_that_it_moves(scheme, precision, rtol):
     bridge = ri.bridge(repositioned(scheme).to(precision))
-    with torch.no_grad():
-        before = bridge(torch.tensor([PROMPTS[0].tokens]))
-    run = ri.analyze(bridge, PROMPTS, (Moved(),), batch_size=2)
-    some = ri.analyze(bridge, PROMPTS, (Moved(),), layers=[1], heads=[3, 0])
-    values, width = {}, bridge.cfg.n_heads
-    for number, prompt in enumerate(PROMPTS):
-        count, ids = len(prompt.tokens), torch.tensor([prompt.tokens])
-        with attention_values(bridge, values.__setitem__), torch.no_grad():
-            _, cache = bridge.run_with_cache(ids)
+    ids = [torch.tensor([prompt.tokens]) for prompt in PROMPTS]
+    before = bridge(ids[0])
+    found = ri.analyze(bridge, PROMPTS, (Moved(),), batch_size=2)["moved"]["moved"]
+    for number, tokens in enumerate(ids):
+        values = {}
+        with attention_values(bridge, values.__setitem__):
+            _, cache = bridge.run_with_cache(tokens)
         for layer in range(3):
             pattern = cache[f"blocks.{layer}.attn.hook_pattern"][0].double()
-            for head in range(width):
-                total = 0.0
-                for row in range(count):
-                    for key in range(row + 1):
-                        norm = values[layer][0, head * 2 // width, key].double().norm()
-                        total += float(pattern[head, row, key] * norm)
-                found = run["moved"]["moved"].sel(prompt=number, layer=layer, head=head)
-                assert_allclose(
-                    found, total / count, rtol=1e-5 if precision == torch.float32 else 0.02
-                )
-    ours = run["moved"]["moved"].sel(layer=[1], head=[0, 3])
-    assert_allclose(some["moved"]["moved"].sel(head=[0, 3]), ours, rtol=1e-5)
-    with torch.no_grad():
-        assert torch.equal(bridge(torch.tensor([PROMPTS[0].tokens])), before)
+            norms = values[layer][0].double().norm(dim=-1).repeat_interleave(2, 0)
+            moved = (pattern * norms[:, None]).sum((-1, -2)) / tokens.shape[1]
+            assert_allclose(found.sel(prompt=number, layer=layer), moved, rtol=rtol)
+    some = ri.analyze(bridge, PROMPTS, (Moved(),), layers=[1], heads=[3, 0])["moved"]["moved"]
+    ours = found.sel(layer=[1], head=[0, 3])
+    assert_allclose(some.sel(head=[0, 3]), ours, rtol=1e-5)
+    assert torch.equal(bridge(ids[0]), before)
 
 
 def test_values_are_read_on_demand_and_follow_prompts_and_heads():
