@@ -46,13 +46,6 @@ def correlation(values, fitted):
     return np.corrcoef(values, fitted)[0, 1]
 
 
-def dense_fit(weights, seen, label=None):
-    """(unknowns, fitted values, r) of one map [n, n]."""
-    matrix = design(seen, label)
-    unknowns = ridge_solve(matrix, weights[seen])
-    return unknowns, matrix @ unknowns, correlation(weights[seen], matrix @ unknowns)
-
-
 def maps(inputs):
     """Every logit [prompt, head, query, key], float64, and which are seen [prompt, query, key]."""
     rows = torch.arange(inputs.valid.shape[1])
@@ -60,11 +53,14 @@ def maps(inputs):
 
 
 def dense_r(weights, pairs, labels=None):
-    """r [prompt, head] of the dense fit of every map; labels [prompt, head, query, key]."""
+    """r [prompt, head] of the fit of every map; labels [prompt, head, query, key]."""
     found = np.empty(weights.shape[:2])
     for prompt, head in np.ndindex(*found.shape):
-        label = None if labels is None else labels[prompt, head]
-        found[prompt, head] = dense_fit(weights[prompt, head], pairs[prompt], label)[2]
+        matrix = design(pairs[prompt], None if labels is None else labels[prompt, head])
+        values, normal = weights[prompt, head][pairs[prompt]], matrix.T @ matrix
+        # what rounding puts into the null space is nothing in the fit
+        unknowns = np.linalg.solve(normal + RIDGE * np.eye(len(normal)), matrix.T @ values)
+        found[prompt, head] = correlation(values, matrix @ unknowns)
     return found
 
 
@@ -79,3 +75,12 @@ def of_kind(inputs, kind):
         added = torch.randn(prompts, heads, tokens, tokens, dtype=torch.float64)
         return replace(inputs, position_logits=lambda rows: added[:, :, rows])
     return inputs
+
+
+def rounded(inputs):
+    """Inputs in float32, and with the same numbers in float64."""
+    names = ("queries", "keys", "positions", "frequencies")
+    given = {name: value for name in names if (value := getattr(inputs, name)) is not None}
+    narrow = {name: value.float() for name, value in given.items()}
+    wide = {name: value.double() for name, value in narrow.items()}
+    return replace(inputs, **narrow), replace(inputs, **wide)

@@ -11,7 +11,7 @@ import torch
 from attention_inputs import devices, on, random_inputs, with_holes
 from numpy.testing import assert_allclose
 from refusals import refused
-from three_axis_reference import maps, of_kind
+from three_axis_reference import maps, of_kind, rounded
 
 from repo_interp.measures.kernels.closed_form import ClosedForm
 from repo_interp.measures.kernels.heads import reduced
@@ -164,13 +164,8 @@ def test_closed_form_written_out(kind, window):
 def test_float32_keeps_its_digits(mean):
     inputs = random_inputs(prompts=1, tokens=300, d_head=16)
     level = mean * torch.randn(1, 1, 1, 16, dtype=torch.float64)
-    inputs, found = replace(inputs, keys=inputs.keys + level), []
-    names = ("queries", "keys", "positions", "frequencies")
-    for dtype in (torch.float32, torch.float64):
-        # both of the numbers that float32 rounds
-        inputs = replace(inputs, **{name: getattr(inputs, name).float() for name in names})
-        inputs = replace(inputs, **{name: getattr(inputs, name).to(dtype) for name in names})
-        found.append(measured(inputs, **LOOSE)["closed_form_r"])
+    inputs = replace(inputs, keys=inputs.keys + level)
+    found = [measured(some, **LOOSE)["closed_form_r"] for some in rounded(inputs)]
     assert_allclose(*found, atol=2e-6)
 
 

@@ -8,7 +8,7 @@ import torch
 from attention_inputs import devices, on, random_inputs
 from causal_reference import seen
 from numpy.testing import assert_allclose
-from three_axis_reference import dense_r, design, maps, of_kind, ridge_solve
+from three_axis_reference import dense_r, design, maps, of_kind, ridge_solve, rounded
 
 from repo_interp.measures.statistics import merge
 from repo_interp.measures.three_axis import ThreeAxis
@@ -37,9 +37,7 @@ def test_float32_keeps_its_digits_when_the_mean_dwarfs_the_spread(mean):
     inputs = random_inputs(prompts=1, tokens=300, d_head=16, kv_heads=2, scheme="nope")
     level = torch.randn(1, 1, 1, 16, dtype=torch.float64)
     inputs = replace(inputs, queries=inputs.queries + level, keys=inputs.keys + mean * level)
-    rounded = replace(inputs, queries=inputs.queries.float(), keys=inputs.keys.float())
-    exact = replace(rounded, queries=rounded.queries.double(), keys=rounded.keys.double())
-    group, reference = measured(rounded), measured(exact)
+    group, reference = map(measured, rounded(inputs))
     assert_allclose(group["r"], reference["r"], atol=1e-6)
     for name in AXES:
         spread = float(reference[name].std())
