@@ -1,71 +1,35 @@
-"""Values in the attention inputs: a measure of one's own weighs attention by what is moved."""
+"""Values in the attention inputs: those of the pass, read on demand."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import pytest
 import torch
 from attention_inputs import random_inputs
-from families import repositioned
-from numpy.testing import assert_allclose
+from families import TOKENS, repositioned
 from refusals import refused
 
 import repo_interp as ri
 from repo_interp.inputs import select_heads, select_prompts
-from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.statistics import Statistics
+from repo_interp.models.capture import capture
 from repo_interp.models.outputs import attention_values
-from repo_interp.positions.rotary import expand_heads
-from repo_interp.tasks import Prompt
-
-PROMPTS = [Prompt(tuple(range(3, 3 + count))) for count in (9, 12)]
 
 
-@dataclass(frozen=True)
-class Moved:
-    """Mean over queries and keys of |a_ij| |v_j|; changes the values that it was given."""
-
-    name: str = "moved"
-    required_spans: tuple[str, ...] = ()
-    parameters: ClassVar = {}
-
-    def observe(self, inputs, spans):
-        rows = torch.arange(inputs.valid.shape[1])
-        sizes = expand_heads(inputs.values.norm(dim=-1)[..., None], inputs.heads)[..., 0]
-        moved = inputs.pattern(rows).nan_to_num() * sizes[:, :, None]
-        inputs.values.zero_()  # a copy: the model goes on with its own
-        share = moved.sum((-1, -2)) / inputs.valid.sum(-1)[:, None]
-        array = of_layer(inputs, ("prompt", "layer", "head"), share)
-        return Statistics(per_prompt=array.to_dataset(name="moved"))
-
-    def conclude(self, statistics):
-        return described(statistics.per_prompt["moved"], "weight moved", "1").to_dataset()
-
-
-@pytest.mark.parametrize(
-    ("scheme", "precision", "rtol"), [("repo", torch.float32, 1e-5), ("rope", torch.bfloat16, 0.02)]
-)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_a_measure_weighs_attention_by_the_values_that_it_moves(scheme, precision, rtol):
-    bridge = ri.bridge(repositioned(scheme).to(precision))
-    ids = [torch.tensor([prompt.tokens]) for prompt in PROMPTS]
-    before = bridge(ids[0])
-    found = ri.analyze(bridge, PROMPTS, (Moved(),), batch_size=2)["moved"]["moved"]
-    for number, tokens in enumerate(ids):
-        values = {}
-        with attention_values(bridge, values.__setitem__):
-            _, cache = bridge.run_with_cache(tokens)
-        for layer in range(3):
-            pattern = cache[f"blocks.{layer}.attn.hook_pattern"][0].double()
-            norms = values[layer][0].double().norm(dim=-1).repeat_interleave(2, 0)
-            moved = (pattern * norms[:, None]).sum((-1, -2)) / tokens.shape[1]
-            assert_allclose(found.sel(prompt=number, layer=layer), moved, rtol=rtol)
-    some = ri.analyze(bridge, PROMPTS, (Moved(),), layers=[1], heads=[3, 0])["moved"]["moved"]
-    ours = found.sel(layer=[1], head=[0, 3])
-    assert_allclose(some.sel(head=[0, 3]), ours, rtol=1e-5)
-    assert torch.equal(bridge(ids[0]), before)
+def test_values_are_those_of_the_pass_and_a_copy(precision):
+    bridge = ri.bridge(repositioned("rope,nope,repo").to(precision))
+    expected, found = {}, {}
+    with attention_values(bridge, expected.__setitem__):
+        bridge(TOKENS)
+
+    def read(inputs):
+        found[inputs.layer] = inputs.values.clone()
+        inputs.values.zero_()  # else layers above would have other ones
+
+    capture(bridge, TOKENS, torch.ones_like(TOKENS, dtype=torch.bool), torch.arange(2), read)
+    for layer, values in expected.items():
+        assert found[layer].shape == (2, 2, 20, 8)
+        torch.testing.assert_close(found[layer], values.float(), atol=0, rtol=0)
 
 
 def test_values_are_read_on_demand_and_follow_prompts_and_heads():
