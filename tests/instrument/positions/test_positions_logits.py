@@ -10,7 +10,7 @@ import torch
 from slow_biases import slow_bias
 from torch.testing import assert_close
 
-from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog, PositionBias
+from repo_interp.positions.biases import FIRE, ALiBi, KerpleLog
 from repo_interp.positions.contextual import (
     ContextualPositions,
     FixedSlopes,
@@ -19,7 +19,7 @@ from repo_interp.positions.contextual import (
     PositionMLP,
     SeparatelyGatedPositions,
 )
-from repo_interp.positions.logits import PositionLogits, cap_logits, grouped_product
+from repo_interp.positions.logits import cap_logits, grouped_product
 from repo_interp.positions.piecewise import relu_network
 
 HEADS, KV_HEADS, D_HEAD, D_MODEL = 4, 2, 6, 12
@@ -77,15 +77,14 @@ class Prompts:
     def features(self):
         return self.queries, self.keys, self.values, self.hidden
 
-    def logits(self, scheme, rows=slice(None), shift=0, dtype=None, gate_keys=None):
+    def logits(self, scheme, rows=slice(None), dtype=None, gate_keys=None):
         """Position logits of features that are widened to `dtype` behind the projection."""
         gate_keys = scheme.gate_keys(self.hidden) if gate_keys is None else gate_keys
         queries, keys, values, gate_keys = (
             features if features is None else features.to(dtype or features.dtype)
             for features in (self.queries[:, :, rows], self.keys, self.values, gate_keys)
         )
-        index = self.index + shift
-        index = index.to(dtype or index.dtype)
+        index = self.index.to(dtype or self.index.dtype)
         visible = self.visible[:, :, rows]
         return scheme(queries, keys, index[..., rows], index, visible, SCALE, values, gate_keys)
 
@@ -168,19 +167,6 @@ def test_rows_asked_alone_against_all_keys_equal_the_rows_of_the_whole(scheme):
         assert_close(prompts.logits(scheme, rows), full[:, :, rows], atol=1e-6, rtol=1e-6)
 
 
-def test_one_mask_and_one_index_serve_the_whole_batch(scheme):
-    prompts = Prompts(whole(batch=3))
-    full = prompts.logits(scheme)
-    prompts.index, prompts.visible = prompts.index[:1], prompts.visible[:1]
-    assert_close(prompts.logits(scheme).expand_as(full), full, atol=0, rtol=0)
-
-
-def test_where_a_prompt_starts_changes_nothing_but_for_fire(scheme):
-    prompts = Prompts(whole())
-    found, shifted = prompts.logits(scheme), prompts.logits(scheme, shift=7)
-    assert torch.equal(shifted, found) == (not isinstance(scheme, FIRE))
-
-
 @torch.no_grad()
 def test_bfloat16_features_are_used_as_they_are_and_positions_are_not_rounded(scheme):
     scheme = scheme.to(torch.bfloat16)
@@ -224,15 +210,6 @@ def test_gradients_reach_parameters_and_features_and_are_those_of_the_formula(sc
 def test_heads_that_cannot_share_keys_are_refused():
     with pytest.raises(ValueError, match="4 heads cannot share 3 keys evenly"):
         grouped_product(torch.zeros(1, 4, 2, 5), torch.zeros(1, 3, 2, 5))
-
-
-@pytest.mark.parametrize("base", [PositionLogits, PositionBias])
-def test_a_scheme_that_does_not_say_what_it_adds_cannot_be_made(base):
-    class Silent(base):
-        pass
-
-    with pytest.raises(TypeError, match="abstract class Silent"):
-        Silent()
 
 
 @pytest.mark.parametrize("units", [1, 16])
