@@ -57,7 +57,7 @@ def test_gradients_reach_real_valued_positions_and_are_finite_at_distance_zero(k
 
 @pytest.mark.parametrize("kind", BIASES)
 def test_a_bias_is_made_once_for_prompts_that_share_their_index(kind):
-    index = torch.arange(5)[None]
+    index = torch.arange(5).expand(3, -1)
     queries, keys = torch.zeros(2, 3, 4, 5, 2)
     visible = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
     assert kind(4)(queries, keys, index, index, visible, 1.0).shape == (1, 4, 5, 5)
