@@ -298,14 +298,13 @@ def test_nothing_to_say_is_nan():
 
 
 def test_texts_and_spans_of_prompts_give_the_segments():
-    words = ["One", " line", "\n", "and", " another", ".", " So", " it", " goes", "."]
-    tokens, spans = tuple(range(10, 20)), {"examples.1": (1, 2, 3), "examples.2": (4, 5)}
-    spans["examples"] = (1, 2, 3, 4, 5)
-    prompts = [Prompt(tokens, spans, token_text=tuple(words)), Prompt(tokens)]
+    words, tokens = ("One", " line", "\n", "and", " another", "."), tuple(range(10, 16))
+    spans = {"examples": (1, 2, 3, 4), "examples.1": (1, 2), "examples.2": (3, 4)}
+    prompts = [Prompt(tokens, spans, token_text=words), Prompt(tokens)]
     bridge = ri.bridge(ri.reposition(tiny("llama"), "repo"))
-    measure = Segments(kinds=("lines", "sentences", "examples"))
+    measure = Segments(kinds=("lines", "examples"))
     group = ri.analyze(bridge, prompts, measures=(measure,))["segments"].to_dataset()
-    labels = [[0] * 3 + [1] * 7, [0] * 6 + [1] * 4, [-1, 0, 0, 0, 1, 1, -1, -1, -1, -1]]
+    labels = [[0, 0, 0, 1, 1, 1], [-1, 0, 0, 1, 1, -1]]
     assert group["segment"].sel(prompt=0).values.tolist() == labels
     assert group["boundary_f1"].dims == ("prompt", "layer", "head", "kind")
     assert group["boundary_f1"].sel(prompt=0).notnull().all()

@@ -30,7 +30,7 @@ GREEDY = {
     "eos_token_id": None,
 }
 ALIKE = (
-    *("continuous", "kerple", "repo_kerple", "repo_fire", "cope_alibi", "cope_mlp"),
+    *("multihead_continuous", "kerple", "repo_kerple", "repo_fire", "cope_alibi", "cope_mlp"),
     *("hope_ab1", "hope_ab2", "hope_ab3", "repo layer", "repo@1"),
     *("cope one map", "cope p_max", "cope_rope separate keys"),
 )
@@ -38,10 +38,7 @@ ALIKE = (
 DISTINCT = [variant for variant in VARIANTS if variant not in ALIKE]
 PAIRS = [
     *((variant, "llama") for variant in DISTINCT),
-    *(
-        ("repo", family)
-        for family in ("llama_mha", "olmo3", "qwen3", "gemma2", "gemma3", "smollm3")
-    ),
+    *(("repo", family) for family in ("olmo3", "qwen3", "gemma2", "gemma3", "smollm3")),
     ("r2n1", "gemma3"),
 ]
 """One family with every scheme, learned positions in families that differ: schemes and families
@@ -104,7 +101,7 @@ def test_fused_and_open_attention_the_bridge_with_both_and_what_is_captured_agre
 
 
 @pytest.mark.parametrize(
-    "variant", [*DISTINCT, "continuous", "hope_ab1", "cope_mlp", "cope one map", "cope p_max"]
+    "variant", [*DISTINCT, "hope_ab1", "cope_mlp", "cope one map", "cope p_max"]
 )
 def test_saving_and_loading_gives_the_same_bits(variant, tmp_path):
     """In other families: tests/instrument/models/test_checkpoints.py."""
