@@ -11,10 +11,8 @@ from repo_interp.positions.logits import PositionLogits
 
 
 @torch.no_grad()
-def slow_bias(
-    scheme: PositionLogits, head: int, query: float, key: float, first_threshold: float = 5.0
-) -> float:
-    """One number of B; `query` and `key` are positions, `first_threshold` FIRE's option."""
+def slow_bias(scheme: PositionLogits, head: int, query: float, key: float) -> float:
+    """One number of B; `query` and `key` are positions, FIRE's threshold starts at 5."""
     distance = abs(query - key)
     if isinstance(scheme, ALiBi):
         return -(2.0 ** (-8.0 * (head + 1) / scheme.heads)) * distance
@@ -23,7 +21,7 @@ def slow_bias(
         return -scale * math.log(1.0 + rate * distance)
     assert isinstance(scheme, FIRE)
     curvature = abs(float(scheme.curvature))
-    threshold = abs(float(scheme.threshold_factor) * first_threshold)
+    threshold = abs(float(scheme.threshold_factor) * 5.0)
     normaliser = math.log(curvature * max(query, threshold) + 1.0) + 1e-6
     progress = torch.tensor([math.log(curvature * distance + 1.0) / normaliser])
     return float(scheme.output(torch.relu(scheme.hidden(progress)))[head])

@@ -5,7 +5,11 @@ For tests.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import torch
+from attention_inputs import with_holes
 from scipy.linalg import null_space
 
 RIDGE = 1e-6
@@ -42,8 +46,41 @@ def correlation(values, fitted):
     return np.corrcoef(values, fitted)[0, 1]
 
 
-def dense_fit(weights, seen, label=None):
-    """(unknowns, fitted values, r) of one map [n, n]."""
-    matrix = design(seen, label)
-    unknowns = ridge_solve(matrix, weights[seen])
-    return unknowns, matrix @ unknowns, correlation(weights[seen], matrix @ unknowns)
+def maps(inputs):
+    """Every logit [prompt, head, query, key], float64, and which are seen [prompt, query, key]."""
+    rows = torch.arange(inputs.valid.shape[1])
+    return inputs.logits(rows).double().numpy(), inputs.visible(rows).numpy()
+
+
+def dense_r(weights, pairs, labels=None):
+    """r [prompt, head] of the fit of every map; labels [prompt, head, query, key]."""
+    found = np.empty(weights.shape[:2])
+    for prompt, head in np.ndindex(*found.shape):
+        matrix = design(pairs[prompt], None if labels is None else labels[prompt, head])
+        values, normal = weights[prompt, head][pairs[prompt]], matrix.T @ matrix
+        # what rounding puts into the null space is nothing in the fit
+        unknowns = np.linalg.solve(normal + RIDGE * np.eye(len(normal)), matrix.T @ values)
+        found[prompt, head] = correlation(values, matrix @ unknowns)
+    return found
+
+
+def of_kind(inputs, kind):
+    """Inputs with holes, with logits that are capped or added to; as they are for other kinds."""
+    if kind == "holes":
+        return with_holes(inputs)
+    if kind == "softcap":
+        return replace(inputs, softcap=1.5)
+    if kind == "bias":
+        prompts, heads, tokens = inputs.queries.shape[:3]
+        added = torch.randn(prompts, heads, tokens, tokens, dtype=torch.float64)
+        return replace(inputs, position_logits=lambda rows: added[:, :, rows])
+    return inputs
+
+
+def rounded(inputs):
+    """Inputs in float32, and with the same numbers in float64."""
+    names = ("queries", "keys", "positions", "frequencies")
+    given = {name: value for name in names if (value := getattr(inputs, name)) is not None}
+    narrow = {name: value.float() for name, value in given.items()}
+    wide = {name: value.double() for name, value in narrow.items()}
+    return replace(inputs, **narrow), replace(inputs, **wide)

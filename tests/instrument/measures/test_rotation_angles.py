@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from causal_reference import seen
+from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from repo_interp.measures.kernels.rotation_angles import EDGES, largest_difference, rotation_angles
@@ -13,59 +14,48 @@ from repo_interp.measures.kernels.rotation_angles import EDGES, largest_differen
 FREQUENCIES = torch.tensor([1.0, 0.1, 0.003, 0.0], dtype=torch.float64)
 
 
-def drawn(tokens, prompts=3, rows=2):
-    positions = 8 * torch.randn(prompts, rows, tokens, dtype=torch.float64).cumsum(-1) / tokens**0.5
+def drawn(tokens, prompts=3):
+    positions = 8 * torch.randn(prompts, 2, tokens, dtype=torch.float64).cumsum(-1) / tokens**0.5
     valid = torch.ones(prompts, tokens, dtype=torch.bool)
-    valid[0, tokens * 3 // 4 :] = False
-    valid[-1, : tokens // 4] = False
-    valid[1, tokens // 2] = False
+    valid[0, tokens * 3 // 4 :] = valid[-1, : tokens // 4] = valid[1, tokens // 2] = False
     return positions, valid
 
 
-def by_pair(positions, valid, window, row):
-    """|z_i - z_j| of every seen pair, prompt by prompt."""
-    differences = (positions[:, row, :, None] - positions[:, row, None, :]).abs()
-    return [differences[prompt][seen(valid, window)[prompt]] for prompt in range(len(positions))]
+def by_pair(positions, valid, window):
+    """|z_i - z_j| [row, pair] of every seen pair, prompt by prompt."""
+    differences = (positions[..., :, None] - positions[..., None, :]).abs()
+    return [of[:, mask] for of, mask in zip(differences, seen(valid, window), strict=True)]
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 50])
 def test_short_prompts_are_counted_pair_by_pair(window):
     positions, valid = drawn(40)
     found = rotation_angles(positions, FREQUENCIES, valid, window)
-    edges = torch.tensor([*EDGES, math.inf], dtype=torch.float64)
-    for row in range(2):
-        differences = by_pair(positions, valid, window, row)
-        assert_close(found.difference[row], torch.cat(differences).sum())
-        for component, frequency in enumerate(FREQUENCIES):
-            angles = torch.cat(differences) * frequency
-            expected = torch.stack(
-                [((angles >= a) & (angles < b)).sum() for a, b in pairwise(edges)]
-            )
-            assert_close(found.pairs[row, component], expected.double())
-        largest = torch.stack([some.max() for some in differences])
-        assert_close(largest_difference(positions, valid, window)[:, row], largest)
+    differences = by_pair(positions, valid, window)
+    every = torch.cat(differences, -1)
+    assert_close(found.difference, every.sum(-1))
+    angles = every[:, None] * FREQUENCIES[:, None]
+    expected = [((angles >= a) & (angles < b)).sum(-1) for a, b in pairwise([*EDGES, math.inf])]
+    assert_close(found.pairs, torch.stack(expected, -1).double())
+    largest = torch.stack([of.amax(-1) for of in differences])
+    assert_close(largest_difference(positions, valid, window), largest)
 
 
 def test_padding_changes_nothing_even_where_pairs_are_sampled():
     positions, _ = drawn(90, prompts=2)
     valid = torch.ones(2, 90, dtype=torch.bool)
     plain = rotation_angles(positions, FREQUENCIES, valid, 30, per_side=16)
-    for pad in ((0, 25), (25, 0)):
-        padded = (
-            torch.nn.functional.pad(positions, pad, value=1e6),
-            torch.nn.functional.pad(valid, pad),
-        )
-        found = rotation_angles(padded[0], FREQUENCIES, padded[1], 30, per_side=16)
-        assert_close(found.pairs, plain.pairs)
-        assert_close(found.difference, plain.difference)
+    for side in ((0, 25), (25, 0)):
+        wide = pad(positions, side, value=1e6)
+        found = rotation_angles(wide, FREQUENCIES, pad(valid, side), 30, per_side=16)
+        assert_close((found.pairs, found.difference), (plain.pairs, plain.difference))
 
 
-@pytest.mark.parametrize("window", [None, 900])
+@pytest.mark.parametrize("window", [None, 360])
 def test_a_sample_of_a_long_prompt_stands_for_all_its_pairs(window):
-    positions, valid = drawn(1500)
+    positions, valid = drawn(600)
     found, exact = (
-        rotation_angles(positions, FREQUENCIES, valid, window, per_side=side)
-        for side in (256, 1500)
+        rotation_angles(positions, FREQUENCIES, valid, window, per_side=side) for side in (128, 600)
     )
     assert_close(found.pairs.sum(-1), exact.pairs.sum(-1))
     assert_close(found.difference, exact.difference, rtol=0.02, atol=0)

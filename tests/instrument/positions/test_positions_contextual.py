@@ -7,21 +7,19 @@ import numpy as np
 import places
 import pytest
 import torch
-from torch.nn.functional import linear, silu
 from torch.testing import assert_close
+from transformers import Olmo2Config, Olmo2ForCausalLM
 
-from repo_interp.positions.biases import geometric_slopes
+import repo_interp as ri
 from repo_interp.positions.contextual import (
     ContextualPositions,
     FixedSlopes,
     InterpolatedEmbedding,
-    PositionMap,
     PositionMLP,
     SeparatelyGatedPositions,
     contextual_positions,
     gates,
 )
-from repo_interp.positions.rotary import rotate
 
 OFFICIAL = places.OFFICIAL / "cope"
 
@@ -40,17 +38,6 @@ def table(weight):
     with torch.no_grad():
         module.weight.copy_(weight)
     return module
-
-
-def attend(cope, queries, keys, values, visible):
-    """Pattern and output of a layer with CoPE alone."""
-    index = torch.arange(queries.shape[2])[None]
-    scale = queries.shape[-1] ** -0.5
-    logits = queries @ keys.transpose(-1, -2) * scale + cope(
-        queries, keys, index, index, visible, scale, values
-    )
-    pattern = logits.masked_fill(~visible, float("-inf")).softmax(-1)
-    return pattern, pattern @ values
 
 
 def logits_of_five(cope):
@@ -76,26 +63,19 @@ def test_it_starts_without_any_position_as_in_the_listing():
         assert any(parameter.grad.abs().max() > 0 for parameter in start.parameters())
 
 
-def test_fixed_slopes_are_those_of_alibi_and_prefer_what_is_near():
-    positions = torch.tensor([[[[3.0, 2.0, 1.0]]]]).expand(1, 4, 1, 3)
-    queries = torch.zeros(1, 4, 1, 2)
-    assert_close(
-        FixedSlopes(4)(queries, positions), -geometric_slopes(4)[:, None, None] * positions
-    )
-    printed = FixedSlopes(4, first=1.0, ratio=0.25)(queries, positions)
+def test_slopes_can_have_the_printed_sign():
+    positions = torch.tensor([3.0, 2.0, 1.0]).expand(1, 4, 1, 3)
+    printed = FixedSlopes(4, first=1.0, ratio=0.25)(None, positions)
     assert printed[0, :, 0, 0].tolist() == [3.0, 3 / 4, 3 / 16, 3 / 64]
 
 
 def test_separate_keys_add_one_projection_and_are_made_token_by_token():
-    torch.manual_seed(0)
     cope = SeparatelyGatedPositions(InterpolatedEmbedding(8, 3), d_model=12, kv_heads=2, d_head=3)
-    assert cope.gate_projection.weight.shape == (6, 12) and cope.gate_projection.bias is None
+    assert cope.gate_projection.bias is None
     assert 0.01 < cope.gate_projection.weight.std() < 0.03
     hidden = torch.randn(1, 5, 12)
-    keys = cope.gate_keys(hidden)
-    assert keys.shape == (1, 2, 5, 3)
-    assert_close(torch.cat((keys[:, :, :3], cope.gate_keys(hidden[:, 3:])), dim=2), keys)
-    assert_close(keys[0, 1, 4], cope.gate_projection.weight[3:] @ hidden[0, 4])
+    by_head = cope.gate_projection.weight.unflatten(0, (2, 3))
+    assert_close(cope.gate_keys(hidden), torch.einsum("btm,hdm->bhtd", hidden, by_head))
     assert ContextualPositions(InterpolatedEmbedding(8, 3)).gate_keys(hidden) is None
 
 
@@ -108,92 +88,83 @@ def test_what_the_gates_need_and_did_not_get_is_named():
         ContextualPositions(InterpolatedEmbedding(8, 3), "key")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="p_max = 1"):
         InterpolatedEmbedding(1, 3)
-    with pytest.raises(TypeError, match="abstract class PositionMap"):
-        PositionMap()  # pyright: ignore[reportAbstractUsage]
 
 
-@pytest.mark.parametrize("mask", ["causal", "window"])
-def test_equals_the_official_functions(mask):
+@pytest.mark.parametrize("prefix", ["", "window_"])
+def test_equals_the_official_functions(prefix):
     arrays = official("cope.npz")
-    assert int(arrays["max_cope_length"]) == len(arrays["dynamic_map"])
     queries, keys, values = arrays["q"], arrays["k"], arrays["v"]
     tokens, scale = queries.shape[2], queries.shape[-1] ** -0.5
-    visible = causal(tokens) if mask == "causal" else arrays["window_mask"][None, None]
-    assert torch.equal(visible, causal(tokens)) == (mask == "causal"), (
-        "the fixture's mask is a window"
-    )
-    theirs = "" if mask == "causal" else "window_"
-    close = {"atol": 1e-5, "rtol": 0}
+    index, visible = torch.arange(tokens)[None], causal(tokens)
+    if prefix:
+        visible = arrays["window_mask"][None, None]
+        assert not torch.equal(visible, causal(tokens))
     cope = ContextualPositions(table(arrays["dynamic_map"]))
-    positions = contextual_positions(
-        gates(queries, keys, visible, scale), cope.position_map.maximum
-    )
-    assert_close(positions, arrays[f"{theirs}pos"], **close)
-    pattern, output = attend(cope, queries, keys, values, visible)
-    assert_close(output, arrays[f"{theirs}output"], **close)
-    if mask == "causal":
-        index = torch.arange(tokens)[None]
-        assert_close(
-            cope(queries, keys, index, index, visible, scale), arrays["bias"].tril(), **close
-        )
-        assert_close(pattern, arrays["weights"], **close)
+    counted = gates(queries, keys, visible, scale)
+    added = cope(queries, keys, index, index, visible, scale)
+    logits = queries @ keys.transpose(-1, -2) * scale + added
+    pattern = logits.masked_fill(~visible, float("-inf")).softmax(-1)
+    found = {
+        "pos": contextual_positions(counted, cope.position_map.maximum),
+        "output": pattern @ values,
+        "bias": added,
+        "weights": pattern,
+    }
+    for name, value in found.items():
+        if f"{prefix}{name}" in arrays:
+            expected = arrays[f"{prefix}{name}"]
+            expected = expected.tril() if name == "bias" else expected
+            assert_close(value, expected, atol=1e-5, rtol=0)
 
 
-def rms_norm(hidden, weight, epsilon):
-    return weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + epsilon)
+PARTS = {
+    "att_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn_out": ("self_attn.o_proj",),
+    "q_norm": ("self_attn.q_norm",),
+    "k_norm": ("self_attn.k_norm",),
+    "attn_norm": ("post_attention_layernorm",),
+    "ff_proj": ("mlp.up_proj", "mlp.gate_proj"),
+    "ff_out": ("mlp.down_proj",),
+    "ff_norm": ("post_feedforward_layernorm",),
+    "dynamic_map": ("self_attn.position_logits.position_map",),
+}
+"""Modules of a layer in the official code, and in ours."""
 
 
 @torch.no_grad()
 def test_equals_the_official_model():
-    """OLMo-2 by hand: norms after sub-layers, QK-norm over all heads jointly; RoPE in layer 0, CoPE
-    above.
-    """
+    """OLMo-2 with RoPE in layer 0 and CoPE above."""
     config = json.loads((OFFICIAL / "cope_model_config.json").read_text())
     arrays = official("cope_model.npz")
+    model = Olmo2ForCausalLM(
+        Olmo2Config(
+            vocab_size=config["vocab_size"],
+            hidden_size=config["d_model"],
+            intermediate_size=config["mlp_hidden_size"] // 2,
+            num_hidden_layers=config["n_layers"],
+            num_attention_heads=config["n_heads"],
+            max_position_embeddings=config["max_sequence_length"],
+            rope_parameters={"rope_type": "default", "rope_theta": config["rope_theta"]},
+            rms_norm_eps=config["layer_norm_eps"],
+        )
+    )
+    ri.reposition(model, f"cope@{config['dynamic_pe_start_layer']}")
     weights = {
-        name.removeprefix("w/transformer."): value
-        for name, value in arrays.items()
-        if name[0] == "w"
+        ours: arrays[f"w/transformer.{theirs}.weight"]
+        for ours, theirs in (
+            ("model.embed_tokens.weight", "wte"),
+            ("model.norm.weight", "ln_f"),
+            ("lm_head.weight", "ff_out"),
+        )
     }
-    heads, epsilon = config["n_heads"], config["layer_norm_eps"]
-    d_head = config["d_model"] // heads
-    tokens = arrays["input_ids"].shape[1]
-    p_max = min(config["max_sequence_length"], 4096)
-    index = torch.arange(tokens)[None]
-    frequencies = config["rope_theta"] ** -(torch.arange(0, d_head, 2) / d_head)
-
-    def split(flat):
-        return flat.unflatten(-1, (heads, d_head)).transpose(1, 2)
-
-    hidden = weights["wte.weight"][arrays["input_ids"]]
-    for layer in range(config["n_layers"]):
-        own = {
-            name.removeprefix(f"blocks.{layer}."): value
-            for name, value in weights.items()
-            if name.startswith(f"blocks.{layer}.")
-        }
-        queries, keys, values = linear(hidden, own["att_proj.weight"]).chunk(3, dim=-1)
-        queries = split(rms_norm(queries, own["q_norm.weight"], epsilon))
-        keys = split(rms_norm(keys, own["k_norm.weight"], epsilon))
-        values = split(values)
-        if layer < config["dynamic_pe_start_layer"]:
-            assert "dynamic_map.weight" not in own
-            nothing = ContextualPositions(InterpolatedEmbedding(p_max, d_head))
-            queries, keys = (
-                rotate(features, index[:, None], frequencies) for features in (queries, keys)
-            )
-            attended = attend(nothing, queries, keys, values, causal(tokens))[1]
-        else:
-            assert len(own["dynamic_map.weight"]) == p_max
-            cope = ContextualPositions(table(own["dynamic_map.weight"]))
-            attended = attend(cope, queries, keys, values, causal(tokens))[1]
-        attended = linear(attended.transpose(1, 2).flatten(2), own["attn_out.weight"])
-        hidden = hidden + rms_norm(attended, own["attn_norm.weight"], epsilon)
-        content, gate = linear(hidden, own["ff_proj.weight"]).chunk(2, dim=-1)
-        fed = linear(silu(gate) * content, own["ff_out.weight"])
-        hidden = hidden + rms_norm(fed, own["ff_norm.weight"], epsilon)
-    logits = linear(rms_norm(hidden, weights["ln_f.weight"], epsilon), weights["ff_out.weight"])
-    assert_close(logits, arrays["logits"], atol=1e-4, rtol=0)
+    for name, value in arrays.items():
+        if ".blocks." in name:
+            *_, layer, part, _ = name.split(".")
+            modules = PARTS[part]
+            for module, weight in zip(modules, value.chunk(len(modules)), strict=True):
+                weights[f"model.layers.{layer}.{module}.weight"] = weight
+    model.load_state_dict(weights)
+    assert_close(model.eval()(arrays["input_ids"]).logits, arrays["logits"], atol=1e-4, rtol=0)
 
 
 def test_a_map_of_any_positions_has_no_maximum():
