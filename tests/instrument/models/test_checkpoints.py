@@ -389,20 +389,6 @@ def test_auto_classes_load_what_we_save(family, tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path, variant="fp16")
 
 
-def test_a_trainer_checkpoint_of_a_repositioned_model_loads(tmp_path):
-    from transformers import Trainer, TrainingArguments
-
-    model = ri.reposition(tiny("llama"), "repo@1")
-    arguments = TrainingArguments(
-        str(tmp_path), max_steps=1, save_steps=1, report_to="none", use_cpu=True, disable_tqdm=True
-    )
-    data = [{"input_ids": TOKENS[0], "labels": TOKENS[0]}]
-    Trainer(model, arguments, train_dataset=data).train()
-    again = ri.load_model(tmp_path / "checkpoint-1")
-    assert ri.layout(again) == ("rope", "repo", "repo")
-    assert_close(logits(again), logits(model.eval()), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize(("layout", "family"), [("rope", "gemma2"), ("learned", "llama")])
 def test_a_bridge_is_saved_and_loaded(family, layout, tmp_path):
     model = ri.reposition(tiny(family), layout)

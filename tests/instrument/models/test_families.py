@@ -164,16 +164,13 @@ def test_keys_that_chunks_or_a_selection_hide_are_hidden_from_measures(family, o
     ]
     with torch.no_grad():
         run = ri.analyze(model, prompts, ("attention_mass", "three_axis", "components"))
-        short = [Prompt(tokens=prompt.tokens[:5]) for prompt in prompts]
-        assert "stopped" not in ri.analyze(model, short, ("three_axis", "components")).attrs
-        parts = ri.explain_logit(model, prompts[0], 0, 0, 11, int(patterns[0][0, 0, 11].argmax()))
     needle = run["attention_mass"]["mass"].sel(span="needle")
     for layer, pattern in enumerate(patterns):
         mass = torch.from_numpy(needle.sel(layer=layer).values)
         assert_close(mass.float(), pattern[:, :, 10, 1:3].sum(-1), atol=1e-5, rtol=1e-4)
     for measure in ("three_axis", "components"):
         assert f"{measure}: {measure} takes queries to see all earlier keys" in run.attrs["stopped"]
-    assert measure not in run.children and np.isnan(parts.attrs["fit_r"])
+        assert measure not in run.children
 
 
 @pytest.mark.parametrize(

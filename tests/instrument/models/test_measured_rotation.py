@@ -289,20 +289,15 @@ def test_what_the_tables_turn_has_the_attention_factor_whatever_its_frequency_an
     assert whole.attention_scaling == 1.5
 
 
-def test_heads_can_rotate_by_frequencies_of_their_own():
+def test_another_base_is_that_of_a_stock_model():
     model = ri.reposition(tiny("llama"), "rope")
     config = LlamaConfig(**TINY, rope_parameters=rope() | {"rope_theta": 500.0})
     other = AutoModelForCausalLM.from_config(config).eval()
     other.load_state_dict(model.state_dict())
-    rescaled = ri.interventions.rescaled
     with torch.no_grad():
         plain = model(TOKENS).logits
-        with rescaled(model, [0, 1, 2], theta=500.0):
+        with ri.interventions.rescaled(model, [0, 1, 2], theta=500.0):
             assert_close(model(TOKENS).logits, other(TOKENS).logits, rtol=1e-5, atol=1e-5)
-        with rescaled(model, 1, linear=4.0), ri.interventions.scaled(model, 4.0, layer=1):
-            assert_close(model(TOKENS).logits, plain, rtol=1e-4, atol=1e-5)
-        with rescaled(model, 1, 2, linear=4.0):
-            assert (model(TOKENS).logits - plain).abs().max() > 1e-3
         assert torch.equal(model(TOKENS).logits, plain)
 
 
