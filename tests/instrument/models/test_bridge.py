@@ -5,7 +5,6 @@ loses them silently.
 import copy
 import gc
 
-import pytest
 import torch
 from families import TOKENS, tiny
 from refusals import refused

@@ -164,6 +164,8 @@ def test_keys_that_chunks_or_a_selection_hide_are_hidden_from_measures(family, o
     ]
     with torch.no_grad():
         run = ri.analyze(model, prompts, ("attention_mass", "three_axis", "components"))
+        parts = ri.explain_logit(model, prompts[0], 0, 0, 11, int(patterns[0][0, 0, 11].argmax()))
+    assert np.isnan(parts.attrs["fit_r"])
     needle = run["attention_mass"]["mass"].sel(span="needle")
     for layer, pattern in enumerate(patterns):
         mass = torch.from_numpy(needle.sel(layer=layer).values)

@@ -14,9 +14,12 @@ from repo_interp.errors import InputError, NotFinite
 from repo_interp.models.attention import SchemeParts
 from repo_interp.positions.assigners import LearnedPositions, RememberingAssigner, TokenIndex
 from repo_interp.positions.biases import PositionBias, distances
-from repo_interp.positions.layouts import scheme_names
 from repo_interp.positions.logits import PositionLogits
 from repo_interp.tasks import make_task
+
+KINDS = ("rope", "nope", "hope", "learned", "fire", "cope", "cope_rope", "repo", "repo_fire")
+KINDS += ("repo_convolution", "repo_attention", "forgetting", "path", "pope", "selective_rope")
+"""One scheme of every kind; what audits look for is tested of all in positions/test_schemes.py."""
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +54,7 @@ def rotating(assign, learned=False):
     return built(lambda width, rotation: (Assigner(), rotation.frequencies), learned=learned)
 
 
-@pytest.mark.parametrize("scheme", scheme_names())
+@pytest.mark.parametrize("scheme", KINDS)
 def test_schemes_that_come_with_the_packages_have_no_finding(scheme):
     checked = ri.verify_scheme(scheme)
     assert checked.attrs["findings"] == ""
