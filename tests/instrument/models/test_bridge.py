@@ -114,3 +114,14 @@ def test_the_tokenizer_stays_as_it_is():
     assert wrapped.to_tokens("grass sky").tolist() == [[1, 2, 3]]
     bare = ri.bridge(ri.reposition(tiny("llama"), "repo"), word_tokenizer(pad_token="<pad>"))
     assert not bare.cfg.tokenizer_prepends_bos
+
+
+def test_hook_points_are_those_that_transformer_lens_finds_among_all_attributes():
+    """The bridge is built while dir() leaves out methods: another scan, with them, adds nothing."""
+    built = bridged(layout="cope")
+    registry = dict(built._hook_registry)
+    named = {name: point.name for name, point in registry.items()}
+    built._scan_existing_hooks(built, "")
+    assert built._hook_registry == registry
+    assert {name: point.name for name, point in registry.items()} == named
+    assert "forward" in dir(built) and "parameters" in dir(built.blocks[0])
