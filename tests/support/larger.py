@@ -14,39 +14,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from benchmarks.families import small_configuration
 
 FAMILIES = (
-    *(
-        "aria",
-        "cohere_compass",
-        "deepseek_vl",
-        "exaone4_5",
-        "fuyu",
-        "gemma3",
-        "gemma4",
-        "glmasr",
-        "granite_speech",
-    ),
-    *(
-        "idefics2",
-        "idefics3",
-        "internvl",
-        "kimi_k25",
-        "lfm2_vl",
-        "lighton_ocr",
-        "llama4",
-        "llava",
-        "llava_onevision",
-    ),
-    *(
-        "minicpmv4_6",
-        "minimax_m3_vl",
-        "mistral3",
-        "qwen2_audio",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen4_exp",
-        "smolvlm",
-    ),
-    *("video_llama_3", "vipllava", "voxtral"),
+    *("aria", "cohere_compass", "deepseek_vl", "exaone4_5", "fuyu"),
+    *("gemma3", "gemma4", "granite_speech", "idefics2", "internvl"),
+    *("kimi_k25", "lfm2_vl", "llama4", "llava", "minimax_m3_vl"),
+    *("qwen2_audio", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "voxtral"),
 )
 """Those whose weights stand under different names, or whose text parts differ."""
 _SIZES = {

@@ -101,15 +101,15 @@ def differing(base, directory):
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_a_fresh_adapter_changes_positions_alone(base, tmp_path):
-    model = load_model(base)
-    reposition(model, "repo@1/3")
+@pytest.mark.parametrize("scheme", ["repo@1/3", "cope", "learned"])
+def test_a_fresh_adapter_changes_positions_alone(base, tmp_path, scheme):
+    model = reposition(load_model(base), scheme)
     attach(model, rank=2)
-    expected = model(TOKENS).logits
     adapters.round_trained(model)
+    expected = model(TOKENS).logits
     save_adapter(model, tmp_path / "fresh", adapters.base_reference(identify(base), str(base)))
     loaded = load_model(tmp_path / "fresh")
-    assert layout(loaded) == ("rope", "repo", "repo")
+    assert layout(loaded) == layout(model)
     assert differing(base, tmp_path / "fresh") == set()
     assert_allclose(loaded(TOKENS).logits.detach(), expected.detach(), atol=1e-5)
 
@@ -161,13 +161,8 @@ def test_layers_below_its_first_stay_as_they_are(base, tmp_path):
 def test_the_same_seed_gives_the_same_bytes_however_often_it_is_interrupted(
     base, adapter, tmp_path
 ):
-    steps = []
-
-    def after_two():
-        steps.append(1)
-        return len(steps) == 2
-
-    adapted_on(base, tmp_path / "cut", after_two)
+    asked = iter([False, True])
+    adapted_on(base, tmp_path / "cut", lambda: next(asked))
     state = torch.load(tmp_path / "cut" / "state.pt", weights_only=True)
     assert not any("embed_tokens" in name or "base_layer" in name for name in state["model"])
     adapted_on(base, tmp_path / "cut")
@@ -180,122 +175,113 @@ def test_the_scores_are_those_of_what_is_stored(adapter):
 
     stated = json.loads((adapter / "scores.json").read_text())
     task, model = make_task("reversal"), load_model(adapter)
-    for test_set in task.test_sets[:3]:
-        prompts = task.prompts(stated["prompts"], 0, test_set)
-        assert (
-            np.mean(task.score(forced_responses(model, task, prompts), prompts))
-            == stated["test_sets"][test_set]
-        )
+    test_set = task.test_sets[0]
+    prompts = task.prompts(stated["prompts"], 0, test_set)
+    scores = task.score(forced_responses(model, task, prompts), prompts)
+    assert np.mean(scores) == stated["test_sets"][test_set]
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_every_command_takes_it(adapter, base, tmp_path, capsys):
+def test_it_is_inspected_and_measured_with_the_tokenizer_and_task_of_its_base(
+    adapter, base, capsys
+):
     assert main(["inspect", str(adapter)]) == 0
     assert "an adapter on top of" in capsys.readouterr().out
-    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "run"
-    prompts.write_text('{"tokens": [5, 6, 7, 8, 9, 10]}\n')
-    asked = ["--measures", "positions", "--prompts", str(prompts), "--out", str(out)]
-    assert main(["analyze", str(adapter), *asked]) == 0
-    run = ri.read_run(out)
+    bridge = ri.load(adapter)
+    run = ri.analyze(bridge, [tuple(range(5, 11))], ["positions"])
     assert run.attrs["layout"] == "rope,repo,repo"
     assert run.attrs["checkpoint"] == f"{adapter.parent.name}/repo"
-    bridge = ri.load(adapter)
     assert bridge.tokenizer.get_vocab() == load_tokenizer(identify(base)).get_vocab()
     assert trained_task(adapter).training_length == make_task("reversal").training_length
 
 
 def test_what_is_loaded_is_whole_and_is_saved_as_that(adapter, tmp_path):
     model = load_model(adapter)
+    expected = model(TOKENS).logits
     save(model, tmp_path / "whole")
     assert identify(tmp_path / "whole").base is None
-    assert torch.equal(load_model(tmp_path / "whole")(TOKENS).logits, model(TOKENS).logits)
+    assert torch.equal(load_model(tmp_path / "whole")(TOKENS).logits, expected)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(adapter)(TOKENS).logits, expected)
+    with refused("save it whole"):
+        load_model(adapter, device_map="auto")
+
+
+def test_learned_positions_keep_their_precision_in_a_rounded_adapter_where_asked(adapter):
     half = load_model(adapter, dtype="bfloat16", positions_dtype="float32")
-    exact = model.state_dict()
+    exact = load_model(adapter).state_dict()
     assert half.dtype == torch.bfloat16
     assigned = {name: value for name, value in half.state_dict().items() if ".assigner." in name}
     assert assigned and all(torch.equal(value, exact[name]) for name, value in assigned.items())
-    with refused("save it whole"):
-        load_model(adapter, device_map="auto")
-    assert torch.equal(
-        AutoModelForCausalLM.from_pretrained(adapter)(TOKENS).logits, model(TOKENS).logits
-    )
 
 
-@pytest.mark.parametrize("scheme", ["cope", "learned"])
-def test_other_schemes_make_adapters_too(base, tmp_path, scheme):
-    directory = adapted_on(base, tmp_path / scheme, scheme=scheme, steps=2)
-    assert layout(load_model(directory)) == (scheme,) * LAYERS
-
-
-def test_products_in_bfloat16_leave_positions_and_weights_as_they_are(base, tmp_path):
-    from repo_interp.positions.assigners import LearnedPositions
-
-    assign, hidden = LearnedPositions(16, 2), torch.randn(1, 5, 16) * 30
-    with torch.autocast("cpu", torch.bfloat16):
-        positions = assign(hidden, torch.arange(5)[None])
-        assert assign.gate_map(hidden).dtype == torch.bfloat16
-    assert torch.equal(positions, assign(hidden, torch.arange(5)[None]))
+def test_products_in_bfloat16_leave_weights_as_they_are(base, tmp_path):
     directory = adapted_on(base, tmp_path / "half", precision="bfloat16")
-    losses = [
-        json.loads(line)["loss"] for line in (directory / "log.jsonl").read_text().splitlines()
-    ]
-    assert np.isfinite(losses).all()
+    log = (directory / "log.jsonl").read_text().splitlines()
+    assert np.isfinite([json.loads(line)["loss"] for line in log]).all()
     assert load_model(directory).dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no/such/place", "no checkpoint directory"),
+        ("smollm2-135m", "repo-interp fetch smollm2-135m"),
+        ("reversal/rope", "sha256"),
+    ],
+)
 def test_a_base_that_is_not_there_or_another_one_is_refused_in_one_line(
-    base, adapter, tmp_path, monkeypatch, capsys
+    adapter, tmp_path, monkeypatch, name, said
 ):
     monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "cache"))
-    other = trained(tmp_path / "other", "reversal", "rope", layers=LAYERS, seed=1)
-    cases = {
-        "no/such/place": "no checkpoint directory",
-        "smollm2-135m": "repo-interp fetch smollm2-135m",
-        str(other): "sha256",
-    }
-    for number, (name, said) in enumerate(cases.items()):
-        elsewhere = moved(adapter, tmp_path / str(number), name)
-        assert main(["score", str(elsewhere), "--out", str(tmp_path / "scores")]) == 2
-        error = capsys.readouterr().err
-        assert "is an adapter on top of" in error and said in error and error.count("\n") == 1
+    with refused(f"is an adapter on top of .*{said}"):
+        load_model(moved(adapter, tmp_path / "moved", name))
 
 
-def test_an_adapter_that_does_not_fit_is_refused_by_name(base, adapter, tmp_path):
-    prefix = "base_model.model.model.layers"
-    down, up = (f"{prefix}.0.self_attn.q_proj.lora_{part}.weight" for part in "AB")
-    learned = f"{prefix}.1.self_attn.assigner.final_map.weight"
-    stored = load_file(adapter / ADAPTER)
-    cases = {
-        "lacks 1 of its weights.*q_proj": {down: None},
-        "lacks 1 of its weights.*final_map": {learned: None},
-        "changes nothing": {f"{prefix}.9.self_attn.q_proj.lora_A.weight": stored[down]},
-        "changes nothing that": {f"{prefix}.0.mlp.up_proj.weight": stored[down]},
-        "has shape": {up: stored[up].T.contiguous()},
-        "twice": {learned.removeprefix("base_model.model."): stored[learned]},
-        "not finite": {learned: torch.full_like(stored[learned], torch.nan)},
-    }
-    for number, (said, values) in enumerate(cases.items()):
-        with refused(said):
-            load_model(changed(adapter, tmp_path / str(number), **values))
+PREFIX = "base_model.model.model.layers"
+
+
+LEARNED = f"{PREFIX}.1.self_attn.assigner.final_map.weight"
+
+
+DOWN, UP = (f"{PREFIX}.0.self_attn.q_proj.lora_{part}.weight" for part in "AB")
+
+
+CHANGES = {
+    "lacks 1 of its weights.*q_proj": lambda stored: {DOWN: None},
+    "lacks 1 of its weights .first: model.layers.0.self_attn.q_proj": lambda stored: {
+        DOWN: None,
+        UP: None,
+    },
+    "lacks 1 of its weights.*final_map": lambda stored: {LEARNED: None},
+    "changes nothing that": lambda stored: {f"{PREFIX}.0.mlp.up_proj.weight": stored[DOWN]},
+    "has shape": lambda stored: {UP: stored[UP].T.contiguous()},
+    "twice": lambda stored: {LEARNED.removeprefix("base_model.model."): stored[LEARNED]},
+    "not finite": lambda stored: {LEARNED: torch.full_like(stored[LEARNED], torch.nan)},
+}
+
+
+@pytest.mark.parametrize("said", CHANGES)
+def test_an_adapter_that_does_not_fit_is_refused_by_name(adapter, tmp_path, said):
+    with refused(said):
+        values = CHANGES[said](load_file(adapter / ADAPTER))
+        load_model(changed(adapter, tmp_path / "changed", **values))
 
 
 LORA = {
     "use_dora": True,
-    "use_rslora": True,
-    "fan_in_fan_out": True,
-    "lora_bias": True,
     "bias": "all",
     "alpha_pattern": {"q_proj": 32},
-    "rank_pattern": {"q_proj": 1},
-    "layer_replication": [[0, 2], [1, 3]],
-    "trainable_token_indices": [1],
-    "target_parameters": ["q_proj.weight"],
-    "exclude_modules": ["q_proj"],
     "init_lora_weights": "pissa",
-    "layers_pattern": "blocks",
     "an_option_of_tomorrow": 1,
     "target_modules": "q_proj|k_proj",
 }
+
+
+@pytest.mark.parametrize(
+    "options", [{"layers_to_transform": [1, 2]}, {"target_modules": ["q_proj"]}]
+)
+def test_matrices_that_are_not_named_are_refused(adapter, tmp_path, options):
+    with refused("changes nothing"):
+        load_model(configured(adapter, tmp_path / "changed", **options))
 
 
 @pytest.mark.parametrize("option", LORA)
@@ -314,22 +300,8 @@ def test_options_of_lora_that_are_off_are_taken(adapter, tmp_path):
     assert torch.equal(loaded(TOKENS).logits, load_model(adapter)(TOKENS).logits)
 
 
-def test_matrices_that_are_not_there_or_not_named_are_refused(adapter, tmp_path):
-    both = [f"base_model.model.model.layers.1.self_attn.v_proj.lora_{part}.weight" for part in "AB"]
-    with refused(r"lacks 1 of its weights \(first: model.layers.1.self_attn.v_proj"):
-        load_model(changed(adapter, tmp_path / "lost", **dict.fromkeys(both)))
-    for name, options in {
-        "layers": {"layers_to_transform": [1, 2]},
-        "modules": {"target_modules": ["q_proj"]},
-    }.items():
-        with refused("changes nothing"):
-            load_model(configured(adapter, tmp_path / name, **options))
-
-
 BASES = {
     "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
-    "rms_norm_eps": 0.1,
-    "hidden_act": "relu",
     "attention_bias": True,
 }
 
@@ -358,6 +330,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, adap
 
 
 SHIPPED = tuple(name for name in shipped_names() if name not in zoo_names())
+assert "smollm2-135m/repo" in SHIPPED
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -369,22 +342,13 @@ def test_one_that_ships_has_its_record_and_wants_its_base(name, tmp_path, monkey
     assert known.base.name == configuration.continue_from == name.partition("/")[0]
     assert known.config.max_position_embeddings == 2048
     (scores,) = recorded_scores(directory)
-    row = next(
-        line
-        for line in (directory.parent / "README.md").read_text().splitlines()
-        if line.startswith(f"| `{name}`")
-    )
-    tokens = configuration.steps * configuration.batch * configuration.accumulation * 1024
-    assert row.endswith(f"| {tokens:,} | {scores.means['1024']:.3f} | {scores.means['2048']:.3f} |")
     assert scores.steps == configuration.steps
+    tokens = configuration.steps * configuration.batch * configuration.accumulation * 1024
+    row = f"| {tokens:,} | {scores.means['1024']:.3f} | {scores.means['2048']:.3f} |\n"
+    written = (directory.parent / "README.md").read_text().splitlines(keepends=True)
+    assert any(line.startswith(f"| `{name}`") and line.endswith(row) for line in written)
     with init_empty_weights(include_buffers=False):
-        whole = with_layout(
-            AutoModelForCausalLM.from_config(known.config), ",".join(known.layout), **known.options
-        )
-    fitting_changes(whole, directory)
+        whole = AutoModelForCausalLM.from_config(known.config)
+    fitting_changes(with_layout(whole, ",".join(known.layout), **known.options), directory)
     with refused("repo-interp fetch smollm2-135m"):
-        ri.load(name)
-
-
-def test_one_of_them_at_least_ships():
-    assert "smollm2-135m/repo" in SHIPPED
+        ri.load_model(name)

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from families import tiny
 from safetensors.torch import load_file, save_file
 
 import repo_interp as ri
@@ -81,10 +82,6 @@ BROKEN = [
         "'dynamic_pe_startlayer', which the released format does not have",
     ),
     (released("start_layer", 1), "3 missing (first: model.layers.1.self_attn."),
-    (
-        released("start_layer", 3),
-        "do not fit the layout repo@3: 3 unexpected (first: model.layers.2.self_attn.",
-    ),
     (config(pe_config__dynamic_pe_mode="nope"), "12 unexpected (first: model.layers.2.self_attn."),
     (
         config(num_attention_heads=8, num_key_value_heads=8),
@@ -98,37 +95,16 @@ BROKEN = [
         FINITE,
     ),
     (
-        weight("lm_head.weight", lambda old: old.index_fill(0, torch.tensor(5), float("inf"))),
-        "lm_head.weight holds values that are not finite",
-        FINITE,
-    ),
-    (
-        weight(LAYER.format(4, "final_map"), lambda old: None),
-        f"1 missing (first: {LAYER.format(4, 'final_map')})",
-    ),
-    (
-        weight(LAYER.format(0, "gate_map"), lambda old: torch.zeros(8, 64)),
-        f"1 unexpected (first: {LAYER.format(0, 'gate_map')})",
-    ),
-    (
-        weight(LAYER.format(2, "final_map"), lambda old: torch.zeros(2, 8)),
-        "final_map.weight has shape [2, 8], the layout repo@2 wants [4, 8]",
-    ),
-    (
         weight(LAYER.format(2, "assigner.final_map"), lambda old: torch.zeros(4, 8)),
         "1 unexpected (first: model.layers.2.self_attn.",
     ),
-    *(
-        (
-            weight("model.norm.weight", lambda old, dtype=dtype: old.to(dtype)),
-            f"model.norm.weight is stored as {name}; wanted floating point",
-        )
-        for name, dtype in {
-            "I32": torch.int32,
-            "BOOL": torch.bool,
-            "C64": torch.complex64,
-            "F8_E4M3": torch.float8_e4m3fn,
-        }.items()
+    (
+        weight("model.norm.weight", lambda old: old.to(torch.int32)),
+        "model.norm.weight is stored as I32; wanted floating point",
+    ),
+    (
+        weight("model.norm.weight", lambda old: old.to(torch.float8_e4m3fn)),
+        "model.norm.weight is stored as F8_E4M3; wanted floating point",
     ),
 ]
 """What is broken, what is said, and what `inspect` says otherwise; what no tensor is needed for is
@@ -149,15 +125,10 @@ def test_broken_checkpoints_are_refused_in_one_line(
         return
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    assert (
-        main([command, str(checkpoint), *(["--out", "results"] if command == "analyze" else [])])
-        == 2
-    )
+    assert main([command, str(checkpoint)]) == 2
     captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"repo-interp {command}: ")
-    assert captured.err.count("\n") == 1
-    assert said in captured.err
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith(f"repo-interp {command}: ") and said in captured.err
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -183,17 +154,9 @@ def test_how_other_programs_want_their_outputs_changes_nothing(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("layout", "shown"),
-    [
-        ("cope", "counted by gates"),
-        ("kerple", "one for all heads"),
-        ("learned", "none"),
-        ("repo", "one per key-value head"),
-    ],
+    ("layout", "shown"), [("cope", "counted by gates"), ("kerple", "one for all heads")]
 )
 def test_every_kind_of_scheme_is_inspected(layout, shown, tmp_path, capsys, monkeypatch):
-    from families import tiny
-
     monkeypatch.setenv("COLUMNS", "200")
     model = ri.reposition(tiny("llama"), layout)
     ri.save(model, tmp_path / "made")

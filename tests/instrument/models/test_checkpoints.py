@@ -5,7 +5,6 @@ cost what they must.
 import ctypes
 import json
 import resource
-import shutil
 import sys
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from places import tree
 from refusals import refused
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 import repo_interp as ri
-from repo_interp.analysis.notes import RoundedPositions
 from repo_interp.checkpoint_files.weights import loaded_by_transformers
 from repo_interp.cli import main
 from repo_interp.errors import Note
@@ -89,13 +87,18 @@ def old_frequencies(tensors):
 
 
 @pytest.mark.parametrize("change", [another_head, the_same_head, no_head, no_embedding])
-def test_tied_embeddings_are_tied_as_hugging_face_ties_them(change, stock, tmp_path):
+def test_tied_embeddings_are_tied_as_hugging_face_ties_them(change, stock, tmp_path, capsys):
     rewritten(stock, change, tie_word_embeddings=True)
     assert_as_hugging_face(stock)
     model = ri.load_model(stock)
     assert model.config.tie_word_embeddings is (change is not another_head)
     ri.save(model, tmp_path / "again")
     assert torch.equal(logits(ri.load_model(tmp_path / "again")), logits(model))
+    if model.config.tie_word_embeddings:  # counted once
+        capsys.readouterr()
+        assert main(["inspect", str(stock)]) == 0
+        counted = sum(parameter.numel() for parameter in model.parameters())
+        assert f"{counted:,} parameters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -109,13 +112,11 @@ def test_an_unembedding_of_its_own_is_saved_whatever_the_configuration_says(
     """
     rewritten(stock, another_head, tie_word_embeddings=True)
     right = hugging_face(stock)
+    model = ri.load_model(stock)
     if from_memory:
-        model = ri.reposition(
-            AutoModelForCausalLM.from_pretrained(stock, dtype=torch.float32), "rope"
-        )
+        stocks = AutoModelForCausalLM.from_pretrained(stock, dtype=torch.float32)
+        model = ri.reposition(stocks, "rope")
         model.config.tie_word_embeddings = True
-    else:
-        model = ri.load_model(stock)
     ri.save(model, tmp_path / "again")
     assert_close(hugging_face(tmp_path / "again"), right, atol=1e-5, rtol=1e-5)
     assert_as_hugging_face(tmp_path / "again")
@@ -142,14 +143,12 @@ def test_names_without_that_of_the_base_model_are_read_as_hugging_face_reads_the
 
 @pytest.mark.parametrize(("prefix", "command"), [("_orig_mod.", "inspect"), ("module.", "analyze")])
 def test_names_of_wrappers_are_refused_with_what_takes_them_off(prefix, command, stock, capsys):
-    def wrapped(tensors):
-        for name in list(tensors):
-            tensors[prefix + name] = tensors.pop(name)
-
-    rewritten(stock, wrapped)
+    rewritten(
+        stock,
+        lambda tensors: [tensors.update({prefix + key: tensors.pop(key)}) for key in [*tensors]],
+    )
     assert main([command, str(stock)]) == 2
-    said = capsys.readouterr().err
-    assert f"take {prefix} off every name" in said and "Traceback" not in said
+    assert f"take {prefix} off every name" in capsys.readouterr().err
 
 
 def qwen3_moe(directory, **changed):
@@ -177,12 +176,21 @@ def test_a_quantisation_that_the_weights_no_longer_have_changes_no_precision(dty
     """Found: of experts in bfloat16, float32 was asked for and bfloat16 came."""
     qwen3_moe(tmp_path)
     right = logits(ri.load_model(tmp_path, dtype=dtype))
-    qwen3_moe(tmp_path / "named", quantization_config=FP8)
-    shutil.copy(tmp_path / "model.safetensors", tmp_path / "named" / "model.safetensors")
+    configured(tmp_path, quantization_config=FP8)
     with pytest.warns(Note, match=r"names a quantisation \(fp8\), which its weights do not have"):
-        model = ri.load_model(tmp_path / "named", dtype=dtype)
+        model = ri.load_model(tmp_path, dtype=dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert torch.equal(logits(model), right)
+
+
+O_PROJ, EMBEDDING = "model.layers.1.self_attn.o_proj.weight", "model.embed_tokens.weight"
+
+
+DAMAGES = {
+    "missing": lambda tensors, name: tensors.pop(name),
+    "surplus": lambda tensors, name: tensors.update({f"{name}.extra": torch.ones(1)}),
+    "misshaped": lambda tensors, name: tensors.update({name: tensors[name][:-1].clone()}),
+}
 
 
 def test_a_precision_that_transformers_gives_in_place_of_the_one_asked_for_is_refused(tmp_path):
@@ -215,56 +223,26 @@ def test_a_scale_of_zero_is_none_as_hugging_face_has_it(zero, stock):
     assert_as_hugging_face(stock)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_moe"])
-@pytest.mark.parametrize("fault", ["missing", "surplus", "misshaped"])
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(
-    "name", ["model.layers.1.self_attn.o_proj.weight", "model.embed_tokens.weight"]
+    ("family", "name"),
+    [("llama", EMBEDDING), ("gemma3", O_PROJ), ("qwen3_moe", O_PROJ), ("qwen3_moe", EMBEDDING)],
 )
-def test_inspect_refuses_headers_that_do_not_fit(family, fault, name, tmp_path, capsys):
+def test_inspect_refuses_headers_that_do_not_fit(family, name, damage, tmp_path, capsys):
     """Found: exit code 0, and a smaller number of parameters."""
     qwen3_moe(tmp_path) if family == "qwen3_moe" else tiny(family).save_pretrained(tmp_path)
     assert main(["inspect", str(tmp_path)]) == 0
-
-    def damage(tensors):
-        if fault == "missing":
-            del tensors[name]
-        elif fault == "surplus":
-            tensors[name.replace("weight", "extra")] = tensors[name].clone()
-        else:
-            tensors[name] = tensors[name][:-1].clone()
-
-    rewritten(tmp_path, damage)
+    rewritten(tmp_path, lambda tensors: DAMAGES[damage](tensors, name))
     capsys.readouterr()
     assert main(["inspect", str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and "repo-interp inspect: " in said.err
 
 
-@pytest.mark.parametrize("change", [the_same_head, no_head, no_embedding])
-def test_inspect_counts_a_tied_embedding_once(change, stock, capsys):
-    rewritten(stock, change, tie_word_embeddings=True)
-    assert main(["inspect", str(stock)]) == 0
-    counted = sum(parameter.numel() for parameter in ri.load_model(stock).parameters())
-    assert f"{counted:,} parameters" in capsys.readouterr().out
-
-
-KEYS_OF_ROTATION = ("rope_parameters", "rope_theta", "max_position_embeddings")
-
-
 @pytest.mark.parametrize(
     ("family", "keys", "said"),
     [
-        (
-            "llama",
-            {"rope_theta": 50.0},
-            "max_position_embeddings (2,048 is taken): transformers' default for llama",
-        ),
         ("olmo2", {}, "rope_theta (10,000 is taken), max_position_embeddings (2,048 is taken)"),
-        (
-            "qwen3",
-            {"rope_scaling": {"type": "linear", "factor": 2.0}, "max_position_embeddings": 64},
-            "rope_theta (10,000 is",
-        ),
         (
             "gemma3",
             {"rope_theta": 1e6, "max_position_embeddings": 64},
@@ -276,7 +254,7 @@ def test_numbers_of_the_rotation_that_transformers_gives_are_named(
     family, keys, said, tmp_path, capsys
 ):
     tiny(family).save_pretrained(tmp_path)
-    configured(tmp_path, KEYS_OF_ROTATION)
+    configured(tmp_path, ("rope_parameters", "rope_theta", "max_position_embeddings"))
     configured(tmp_path, **keys)
     file = tmp_path / "config.json"
     with pytest.warns(Note) as warned:
@@ -306,7 +284,7 @@ def test_nothing_is_said_where_the_numbers_stand_in_an_older_form(keys, stock):
 def test_nothing_is_said_of_what_comes_with_the_package_or_is_saved_by_it(tmp_path):
     for place in shipped_names():
         identify(place)
-    for family in CONFIGS:
+    for family in ("llama", "gemma3", "smollm3"):
         ri.save(ri.reposition(tiny(family), "repo@1"), tmp_path / family)
         identify(tmp_path / family)
 
@@ -327,22 +305,14 @@ def test_a_stale_index_beside_whole_weights_is_not_read(stock, tmp_path):
     assert_as_hugging_face(stock)
 
 
-@pytest.mark.parametrize(
-    ("stored", "wanted"),
-    [
-        ("float16", "bfloat16"),
-        ("bfloat16", "float64"),
-        ("bfloat16", "bfloat16"),
-    ],
-)
+@pytest.mark.parametrize(("stored", "wanted"), [("float16", "bfloat16"), ("bfloat16", "float64")])
 def test_weights_are_converted_once(stored, wanted, tmp_path):
     ri.save(ri.reposition(tiny("olmo2"), "repo@1").to(getattr(torch, stored)), tmp_path)
     before = load_file(tmp_path / "model.safetensors")
-    model = ri.load_model(tmp_path, dtype=wanted)
-    state = {name.replace(".assigner.", "."): tensor for name, tensor in model.state_dict().items()}
-    assert state.keys() == before.keys()
-    for name, tensor in before.items():
-        assert torch.equal(state[name], tensor.to(getattr(torch, wanted))), name
+    state = ri.load_model(tmp_path, dtype=wanted).state_dict()
+    found = {name.replace(".assigner.", "."): tensor for name, tensor in state.items()}
+    expected = {name: tensor.to(getattr(torch, wanted)) for name, tensor in before.items()}
+    assert_close(found, expected, rtol=0, atol=0)
 
 
 def drawn(model, std):
@@ -357,35 +327,19 @@ def drawn(model, std):
 def test_learned_positions_keep_their_precision_in_a_rounded_model_where_asked(scheme, tmp_path):
     model = drawn(ri.reposition(tiny("llama"), f"{scheme},rope,{scheme}"), std=1.0)
     ri.save(model, tmp_path)
-    prompt = Prompt(tokens=tuple(TOKENS[0].tolist()))
-    rounded, kept = (
-        ri.load(tmp_path, dtype="bfloat16", positions_dtype=dtype) for dtype in (None, "float32")
-    )
-    with pytest.warns(RoundedPositions):
-        of_rounded = ri.analyze(rounded, [prompt], ("positions",))
-    run = ri.analyze(kept, [prompt], ("positions",))
-    assert "positions_dtype" not in of_rounded.attrs
+    kept = ri.load_model(tmp_path, dtype="bfloat16", positions_dtype="float32")
+    run = ri.analyze(kept, [Prompt(tokens=tuple(TOKENS[0].tolist()))], ("positions",))
     assert (run.attrs["dtype"], run.attrs["positions_dtype"]) == ("bfloat16", "float32")
     assert "computed in bfloat16, learned positions in float32" in run.attrs["notes"]
-    hidden = []
-    block = kept.original_model.model.layers[0]
-    with (
-        torch.no_grad(),
-        block.self_attn.register_forward_pre_hook(
-            lambda module, arguments, keywords: hidden.append(keywords["hidden_states"]),
-            with_kwargs=True,
-        ),
-    ):
-        kept(TOKENS[:1])
-    assert hidden[0].dtype == torch.bfloat16
-    expected = model.model.layers[0].self_attn.assigner.assign(hidden[0].float())[0].T.detach()
-    found, of_bfloat16 = (
-        torch.as_tensor(each["positions"]["position"].sel(layer=0, prompt=0).values).float()
-        for each in (run, of_rounded)
-    )
+    with torch.no_grad():
+        embedded = kept.model.embed_tokens(TOKENS[:1])
+        hidden = kept.model.layers[0].input_layernorm(embedded)
+        expected = model.model.layers[0].self_attn.assigner.assign(hidden.float())[0].T
+    assert hidden.dtype == torch.bfloat16
+    positions = run["positions"]["position"].sel(layer=0, prompt=0).values
+    found = torch.as_tensor(positions).float()
     assert_close(found[:: len(found) // len(expected)], expected, atol=1e-5, rtol=1e-5)
     assert not torch.equal(found, found.bfloat16().float())
-    assert torch.equal(of_bfloat16, of_bfloat16.bfloat16().float())
 
 
 def test_values_too_large_for_the_wanted_dtype_are_refused(stock):
@@ -399,8 +353,6 @@ def test_values_too_large_for_the_wanted_dtype_are_refused(stock):
     ("family", "layout", "options"),
     [
         ("llama", "learned", {}),
-        ("llama", "fire", {}),
-        ("gemma3", "rope,nope,repo", {}),
         ("llama", "repo@1", {"assignment": "head"}),
         ("gemma3", "cope", {"gates": "separate_keys", "map": "model"}),
     ],
@@ -418,13 +370,12 @@ def test_what_save_pretrained_writes_of_a_repositioned_model_loads(
         assert torch.equal(logits(again), logits(model))
 
 
-@pytest.mark.parametrize("family", ["llama", "olmo3", "qwen2", "gemma3", "smollm3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_auto_classes_load_what_we_save(family, tmp_path):
     model = ri.reposition(tiny(family), "repo")
     ri.save(model, tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(logits(again), logits(model))
-    assert type(again) is type(model)
+    assert torch.equal(logits(again), logits(model)) and type(again) is type(model)
     again.save_pretrained(tmp_path / "again")
     assert torch.equal(logits(ri.load_model(tmp_path / "again")), logits(model))
     config = AutoConfig.from_pretrained(tmp_path)
@@ -434,39 +385,11 @@ def test_auto_classes_load_what_we_save(family, tmp_path):
         tmp_path, dtype=torch.bfloat16, attn_implementation="eager"
     )
     assert half.dtype == torch.bfloat16 and half.config._attn_implementation == "eager"
-
-
-def test_auto_classes_refuse_what_is_not_offered(tmp_path):
-    ri.save(ri.reposition(tiny("llama"), "repo"), tmp_path)
     with refused("take no variant"):
         AutoModelForCausalLM.from_pretrained(tmp_path, variant="fp16")
 
 
-def test_a_trainer_checkpoint_of_a_repositioned_model_loads(tmp_path):
-    from transformers import Trainer, TrainingArguments
-
-    model = ri.reposition(tiny("llama"), "repo@1")
-    data = [{"input_ids": TOKENS[0], "labels": TOKENS[0]}] * 4
-    arguments = TrainingArguments(
-        str(tmp_path),
-        max_steps=2,
-        save_steps=2,
-        per_device_train_batch_size=2,
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
-    Trainer(model, arguments, train_dataset=data).train()
-    again = ri.load(tmp_path / "checkpoint-2")
-    assert ri.layout(again) == ("rope", "repo", "repo")
-    with torch.no_grad():
-        assert_close(again(TOKENS), logits(model.eval()), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("layout", "family"),
-    [("rope", "gemma2"), ("repo@1", "llama"), ("cope", "qwen3"), ("learned", "llama")],
-)
+@pytest.mark.parametrize(("layout", "family"), [("rope", "gemma2"), ("learned", "llama")])
 def test_a_bridge_is_saved_and_loaded(family, layout, tmp_path):
     model = ri.reposition(tiny(family), layout)
     ri.save(model, tmp_path / "before")
@@ -486,33 +409,25 @@ def test_a_bridge_whose_weights_are_no_longer_the_models_is_not_saved(tmp_path):
         ri.save(bridge, tmp_path)
 
 
-def test_what_is_no_tokenizer_is_not_saved(tmp_path):
-    with refused("wanted a tokenizer of transformers to save, got 3"):
-        ri.save(ri.reposition(tiny("llama"), "repo"), tmp_path / "new", tokenizer=3)
-    assert not (tmp_path / "new").exists()
-
-
 def test_saving_keeps_the_tokenizer_of_a_bridge(tmp_path):
     bridge = ri.load("niah/repo")
     ri.save(bridge, tmp_path)
     again = ri.load(tmp_path)
     assert again.tokenizer.get_vocab() == bridge.tokenizer.get_vocab()
     assert bridge.cfg.model_name == "niah/repo" and again.cfg.model_name == tmp_path.name
+    with refused("wanted a tokenizer of transformers to save, got 3"):
+        ri.save(bridge, tmp_path / "new", tokenizer=3)
+    assert not (tmp_path / "new").exists()
 
 
 def test_names_of_the_zoo_are_never_looked_for_on_the_hub(monkeypatch):
     import huggingface_hub
 
-    def asked(*arguments, **keywords):
-        raise AssertionError("the hub was asked")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
     assert ri.layout(ri.load_model("niah/repo"))[-1] == "repo"
-    with refused(r"no checkpoint 'niah/reppo' is installed; did you mean niah/repo\?"):
-        ri.load("niah/reppo")
     for task in {name.split("/")[0] for name in shipped_names()}:
         with refused("is installed"):
-            ri.load(f"{task}/something-else")
+            ri.load_model(f"{task}/something-else")
 
 
 def memory_of_loading(directory):
@@ -537,15 +452,8 @@ def test_loading_needs_the_memory_of_the_model(tmp_path):
     """In a narrower dtype than the file's: neither the file nor a part of it is held beside the
     model.
     """
-    from transformers import LlamaConfig
-
-    config = LlamaConfig(
-        vocab_size=8000,
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-    )
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 8}
+    config = LlamaConfig(vocab_size=8000, num_hidden_layers=4, **sizes)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.to_empty(device="cpu")
@@ -562,13 +470,9 @@ def test_loading_needs_the_memory_of_the_model(tmp_path):
 
 def test_inspecting_reads_headers_alone(tmp_path, capsys):
     """A file of 4 GB of zeros on paper: reading it would take its memory and time."""
-
-    from accelerate import init_empty_weights
-    from transformers import LlamaConfig
-
     config, header, offset = LlamaConfig(num_hidden_layers=4), {}, 0
     config.save_pretrained(tmp_path)
-    with init_empty_weights():
+    with torch.device("meta"):
         weights = dict(AutoModelForCausalLM.from_config(config).named_parameters())
     for name, weight in weights.items():
         place = [offset, offset := offset + 4 * weight.numel()]

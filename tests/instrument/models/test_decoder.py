@@ -20,24 +20,13 @@ ORIGIN = Origin("a name", "a digest", 64, Path("weights"))
 def test_it_is_made_once_and_says_what_the_layers_are():
     model = ri.reposition(tiny("llama"), "rope,nope,repo")
     decoder = as_decoder(model)
-    assert (
-        as_decoder(model) is decoder
-        and as_decoder(torch.compile(model, backend="eager")) is decoder
-    )
-    assert decoder.schemes == ri.layout(model) == ("rope", "nope", "repo") and decoder.shape == (
-        3,
-        decoder.layers[0].heads,
-    )
-    assert (
-        decoder.learned_layers == [2]
-        and list(decoder.positioned) == [0, 2]
-        and list(decoder.by_layer) == [0, 1, 2]
-    )
-    assert decoder.vocabulary_size == model.config.vocab_size and decoder.stack is model.model
-    assert decoder.blocks is model.model.layers and (decoder.device, decoder.dtype) == (
-        model.device,
-        model.dtype,
-    )
+    assert as_decoder(model) is as_decoder(torch.compile(model, backend="eager")) is decoder
+    assert decoder.schemes == ri.layout(model) == ("rope", "nope", "repo")
+    assert decoder.shape == (3, decoder.layers[0].heads) and decoder.learned_layers == [2]
+    assert list(decoder.positioned) == [0, 2] and list(decoder.by_layer) == [0, 1, 2]
+    assert decoder.vocabulary_size == model.config.vocab_size
+    assert decoder.stack is model.model and decoder.blocks is model.model.layers
+    assert (decoder.device, decoder.dtype) == (model.device, model.dtype)
 
 
 def test_a_stock_decoder_has_a_device_and_no_layers():
@@ -61,16 +50,16 @@ def test_new_schemes_and_exchanged_modules_are_seen():
 
 def test_copies_have_one_of_their_own_that_knows_the_same():
     model = ri.reposition(tiny("llama"), "repo")
-    as_decoder(model).origin, before = ORIGIN, as_decoder(model).layers
+    as_decoder(model).origin = ORIGIN
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    for copied in (copy.deepcopy(model), copy.copy(model), torch.load(file, weights_only=False)):
+    deep = copy.deepcopy(model)
+    for copied in (deep, copy.copy(model), torch.load(file, weights_only=False)):
         known = as_decoder(copied)
         assert known is not as_decoder(model) and known.module is copied and known.origin == ORIGIN
-    assert not {id(each) for each in as_decoder(copy.deepcopy(model)).layers} & {
-        id(each) for each in before
-    }
+    ours, theirs = ({id(each) for each in as_decoder(one).layers} for one in (model, deep))
+    assert not ours & theirs
 
 
 def test_a_bridge_has_the_same_layers_and_its_own_memory():

@@ -13,7 +13,6 @@ from repo_interp.cli import main
 from repo_interp.positions.rotary import rotate
 
 WIDTH, TOKENS, BASE = 16, 70, 500.0
-THETA = BASE ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
 
 
 def stock(**changed):
@@ -22,17 +21,19 @@ def stock(**changed):
     return AutoModelForCausalLM.from_config(LlamaConfig(**{**TINY, **changes})).eval()
 
 
-def angles(theta=THETA, tokens=TOKENS):
+def angles(theta=None, tokens=TOKENS):
+    theta = theta_of() if theta is None else theta
     return torch.arange(tokens, dtype=torch.float64)[:, None] * theta
 
 
-def tables(angle, form="pairs", scale=1.0, dtype=torch.float32):
-    cos, sin = (scale * angle.cos()).to(dtype), (scale * angle.sin()).to(dtype)
-    if form == "halves":
-        return {"cos": torch.cat([cos, cos], -1), "sin": torch.cat([sin, sin], -1)}
-    if form == "interleaved":
-        return {name: part.repeat_interleave(2, -1) for name, part in (("cos", cos), ("sin", sin))}
-    return {"cos": cos, "sin": sin}
+def tables(angle, form="pairs", scale=1.0):
+    halves = {
+        "pairs": lambda part: part,
+        "halves": lambda part: torch.cat([part, part], -1),
+        "interleaved": lambda part: part.repeat_interleave(2, -1),
+    }
+    both = {"cos": scale * angle.cos(), "sin": scale * angle.sin()}
+    return {name: halves[form](part.float()) for name, part in both.items()}
 
 
 def findings(model, arrays, folder, suffix="safetensors"):
@@ -44,6 +45,10 @@ def findings(model, arrays, folder, suffix="safetensors"):
     return ri.verify(model, path).attrs["findings"]
 
 
+def theta_of(base=BASE, width=WIDTH):
+    return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+
+
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 @pytest.mark.parametrize("form", ["pairs", "halves", "interleaved"])
 def test_right_tables_have_no_finding(tmp_path, suffix, form):
@@ -52,20 +57,15 @@ def test_right_tables_have_no_finding(tmp_path, suffix, form):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rounded_tables_have_no_finding(tmp_path, dtype):
-    assert findings(stock(), tables(angles(), "halves", dtype=dtype), tmp_path) == ""
+    rounded = {name: part.to(dtype) for name, part in tables(angles(), "halves").items()}
+    assert findings(stock(), rounded, tmp_path) == ""
 
 
 def test_another_base_and_a_missing_scaling_are_found(tmp_path):
-    other = 10_000.0 ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
-    line = findings(stock(), tables(angles(other)), tmp_path)
+    line = findings(stock(), tables(angles(theta_of(10_000.0))), tmp_path)
     assert line.startswith("layers 0-2, pairs 1-7: expected theta") and "rad off" in line
-    yarn = {
-        "rope_type": "yarn",
-        "rope_theta": BASE,
-        "factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
-    model = stock(rope_parameters=yarn, max_position_embeddings=128)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    model = stock(rope_parameters=yarn | {"rope_theta": BASE}, max_position_embeddings=128)
     lines = findings(model, tables(angles()), tmp_path)
     assert "expected theta" in lines and "lengthened by 1.139 (attention factor)" in lines
     rotary = model.model.rotary_emb
@@ -80,33 +80,34 @@ def test_positions_that_begin_one_late_are_found(tmp_path):
     assert findings(stock(), named, tmp_path) == ""
 
 
-@pytest.mark.parametrize("order", ["halves", "interleaved"])
 @pytest.mark.parametrize("shape", [(TOKENS, WIDTH), (3, TOKENS, WIDTH)])
+@pytest.mark.parametrize("order", ["halves", "interleaved"])
 def test_vectors_before_and_after(tmp_path, order, shape):
     plain = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    turned = rotate(plain, torch.arange(TOKENS).double(), THETA)
-    wrong = rotate(plain, torch.arange(TOKENS).double(), THETA / 2)
-    entries = torch.arange(WIDTH).view(2, -1).T.flatten() if order == "interleaved" else None
+    entries = torch.arange(WIDTH)
+    if order == "interleaved":
+        entries = entries.view(2, -1).T.flatten()
+    right, wrong = (
+        rotate(plain, torch.arange(TOKENS).double(), theta)[..., entries].float()
+        for theta in (theta_of(), theta_of() / 2)
+    )
+    plain = plain[..., entries].float()
+    assert findings(stock(), {"k": plain, "k_rotated": right}, tmp_path, "npz") == ""
+    assert "pairs 0-7" in findings(stock(), {"q": plain, "q_rotated": wrong}, tmp_path)
 
-    def ordered(vectors):
-        return (vectors if entries is None else vectors[..., entries]).float()
 
-    given = {"q": ordered(plain), "q_rotated": ordered(turned)}
-    assert findings(stock(), given, tmp_path) == ""
-    assert "pairs 0-7" in findings(stock(), given | {"q_rotated": ordered(wrong)}, tmp_path)
-    keys = {"k": given["q"], "k_rotated": given["q_rotated"]}
-    assert findings(stock(), keys, tmp_path, "npz") == ""
+ONES = np.ones((3, 4))
 
 
 @pytest.mark.parametrize(
     ("arrays", "names"),
     [
-        ({"cosine": np.ones((3, 4))}, "holds cosine"),
-        ({"cos": np.ones((3, 4)), "sin": np.ones((3, 5))}, r"\[3, 4\] and sin \[3, 5\]"),
+        ({"cosine": ONES}, "holds cosine"),
+        ({"cos": ONES, "sin": np.ones((3, 5))}, r"\[3, 4\] and sin \[3, 5\]"),
         ({"cos": np.ones(3), "sin": np.ones(3)}, "wanted two arrays"),
-        ({"cos": np.full((3, 4), np.nan), "sin": np.ones((3, 4))}, "NaN"),
+        ({"cos": ONES * np.nan, "sin": ONES}, "NaN"),
         ({"cos": np.ones((1, 8)), "sin": np.zeros((1, 8))}, "position 0 alone"),
-        ({"cos": np.ones((3, 4)), "sin": np.ones((3, 4)), "positions": np.ones(2)}, "positions"),
+        ({"cos": ONES, "sin": ONES, "positions": np.ones(2)}, "positions"),
         ({"q": np.ones((3, 5)), "q_rotated": np.ones((3, 5))}, "5 entries"),
     ],
 )
@@ -131,13 +132,10 @@ def test_a_file_never_runs_anything(tmp_path, capsys):
     assert "it ran" not in capsys.readouterr().out
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    width = ri.load_model("niah/rope").config.head_dim
-    theta = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    np.savez("right.npz", **tables(angles(theta), "halves"))
-    np.savez("wrong.npz", **tables(angles(theta / 2), "halves"))
-    assert main(["verify", "niah/rope", "right.npz"]) == 0
-    assert main(["verify", "niah/rope", "wrong.npz"]) == 1
-    assert "expected theta" in capsys.readouterr().out
-    assert main(["verify", "niah/rope", "absent.npz"]) == 2
+def test_the_command(tmp_path, capsys):
+    theta = theta_of(10_000.0, ri.load_model("niah/rope").config.head_dim)
+    codes = []
+    for turned in (theta, theta / 2):
+        np.savez(tmp_path / "dump.npz", **tables(angles(turned), "halves"))
+        codes.append(main(["verify", "niah/rope", str(tmp_path / "dump.npz")]))
+    assert codes == [0, 1] and "expected theta" in capsys.readouterr().out

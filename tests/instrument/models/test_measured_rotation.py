@@ -52,14 +52,9 @@ def measured(config):
 
 def test_a_head_that_turns_whole_in_halves_is_left_in_its_order():
     rotation = measured(LlamaConfig(**TINY))
-    assert rotation.order is None and rotation.rotates
+    assert rotation.order is None and rotation.rotates and rotation.window is None
     assert_close(rotation.frequencies, 10_000.0 ** (-torch.arange(4) / 4))
-    assert (rotation.heads, rotation.kv_heads, rotation.scaling, rotation.window) == (
-        4,
-        2,
-        8**-0.5,
-        None,
-    )
+    assert (rotation.heads, rotation.kv_heads, rotation.scaling) == (4, 2, 8**-0.5)
 
 
 def test_entries_that_do_not_turn_are_pairs_of_frequency_zero():
@@ -128,21 +123,18 @@ def test_frequencies_that_depend_on_the_length_are_those_of_the_pass(stock):
             assert_close(model(given, use_cache=False).logits, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", SCALED)
 @pytest.mark.parametrize(
-    ("dtype", "options"), [(torch.float32, {}), (torch.bfloat16, {"num_beams": 3})]
+    ("kind", "dtype", "options"),
+    [("dynamic", torch.float32, {}), ("longrope", torch.bfloat16, {"num_beams": 3})],
 )
 def test_a_cache_that_outgrows_the_limit_gives_the_tokens_of_the_stock_model(kind, dtype, options):
     """Found: cached keys were turned by the frequencies of the present pass."""
     stock, tokens = scaled(kind, dtype), torch.tensor([drawn(12)[0]])
     model = ri.reposition(copy.deepcopy(stock), "rope")
-    assert torch.equal(
-        *(each.generate(tokens, max_new_tokens=20, **options) for each in (stock, model))
-    )
+    expected = stock.generate(tokens, max_new_tokens=20, **options)
+    assert torch.equal(model.generate(tokens, max_new_tokens=20, **options), expected)
     with ri.interventions.rescaled(model, 1, 2, linear=1.0):  # frequencies by head, the same ones
-        assert torch.equal(
-            stock.generate(tokens, max_new_tokens=20), model.generate(tokens, max_new_tokens=20)
-        )
+        assert torch.equal(model.generate(tokens, max_new_tokens=20, **options), expected)
 
 
 def test_a_prompts_numbers_do_not_depend_on_those_beside_it(stock):
@@ -153,54 +145,54 @@ def test_a_prompts_numbers_do_not_depend_on_those_beside_it(stock):
         Prompt(tokens=tokens, generated=(len(tokens) - 1,)) for tokens in drawn(10, 40, 12, 40, 30)
     ]
     model = ri.reposition(copy.deepcopy(stock), "rope")
-    for size in (4, "auto"):
-        run = ri.analyze(model, prompts, ("predictions", "components"), batch_size=size)
-        row = copy.deepcopy(stock)(torch.tensor([prompts[0].tokens])).logits[0, :-1].softmax(-1)
-        expected = row.gather(-1, torch.tensor(prompts[0].tokens)[1:, None])[:, 0]
-        found = torch.from_numpy(run["predictions"]["probability_of_next"].values[:9]).float()
-        assert_close(found, expected.detach(), rtol=1e-4, atol=1e-6)
-        components = run["components"].to_dataset()
-        for number, prompt in enumerate(prompts):
-            alone = ri.analyze(model, [prompt], ("components",))["components"]
-            assert "prompt_frequency" not in alone
-            own = components["prompt_frequency"].sel(prompt=number)
-            assert_close(own.values, alone["frequency"].values.astype("float32"))
-            assert_close(
-                components["vaf"].sel(prompt=number).values, alone["vaf"].values[0], equal_nan=True
-            )
-        assert bool(components["frequency"].isnull().all())
-        assert "frequencies depend on the length of a pass" in run.attrs["notes"]
-        assert "changed" not in run.attrs
+    run = ri.analyze(model, prompts, ("predictions", "components"), batch_size=4)
+    row = stock(torch.tensor([prompts[0].tokens])).logits[0, :-1].softmax(-1)
+    expected = row[range(9), prompts[0].tokens[1:]]
+    found = torch.from_numpy(run["predictions"]["probability_of_next"].values[:9]).float()
+    assert_close(found, expected.detach(), rtol=1e-4, atol=1e-6)
+    components = run["components"].to_dataset()
+    for number, prompt in enumerate(prompts):
+        alone = ri.analyze(model, [prompt], ("components",))["components"]
+        own = components.sel(prompt=number)
+        assert "prompt_frequency" not in alone
+        assert_close(own["prompt_frequency"].values, alone["frequency"].values.astype("float32"))
+        assert_close(own["vaf"].values, alone["vaf"].values[0], equal_nan=True)
+    assert bool(components["frequency"].isnull().all())
+    assert "frequencies depend on the length of a pass" in run.attrs["notes"]
+    assert "changed" not in run.attrs
     mean = ri.analyze(model, prompts, (Components(prompts="mean"),))["components"]
     assert bool(mean["frequency"].isnull().all())
     assert "notes" not in ri.analyze(model, [prompts[0], prompts[2]], ("components",)).attrs
-    together = (
-        forced_responses(model, scoring_of(prompts), prompts, 5),
-        continue_greedily(model, drawn(10, 14, 15), [8, 4, 3]),
-    )
-    alone = [forced_responses(model, scoring_of(prompts), [prompt], 1)[0] for prompt in prompts]
-    assert [each.log_probabilities for each in together[0]] == [
-        pytest.approx(each.log_probabilities) for each in alone
+
+
+def test_responses_do_not_depend_on_the_prompts_beside_them(stock):
+    model = ri.reposition(stock, "rope")
+    prompts = [Prompt(tokens=tokens, generated=(len(tokens) - 1,)) for tokens in drawn(10, 40, 12)]
+    forced = forced_responses(model, scoring_of(prompts), prompts, 5)
+    for prompt, together in zip(prompts, forced, strict=True):
+        (alone,) = forced_responses(model, scoring_of(prompts), [prompt], 1)
+        assert together.log_probabilities == pytest.approx(alone.log_probabilities)
+    tokens, counts = drawn(10, 14, 15), [8, 4, 3]
+    alone = [
+        continue_greedily(model, [prompt], [count])[0]
+        for prompt, count in zip(tokens, counts, strict=True)
     ]
-    counted = zip(drawn(10, 14, 15), [8, 4, 3], strict=True)
-    assert together[1] == [
-        continue_greedily(model, [prompt], [count])[0] for prompt, count in counted
-    ]
+    assert continue_greedily(model, tokens, counts) == alone
 
 
 def test_experiments_take_prompts_of_one_length_together(stock):
     prompts = [Prompt(tokens=tokens, generated=(len(tokens) - 1,)) for tokens in drawn(12, 40, 18)]
-    options = {"kinds": ("position_offset",), "gammas": (0.5,), "l_maxes": (4,)}
-    asked = [Perturbation(**options), Effects(kinds=("linearised",))]
-    runs = [
+    asked = [
+        Perturbation(kinds=("position_offset",), gammas=(0.5,), l_maxes=(4,)),
+        Effects(kinds=("linearised",)),
+    ]
+    one, other = (
         ri.analyze(stock, some, (), experiments=asked, batch_size=8)
         for some in (prompts, prompts[::-1])
-    ]
-    for name, variable in (("perturbation", "log_perplexity"), ("effects", "effect")):
-        one, other = (torch.from_numpy(run[name][variable].values) for run in runs)
-        assert bool(one.isfinite().any()) and (
-            name == "perturbation" or torch.allclose(one, other, atol=1e-5, equal_nan=True)
-        )
+    )
+    assert bool(one["perturbation"]["log_perplexity"].notnull().any())
+    effects = [run["effects"]["effect"].values for run in (one, other)]
+    assert_close(*effects, atol=1e-5, rtol=0, equal_nan=True)
 
 
 def test_prompts_of_different_lengths_in_one_pass_are_refused(stock):
@@ -268,9 +260,8 @@ def test_a_model_is_measured_as_it_runs(stated, spoil):
     given = torch.tensor([tokens])
     with torch.no_grad():
         expected = model(given).logits
-    with pytest.warns(
-        Note, match="layers 0, 1, 2 of this llama rotate otherwise than its configuration says"
-    ):
+    line = "layers 0, 1, 2 of this llama rotate otherwise than its configuration says"
+    with pytest.warns(Note, match=line):
         run = ri.analyze(model, [Prompt(tokens=tokens)], ("predictions",))
     assert run.attrs["changed"].endswith("in layer 0, layer 1, layer 2")
     assert run.attrs["changed"] in run.attrs["notes"]
@@ -281,14 +272,10 @@ def test_a_model_is_measured_as_it_runs(stated, spoil):
         assert_close(ri.reposition(model, "rope")(given).logits, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["linear", *SCALED])
-def test_rounded_buffers_are_no_difference(kind):
-    options = {"factor": 3.0, **SCALED.get(kind, {})}
-    stated = rope(kind, original_max_position_embeddings=16, **options)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**TINY, rope_parameters=stated))
+def test_rounded_buffers_are_no_difference(stock):
     exact, rounded = (
         Prober(each.model).measured(each.model.layers[0].self_attn)
-        for each in (model, copy.deepcopy(model).bfloat16())
+        for each in (stock, copy.deepcopy(stock).bfloat16())
     )
     assert not rounded.differs and torch.equal(rounded.frequencies, exact.frequencies)
 
@@ -302,33 +289,25 @@ def test_what_the_tables_turn_has_the_attention_factor_whatever_its_frequency_an
     assert whole.attention_scaling == 1.5
 
 
-def test_heads_can_rotate_by_frequencies_of_their_own():
+def test_another_base_is_that_of_a_stock_model():
     model = ri.reposition(tiny("llama"), "rope")
-    config = LlamaConfig(**TINY, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    config = LlamaConfig(**TINY, rope_parameters=rope() | {"rope_theta": 500.0})
     other = AutoModelForCausalLM.from_config(config).eval()
     other.load_state_dict(model.state_dict())
-    rescaled = ri.interventions.rescaled
     with torch.no_grad():
         plain = model(TOKENS).logits
-        with rescaled(model, [0, 1, 2], theta=500.0):
+        with ri.interventions.rescaled(model, [0, 1, 2], theta=500.0):
             assert_close(model(TOKENS).logits, other(TOKENS).logits, rtol=1e-5, atol=1e-5)
-        with rescaled(model, 1, 2, linear=4.0):
-            of_one = model(TOKENS).logits
-            with rescaled(model, heads=[(1, 0), (1, 1), (1, 3)], yarn=4.0):
-                assert (model(TOKENS).logits - of_one).abs().max() > 1e-3
-        with rescaled(model, 1, linear=4.0), ri.interventions.scaled(model, 4.0, layer=1):
-            assert_close(model(TOKENS).logits, plain, rtol=1e-4, atol=1e-5)
-        assert (of_one - plain).abs().max() > 1e-3
         assert torch.equal(model(TOKENS).logits, plain)
 
 
 def test_measures_refuse_a_layer_whose_heads_rotate_differently():
-    bridge = ri.bridge(ri.reposition(tiny("llama"), "rope"))
+    model = ri.reposition(tiny("llama"), "rope")
     with (
-        ri.interventions.rescaled(bridge, 1, 2, linear=2.0),
+        ri.interventions.rescaled(model, 1, 2, linear=2.0),
         refused("single heads of layer 1 are rescaled"),
     ):
-        ri.analyze(bridge, [tuple(TOKENS[0].tolist())], measures=("components",))
+        ri.analyze(model, [tuple(TOKENS[0].tolist())], measures=("components",))
 
 
 def test_an_attention_that_ignores_its_scheme_is_an_error():

@@ -58,16 +58,12 @@ SIZES = {
 
 def loaded_by_others(base, whole, adapters):
     """Which loader, of which path, gives a model."""
-    asked = json.dumps(
-        {"base": str(base), "whole": [*map(str, whole)], "adapters": [*map(str, adapters)]}
-    )
-    here = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-        "TRANSFORMERS_VERBOSITY": "error"
-    }
+    asked = {"base": str(base), "whole": [*map(str, whole)], "adapters": [*map(str, adapters)]}
+    here = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM],
-        input=asked,
-        env=here,
+        input=json.dumps(asked),
+        env=here | {"TRANSFORMERS_VERBOSITY": "error"},
         cwd=base,
         capture_output=True,
         text=True,
@@ -82,43 +78,36 @@ def made(tmp_path_factory):
     adapters on llama/rope.
     """
     directory, paths = tmp_path_factory.mktemp("made"), {}
-    for family, build, configuration in (
-        ("llama", LlamaForCausalLM, LlamaConfig),
-        ("olmo2", Olmo2ForCausalLM, Olmo2Config),
+    tokens = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
+    for family, build, configuration, layouts in (
+        ("llama", LlamaForCausalLM, LlamaConfig, ("rope", "repo", "nope")),
+        ("olmo2", Olmo2ForCausalLM, Olmo2Config, ("repo",)),
     ):
-        for layout in ("rope", "repo", "nope", "hope") if family == "llama" else ("repo",):
-            model = ri.reposition(
-                build(configuration(**SIZES, eos_token_id=None, bos_token_id=None, pad_token_id=0)),
-                layout,
-            )
-            ri.save(model, paths.setdefault(f"{family}/{layout}", directory / family / layout))
-            model.save_pretrained(
-                paths.setdefault(
-                    f"{family}/{layout}/theirs", directory / family / f"{layout}-theirs"
-                )
-            )
+        for layout in layouts:
+            model = ri.reposition(build(configuration(**SIZES, **tokens)), layout)
+            name = f"{family}/{layout}"
+            paths |= {name: directory / name, f"{name}/theirs": directory / "theirs" / name}
+            ri.save(model, paths[name])
+            model.save_pretrained(paths[f"{name}/theirs"])
     base = paths["llama/rope"]
     for layout in ("rope", "repo", "nope"):
         model = ri.reposition(load_model(base), layout)
         attach(model, rank=2)
-        save_adapter(
-            model,
-            paths.setdefault(f"adapter/{layout}", directory / "adapters" / layout),
-            base_reference(identify(base), str(base)),
-        )
+        paths[f"adapter/{layout}"] = directory / "adapters" / layout
+        reference = base_reference(identify(base), str(base))
+        save_adapter(model, paths[f"adapter/{layout}"], reference)
     return paths
 
 
 def test_no_other_library_loads_positions_that_it_does_not_have(made):
-    ours = {name: path for name, path in made.items() if "rope" not in name}
-    whole = [path for name, path in ours.items() if not name.startswith("adapter")]
-    adapters = [path for name, path in ours.items() if name.startswith("adapter")]
     stock = [made["llama/rope"], made["llama/rope/theirs"]]
-    whole, adapters = (
-        [*whole, zoo_path("niah/repo"), *stock],
-        [*adapters, zoo_path("smollm2-135m/repo"), made["adapter/rope"]],
-    )
-    loaded = loaded_by_others(made["llama/rope"], whole, adapters)
+    whole, adapters = [*stock, zoo_path("niah/repo")], [zoo_path("smollm2-135m/repo")]
+    for name, path in made.items():
+        if name.startswith("adapter"):
+            adapters.append(path)
+        elif "rope" not in name:
+            whole.append(path)
+    loaded = loaded_by_others(stock[0], whole, adapters)
     assert {path for _, path in loaded} == {*map(str, stock), str(made["adapter/rope"])}
     assert ["PeftModel", str(made["adapter/rope"])] in loaded  # plain RoPE, which peft has
 

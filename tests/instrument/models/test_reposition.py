@@ -42,14 +42,11 @@ def test_checkpointed_gradients_are_plain_ones():
         assert_close(plain.grad, again.grad, msg=name)
 
 
-def test_added_parameters_are_f_phis_and_under_one_percent_at_the_papers_size():
+def test_added_parameters_are_those_of_f_phi():
     d, rows, layers = 32, 2, 2
     model = ri.reposition(tiny("llama"), "repo@1/3")
     assert ri.layout(model) == ("rope", "repo", "repo")
     assert ri.added_parameters(model) == layers * (2 * d * (d // 8) + (d // 8) * rows)
-    # OLMo-2 1B: width 2048, 16 layers, 16 heads, 1.48e9 parameters; RePo from layer 5.
-    added = 11 * (2 * 2048 * 256 + 256 * 16)
-    assert 0.7e-2 < added / 1.485e9 < 0.9e-2
 
 
 def test_repositioning_again_starts_the_new_scheme_afresh():
