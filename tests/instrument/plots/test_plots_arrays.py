@@ -21,21 +21,15 @@ def test_the_focused_range_of_every_official_row_is_that_of_the_demo():
     expected = np.load(OFFICIAL / "repo_mha" / "expected.npz")
     learned = expected["repo_layers"].tolist()
     for row in DEMO["ranges"]:
-        layer, head = row["layer"], row["head"]
-        positions = (
-            expected["pred_indices"][learned.index(layer), 0, head]
-            if layer in learned
-            else np.arange(96)
-        )
+        positions = np.arange(96)
+        if row["layer"] in learned:
+            layer = learned.index(row["layer"])
+            positions = expected["pred_indices"][layer, 0, row["head"]]
         assert_allclose(positions[:3], row["y_first3"], rtol=1e-6)
         assert_allclose(focused_range(positions), row["suggested_range"], rtol=1e-12)
     for row in DEMO["synthetic"]:
-        found = focused_range(row["y"])
-        assert found == (
-            None
-            if row["suggested_range"] is None
-            else pytest.approx(row["suggested_range"], rel=1e-12)
-        )
+        found, wanted = focused_range(row["y"]), row["suggested_range"]
+        assert found == (wanted and pytest.approx(wanted, rel=1e-12))
 
 
 def test_ranges_of_few_values_and_without_nan():
@@ -60,22 +54,24 @@ def test_the_envelope_keeps_the_extremes_of_every_bin():
     kept = envelope(values, 50)
     assert kept.size <= 102
     for part in np.array_split(np.arange(1000), 50):
-        inside = np.intersect1d(kept, part)
         if np.isfinite(values[part]).any():
-            assert np.nanmin(values[inside]) == np.nanmin(values[part]) and np.nanmax(
-                values[inside]
-            ) == np.nanmax(values[part])
+            inside = values[np.intersect1d(kept, part)]
+            for extreme in (np.nanmin, np.nanmax):
+                assert extreme(inside) == extreme(values[part])
 
 
-def test_thinned_lines_and_stretches():
+def test_thinned_lines_stretches_and_numbers():
     assert thin([50, 51, 0, 10, 55, 49, 99], gap=5) == [0, 10, 50, 55, 99]
     assert contiguous([9, 3, 4, 5]) == [(3, 5), (9, 9)] and contiguous([]) == []
-
-
-def test_numbers_have_three_digits():
-    numbers = (0, 1.7536, 0.01449, 95.0, 4095.3, 1e-7, -0.5, np.nan)
-    shown = "0 1.75 0.0145 95.0 4095 1.0e-07 -0.500 –"
-    assert " ".join(number(value) for value in numbers) == shown
+    shown = {
+        0: "0",
+        1.7536: "1.75",
+        0.01449: "0.0145",
+        4095.3: "4095",
+        1e-7: "1.0e-07",
+        np.nan: "–",
+    }
+    assert {value: number(value) for value in shown} == shown
 
 
 def test_token_labels_show_every_character():

@@ -5,20 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import xarray as xr
-from drawn import artist, texts
+from drawn import artist, artists
 from numpy.testing import assert_allclose
 
-from repo_interp.plots.marks import (
-    CustomFigure,
-    Dots,
-    Grid,
-    Heads,
-    Lines,
-    alone,
-    charts_of,
-    table_of,
-)
-from repo_interp.plots.style import SCHEME_COLOURS, paper_figure, style
+from repo_interp.plots import head_grid, paper_figure, style
+from repo_interp.plots.marks import Dots, Grid, HeadDots, Heads, Lines, alone, charts_of, table_of
+from repo_interp.plots.marks.heads import MISSING, layer_table
+from repo_interp.plots.style import SCHEME_COLOURS
 from repo_interp.plots.views.atlas import MOST_NAMED_ROWS, atlas_overview
 from repo_interp.plots.views.effects import effects_of_sets
 from repo_interp.plots.views.rotation import _number_places
@@ -30,15 +23,37 @@ HEADS = xr.DataArray(
     {"layer": [0, 3], "head": [0, 1, 2], "scheme": ("layer", ["rope", "repo"])},
     ("layer", "head"),
     "r",
-    {"long_name": "r of heads", "units": "1"},
+    {"long_name": "r of heads", "units": "positions"},
 )
 
 
-def test_heads_are_a_figure_and_a_map_of_the_page():
-    chart = Heads(HEADS, name="r")
-    assert_allclose(chart.figure().axes[0].images[0].get_array().filled(np.nan), HEADS.values)
+def test_heads_are_a_map_in_figures_and_on_the_page():
+    """The largest value has the last colour, a missing one is grey."""
+    with style():
+        ax = head_grid(HEADS, paper_figure(3.3, 3).subplots())
+    assert_allclose(ax.images[0].get_array().filled(np.nan), HEADS.values)
+    title = ax.get_title(loc="left")
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "3"]
+    assert ax.images[0].get_clim() == (-2, 2)
+    chart = Heads(HEADS)
     data = chart.data()
-    assert data["title"] == "r of heads" and data["values"][0] == [0.5, -1.0, None] and chart.live
+    assert data["values"] == [[0.5, -1.0, None], [2.0, 0.0, 1.0]] and chart.live
+    assert data["title"] == title == "r of heads (positions)"
+    assert data["ends"] == [-2, 2] and data["control"] is None
+    assert (data["colours"][1][0], data["colours"][0][2]) == (data["scale"][-1], MISSING)
+
+
+def test_dots_of_heads_stand_over_their_control():
+    prompts = xr.DataArray([0.5, 1.5, 4.0], dims="prompt")
+    values = (abs(HEADS) + 1).where(HEADS["layer"] == 3) * prompts
+    chart = HeadDots("r", {"one": (values, values / 100)}, "shuffled", "r", {"one": 7.0}, "length")
+    (ax,) = chart.figure().axes
+    assert not artists(ax, "heads 0") and "none" in [text.get_text() for text in ax.texts]
+    assert_allclose(artist(ax, "heads 1").get_ydata(), [6, 2, 4])
+    assert (abs(artist(ax, "heads 1").get_xdata() - 1) < 0.5).all()
+    bars = artist(ax, "control 1").get_segments()
+    assert_allclose([bar[0][1] for bar in bars], [0.06, 0.02, 0.04])
+    assert_allclose(artist(ax, "level").get_ydata(), 7)
 
 
 def test_a_grid_has_a_panel_per_title_numbers_in_cells_and_one_frame():
@@ -46,41 +61,26 @@ def test_a_grid_has_a_panel_per_title_numbers_in_cells_and_one_frame():
         [[1.0, 2.0], [3.0, np.nan]], {"size": [8, 1024], "epsilon": [0.1, 0.5]}, ("size", "epsilon")
     )
     cells["size"].attrs["long_name"] = "chunk size"
-    figure = Grid(
-        "cells",
-        {"one": cells, "two": cells * 2},
-        "above",
-        ".1f",
-        bar={"label": "share"},
-        chosen=(1, 0),
-    ).figure()
+    panels, bar = {"one": cells, "two": cells * 2}, {"label": "share"}
+    figure = Grid("cells", panels, "above", ".1f", bar=bar, chosen=(1, 0)).figure()
     one, two, bar = figure.axes
-    assert [text.get_text() for text in two.texts] == [
-        "2.0",
-        "4.0",
-        "6.0",
-    ] and bar.get_ylabel() == "share"
+    assert [text.get_text() for text in two.texts] == ["2.0", "4.0", "6.0"]
     assert one.images[0].get_clim() == two.images[0].get_clim() == (0, 6)
-    assert one.get_ylabel() == "chunk size" and [
-        label.get_text() for label in one.get_yticklabels()
-    ] == ["8", "1,024"]
+    assert [label.get_text() for label in one.get_yticklabels()] == ["8", "1,024"]
+    assert (one.get_ylabel(), bar.get_ylabel()) == ("chunk size", "share")
     assert artist(one, "choice").get_xy() == (-0.5, 0.5) and figure.get_suptitle() == "above"
 
 
 def test_lines_of_a_single_run_have_a_panel_per_layer_in_the_colour_of_its_scheme():
-    distance = HEADS.isel(head=slice(2)).expand_dims(distance=[1, 2, 4]) * xr.DataArray(
-        [1.0, 2, 3], dims="distance"
-    )
-    (chart,) = charts_of(
-        "by_distance", *alone(RUN, distance.assign_attrs(training_length=2)), live=True
-    )
+    far = xr.DataArray([1.0, 2, 3], {"distance": [1, 2, 4]}, attrs={"training_length": 2})
+    distance = (far * HEADS.isel(head=slice(2))).assign_attrs(far.attrs)
+    (chart,) = charts_of("by_distance", *alone(RUN, distance), live=True)
     assert isinstance(chart, Lines) and chart.live and chart.name == "by_distance"
     for ax, layer, scheme in zip(chart.figure().axes, (0, 3), ("rope", "repo"), strict=True):
         line = artist(ax, "mean small")
         assert_allclose(line.get_ydata(), distance.sel(layer=layer).mean("head"))
-        assert line.get_color() == SCHEME_COLOURS[scheme] and list(
-            artist(ax, "training length").get_xdata()
-        ) == [2, 2]
+        assert line.get_color() == SCHEME_COLOURS[scheme]
+        assert list(artist(ax, "training length").get_xdata()) == [2, 2]
 
 
 def test_an_axis_that_doubles_names_every_place():
@@ -93,58 +93,39 @@ def test_an_axis_that_doubles_names_every_place():
 
 def test_dots_have_their_errors_and_a_small_change_is_not_blown_up():
     values = xr.DataArray([1e-9, 2e-9], {"kind": ["a", "b"]}, ("kind",), "loss", {"least": 0.01})
-    (chart,) = charts_of(
-        "loss", *alone(RUN, values.assign_coords(low=values - 1e-9, high=values + 1e-9))
-    )
+    ends = {"low": values - 1e-9, "high": values + 1e-9}
+    (chart,) = charts_of("loss", *alone(RUN, values.assign_coords(ends)))
     assert isinstance(chart, Dots)
     (ax,) = chart.figure().axes
     assert_allclose(artist(ax, "mean small").get_xdata(), values)
-    assert_allclose(
-        [part[:, 0] for part in artist(ax, "error small").get_segments()], [[0, 2e-9], [1e-9, 3e-9]]
-    )
+    errors = artist(ax, "error small").get_segments()
+    assert_allclose([part[:, 0] for part in errors], [[0, 2e-9], [1e-9, 3e-9]])
     assert ax.get_xlim()[0] < -0.009
 
 
-def test_a_figure_of_its_own_is_drawn_when_it_is_asked_for():
-    def draw():
-        with style():
-            figure = paper_figure(2, 1)
-        figure.suptitle("mine")
-        return figure
-
-    chart = CustomFigure("mine", draw, caption="A figure.")
-    assert chart.data() is None and "mine" in texts(chart.figure())
-
-
 def test_a_table_has_a_row_per_label_with_the_scheme_of_a_layer_and_none_without_a_number():
-    counts = xr.DataArray([3, 4], {"layer": [0, 3]}, ("layer",))
-    table = table_of(
-        "r",
-        "R",
-        [("r", HEADS), ("text", xr.full_like(HEADS, "x", dtype=object))],
-        names={"head": "number"},
-    )
+    text = xr.full_like(HEADS, "x", dtype=object)
+    table = table_of("r", "R", [("r", HEADS), ("text", text)], names={"head": "number"})
     assert table.columns == ("layer", "number", "scheme", "r", "text") and len(table.rows) == 5
     assert table.rows[1] == (0, 1, "RoPE", -1.0, "x")
-    assert table_of("n", "N", [("n", counts.assign_coords(scheme=HEADS["scheme"]))]).rows == (
-        (0, "RoPE", 3),
-        (3, "RePo", 4),
-    )
+    layers = HEADS["layer"]
+    assert table_of("n", "N", [("n", layers * 2)]).rows == ((0, "RoPE", 0), (3, "RePo", 6))
+
+
+def test_a_table_by_layer_ends_with_a_mean_over_the_layers_of_every_scheme():
+    rows = layer_table("r", "R", {"r": HEADS.fillna(2)}, "").rows
+    assert rows[0] == ("0", "RoPE", -1, 2, 0.5)
+    assert [row[:2] for row in rows[1:]] == [("3", "RePo"), ("all", "RoPE"), ("all", "RePo")]
+    assert rows[3][2:] == (0, 2, 1)
 
 
 def test_the_overview_of_many_heads_names_all_that_it_draws():
     """Found: 270 rows without a name."""
     random = np.random.default_rng(0)
-    dims, coords = ("layer", "head"), {"layer": np.arange(30), "head": np.arange(9)}
-    names = np.full((30, 9), "", dtype=object)
-    names[7, 3] = "sink"
-    atlas = xr.Dataset(
-        {
-            "name": (dims, names),
-            **{score: (dims, random.normal(size=(30, 9))) for score in ("sink", "induction")},
-        },
-        coords,
-    )
+    scores = {score: (("layer", "head"), random.normal(size=(30, 9))) for score in ("sink", "copy")}
+    atlas = xr.Dataset(scores, {"layer": np.arange(30), "head": np.arange(9)})
+    atlas["name"] = xr.full_like(atlas["sink"], "", object)
+    atlas["name"][7, 3] = "sink"
     ax = artist(atlas_overview(xr.DataTree.from_dict({"/atlas": atlas})), "overview").axes
     labels = [label.get_text() for label in ax.get_yticklabels()]
     assert len(labels) == MOST_NAMED_ROWS and "L7 H3 sink" in labels
@@ -157,17 +138,14 @@ def test_the_overview_of_many_heads_names_all_that_it_draws():
 )
 def test_one_long_bar_hides_no_change_and_rounding_is_not_blown_up(changes, scale, reach):
     """Found: a bar of nine nats left the others at 0; changes of 1e-7 nats filled the figure."""
-    kinds = {"kind": ["frozen", "permuted", "scaled"]}
-    of_sets = xr.DataArray([changes] * 2, kinds, ("prompt", "kind"))
+    of_sets = xr.DataArray([changes] * 2, {"kind": ["a", "b", "c"]}, ("prompt", "kind"))
     controls = xr.zeros_like(of_sets).expand_dims(draw=2)
-    effects = xr.Dataset(
-        {
-            f"{part}_{name}_change": array
-            for name in ("log_probability", "score")
-            for part, array in (("set", of_sets), ("control", controls))
-        },
-        attrs={"metric": "exact match", "set_heads": 1},
-    )
+    variables = {
+        f"{part}_{name}_change": array
+        for name in ("log_probability", "score")
+        for part, array in (("set", of_sets), ("control", controls))
+    }
+    effects = xr.Dataset(variables, attrs={"metric": "exact match", "set_heads": 1})
     left = effects_of_sets(xr.DataTree.from_dict({"/effects": effects})).axes[0]
     assert left.get_xscale() == scale and left.get_xlim()[0] <= -reach
 

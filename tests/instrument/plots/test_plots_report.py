@@ -18,10 +18,9 @@ from run_fixture import AWKWARD, large_run
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.plots import report_page
-from repo_interp.plots.catalogue import figures_of
+from repo_interp.plots.catalogue import views_of
 from repo_interp.plots.marks.arrays import focused_range
 from repo_interp.plots.marks.head_charts import NOTHING, HeadImage
-from repo_interp.plots.marks.heads import MISSING, Heads
 from repo_interp.plots.pages.frame import json_script
 from repo_interp.plots.view import PageOptions
 from repo_interp.plots.views.attention_mass import mass_table
@@ -55,10 +54,8 @@ class Page(HTMLParser):
 
     def data(self, section: str):
         scripts = [attributes for tag, attributes in self.elements if tag == "script"]
-        place = next(
-            place for place, one in enumerate(scripts) if one.get("data-section") == section
-        )
-        return json.loads(self.texts["script"][place])
+        sections = [one.get("data-section") for one in scripts]
+        return json.loads(self.texts["script"][sections.index(section)])
 
 
 def unpack_layer(block: dict) -> np.ndarray:
@@ -86,28 +83,17 @@ def test_embedded_positions_are_the_runs_bit_for_bit(small, page):
             for head, row in enumerate(block["row"]):
                 assert tuple(block["focused"][row]) == focused_range(expected[head])
     first = data["prompts"][0]
-    rotated, learned = first["layers"]["0"], first["layers"]["2"]
-    assert rotated["row"] == [0, 0, 0, 0] and learned["row"] == [0, 1, 2, 3], (
-        "equal heads are embedded once"
-    )
-    assert 4 * len(rotated["values"]) == len(learned["values"])
-    assert first["texts"] == small["positions"]["token_text"].sel(prompt=0).values[
-        :96
-    ].tolist() and set(AWKWARD) <= set(first["texts"])
+    # equal heads are embedded once
+    assert [first["layers"][layer]["row"] for layer in "02"] == [[0, 0, 0, 0], [0, 1, 2, 3]]
+    texts = small["positions"]["token_text"].sel(prompt=0).values[:96].tolist()
+    assert first["texts"] == texts and set(AWKWARD) <= set(texts)
     assert first["spans"]["needle"] == [[51, 56]] and first["spans"]["needle.1.key"] == [[51, 51]]
 
 
 def test_no_token_breaks_out_of_the_page(page):
-    scripts = [attributes for tag, attributes in page.elements if tag == "script"]
-    assert len(scripts) == 3 + 1  # the data of three sections, and the page's own
-    assert all(
-        json.loads(text)
-        for text, one in zip(page.texts["script"], scripts, strict=True)
-        if one.get("type") == "application/json"
-    )
-    assert not any(tag == "b" for tag, _ in page.elements)
-    assert any("</script><b>" in text for text in page.texts["pre"])
-    assert not any("left out" in text for text in page.texts["p"])
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("script") == 3 + 1  # the data of three sections, and the page's own
+    assert "b" not in tags and any("</script><b>" in text for text in page.texts["pre"])
 
 
 def test_the_page_in_a_notebook_is_the_page_whatever_its_texts(small, page, no_pictures):
@@ -116,16 +102,14 @@ def test_the_page_in_a_notebook_is_the_page_whatever_its_texts(small, page, no_p
     assert frame["sandbox"].split() == ["allow-scripts", "allow-downloads"]
     again = Page(frame["srcdoc"])
     assert again.elements == page.elements and again.texts == page.texts
-    wrong: list[Any] = [0, True, 1.5, "9"]
-    for height in wrong:
+    wrong: Any = True
+    for height in (0, wrong):
         with pytest.raises(InputError, match="wanted pixels"):
             ri.show(small, height=height)
 
 
-@pytest.mark.parametrize(
-    "text", ["</script>", "<!--", "\u2028", "&lt;", "\ud800", '"', "\\", "\x00"]
-)
-def test_json_may_stand_in_a_script(text):
+def test_json_may_stand_in_a_script():
+    text = '</script> <!-- \u2028 &lt; \ud800 " \\ \x00'
     written = json_script({"text": text})
     assert not re.search("[<>&\u2028\u2029]", written)
     written.encode("utf-8")
@@ -136,19 +120,11 @@ def test_json_may_stand_in_a_script(text):
 
 def test_nothing_is_requested(page):
     for tag, attributes in page.elements:
-        assert attributes.get("src", "data:image/").startswith("data:image/") and tag not in {
-            "link",
-            "iframe",
-        }
+        assert tag not in {"link", "iframe"}
+        assert attributes.get("src", "data:image/").startswith("data:image/")
         assert attributes.get("href", "#").startswith("#")
-    policy = next(
-        attributes["content"] for _, attributes in page.elements if attributes.get("http-equiv")
-    )
-    assert (
-        policy.startswith("default-src 'none'")
-        and "http" not in policy
-        and "unsafe-eval" not in policy
-    )
+    (policy,) = (each["content"] for _, each in page.elements if "http-equiv" in each)
+    assert policy.startswith("default-src 'none'") and not re.search("http|unsafe-eval", policy)
 
 
 def test_tables_stand_in_plain_html(small, page):
@@ -161,38 +137,11 @@ def test_tables_stand_in_plain_html(small, page):
 
 def test_every_picture_says_what_it_shows_and_no_name_is_given_twice(small, page):
     """But those that the page shows as maps."""
-    told = [attributes["alt"].lower() for tag, attributes in page.elements if tag == "img"]
-    drawn = [one for one in figures_of(small) if not one.chart.live]
-    assert [re.sub(r"\W", "", text) for text in told] == [
-        one.name.replace("_", "") for one in drawn
-    ]
+    told = [re.sub(r"\W+", "_", each["alt"].lower()) for tag, each in page.elements if tag == "img"]
+    charts = (chart for view in views_of(small) for chart in view.drawings(small))
+    assert told == [chart.name for chart in charts if not chart.live]
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-
-
-def test_maps_of_heads_hold_the_runs_numbers(small, page):
-    (shown,) = page.data("attention_mass")["maps"]
-    mass = 100 * small["attention_mass"]["mass"].sel(span="needle").mean("prompt")
-    assert [layer["layer"] for layer in shown["layers"]] == list(range(6))
-    assert np.array(shown["values"]) == pytest.approx(mass.values, rel=1e-5)
-    assert len(page.data("patterns")["maps"]) == 3
-
-
-def test_the_largest_value_has_the_last_colour_and_a_missing_one_is_grey():
-    values = xr.DataArray(
-        [[0.0, 1.0], [0.5, np.nan]],
-        dims=("layer", "head"),
-        coords={"layer": [3, 7], "head": [0, 1]},
-        name="x",
-    )
-    data = Heads(values).data()
-    assert (
-        data["colours"][0] == [data["scale"][0], data["scale"][-1]]
-        and data["colours"][1][1] == MISSING
-    )
-    assert (
-        data["values"][1] == [0.5, None] and data["ends"] == [0.0, 1.0] and data["control"] is None
-    )
 
 
 def test_absent_groups_have_no_section_and_an_empty_run_no_page(small, no_pictures, tmp_path):
@@ -200,16 +149,16 @@ def test_absent_groups_have_no_section_and_an_empty_run_no_page(small, no_pictur
     with pytest.raises(InputError, match="at least one measure; this one has none"):
         report_page(xr.DataTree(), file)
     assert not file.exists()
-    own = xr.Dataset({"norm": ("layer", [1.0])})
-    only = xr.DataTree.from_dict({"/patterns": small["patterns"].to_dataset(), "/mean_norm": own})
+    only = small.drop_nodes(["positions", "attention_mass"])
+    only["mean_norm"] = xr.Dataset({"norm": ("layer", [1.0])})
     page = Page(report_page(only, file))
     assert page.texts["h2"] == ["Patterns of positions", "Provenance"]
     assert "mean_norm" in file.read_text()
 
 
 def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):
-    run = large_run(prompts=4, layers=3, heads=4, tokens=512)
-    layer = 4 * 512 * 4 * 4 / 3  # one learned layer in bytes of base64
+    run = large_run(prompts=4, layers=3, heads=4, tokens=128)
+    layer = 4 * 128 * 4 * 4 / 3  # one learned layer in bytes of base64
     data, (note,) = embed(run, PageOptions(budget=round(5 * layer)))
     assert [one["prompt"] for one in data["prompts"]] == [0, 1]
     assert "2 of 4 prompts are in this page: 0–1" in note and "2–3" in note
@@ -222,41 +171,31 @@ def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):
 
 
 def test_layers_without_positions_are_embedded_as_such(small):
-    positions = small["positions"].to_dataset().copy(deep=True)
-    positions["position"][:, 0] = np.nan
-    positions["position_range"][:, 0] = np.nan
-    data, _ = embed(xr.DataTree.from_dict({"/positions": positions}), PageOptions())
+    run = small.copy(deep=True)
+    for name in ("position", "position_range"):
+        run["positions"][name][:, 0] = np.nan
+    data, _ = embed(run, PageOptions())
     block = data["prompts"][0]["layers"][0]
-    assert (
-        np.isnan(unpack_layer(block)).all()
-        and block["global"] == [None]
-        and block["focused"] == [None]
-    )
+    assert np.isnan(unpack_layer(block)).all()
+    assert block["global"] == block["focused"] == [None]
 
 
 def test_images_of_heads_are_coarsened_until_they_fit():
     logits = np.where(np.tri(2001, dtype=bool), np.arange(2001.0), np.nan)
-    values = xr.DataArray(
-        logits[None, None],
-        dims=("layer", "head", "row", "column"),
-        coords={"layer": [0], "head": [0]},
-    )
+    axes = {"layer": [0], "head": [0]}
+    values = xr.DataArray(logits[None, None], axes, ("layer", "head", "row", "column"))
     image = HeadImage("logits", "key", "query", values, 1, 2001, 0).data()
     assert (image["rows"], image["columns"], image["size"]) == (1001, 1001, 2)
     levels = np.frombuffer(base64.b64decode(image["values"]), dtype="<u2").reshape(1001, 1001)
-    decoded = np.where(
-        levels == NOTHING,
-        np.nan,
-        image["low"][0][0] + image["spread"][0][0] * levels / (NOTHING - 1),
-    )
+    decoded = image["low"][0][0] + image["spread"][0][0] * levels / (NOTHING - 1)
+    decoded[levels == NOTHING] = np.nan
     # the mean of its three pairs
     assert np.isnan(decoded[0, 1:]).all() and decoded[0, 0] == pytest.approx(1 / 3, abs=0.02)
     assert decoded[500, :500] == pytest.approx(np.arange(500) * 2 + 0.5, abs=0.05)
-    assert decoded[-1, -1] == pytest.approx(2000, abs=0.05)
 
 
 def test_the_page_says_what_was_left_out(small, no_pictures, tmp_path):
-    only = xr.DataTree.from_dict({"/positions": small["positions"].to_dataset()})
+    only = small.drop_nodes(["patterns", "attention_mass"])
     page = Page(report_page(only, tmp_path / "report.html", prompts=[2]))
     assert [one["prompt"] for one in page.data("positions")["data"]["prompts"]] == [2]
     assert any("1 of 3 prompts are in this page: 2" in text for text in page.texts["p"])

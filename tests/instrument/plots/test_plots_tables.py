@@ -7,7 +7,6 @@ import pytest
 from run_fixture import OFFICIAL
 
 from repo_interp.errors import InputError
-from repo_interp.plots import tables
 from repo_interp.plots.marks.table import Table
 from repo_interp.plots.views.attention_mass import head_table, mass_table, share_table
 from repo_interp.plots.views.patterns import pattern_table
@@ -16,37 +15,26 @@ from repo_interp.plots.views.ranges import range_table
 ANALYSIS = json.loads((OFFICIAL / "expected_analysis.json").read_text())["repo_mha"]
 
 
-def column(table: Table, name: str) -> list:
-    return [row[table.columns.index(name)] for row in table.rows]
-
-
 def test_mass_table_is_the_official_table_4(small):
     """±: a standard deviation, absent for the one prompt with a second needle."""
     table = mass_table(small)
-    spans = dict(zip(column(table, "span"), table.rows, strict=True))
-    for span, expected in ANALYSIS["attention_mass"]["mean_over_sequences"].items():
+    spans, official = {row[0]: row for row in table.rows}, ANALYSIS["attention_mass"]
+    for span, expected in official["mean_over_sequences"].items():
         assert spans[span][1] == pytest.approx(100 * expected["per_token"], abs=1e-5)
-    assert (
-        list(spans)[:3] == ["needle", "needle.1", "needle.1.key"] and list(spans)[-1] == "generated"
-    )
-    sequences = [
-        100 * one["needle"]["per_token"] for one in ANALYSIS["attention_mass"]["per_sequence"]
-    ]
+    names = list(spans)
+    assert names[:3] == ["needle", "needle.1", "needle.1.key"] and names[-1] == "generated"
+    sequences = [100 * one["needle"]["per_token"] for one in official["per_sequence"]]
     assert spans["needle"][2] == pytest.approx(np.std(sequences, ddof=1), abs=1e-5)
-    assert (
-        spans["needle.2"][2] is None and table.formatted()[list(spans).index("needle.2")][2] == "–"
-    )
+    assert spans["needle.2"][2] is None and table.formatted()[names.index("needle.2")][2] == "–"
 
 
 def test_shares_are_those_of_the_run(small):
     """Masses of the top spans are all of the attention; the largest head is that of the run's
     means, and of its prompts.
     """
-    table = share_table(small)
-    spans = dict(zip(column(table, "span"), table.rows, strict=True))
-    assert (
-        90 < sum(spans[span][1] for span in ("needle", "query", "rest", "generated")) <= 100 + 1e-6
-    )
+    spans = {row[0]: row for row in share_table(small).rows}
+    whole = sum(spans[span][1] for span in ("needle", "query", "rest", "generated"))
+    assert 90 < whole <= 100 + 1e-6
     mass = 100 * small["attention_mass"]["mass"].sel(span="needle")
     expected = float(mass.mean("prompt").max()), float(mass.max())
     assert spans["needle"][2:4] == pytest.approx(expected) and expected[0] < expected[1]
@@ -54,50 +42,34 @@ def test_shares_are_those_of_the_run(small):
 
 def test_pattern_table_has_the_official_shares(small):
     table = pattern_table(small)
-    overall = ANALYSIS["positions"]["overall"]
-    assert table.rows[0][2:] == pytest.approx(
-        [100 * overall[name] for name in ("constant", "mono", "hybrid")]
-    )
+    rows = {row[:2]: row[2:] for row in table.rows}
+    official = {("learned layers", ""): ANALYSIS["positions"]["overall"]}
     for layer, shares in ANALYSIS["positions"]["per_layer"].items():
-        row = table.rows[1 + int(layer)]
-        assert row[:2] == (f"layer {layer}", "RePo")
-        assert row[2:] == pytest.approx(
-            [100 * shares[name] for name in ("constant", "mono", "hybrid")]
-        )
+        official[f"layer {layer}", "RePo"] = shares
+    for labels, shares in official.items():
+        expected = [100 * shares[name] for name in ("constant", "mono", "hybrid")]
+        assert rows[labels] == pytest.approx(expected)
     assert "288 chunks" in table.note and "size 16, epsilon 0.2" in table.note
 
 
 def test_range_table_has_the_official_extremes(small):
     table = range_table(small)
-    assert max(column(table, "largest")) == pytest.approx(
-        ANALYSIS["positions"]["max_range"], rel=1e-6
-    )
+    largest = max(row[table.columns.index("largest")] for row in table.rows)
+    assert largest == pytest.approx(ANALYSIS["positions"]["max_range"], rel=1e-6)
     assert table.rows[0][2:] == pytest.approx((95, 95, 95, 100 * 95 / 96))
 
 
 def test_head_table_ranks_and_keeps_the_spread_over_prompts(small):
     table = head_table(small, most=5)
-    assert column(table, "rank") == [1, 2, 3, 4, 5]
-    masses = column(table, "mass on needle (%)")
+    masses = [row[4] for row in table.rows]
     assert masses == sorted(masses, reverse=True)
     needle = 100 * small["attention_mass"]["mass"].sel(span="needle")
-    for row in table.rows:
+    for place, row in enumerate(table.rows):
         mass = needle.sel(layer=row[1], head=row[2]).values
         assert row[4:] == pytest.approx((mass.mean(), mass.min(), mass.max()))
+        assert row[0] == place + 1
     with pytest.raises(InputError, match="no span haystack"):
         head_table(small, span="haystack")
-
-
-def test_tables_follow_the_groups(small):
-    assert [table.name for table in tables(small)] == [
-        "positions",
-        "attention_mass",
-        "attention_share",
-        "heads",
-        "patterns",
-    ]
-    assert all(len(row) == len(table.columns) for table in tables(small) for row in table.rows)
-    assert tables(small)[-1].numeric == (False, False, True, True, True)
 
 
 def test_a_notebook_shows_a_table_whatever_its_texts_are():

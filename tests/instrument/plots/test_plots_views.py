@@ -31,20 +31,19 @@ def test_every_group_of_ours_has_a_view_under_its_name():
 
 def test_views_stand_in_the_order_of_the_page_whatever_that_of_the_run(small):
     order = ["positions", "attention_mass", "patterns"]
-    groups = {f"/{name}": small[name].to_dataset() for name in reversed(order)}
-    assert [view.group for view in views_of(xr.DataTree.from_dict(groups))] == order
+    run = xr.DataTree(children={name: small[name] for name in reversed(order)})
+    assert [view.group for view in views_of(run)] == order
 
 
 def test_the_page_embeds_the_very_svg_of_the_files(small, tmp_path):
-    part = xr.DataTree.from_dict({"/attention_mass": small["attention_mass"].to_dataset()})
-    assert write_report(part, tmp_path / "report.html", tmp_path / "figures", ("svg",)) == []
+    part = small.drop_nodes(["positions", "patterns"]).isel(layer=[5])
+    assert write_report(part, tmp_path / "report.html", tmp_path, ("svg",)) == []
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    names = [one.name for one in figures_of(part)]
-    files = {name: (tmp_path / "figures" / f"{name}.svg").read_bytes() for name in names}
-    del files["heads_map"]  # a map that a reader clicks
+    names = ("attention_mass_by_span", "heads_ranked")  # and a map that a reader clicks
+    files = [(tmp_path / f"{name}.svg").read_bytes() for name in names]
     embedded = re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)
-    assert [b64decode(content) for content in embedded] == [*files.values()]
-    assert {file.stem for file in (tmp_path / "figures").glob("*.svg")} == {*names}
+    assert [b64decode(content) for content in embedded] == files
+    assert {file.stem for file in tmp_path.glob("*.svg")} == {*names, "heads_map"}
 
 
 def test_a_picture_with_a_large_svg_is_a_png_and_its_caption_is_escaped():
@@ -62,11 +61,7 @@ def test_a_picture_with_a_large_svg_is_a_png_and_its_caption_is_escaped():
 
 def test_what_says_little_is_folded_and_still_there(small, no_pictures, tmp_path):
     """Of the RoPE layers alone every position is its index."""
-    groups = {
-        f"/{name}": node.to_dataset().isel(layer=slice(0, 2))
-        for name, node in small.children.items()
-    }
-    plain = xr.DataTree.from_dict(groups)
+    plain = small.sel(layer=[0, 1], head=[0], prompt=[0])
     assert [view.informative(plain) for view in views_of(plain)] == [False, True, False]
     assert all(view.informative(small) for view in views_of(small))
     page = report_page(plain, tmp_path / "plain.html").read_text(encoding="utf-8")
@@ -77,12 +72,9 @@ def test_what_says_little_is_folded_and_still_there(small, no_pictures, tmp_path
 
 def test_a_page_with_nothing_to_click_has_no_script(no_pictures, tmp_path):
     score = ("test_set", [0.5, 1.0], {"long_name": "mean score", "units": "1"})
-    scores = xr.Dataset(
-        {"mean_score": score, "standard_error": score}, coords={"test_set": ["easy", "hard"]}
-    )
-    page = report_page(
-        xr.DataTree.from_dict({"/scores": scores}), tmp_path / "scores.html"
-    ).read_text(encoding="utf-8")
+    variables = {"mean_score": score, "standard_error": score, "test_set": ["easy", "hard"]}
+    run = xr.DataTree.from_dict({"scores": xr.Dataset(variables)})
+    page = report_page(run, tmp_path / "scores.html").read_text(encoding="utf-8")
     assert "<script" not in page and "script-src" not in page and "JavaScript" not in page
     assert 'alt="Score of a model on a task."' in page and "<td>hard</td>" in page
 
@@ -156,53 +148,35 @@ def other_package(tmp_path, monkeypatch):
 
 
 def with_norms(run: xr.DataTree) -> xr.DataTree:
-    described = {"long_name": "norm of keys", "units": "1"}
-    norm = ("layer", "head"), np.arange(6.0).reshape(2, 3), described
+    norm = ("layer", "head"), np.arange(6.0).reshape(2, 3)
     norms = xr.Dataset({"norm": norm}, {"layer": [0, 1], "head": [0, 1, 2]})
-    return xr.DataTree.from_dict({"/patterns": run["patterns"].to_dataset(), "/mean_norm": norms})
+    return xr.DataTree.from_dict({"patterns": run["patterns"].to_dataset(), "mean_norm": norms})
 
 
 def test_a_group_without_a_view_has_maps_a_table_and_figures_of_what_it_gives_by_head(
     small, no_pictures, tmp_path
 ):
+    """Of a long axis evenly spread labels."""
     values = {
         "norm": (("prompt", "layer", "head"), np.arange(12.0).reshape(2, 2, 3)),
-        "share": (("layer", "head", "kind"), np.ones((2, 3, 2))),
+        "share": (("layer", "head", "pair"), np.arange(90.0).reshape(2, 3, 15)),
         "word": (("layer", "head"), [["a"] * 3] * 2),
         "spread": ("layer", [1.0, 2.0]),
     }
-    own = xr.Dataset(values, {"prompt": [0, 5], "layer": [2, 7], "kind": ["one", "other"]})
-    own = own.assign_coords(head=range(3))
-    run = xr.DataTree.from_dict({"/positions": small["positions"].to_dataset(), "/key_norms": own})
-    assert write_report(run, tmp_path / "report.html", tmp_path / "figures") == []
-    names = {"key_norms_norm", "key_norms_share_one", "key_norms_share_other"}
-    assert names <= {file.stem for file in (tmp_path / "figures").iterdir()}
-    (table,) = (table for table in tables(run) if table.name == "key_norms")
-    assert table.columns == ("layer", "head", "norm", "share, kind one", "share, kind other")
-    assert table.rows[0] == (7, 2, 8.0, 1.0, 1.0) and len(table.rows) == 6
+    axes = {"prompt": [0, 5], "layer": [2, 7], "head": range(3), "pair": np.linspace(0, 7, 15)}
+    own = xr.Dataset(values, axes)
+    mass = small["attention_mass"].to_dataset()
+    run = xr.DataTree.from_dict({"attention_mass": mass, "own": own})
+    assert write_report(run, tmp_path / "report.html", tmp_path) == []
+    names = {f"own_share_{label}_0" for label in range(8)} | {"own_norm", "own_share"}
+    assert names <= {file.stem for file in tmp_path.glob("own_*.png")} <= {*names, "own_spread"}
+    *_, table = tables(run)
+    assert table.columns[2:] == ("norm", *(f"share, pair {label}.0" for label in range(8)))
+    assert table.rows[0][:4] == (7, 2, 8.0, 75.0) and len(table.rows) == 6
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert (
-        '"title":"share, kind other"' in page
-        and '"prompts":{"numbers":[0,5],"values":[[[0.0,1.0,2.0],' in page
-    )
-
-
-def test_a_long_axis_has_maps_of_evenly_spread_labels_and_says_how_many(
-    small, no_pictures, tmp_path
-):
-    shares = ("layer", "head", "pair"), np.arange(2 * 3 * 15.0).reshape(2, 3, 15)
-    axes = {"layer": [2, 7], "head": range(3), "pair": np.linspace(0.0, 7.0, 15)}
-    own = xr.Dataset({"share": shares}, axes)
-    run = xr.DataTree.from_dict({"/positions": small["positions"].to_dataset(), "/key_pairs": own})
-    assert write_report(run, tmp_path / "report.html", tmp_path / "figures") == []
-    labels = [f"{label:.1f}" for label in range(8)]
-    drawn = {file.stem for file in (tmp_path / "figures").iterdir()}
-    assert {f"key_pairs_share_{label.replace('.', '_')}" for label in labels} <= drawn
-    assert "key_pairs_share_0_5" not in drawn
-    (table,) = (table for table in tables(run) if table.name == "key_pairs")
-    assert table.columns == ("layer", "head", *(f"share, pair {label}" for label in labels))
+    assert '"title":"share, pair 2.0"' in page
+    assert '"prompts":{"numbers":[0,5],"values":[[[0.0,1.0,2.0],' in page
     said = "8 of 15 labels of the axis pair, evenly spread, are shown; run.nc has all."
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert table.note.endswith(said) and page.count(said) >= 2
 
 
@@ -222,7 +196,7 @@ def test_a_view_of_another_package_gives_all_that_ours_give(
     assert [table.name for table in tables(shown)] == ["patterns", "norms"]
 
 
-@pytest.mark.parametrize("names", [("pattern_shares",), ("a", "a"), ("../a",)])
+@pytest.mark.parametrize("names", [("pattern_shares",), ("../a",)])
 def test_a_figure_needs_a_plain_name_of_its_own(small, other_package, names):
     other_package("figures", names)
     with pytest.raises(InputError, match="wanted a plain name that no other figure has"):
