@@ -28,7 +28,7 @@ from repo_interp.experiments.position_changes import (
     edit_prompts,
     partner,
 )
-from repo_interp.experiments.prompt_sets import Answers, scoring_of
+from repo_interp.experiments.prompt_sets import Answers
 from repo_interp.experiments.readings import Batch
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.decoder import as_decoder
@@ -167,28 +167,14 @@ def test_the_logit_difference_is_to_the_strongest_other_candidate(group, model):
     assert found == pytest.approx(float(sum(of_places)) / len(of_places), abs=1e-5)
 
 
-def test_where_a_prompt_has_distractors_these_are_the_candidates():
-    tokens, spans = (
-        (1, 8, 8, 20, 9, 8, 8, 30, 31, 3, 20),
-        {"needle": (1, 2, 3), "distractor": (5, 6, 7, 8)},
-    )
-    prompts = [Prompt(tokens, some, (10,)) for some in (spans, {})]
+def test_distractors_of_a_prompt_are_the_candidates_beside_the_answer():
+    """Found: an answer that stood in the only distractor had no candidate beside it: infinite."""
+    tokens = (1, 8, 8, 20, 9, 8, 8, 30, 31, 3, 20)
+    spans = {"needle": (1, 2, 3), "distractor": (5, 6, 7, 8)}, {}, {"distractor": (3,)}
+    prompts = [Prompt(tokens, some, (10,)) for some in spans]
     batch = Batch(ri.reposition(tiny("llama"), "rope"), Answers(), prompts)
-    logits = torch.arange(64.0).repeat(2, 1)
-    assert batch.logit_difference(logits).tolist() == [20 - 31, 20 - 63]
-
-
-def test_text_that_marks_a_distractor_and_no_answer_has_a_finite_logit_difference(model):
-    """Found: the token in the distractor is a target too, and had no candidate beside it: infinite,
-    and its changes NaN.
-    """
-    tokens = (1, 5, 9, 4, 7, 3)
-    marked, unmarked = (
-        Effects(("frozen",), draws=1).measured(model, scoring_of(some), some)
-        for some in ([Prompt(tokens, {"distractor": (2,)})], [Prompt(tokens)])
-    )
-    xr.testing.assert_equal(marked, unmarked)
-    assert np.isfinite(marked["clean_logit_difference"]).all()
+    logits = torch.arange(64.0).repeat(3, 1)
+    assert batch.logit_difference(logits).tolist() == [20 - 31, 20 - 63, 20 - 63]
 
 
 def test_the_screening_is_exact_to_first_order(model):

@@ -48,11 +48,11 @@ def logits_under(model, context):
         return model(TOKENS).logits
 
 
-def spread(scheme):
+def spread(scheme, family="llama"):
     """A model whose learned positions spread beyond a cap, in one layer: the next would enlarge
     what rounding leaves.
     """
-    model = repositioned(scheme)
+    model = repositioned(scheme, family)
     if scheme.startswith("repo"):
         as_decoder(model).layers[0].assigner.final_map.weight.data.mul_(1000)
     return model
@@ -74,75 +74,55 @@ def test_a_cap_at_the_length_of_the_prompt_changes_nothing(scheme):
 
 
 @torch.no_grad()
-def seen_under(model, length, first, layer=0):
-    """Queries, keys a head, positions a head and scores of a layer in a pass under `capped`."""
-    attention, seen = as_decoder(model).layers[layer], {}
+def seen_under(model, length, first):
+    """Queries, keys a head, positions a head and scores of layer 0 in a pass under `capped`."""
+    attention, seen = as_decoder(model).layers[0], {}
     attention.observers.append(
         lambda layer, *rest: seen.update(zip(("queries", "keys", "positions"), rest, strict=False))
     )
     keep_scores = lambda module, given, out: seen.update(scores=out)  # noqa: E731
     with capped(model, length, first), attention.sites.scores.register_forward_hook(keep_scores):
         model(TOKENS)
-    for name in ("keys", "positions"):
-        if seen.get(name) is not None:
-            groups = attention.heads // seen[name].shape[1]
-            seen[name] = seen[name].repeat_interleave(groups, 1)
-    return attention, seen
+    groups = attention.heads // seen["keys"].shape[1]
+    return attention, seen["queries"], seen["keys"].repeat_interleave(groups, 1), seen
 
 
 INDEX = torch.arange(20)
 SLOPES = torch.tensor([2.0 ** (-2 * (head + 1)) for head in range(4)])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_lm_infinite_is_two_passes_with_masks(family):
-    """Scores as in the authors' implementation: near pairs as ever; far global keys from the query
-    at L and the key at 0.
-    """
-    model = ri.reposition(tiny(family), "rope")
-    model.set_attn_implementation("eager")
-    length, first = 6, 3
-    attention, seen = seen_under(model, length, first, layer=1)
-    queries, keys = seen["queries"], seen["keys"]
-    positions = INDEX[None, None].float()
-    near_queries, near_keys = attention.rotate(queries, keys, positions)
-    far_queries, _ = attention.rotate(queries, keys, torch.full_like(positions, length))
-    distance = INDEX[:, None] - INDEX
-    expected = torch.where(distance <= length, near_queries @ near_keys.mT, far_queries @ keys.mT)
-    expected *= attention.scaling
-    if cap := attention.attn_logit_softcapping:
-        expected = torch.tanh(expected / cap) * cap
-    visible = (distance >= 0) & ((distance < length) | (first > INDEX))
-    if attention.sliding_window is not None:
-        visible &= distance < attention.sliding_window
-    found = seen["scores"]
-    assert_close(found[..., visible], expected[..., visible], atol=1e-4, rtol=1e-4)
-    assert (found[..., ~visible] < -1e30).all()
-
-
 @pytest.mark.parametrize(
-    ("scheme", "first"),
-    [("rope", None), ("alibi", 2), ("alibi", None), ("repo", 20), ("repo_alibi", 20)],
+    ("scheme", "family", "first"),
+    [
+        ("rope", "gemma2", 3),
+        ("rope", "llama", None),
+        ("alibi", "llama_mha", 2),
+        ("alibi", "llama", None),
+        ("repo head", "llama", 20),
+        ("repo_alibi", "llama_mha", 20),
+    ],
 )
-def test_scores_are_those_of_the_capped_difference_of_positions(scheme, first):
+def test_scores_are_those_of_the_capped_difference_of_positions(scheme, family, first):
     """Put into the rotation and into ALiBi by hand; `first` 20: all keys are global."""
-    attention, seen = seen_under(spread(scheme), 7, first)
-    positions = seen.get("positions") if attention.scheme.startswith("repo") else INDEX.float()
+    attention, queries, keys, seen = seen_under(spread(scheme, family), 7, first)
+    learned = scheme.startswith("repo")
+    positions = seen["positions"] if learned else INDEX.float()
     distance = positions[..., :, None] - positions[..., None, :]
     assert (distance.abs() > 7).any() and (distance.abs() < 7).any()
     distance = distance.clamp(-7, 7)
     if "alibi" in scheme:
-        expected = seen["queries"] @ seen["keys"].mT * attention.scaling
-        expected = expected - SLOPES[:, None, None] * distance.abs()
+        expected = queries @ keys.mT * attention.scaling - SLOPES[:, None, None] * distance.abs()
     else:
-        queries, keys = (torch.complex(*seen[name].chunk(2, -1)) for name in ("queries", "keys"))
+        queries, keys = (torch.complex(*each.chunk(2, -1)) for each in (queries, keys))
         turned = torch.exp(1j * distance[..., None] * attention.frequencies)
         products = queries[:, :, :, None] * keys.conj()[:, :, None] * turned
         expected = products.real.sum(-1) * attention.scaling
+    if cap := attention.attn_logit_softcapping:
+        expected = torch.tanh(expected / cap) * cap
     apart = INDEX[:, None] - INDEX
     visible = (apart >= 0) & ((apart < 7) | ((first or 20) > INDEX))
-    found = seen["scores"]
-    close = {"atol": 1e-3, "rtol": 1e-3} if "repo" in scheme else CLOSE
+    visible &= apart < (attention.sliding_window or 20)
+    found, close = seen["scores"], {"atol": 1e-3, "rtol": 1e-3} if learned else CLOSE
     assert_close(found[..., visible], expected[..., visible], **close)
     assert (found[..., ~visible] < -1e30).all()
 

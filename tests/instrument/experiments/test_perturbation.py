@@ -3,12 +3,12 @@ afterwards.
 """
 
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from families import TOKENS, model_for, repositioned, tiny
-from hooks import hooks_of
 from numpy.testing import assert_allclose, assert_array_equal
 from refusals import refused
 from torch.testing import assert_close
@@ -93,14 +93,14 @@ def test_transposed_pairs_are_few_enough_and_near_enough(gamma, l_max):
     assert np.abs(order - still).max() <= l_max
 
 
-def test_a_smaller_share_moves_some_of_what_a_larger_one_moves():
-    movable = np.arange(1, 200)
-    for draw in (transposed, offset):
-        few, many = (draw(np.random.default_rng(5), movable, 200, gamma, 7) for gamma in (0.1, 0.4))
-        still = np.arange(200) if draw is transposed else np.zeros(200)
-        chosen = few != still
-        assert 0 < chosen.sum() < (many != still).sum()
-        assert_array_equal(few[chosen], many[chosen])
+@pytest.mark.parametrize("draw", [transposed, offset])
+def test_a_smaller_share_moves_some_of_what_a_larger_one_moves(draw):
+    few, many, none = (
+        draw(np.random.default_rng(5), np.arange(1, 200), 200, gamma, 7) for gamma in (0.1, 0.4, 0)
+    )
+    chosen = few != none
+    assert 0 < chosen.sum() < (many != none).sum()
+    assert_array_equal(few[chosen], many[chosen])
 
 
 def test_offsets_are_never_zero_and_stay_within_reach():
@@ -116,20 +116,23 @@ def model():
 
 def test_no_perturbation_is_the_plain_model_and_the_same_seed_the_same_numbers(model):
     prompts = TASK.prompts(5, seed=1)
-    before = hooks_of(model)
-    group = Perturbation(KINDS, (0.3,), (2, 4)).measured(model, TASK, prompts, batch_size=2)
-    assert hooks_of(model) == before
+    group, again = (
+        Perturbation(KINDS, (0.3,), (2, 4)).measured(model, TASK, prompts, batch_size=size)
+        for size in (2, 5)
+    )
     assert group["log_perplexity"].dims == ("kind", "gamma", "l_max")
-    assert group["gamma"].values.tolist() == [0.0, 0.3]
-    plain = forced_responses(model, TASK, prompts)
-    surprise = -np.mean(np.concatenate([answer.log_probabilities for answer in plain]))
-    assert_allclose(group["log_perplexity"].sel(gamma=0.0), surprise, rtol=1e-6)
-    assert_allclose(group["task_score"].sel(gamma=0.0), TASK.score(plain, prompts).mean())
-    assert_allclose(group["log_perplexity_rise"].sel(gamma=0.0), 0, atol=1e-6)
-    assert (group["moved_share"].sel(gamma=0.0) == 0).all()
-    assert (abs(group["log_perplexity"].sel(gamma=0.3) - surprise) > 1e-5).all()
-    again = Perturbation(KINDS, (0.3,), (2, 4)).measured(model, TASK, prompts, batch_size=5)
     assert_allclose(again["log_perplexity"], group["log_perplexity"], rtol=1e-5)
+    plain = forced_responses(model, TASK, prompts)
+    still, moved = group.sel(gamma=0.0), group.sel(gamma=0.3)
+    surprise = -np.mean(np.concatenate([answer.log_probabilities for answer in plain]))
+    for name, expected in {
+        "log_perplexity": surprise,
+        "task_score": TASK.score(plain, prompts).mean(),
+        "log_perplexity_rise": 0,
+        "moved_share": 0,
+    }.items():
+        assert_allclose(still[name], expected, rtol=1e-6, atol=1e-6)
+    assert (abs(moved["log_perplexity"] - surprise) > 1e-5).all()
 
 
 def test_answers_and_the_first_token_stay_where_they_are(model):
@@ -166,15 +169,12 @@ def test_placing_features_elsewhere_means_nothing_without_positions():
 @pytest.mark.parametrize(("layout", "layers"), [("learned", (1, 2)), ("r2n1", (2,))])
 def test_layers_without_positions_to_move_are_refused_by_number(layout, layers):
     """Found: nothing moved, while half of the tokens were said to have."""
-    model = model_for(TASK, layout)
+    asked = partial(Perturbation, ("position_offset",), (1.0,), (4,))
+    model, prompts = model_for(TASK, layout), TASK.prompts(3)
     with refused("position_offset moves the positions of keys, and there are none in layer"):
-        Perturbation(("text_order", "position_offset"), (1.0,), (4,), layers).measured(
-            model, TASK, TASK.prompts(3)
-        )
-    group = Perturbation(("position_offset",), (1.0,), (4,), (0, *layers)).measured(
-        model, TASK, TASK.prompts(3)
-    )
-    assert (group["log_perplexity_rise"].sel(gamma=1.0) != 0).all()
+        asked(layers).measured(model, TASK, prompts)
+    rise = asked((0, *layers)).measured(model, TASK, prompts)["log_perplexity_rise"]
+    assert (rise.sel(gamma=1.0) != 0).all()
 
 
 def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
@@ -191,21 +191,17 @@ def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
 @pytest.mark.parametrize("kind", ["text_order", "position_offset"])
 def test_changes_of_outputs_are_those_of_passes_one_by_one(model, kind):
     """Against what reaches the output projections, prompt by prompt and without padding."""
-    prompts = TASK.prompts(4, seed=6)
+    prompts, squares = TASK.prompts(4, seed=6), 0
     group = Perturbation((kind,), (0.5,), (3,)).measured(model, TASK, prompts, batch_size=3)
-    sums = torch.zeros(2, 3, 4)
     for number, prompt in enumerate(prompts):
         point = Disturbance(kind, 0.5, 3, (0, 1, 2))
         (changed,), context, moved = disturbed(model, [prompt], [number], point)
-        plain = _into_output_projections(model, prompt.tokens)
+        before = _into_output_projections(model, prompt.tokens)
         with context:
-            other = _into_output_projections(model, changed.tokens)
-        still = torch.from_numpy(
-            ~moved[0, 0] if kind == "text_order" else np.full(len(plain), True)
-        )
-        before, after = plain[still], other[still]
-        sums += torch.stack([((after - before) ** 2).sum((0, 3)), (before**2).sum((0, 3))])
-    expected = (sums[0] / sums[1]).sqrt()
+            after = _into_output_projections(model, changed.tokens)
+        still = ~torch.from_numpy(moved[0, 0]) if kind == "text_order" else slice(None)
+        squares += torch.stack([after - before, before])[:, still].square().sum((1, 4))
+    expected = (squares[0] / squares[1]).sqrt()
     found = group["output_change"].sel(kind=kind, l_max=3)
     assert found.dims == ("gamma", "layer", "head") and (found.sel(gamma=0.0) == 0).all()
     assert_allclose(found.sel(gamma=0.5), expected, rtol=1e-3, atol=1e-6)

@@ -121,12 +121,11 @@ def test_scores_have_their_mean_error_and_perplexity(model):
 
 
 def test_the_map_is_the_mean_of_the_prompts_in_each_cell():
-    places = [(3.0, 64), (4.9, 64), (12.0, 64), (97.0, 128)]
     prompts = [
-        Prompt(tokens=(1,), attributes={"depth": depth, "length": length})
-        for depth, length in places
+        Prompt((1,), attributes={"depth": depth, "length": length})
+        for depth, length in ((3.0, 64), (4.9, 64), (12.0, 64), (97.0, 128))
     ]
     mapped = score_map(prompts, np.array([1.0, 0.0, 1.0, 0.0]), ("depth", "length"))
-    assert list(mapped.depth.values) == [0, 10, 100] and list(mapped.length.values) == [64, 128]
-    assert_array_equal(mapped.values, [[0.5, np.nan], [1.0, np.nan], [np.nan, 0.0]])
+    assert (mapped["depth"] == [0, 10, 100]).all() and (mapped["length"] == [64, 128]).all()
+    assert_array_equal(mapped, [[0.5, np.nan], [1.0, np.nan], [np.nan, 0.0]])
     assert score_map(prompts, np.zeros(4), ("colour",)) is None
