@@ -103,10 +103,11 @@ def test_the_first_of_random_tokens_is_the_models_and_not_the_number_of_prompts(
         return ri.analyze(bridge, prompts, (), experiments=[small])["atlas"].to_dataset()
 
     bridge = hand_built(TASK.vocabulary_size, TASK.training_length)  # its configuration names <bos>
-    one, two = (atlas(bridge, PROMPTS[:count]) for count in (1, 2))
+    plain = [prompt.tokens for prompt in PROMPTS]
+    one, two = (atlas(bridge, plain[:count]) for count in (1, 2))
     assert one.attrs["first_token"] == 1 and float(one["sink"][1, 2]) > 0.95
     xr.testing.assert_equal(one, two)
-    words = [prompt.tokens[1:] for prompt in PROMPTS[:2]]  # both begin with the same word
+    words = [tokens[1:] for tokens in plain[:2]]  # both begin with the same word
     assert "first_token" not in atlas(bridge, words).attrs
     # its tokenizer puts <bos>, which no prompt need have; its configuration names none
     reads = ri.zoo("reversal/repo")

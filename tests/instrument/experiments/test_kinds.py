@@ -157,12 +157,12 @@ def test_it_plans_what_it_can_need_and_refuses_models_without_learned_positions(
         planned(model, [Prompt(tokens=(3,))], [Kinds()])
 
 
-def edited(run, kind, **losses):
-    """The run with other (mean, low, high) of one kind, by `of`; ten times that on copies."""
+def edited(run, kind, on_copies=10, **losses):
+    """The run with other (mean, low, high) of one kind, by `of`; so many times that on copies."""
     group = run["kinds"].to_dataset().copy(deep=True)
     for of, values in losses.items():
         group["loss_change"].loc[{"kind": kind, "of": of}] = np.array(values)
-        group["loss_change"].loc[{"kind": kind, "of": of, "token_class": "copies"}] *= 10
+        group["loss_change"].loc[{"kind": kind, "of": of, "token_class": "copies"}] *= on_copies
     return xr.DataTree.from_dict({"/": run.to_dataset(), "/kinds": group})
 
 
@@ -178,7 +178,7 @@ def test_a_finding_needs_a_clear_difference_and_names_the_tokens_that_lose_most(
     (sentence,) = sentences(clear, about)
     assert "costs 0.400 nats (95 %: 0.390" in sentence and "other heads 0.0500" in sentence
     assert "on copies 3.5" in sentence
-    less = edited(run, kind, change=others, controls=own, difference=(-0.35, -0.36, -0.34))
+    less = edited(run, kind, 0, change=others, controls=own, difference=(-0.35, -0.36, -0.34))
     assert "on copies" not in sentences(less, about)[0]
     equal = edited(run, kind, change=own, controls=own, difference=(0.0, -0.1, 0.1))
     assert not sentences(equal, about), "no finding of absence"
