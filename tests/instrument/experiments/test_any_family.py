@@ -23,31 +23,21 @@ def prompts():
     ]
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "gpt_oss", "gpt_neox"])
-def bridge(request):
+@pytest.mark.parametrize("family", ["qwen3_next", "gpt_oss", "gpt_neox"])
+def test_experiments_name_the_layers_that_have_attention_and_find_something_there(family):
     torch.manual_seed(0)
-    return ri.bridge(ri.reposition(small_model(request.param), "rope"))
-
-
-@pytest.mark.parametrize(
-    "experiment",
-    [ri.experiments.Perturbation(gammas=(0.5,), l_maxes=(4,)), ri.experiments.Effects(draws=2)],
-    ids=lambda experiment: experiment.name,
-)
-def test_it_names_the_layers_that_have_attention_and_leaves_no_trace(bridge, experiment):
-    tokens = torch.tensor([prompts()[0].tokens])
-    with torch.no_grad():
-        before = bridge(tokens)
-    group = ri.analyze(bridge, prompts(), ["positions"], experiments=[experiment])[
-        experiment.name
-    ].to_dataset()
-    with torch.no_grad():
-        assert torch.equal(bridge(tokens), before)
-    attending = list(as_decoder(bridge).by_layer)
-    if "layer" in group.dims:
-        assert group["layer"].values.tolist() == attending
-        assert "-" not in group["scheme"].values
-    else:
-        assert np.atleast_1d(group.attrs["layers"]).tolist() == attending
-    measured = {"perturbation": "log_perplexity", "effects": "layer_effect"}[experiment.name]
-    assert np.isfinite(group[measured]).all() and float(abs(group[measured]).max()) > 0
+    bridge = ri.bridge(ri.reposition(small_model(family), "rope"))
+    asked = [
+        ri.experiments.Perturbation(gammas=(0.5,), l_maxes=(4,)),
+        ri.experiments.Effects(kinds=("permuted",), draws=2),
+    ]
+    run, attending = (
+        ri.analyze(bridge, prompts(), (), experiments=asked),
+        as_decoder(bridge).by_layer,
+    )
+    for group, measured in (("perturbation", "log_perplexity_rise"), ("effects", "layer_effect")):
+        assert run[group]["layer"].values.tolist() == list(attending)
+        assert "-" not in run[group]["scheme"].values
+        assert (
+            np.isfinite(run[group][measured]).all() and float(abs(run[group][measured]).max()) > 0
+        )

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from attention_inputs import OFFICIAL
 from drawn import texts
-from families import TOKENS, repositioned, tiny
+from families import TOKENS, model_for, repositioned, tiny
 from numpy.testing import assert_allclose
 from refusals import refused
 from scipy.stats import t as student
@@ -27,7 +28,8 @@ from repo_interp.experiments.gaussians import (
 from repo_interp.experiments.prompt_sets import cut, prompts_by_length, scoring_of
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import extension, infllm, interpolated, lm_infinite, yarn
-from repo_interp.interventions.extension import extended
+from repo_interp.interventions.extension import METHODS, extended
+from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
 from repo_interp.plots.catalogue import figures_of, tables
@@ -38,7 +40,6 @@ from repo_interp.store import NOT_KEPT
 from repo_interp.tasks import Prompt, make_task
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-RELATIVE = ["rope", "nope", "repo", "repo head", "repo_alibi", "hope", "alibi", "kerple", "fire"]
 
 
 @torch.no_grad()
@@ -47,179 +48,120 @@ def logits_under(model, context):
         return model(TOKENS).logits
 
 
-def spread(scheme):
+def spread(scheme, family="llama"):
     """A model whose learned positions spread beyond a cap, in one layer: the next would enlarge
     what rounding leaves.
     """
-    model = repositioned(scheme)
+    model = repositioned(scheme, family)
     if scheme.startswith("repo"):
         as_decoder(model).layers[0].assigner.final_map.weight.data.mul_(1000)
     return model
 
 
-@pytest.mark.parametrize("scheme", [*RELATIVE, "learned"])
+def capped(model, length, first):
+    """LM-Infinite with `first` global tokens; None: InfLLM."""
+    return infllm(model, length) if first is None else lm_infinite(model, length, first)
+
+
+@pytest.mark.parametrize("scheme", ["nope", "repo head", "repo_alibi", "hope", "fire", "learned"])
 def test_a_cap_at_the_length_of_the_prompt_changes_nothing(scheme):
     model = repositioned(scheme)
     plain = logits_under(model, torch.no_grad())
     # Learned positions may spread further than the index: a far larger cap leaves them alone too.
     length = 10_000 if scheme.startswith("repo") else 20
-    for context in (lm_infinite(model, length), infllm(model, length)):
-        assert_close(logits_under(model, context), plain, **CLOSE)
+    for first in (10, None):
+        assert_close(logits_under(model, capped(model, length, first)), plain, **CLOSE)
 
 
 @torch.no_grad()
-def seen_under(model, length, first, layer=0):
-    """Queries, keys a head, positions a head and scores of a layer in a pass under LM-Infinite, or
-    under InfLLM where no token is `first`.
-    """
-    attention = as_decoder(model).layers[layer]
-    heads, seen = attention.heads, {}
+def seen_under(model, length, first, layer):
+    """Queries, keys a head, positions a head and scores of a layer in a pass under `capped`."""
+    attention, seen = as_decoder(model).layers[layer], {}
     attention.observers.append(
         lambda layer, *rest: seen.update(zip(("queries", "keys", "positions"), rest, strict=False))
     )
-    with (
-        infllm(model, length) if first is None else lm_infinite(model, length, first),
-        attention.sites.scores.register_forward_hook(lambda m, a, out: seen.update(scores=out)),
-    ):
+    keep_scores = lambda module, given, out: seen.update(scores=out)  # noqa: E731
+    with capped(model, length, first), attention.sites.scores.register_forward_hook(keep_scores):
         model(TOKENS)
-    for name in ("keys", "positions"):
-        if seen.get(name) is not None:
-            seen[name] = seen[name].repeat_interleave(heads // seen[name].shape[1], 1)
-    return attention, seen
+    groups = attention.heads // seen["keys"].shape[1]
+    return attention, seen["queries"], seen["keys"].repeat_interleave(groups, 1), seen
 
 
-CAUSAL = torch.ones(20, 20, dtype=torch.bool).tril()
+INDEX = torch.arange(20)
 SLOPES = torch.tensor([2.0 ** (-2 * (head + 1)) for head in range(4)])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
-def test_lm_infinite_is_two_passes_with_masks(family):
-    """Scores as in the authors' implementation: near pairs as ever; far global keys from the query
-    at L and the key at 0.
-    """
-    model = ri.reposition(tiny(family), "rope")
-    model.set_attn_implementation("eager")
-    length, first = 6, 3
-    attention, seen = seen_under(model, length, first, layer=1)
-    queries, keys = seen["queries"], seen["keys"]
-    index = torch.arange(20)
-    positions = index[None, None].float()
-    near = (
-        torch.einsum("bhid,bhjd->bhij", *attention.rotate(queries, keys, positions))
-        * attention.scaling
-    )
-    far_queries, _ = attention.rotate(queries, keys, torch.full_like(positions, length))
-    far = torch.einsum("bhid,bhjd->bhij", far_queries, keys) * attention.scaling
-    if attention.attn_logit_softcapping:
-        near, far = (
-            torch.tanh(part / attention.attn_logit_softcapping) * attention.attn_logit_softcapping
-            for part in (near, far)
-        )
-    distance = index[:, None] - index
-    expected = torch.where(distance <= length, near, far)
-    visible = (distance >= 0) & ((distance < length) | (index < first))
-    if attention.sliding_window is not None:
-        visible &= distance < attention.sliding_window
-    assert_close(
-        seen["scores"].masked_fill(~visible, 0),
-        expected.masked_fill(~visible, 0),
-        atol=1e-4,
-        rtol=1e-4,
-    )
-    assert (seen["scores"][..., ~visible] < -1e30).all()
-
-
-@pytest.mark.parametrize("first", [2, None])
-def test_alibi_is_given_the_capped_distance(first):
-    attention, seen = seen_under(ri.reposition(tiny("llama_mha"), "alibi"), 5, first)
-    content = seen["queries"] @ seen["keys"].mT * attention.scaling
-    index = torch.arange(20)
-    distance = index[:, None] - index
-    expected = content - SLOPES[:, None, None] * distance.clamp(max=5)
-    visible = CAUSAL if first is None else CAUSAL & ((distance < 5) | (index < first))
-    assert_close(seen["scores"][..., visible], expected[..., visible], **CLOSE)
+@pytest.mark.parametrize(
+    ("scheme", "family", "first"),
+    [
+        ("rope", "gemma2", 3),
+        ("rope", "llama", None),
+        ("alibi", "llama_mha", 2),
+        ("alibi", "llama", None),
+        ("repo head", "llama", 20),
+        ("repo_alibi", "llama_mha", 20),
+    ],
+)
+def test_scores_are_those_of_the_capped_difference_of_positions(scheme, family, first):
+    """Put into the rotation and into ALiBi by hand; `first` 20: all keys are global."""
+    layer = 1 if family == "gemma2" else 0  # without a window, but with a soft cap
+    attention, queries, keys, seen = seen_under(spread(scheme, family), 7, first, layer)
+    learned = scheme.startswith("repo")
+    positions = seen["positions"] if learned else INDEX.float()
+    distance = positions[..., :, None] - positions[..., None, :]
+    assert (distance.abs() > 7).any() and (distance.abs() < 7).any()
+    distance = distance.clamp(-7, 7)
+    if "alibi" in scheme:
+        expected = queries @ keys.mT * attention.scaling - SLOPES[:, None, None] * distance.abs()
+    else:
+        queries, keys = (torch.complex(*each.chunk(2, -1)) for each in (queries, keys))
+        turned = torch.exp(1j * distance[..., None] * attention.frequencies)
+        products = queries[:, :, :, None] * keys.conj()[:, :, None] * turned
+        expected = products.real.sum(-1) * attention.scaling
+    if cap := attention.attn_logit_softcapping:
+        expected = torch.tanh(expected / cap) * cap
+    apart = INDEX[:, None] - INDEX
+    visible = (apart >= 0) & ((apart < 7) | ((first or 20) > INDEX))
+    found, close = seen["scores"], {"atol": 1e-3, "rtol": 1e-3} if learned else CLOSE
+    assert_close(found[..., visible], expected[..., visible], **close)
+    assert (found[..., ~visible] < -1e30).all()
 
 
 @pytest.mark.parametrize("scheme", ["rope", "repo", "repo_alibi", "fire"])
-def test_infllm_in_blocks_of_rows_is_the_same(scheme, monkeypatch):
-    model = spread(scheme)
-    whole = logits_under(model, infllm(model, 6))
-    assert not torch.allclose(whole, logits_under(model, torch.no_grad()), atol=1e-4)
-    monkeypatch.setattr(extension, "ROWS", 3)
-    assert_close(logits_under(model, infllm(model, 6)), whole, **CLOSE)
-
-
-def test_infllm_sees_all_keys_at_the_mapped_distances():
-    """The paper's list of distances, L, ..., L, L - 1, ..., 1, 0, put into RoPE by hand."""
-    attention, seen = seen_under(repositioned("rope"), 5, None)
-    queries, keys = (torch.complex(*seen[name].chunk(2, -1)) for name in ("queries", "keys"))
-    for query in (0, 4, 5, 6, 19):
-        mapped = torch.tensor([5] * max(0, query - 5) + [*range(min(query, 5), -1, -1)])
-        assert len(mapped) == query + 1
-        turned = torch.exp(1j * mapped[:, None] * attention.frequencies)
-        products = queries[:, :, query, None] * keys[:, :, : query + 1].conj() * turned
-        logits = products.real.sum(-1) * attention.scaling
-        found = seen["scores"][:, :, query]
-        assert_close(found[..., : query + 1], logits, **CLOSE)
-        assert (found[..., query + 1 :] < -1e30).all()
-
-
-@pytest.mark.parametrize("scheme", ["repo", "repo_alibi"])
-def test_learned_positions_are_capped_by_their_difference(scheme):
-    # all keys global: no mask, but every pair capped
-    attention, seen = seen_under(spread(scheme), 7, 20)
-    distance = seen["positions"][..., :, None] - seen["positions"][..., None, :]
-    assert (distance.abs() > 7).any() and (distance.abs() < 7).any()
-    capped = distance.clamp(-7, 7)
-    if scheme == "repo":
-        queries, keys = (torch.complex(*seen[name].chunk(2, -1)) for name in ("queries", "keys"))
-        angles = capped[..., None] * attention.frequencies
-        turned = torch.polar(torch.ones_like(angles), angles)
-        content = (queries[:, :, :, None] * keys.conj()[:, :, None] * turned).real.sum(-1)
-        bias = 0
-    else:
-        content, bias = seen["queries"] @ seen["keys"].mT, SLOPES[:, None, None] * capped.abs()
-    expected = content * attention.scaling - bias
-    assert_close(seen["scores"][..., CAUSAL], expected[..., CAUSAL], atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.parametrize("scheme", RELATIVE)
-@pytest.mark.parametrize("first", [0, 9])
-def test_lm_infinite_in_blocks_of_rows_is_the_whole_map_and_makes_no_far_score(
+@pytest.mark.parametrize("first", [0, 9, None])
+def test_blocks_of_rows_are_the_whole_map_and_lm_infinite_makes_no_far_score(
     scheme, first, monkeypatch
 ):
     model, shapes = spread(scheme), []
     monkeypatch.setattr(extension, "ROWS", 3)
-    with lm_infinite(model, 6, first):
+    with capped(model, 6, first), torch.no_grad():
         for attention in as_decoder(model).layers:
             attention.weigh = lambda scores, *rest, weigh=attention.weigh: (
-                shapes.append(scores.shape) or weigh(scores, *rest)
+                shapes.append(scores.shape[-2:]) or weigh(scores, *rest)
             )
         blocks = model(TOKENS).logits
-        assert {shape[-2] for shape in shapes} == {3, 2}
-        assert max(shape[-1] for shape in shapes) <= 6 + first + 3
+        assert {rows for rows, _ in shapes} == {3, 2}
+        assert first is None or max(keys for _, keys in shapes) <= 6 + first + 3
         shapes.clear()
         for attention in as_decoder(model).layers:
             attention.sites.pattern.register_forward_hook(lambda *given: None)
         whole = model(TOKENS).logits
-        assert {shape[-2:] for shape in shapes} == {(20, 20)}
+        assert {*shapes} == {(20, 20)}
     assert_close(blocks, whole, **CLOSE)
 
 
-@pytest.mark.parametrize("count", [13, 20])
-def test_lm_infinite_sees_the_mask_of_padded_prompts(count, monkeypatch):
+def test_lm_infinite_sees_the_mask_of_padded_prompts(monkeypatch):
     model, mask = repositioned("rope"), torch.ones_like(TOKENS)
-    mask[1, count:] = 0
-    left = (torch.arange(20) >= 3).long().expand(2, -1)
+    mask[1, 13:] = 0
     monkeypatch.setattr(extension, "ROWS", 4)
     with lm_infinite(model, 5, 2), torch.no_grad():
         both = model(TOKENS, attention_mask=mask).logits
-        assert_close(both[1:, :count], model(TOKENS[1:, :count]).logits, **CLOSE)
+        assert_close(both[1:, :13], model(TOKENS[1:, :13]).logits, **CLOSE)
         with refused("pad prompts on the right"):
-            model(TOKENS, attention_mask=left)
+            model(TOKENS, attention_mask=mask.flip(1))
 
 
-@pytest.mark.parametrize("scheme", ["rope", "repo", "repo_alibi", "alibi", "fire"])
+@pytest.mark.parametrize("scheme", ["repo", "repo_alibi", "fire"])
 def test_interpolation_by_one_changes_nothing_and_by_two_halves_every_distance(scheme):
     model = repositioned(scheme)
     plain = logits_under(model, torch.no_grad())
@@ -232,60 +174,41 @@ def test_interpolation_by_one_changes_nothing_and_by_two_halves_every_distance(s
         assert_close(logits_under(model, torch.no_grad()), by_two, **CLOSE)
 
 
-def test_yarn_is_what_loading_with_yarn_gives(official):
+def test_yarn_is_what_loading_with_yarn_gives():
     """The released checkpoint with YaRN in its configuration, against the unscaled one in the
     context.
     """
-    from repo_interp.models.checkpoints import identify, load_model
-
-    found = identify(official / "repo_mha")
-    scaled = load_model(
-        found,
-        rope_scaling={"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
-    )
-    model = load_model(found)
-    with yarn(model, 2.0, 64), torch.no_grad():
-        assert_close(model(TOKENS).logits, scaled(TOKENS).logits, atol=1e-4, rtol=1e-4)
+    found = identify(OFFICIAL / "repo_mha")
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    model, scaled = load_model(found), load_model(found, rope_scaling=scaling)
+    found = logits_under(model, yarn(model, 2.0, 64))
+    assert_close(found, logits_under(scaled, torch.no_grad()), atol=1e-4, rtol=1e-4)
 
 
 def test_what_a_method_cannot_do_is_refused():
-    cope, nope = ri.reposition(tiny("llama"), "cope"), ri.reposition(tiny("llama"), "nope")
-    with refused("by context"), lm_infinite(cope, 8):
-        pass
-    for context in (
-        interpolated(nope, 2.0),
-        yarn(nope, 2.0, 8),
-        yarn(ri.reposition(tiny("llama"), "alibi"), 2.0, 8),
+    cope, nope, alibi = (ri.reposition(tiny("llama"), one) for one in ("cope", "nope", "alibi"))
+    for line, ask in (
+        ("by context", lambda: lm_infinite(cope, 8)),
+        ("leave the method out", lambda: interpolated(nope, 2.0)),
+        ("leave the method out", lambda: yarn(alibi, 2.0, 8)),
+        ("the window of InfLLM is 0", lambda: infllm(nope, 0)),
+        ("methods of extrapolation", lambda: extended(nope, "ntk", 8, 8)),
     ):
-        with refused("leave the method out"), context:
+        with refused(line), ask():
             pass
-    with refused("LM-Infinite is 0"), lm_infinite(nope, 0):
-        pass
-    with refused("the window of InfLLM is 0"), infllm(nope, 0):
-        pass
-    with refused("methods of extrapolation"):
-        extended(nope, "ntk", 8, 8)
 
 
 def test_divergence_is_the_closed_form_and_adds_up_over_batches():
-    generator = torch.Generator().manual_seed(0)
-    one, other = (
-        torch.randn(60, 5, generator=generator, dtype=torch.float64) * scale + shift
-        for scale, shift in ((1, 0), (2, 1))
-    )
+    one, other = torch.randn(60, 5).double(), torch.randn(60, 5).double() * 2 + 1
     sums = vector_sums(one[:20]) + vector_sums(one[20:])
     fitted = [MultivariateNormal(part.mean(0), part.T.cov(correction=0)) for part in (one, other)]
-    expected = kl_divergence(*fitted).item()
-    assert gaussian_divergence(sums, vector_sums(other), shrinkage=0.0).item() == pytest.approx(
-        expected, rel=1e-9
-    )
-    assert gaussian_divergence(sums, sums).item() == pytest.approx(0, abs=1e-9)
-    both = gaussian_divergence(
-        vector_sums(torch.stack([one, other])), vector_sums(torch.stack([other, other])), 0.0
-    )
-    assert_close(both, torch.tensor([expected, 0.0], dtype=torch.float64), atol=1e-9, rtol=1e-9)
+    expected = torch.stack([kl_divergence(*fitted), torch.tensor(0.0).double()])
+    of_parts = gaussian_divergence(sums, vector_sums(other), shrinkage=0.0)
+    assert_close(of_parts, expected[0], rtol=1e-9, atol=0)
+    both = vector_sums(torch.stack([one, other])), vector_sums(torch.stack([other, other]))
+    assert_close(gaussian_divergence(*both, 0.0), expected, atol=1e-9, rtol=1e-9)
     flat = vector_sums(torch.cat([one, one], -1))  # half of its dimensions say nothing new
-    assert torch.isfinite(gaussian_divergence(flat, flat))
+    assert gaussian_divergence(flat, flat).item() == pytest.approx(0, abs=1e-9)
     with pytest.raises(ValueError, match="at least 2"):
         gaussian_divergence(vector_sums(one[:1]), sums)
     plane, shares = principal_plane(vector_sums(one * torch.tensor([1.0, 9.0, 1.0, 4.0, 1.0])))
@@ -305,65 +228,73 @@ def task(tmp_path_factory):
     return make_task("language", corpus=str(path), tokens=300, length=16, longest_test=64)
 
 
-def model_of(task, layout):
-    stock = tiny("llama")
-    stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
-    return ri.reposition(stock, layout)
+def measured(task, layout, prompts, **asked):
+    """What a random decoder with the task's tokens makes of prompts longer than 16; the decoder."""
+    model = model_for(task, layout)
+    with warnings.catch_warnings(action="ignore", category=Note):
+        return Extrapolation(**asked).measured(model, task, prompts, 16), model
+
+
+def rows_of(group):
+    return extrapolation_table(xr.DataTree.from_dict({"/extrapolation": group}))
 
 
 def test_extrapolation_measures_every_method_layer_and_length(task):
-    model = model_of(task, "repo@2")
     prompts = cut(task.describe, task.prompts(12, seed=0, test_set="64"), (16, 32))
-    with pytest.warns(Note, match="most of extrapolation.kl is noise"):
-        group = Extrapolation(global_tokens=2).measured(model, task, prompts, 16)
+    group, model = measured(task, "repo@2", prompts, methods=METHODS, global_tokens=2)
     assert group["kl"].dims == ("method", "length", "layer")
-    assert group["kl"].shape == (4, 2, 3)
+    assert group["kl"].shape == (5, 2, 3) and (group["kl"] > 0).all()
     assert group["scheme"].values.tolist() == ["rope", "rope", "repo"]
-    assert (group["kl"] > 0).all()
     # At the training length all methods are the plain model (learned positions of this model stay
     # within the cap).
-    plain = group.sel({"method": "plain"})
     for name in ("kl", "log_perplexity", "task_score"):
         at_training = group[name].sel(length=16)
-        of_plain = plain[name].sel(length=16).broadcast_like(at_training)
+        of_plain = at_training.sel({"method": "plain"}).broadcast_like(at_training)
         assert_allclose(at_training, of_plain, rtol=1e-4)
     odd = prompts[32][1::2]
-    answers = forced_responses(model, task, odd)
-    last = -np.mean([answer.log_probabilities[-4:] for answer in answers])
-    assert_allclose(plain["log_perplexity"].sel(length=32), last, rtol=1e-5)
-    assert_allclose(plain["task_score"].sel(length=32), task.score(answers, odd).mean())
-    note = extrapolation_table(xr.DataTree.from_dict({"/extrapolation": group})).note
-    assert (
-        f"{len(odd)} prompts of language per length, beside 6 others of the training length" in note
-    )  # found: all 12 were said to be
+    for method, context in (
+        ("plain", torch.no_grad()),
+        ("lm_infinite", lm_infinite(model, 16, 2)),
+        ("interpolation", interpolated(model, 2.0)),
+        ("yarn", yarn(model, 2.0, 16)),
+        ("infllm", infllm(model, 16)),
+    ):
+        with context:
+            answers = forced_responses(model, task, odd)
+        found, last = (
+            group.sel({"method": method, "length": 32}),
+            [one.log_probabilities[-4:] for one in answers],
+        )
+        assert_allclose(found["log_perplexity"], -np.mean(last), rtol=1e-5)
+        assert_allclose(found["task_score"], task.score(answers, odd).mean())
+    # found: all 12 were said to be
+    assert "6 prompts of language per length, beside 6 others of the" in rows_of(group).note
     with refused("at least 4 prompts of the training length"):
-        Extrapolation().measured(model, task, {32: prompts[32]}, 16)
+        measured(task, "rope", {32: prompts[32]})
     with refused("a prompt has 64"):
         cut(task.describe, task.prompts(2, test_set="64"), (128,))
 
 
 def test_divergence_above_noise_has_the_interval_of_leaving_out_each_pair_of_prompts(task):
-    model = model_of(task, "rope")
     prompts = cut(task.describe, task.prompts(6, seed=0, test_set="64"), (16, 64))
 
-    def measured(kept):
-        chosen = {length: [some[number] for number in kept] for length, some in prompts.items()}
-        with warnings.catch_warnings(action="ignore", category=Note):
-            return Extrapolation(("interpolation",)).measured(model, task, chosen, 16)
+    def of(kept):
+        some = {length: [rows[number] for number in kept] for length, rows in prompts.items()}
+        return measured(task, "rope", some, methods=("interpolation",))[0]
 
-    group = measured(range(6))
+    group = of(range(6))
     # without the plain model there is no noise to compare with
     assert group["method"].values.tolist() == ["plain", "interpolation"]
     at_training, longer = (group.sel(length=length) for length in (16, 64))
     assert not at_training["kl_above_noise"].any(), "methods change nothing there"
     assert_allclose(longer["kl_above_noise"], longer["kl"] - at_training["kl"])
-    others = [measured([number for number in range(6) if number // 2 != pair]) for pair in range(3)]
-    without = np.array([each["kl_above_noise"].sel(length=64).mean("layer") for each in others])
+    others = [of([number for number in range(6) if number // 2 != pair]) for pair in range(3)]
+    without = np.array([one["kl_above_noise"].sel(length=64).mean("layer") for one in others])
     width = student.ppf(0.975, 2) * np.sqrt(2 / 3 * np.square(without - without.mean(0)).sum(0))
     above = longer["kl_above_noise"].mean("layer")
-    for end, expected in (("low", above - width), ("high", above + width)):
-        assert_allclose(longer[f"kl_above_noise_{end}"], expected, rtol=1e-6)
-    table = extrapolation_table(xr.DataTree.from_dict({"/extrapolation": group}))
+    for end, sign in (("low", -1), ("high", 1)):
+        assert_allclose(longer[f"kl_above_noise_{end}"], above + sign * width, rtol=1e-6)
+    table = rows_of(group)
     assert table.columns[3:6] == ("KL above noise", "from", "to")
     assert len(table.rows[0]) == len(table.columns)
 
@@ -379,14 +310,12 @@ def test_outputs_are_traced_over_the_layers_own_window():
     texts = [Prompt(tuple(torch.randint(3, 64, (length,)).tolist())) for length in (16, 16, 40)]
     traces = output_traces(model, texts[:2], texts[2], 16, 1, queries=2, step=4)
     assert traces.attrs["window"] == 8 and traces["step"].values.tolist() == list(range(0, 33, 4))
-    outputs = []
-    with (
-        attention_outputs(model, lambda _, some: outputs.append(some[0]), [1]),
-        layer_tensors(model, 1) as tensors,
-    ):
+    outputs = {}
+    keep = attention_outputs(model, outputs.__setitem__, [1])
+    with keep, layer_tensors(model, 1) as tensors:
         model(torch.tensor([texts[2].tokens]))
     (found,) = outputs_over_windows(model, 1, tensors, 39, [32], 8)
-    assert_close(found, outputs[0][39], atol=1e-5, rtol=1e-4)
+    assert_close(found, outputs[1][0, 39], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:most of extrapolation.kl is noise")
@@ -409,27 +338,9 @@ def test_several_layers_are_traced_as_each_alone_and_have_a_figure_each():
         assert_allclose(steps["pca_trace"], alone["pca_trace"], rtol=1e-5)
         assert_allclose(steps["trace_outside"], alone["trace_outside"])
     run = make_run({"output_traces": both}, {})
-    figures = {one.name: one.figure for one in figures_of(run)}
-    assert list(figures) == ["output_traces_layer_1", "output_traces_layer_2"]
-    for name, window in zip(figures, (16, 8), strict=True):
-        assert f"Layer {name[-1]}, windows of {window} keys" in " ".join(texts(figures[name]))
-    assert drawn_traces(run, layer=2) is not None
+    figures = {one.name: " ".join(texts(one.figure)) for one in figures_of(run)}
+    assert "Layer 1, windows of 16 keys" in figures.pop("output_traces_layer_1")
+    assert "Layer 2, windows of 8 keys" in figures.pop("output_traces_layer_2") and not figures
     with refused("layer 0 was not traced; these were: 1, 2"):
         drawn_traces(run, layer=0)
     assert {row[0] for row in tables(run)[0].rows} == {1, 2}
-
-
-@pytest.mark.filterwarnings("ignore:most of extrapolation.kl is noise")
-def test_infllm_is_measured_where_it_is_named(task):
-    torch.manual_seed(0)
-    stock = tiny("llama")
-    stock.resize_token_embeddings(task.vocabulary_size, mean_resizing=False)
-    model = ri.reposition(stock, "rope")
-    prompts = cut(task.describe, task.prompts(4, seed=0, test_set="64"), (16, 32))
-    group = Extrapolation(("infllm",)).measured(model, task, prompts, 16)
-    assert group["method"].values.tolist() == ["plain", "infllm"]
-    with infllm(model, 16):
-        answers = forced_responses(model, task, prompts[32][1::2])
-    last = -np.mean([answer.log_probabilities[-4:] for answer in answers])
-    found = group["log_perplexity"].sel({"method": "infllm", "length": 32})
-    assert found.item() == pytest.approx(last, rel=1e-5)

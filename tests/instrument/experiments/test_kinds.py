@@ -20,7 +20,6 @@ from repo_interp.experiments.effects import drawn_sets
 from repo_interp.experiments.kinds import (
     BLOCK,
     CASES,
-    CLASSES,
     EVERY,
     blocks_of,
     intervals,
@@ -29,7 +28,7 @@ from repo_interp.experiments.kinds import (
 )
 from repo_interp.plots.marks import number
 from repo_interp.plots.views.kinds import VIEW, kind_table, losses_by_kind
-from repo_interp.tasks import Prompt
+from repo_interp.tasks import Prompt, make_task
 
 WORDS = ("one two three \n four 5 six \n " * 13).split(" ")[:100]
 KNOWN = {word: 3 + place for place, word in enumerate(dict.fromkeys(WORDS))}
@@ -56,28 +55,12 @@ def run(model):
 
 
 @torch.no_grad()
-def losses(model, prompt, heads, change=iv.frozen):
-    """-log p of every token but the first by a whole pass; `heads` changed, None: undisturbed."""
+def losses(model, prompt, context):
+    """-log p of every token but the first by a whole pass."""
     tokens = torch.tensor([prompt.tokens])
-    if heads is None:
-        logits = model(tokens).logits
-    else:
-        with change(model, heads):
-            logits = model(tokens).logits
-    return -logits[0, :-1].double().log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].numpy()
-
-
-def _on_lines(model, heads):
-    """Straight lines by numpy's fit, for one prompt without padding."""
-
-    def fitted(positions, here):
-        index = np.arange(positions.shape[-1])
-        lines = [
-            np.polyval(np.polyfit(index, row, 1), index) for row in positions[0].double().numpy()
-        ]
-        return torch.tensor(np.stack(lines))[None]
-
-    return iv.replaced(model, fitted, heads)
+    with context:
+        log_p = model(tokens).logits[0, :-1].double().log_softmax(-1)
+    return -log_p.gather(-1, tokens[0, 1:, None])[:, 0].numpy()
 
 
 def test_losses_and_controls_are_those_of_whole_passes(model, run):
@@ -86,22 +69,18 @@ def test_losses_and_controls_are_those_of_whole_passes(model, run):
     every = [head for _, heads in rows for head in heads]
     assert every == [(layer, head) for layer in (1, 2) for head in range(4)]
 
-    def by_hand(heads, change=iv.frozen):
-        changed = np.concatenate(
-            [
-                losses(model, prompt, heads, change) - losses(model, prompt, None)
-                for prompt in PROMPTS
-            ]
-        )
-        return [changed[blocks == block].mean() for block in np.unique(blocks)]
+    def by_hand(change, *arguments):
+        return np.concatenate([losses(model, prompt, change(*arguments)) for prompt in PROMPTS])
 
-    plain = np.concatenate([losses(model, prompt, None) for prompt in PROMPTS])
+    def assert_found(heads, change=iv.frozen, **place):
+        changed = by_hand(change, model, heads) - plain
+        expected = [changed[blocks == block].mean() for block in np.unique(blocks)]
+        assert_allclose(group["block_change"].sel(place), expected, atol=2e-5)
+
+    plain = by_hand(torch.no_grad)
     assert_allclose(group["loss"], plain.mean(), atol=1e-5)
-    cases = dict(zip(CASES, (iv.frozen, _on_lines, iv.linearised), strict=True))
-    found = {case: group["block_change"].sel(kind=case, draw=0) for case in cases}
-    for case, change in cases.items():
-        assert_allclose(found[case], by_hand(every, change), atol=2e-5)
-    assert len({float(each[0]) for each in found.values()}) == 3
+    for case, change in zip(CASES, (iv.frozen, iv.straightened, iv.linearised), strict=True):
+        assert_found(every, change, kind=case, draw=0)
     kinds = [kind for kind in group["kind"].values if kind not in CASES]
     assert kinds
     for kind in kinds:
@@ -109,9 +88,7 @@ def test_losses_and_controls_are_those_of_whole_passes(model, run):
         others = [heads for known, heads in rows if known != kind]
         drawn = drawn_sets(others, len(own), 2, 0)
         for draw, chosen in enumerate([own, *drawn]):
-            assert draw == 0 or not [heads for heads in chosen if heads in own]
-            expected = by_hand([head for heads in chosen for head in heads])
-            assert_allclose(group["block_change"].sel(kind=kind, draw=draw), expected, atol=2e-5)
+            assert_found([head for heads in chosen for head in heads], kind=kind, draw=draw)
         assert group["block_change"].sel(kind=kind)[1 + len(drawn) :].isnull().all()
     assert group["block_change"].sel(kind=EVERY)[1:].isnull().all()
 
@@ -123,68 +100,43 @@ def test_kinds_are_those_of_the_measure_and_rows_are_shared_positions(model, run
         assert {str(named.sel(layer=layer, head=head).values) for layer, head in heads} == {kind}
 
 
-def test_controls_are_different_and_as_many():
-    drawn = drawn_sets(["a", "b", "c", "d"], 2, 5, 1)
-    assert len({tuple(each) for each in drawn}) == 5 and {len(each) for each in drawn} == {2}
-    assert len(drawn_sets(["a", "b"], 2, 5, 1)) == 1 and drawn_sets(["a"], 2, 5, 1) == []
-
-
 def test_the_size_of_batches_and_a_store_change_nothing(model, run, tmp_path):
     for size, store in ((3, None), (1, tmp_path / "store")):
         again = ri.analyze(model, PROMPTS, (), experiments=["kinds"], batch_size=size, store=store)
         xr.testing.assert_identical(again["kinds"].to_dataset(), run["kinds"].to_dataset())
 
 
+def interval(values, block):
+    array = xr.DataArray([[values]], {"block": ("sample", block)}, ("kind", "draw", "sample"))
+    return intervals(array)[0, 0]
+
+
 def test_an_interval_over_unequal_blocks_weighs_tokens_and_leaves_empty_ones_out():
-    values, block = np.array([1.0, 3.0, 2.0, np.nan, 6.0]), np.array([0, 0, 1, 2, 3])
-    found = intervals(
-        xr.DataArray(values[None, None], {"block": ("sample", block)}, ("kind", "draw", "sample"))
-    )[0, 0]
+    found = interval([1.0, 3.0, 2.0, np.nan, 6.0], [0, 0, 1, 2, 3])
     error = np.sqrt(3 / 2 * ((4 - 2 * 3) ** 2 + (2 - 3) ** 2 + (6 - 3) ** 2)) / 4
     reach = student.ppf(0.975, 2) * error
     assert_allclose(found, [3, 3 - reach, 3 + reach])
 
 
 def test_where_all_blocks_are_equal_there_is_no_interval():
-    found = intervals(
-        xr.DataArray(
-            np.zeros((1, 1, 20)), {"block": ("sample", np.arange(20))}, ("kind", "draw", "sample")
-        )
-    )
-    assert float(found[0, 0, 0]) == 0
-    assert np.isnan(found[0, 0, 1:]).all()
+    assert_allclose(interval(np.zeros(20), np.arange(20)), [0, np.nan, np.nan])
 
 
 def test_blocks_are_stretches_of_few_prompts_and_each_of_many():
     (one,) = blocks_of([100])
-    assert (
-        len(one) == 99
-        and np.bincount(one).min() >= BLOCK
-        and one.max() == 2
-        and (np.diff(one) >= 0).all()
-    )
+    assert len(one) == 99 and np.bincount(one).min() >= BLOCK and {*one} == {0, 1, 2}
+    assert (np.diff(one) >= 0).all()
     first, second = blocks_of([3, 70])
-    assert first.tolist() == [0, 0] and set(second) == {1, 2}
-    assert [set(each) for each in blocks_of([9, 200, *[40] * 8])] == [
-        {number} for number in range(10)
-    ]
+    assert first.tolist() == [0, 0] and {*second} == {1, 2}
+    assert [{*each} for each in blocks_of([9, 200, *[40] * 8])] == [{n} for n in range(10)]
 
 
 def test_every_token_has_the_first_class_that_fits():
-    found = token_classes(PROMPTS[2])
-    assert found[43:] == ["generated"] * 2
-    plain = token_classes(TEXT)
-    assert plain[:9] == [
-        "first of lines",
-        *["others"] * 3,
-        "first of lines",
-        "numbers",
-        "others",
-        "others",
-        "first of lines",
-    ]
-    assert plain[9:12] == ["copies"] * 3 and plain[13] == "numbers" and set(plain) <= set(CLASSES)
-    assert set(token_classes(OTHER)) <= {"copies", "others"}
+    assert token_classes(PROMPTS[2])[43:] == ["generated"] * 2
+    line, other, number, copy = "first of lines", "others", "numbers", "copies"
+    expected = [line, other, other, other, line, number, other, other, line, copy, copy, copy]
+    assert token_classes(TEXT)[:12] == expected
+    assert {*token_classes(OTHER)} <= {"copies", "others"}
 
 
 def test_classes_and_their_counts_sum_to_all(run):
@@ -205,55 +157,35 @@ def test_it_plans_what_it_can_need_and_refuses_models_without_learned_positions(
         planned(model, [Prompt(tokens=(3,))], [Kinds()])
 
 
-def made(own, others, kind="counts tokens"):
-    """A run whose kind changes losses by `own`, other heads by `others`, in 20 blocks with some
-    noise.
-    """
-    noise = np.random.default_rng(0).normal(size=(3, 20)) * 0.01
-    values = noise + np.array([own, others, others])[:, None]
-    array = xr.DataArray(
-        values[None],
-        {"kind": [kind], "block": ("sample", np.arange(20))},
-        ("kind", "draw", "sample"),
-    )
-    classes = ["all", *CLASSES]
-    spread = xr.concat(
-        [intervals(array), *(intervals(array * share) for share in (np.nan, 1, 1, 4, 0.5))],
-        "token_class",
-    )
-    group = xr.Dataset(
-        {
-            "heads": ("kind", [25]),
-            "tokens": ("token_class", [60, 0, 20, 20, 10, 10]),
-            "loss_change": spread,
-            "score_change": intervals(array),
-        },
-        {
-            "token_class": classes,
-            "of": ["change", "controls", "difference"],
-            "bound": ["mean", "low", "high"],
-        },
-        {"block": "stretch of 32 tokens", "metric": "log perplexity"},
-    )
-    return xr.DataTree.from_dict({"/": xr.Dataset(attrs={"checkpoint": "made"}), "/kinds": group})
+def edited(run, kind, on_copies=10, **losses):
+    """The run with other (mean, low, high) of one kind, by `of`; so many times that on copies."""
+    group = run["kinds"].to_dataset().copy(deep=True)
+    for of, values in losses.items():
+        group["loss_change"].loc[{"kind": kind, "of": of}] = np.array(values)
+        group["loss_change"].loc[{"kind": kind, "of": of, "token_class": "copies"}] *= on_copies
+    return xr.DataTree.from_dict({"/": run.to_dataset(), "/kinds": group})
 
 
-def test_a_finding_needs_a_clear_difference_and_names_the_tokens_that_lose_most():
-    (finding,) = VIEW.findings(made(0.4, 0.05))
-    assert finding.sentence.startswith(
-        "Freezing the positions of the 25 heads whose positions follow the token index, each at "
-        "its mean, costs 0.398 nats (95 %: 0.394"
-    )
-    assert "as many other heads 0.05" in finding.sentence and "on copies 1." in finding.sentence
-    (less,) = VIEW.findings(made(0.05, 0.4))
-    assert "on copies" not in less.sentence and less.weight < finding.weight
-    assert not [*VIEW.findings(made(0.05, 0.05))], "no finding of absence"
+def sentences(run, about):
+    return [one.sentence for one in VIEW.findings(run) if about in one.sentence]
+
+
+def test_a_finding_needs_a_clear_difference_and_names_the_tokens_that_lose_most(run):
+    kind = next(kind for kind in run["kinds"]["kind"].values if kind not in (*CASES, EVERY))
+    own, others = (0.4, 0.39, 0.41), (0.05, 0.04, 0.06)
+    about = f"{int(run['kinds']['heads'].sel(kind=kind))} heads whose positions"
+    clear = edited(run, kind, change=own, controls=others, difference=(0.35, 0.34, 0.36))
+    (sentence,) = sentences(clear, about)
+    assert "costs 0.400 nats (95 %: 0.390" in sentence and "other heads 0.0500" in sentence
+    assert "on copies 3.5" in sentence
+    less = edited(run, kind, 0, change=others, controls=own, difference=(-0.35, -0.36, -0.34))
+    assert "on copies" not in sentences(less, about)[0]
+    equal = edited(run, kind, change=own, controls=own, difference=(0.0, -0.1, 0.1))
+    assert not sentences(equal, about), "no finding of absence"
 
 
 def test_the_finding_of_all_heads_has_the_special_cases(run):
-    sentence = next(
-        found.sentence for found in VIEW.findings(run) if "all 8 heads" in found.sentence
-    )
+    (sentence,) = sentences(run, "all 8 heads")
     costs = run["kinds"]["loss_change"].sel(token_class="generated", of="change", bound="mean")
     frozen, lines, index = (number(float(costs.sel(kind=case))) for case in CASES)
     assert f"each at its mean, costs {frozen} nats" in sentence
@@ -263,11 +195,7 @@ def test_the_finding_of_all_heads_has_the_special_cases(run):
 
 
 def test_a_change_below_the_rounding_of_float32_is_no_number(run):
-    group = run["kinds"].to_dataset().copy(deep=True)
-    group["loss_change"].loc[{"kind": "all heads"}] = 2e-8
-    same = run.copy()
-    same["kinds"] = xr.DataTree(group)
-    sentence = next(one.sentence for one in VIEW.findings(same) if "all 8 heads" in one.sentence)
+    (sentence,) = sentences(edited(run, EVERY, change=2e-8), "all 8 heads")
     assert "each at its mean, costs less than 1e-06 nats per token" in sentence
 
 
@@ -281,8 +209,8 @@ def test_its_page_has_one_small_chart_and_one_table(run):
 
 
 def test_heads_that_answer_are_judged_by_answers():
-    bridge = ri.load("niah/repo")
-    run = ri.analyze(bridge, None, (), experiments=["kinds"])
+    prompts = make_task("niah").prompts(10, test_set="64")
+    run = ri.analyze(ri.zoo("niah/repo"), prompts, (), experiments=[Kinds(draws=1)])
     group = run["kinds"]
     assert group.attrs["metric"] == "exact match" and group.attrs["block"] == "prompt"
     assert group["heads"].sel(kind=EVERY) == 16 and group["tokens"].sel(token_class="generated") > 0

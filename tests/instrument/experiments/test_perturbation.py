@@ -2,11 +2,13 @@
 afterwards.
 """
 
+from contextlib import ExitStack
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from families import TOKENS, model_for, repositioned, tiny
-from hooks import hooks_of
 from numpy.testing import assert_allclose, assert_array_equal
 from refusals import refused
 from torch.testing import assert_close
@@ -28,114 +30,77 @@ from repo_interp.tasks import make_task
 TASK = make_task("reversal", longest=6)
 
 
-def shifted_by(moves):
-    return lambda positions: moves[:, None].to(positions)
-
-
 @torch.no_grad()
 def logits_under(model, context):
     with context:
         return model(TOKENS).logits
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    ["rope", "nope", "repo", "repo head", "repo_alibi", "hope", "alibi", "fire", "cope", "learned"],
-)
-def test_moving_keys_by_nothing_and_exchanging_none_changes_nothing(scheme):
-    model = repositioned(scheme)
-    plain, still = logits_under(model, torch.no_grad()), torch.zeros_like(TOKENS)
+@pytest.mark.parametrize("scheme", ["rope", "repo head", "repo_alibi", "alibi", "learned"])
+def test_keys_that_stay_change_nothing_and_moved_ones_the_logits_from_there_on(scheme):
+    model, layers = repositioned(scheme), range(3)
+    plain, moves = logits_under(model, torch.no_grad()), torch.zeros_like(TOKENS)
+    shifts = {layer: lambda positions: moves[:, None].to(positions) for layer in layers}
     same = torch.arange(20).expand(2, -1)
-    layers = range(3)
-    assert_close(
-        logits_under(model, moved_keys(model, {layer: shifted_by(still) for layer in layers})),
-        plain,
-    )
+    assert_close(logits_under(model, moved_keys(model, shifts)), plain)
     assert_close(logits_under(model, exchanged_keys(model, dict.fromkeys(layers, same))), plain)
-
-
-@pytest.mark.parametrize(
-    "scheme", ["rope", "repo", "repo head", "repo_alibi", "alibi", "kerple", "learned"]
-)
-def test_moving_all_keys_of_a_prompt_moves_its_positions(scheme):
-    """Against a model whose keys are rotated at z + 3 by hand; relative schemes then see every
-    distance 3 smaller.
-    """
-    model = repositioned(scheme)
-    plain = logits_under(model, torch.no_grad())
-    moves = torch.zeros_like(TOKENS)
     moves[:, 4:9] = 3
-    changed = logits_under(model, moved_keys(model, {0: shifted_by(moves)}))
+    changed = logits_under(model, moved_keys(model, {0: shifts[0]}))
     assert_close(changed[:, :4], plain[:, :4])
     assert not torch.allclose(changed[:, 9:], plain[:, 9:], atol=1e-4)
 
 
 def test_a_moved_key_is_the_key_rotated_at_its_new_position():
-    model = ri.reposition(tiny("llama"), "repo")
+    model, seen = ri.reposition(tiny("llama"), "repo"), []
     attention = as_decoder(model).layers[0]
-    seen = {}
-    handles = [
-        attention.sites.positions.register_forward_hook(lambda m, a, out: seen.update(z=out)),
-        attention.sites.rotated_keys.register_forward_hook(
-            lambda m, a, out: seen.update(plain=out)
-        ),
-    ]
     moves = torch.arange(20).expand(2, -1) % 5
-    with torch.no_grad():
-        model(TOKENS)
-        with moved_keys(model, {0: shifted_by(moves)}):
-            handles.append(
-                attention.sites.rotated_keys.register_forward_hook(
-                    lambda m, a, out: seen.update(moved=out)
-                )
-            )
+    shift = {0: lambda positions: moves[:, None].to(positions)}
+    for context in (torch.no_grad(), moved_keys(model, shift)):
+        with (
+            context,
+            attention.sites.rotated_keys.register_forward_hook(
+                lambda module, given, keys: seen.append(keys.detach())
+            ),
+        ):
             model(TOKENS)
-    for handle in handles:
-        handle.remove()
-    keys = torch.complex(*seen["plain"].chunk(2, -1)) * torch.polar(
+    keys = torch.complex(*seen[0].chunk(2, -1)) * torch.polar(
         torch.ones(1), moves[:, None, :, None] * attention.frequencies
     )
-    assert_close(seen["moved"], torch.cat([keys.real, keys.imag], -1), atol=1e-5, rtol=1e-5)
+    assert_close(seen[1], torch.cat([keys.real, keys.imag], -1), atol=1e-5, rtol=1e-5)
 
 
 def test_exchanged_keys_are_those_of_the_named_tokens_and_values_stay():
     model = ri.reposition(tiny("qwen3"), "rope")
-    attention, seen = as_decoder(model).layers[0], {}
+    attention, keys, values = as_decoder(model).layers[0], [], []
     order = torch.arange(20).flip(0).expand(2, -1)
-    attention.observers.append(
-        lambda layer, queries, keys, *rest: seen.setdefault("keys", []).append(keys)
-    )
-    values = attention.sites.values.register_forward_hook(
-        lambda m, a, out: seen.setdefault("values", []).append(out)
-    )
+    attention.observers.append(lambda layer, queries, seen, *rest: keys.append(seen))
+    attention.sites.values.register_forward_hook(lambda module, given, out: values.append(out))
     logits_under(model, torch.no_grad())
     logits_under(model, exchanged_keys(model, {0: order}))
-    values.remove()
-    attention.observers.clear()
-    assert_close(seen["keys"][1], seen["keys"][0].flip(2))
-    assert_close(seen["values"][0], seen["values"][1])
+    assert_close(keys[1], keys[0].flip(2))
+    assert_close(values[0], values[1])
 
 
-@pytest.mark.parametrize(("gamma", "l_max"), [(0.0, 3), (0.1, 1), (0.5, 5), (1.0, 200)])
+@pytest.mark.parametrize(("gamma", "l_max"), [(0.0, 3), (0.1, 1), (1.0, 200)])
 def test_transposed_pairs_are_few_enough_and_near_enough(gamma, l_max):
-    movable = np.arange(1, 101)
-    order = transposed(np.random.default_rng(3), movable, 103, gamma, l_max)
-    assert_same = np.arange(103)
-    assert_array_equal(order[order], assert_same)  # pairs
-    moved = np.flatnonzero(order != assert_same)
-    assert set(moved) <= set(movable)
-    assert np.abs(order - assert_same).max() <= l_max
-    assert len(moved) == 2 * round(gamma * 100 / 2)
+    order, still = (
+        transposed(np.random.default_rng(3), np.arange(1, 101), 103, gamma, l_max),
+        np.arange(103),
+    )
+    assert_array_equal(order[order], still)  # pairs
+    moved = np.flatnonzero(order != still)
+    assert set(moved) <= set(range(1, 101)) and len(moved) == 2 * round(gamma * 100 / 2)
+    assert np.abs(order - still).max() <= l_max
 
 
-def test_a_smaller_share_moves_some_of_what_a_larger_one_moves():
-    movable = np.arange(1, 200)
-    for draw in (transposed, offset):
-        few, many = (draw(np.random.default_rng(5), movable, 200, gamma, 7) for gamma in (0.1, 0.4))
-        still = np.arange(200) if draw is transposed else np.zeros(200)
-        chosen = few != still
-        assert 0 < chosen.sum() < (many != still).sum()
-        assert_array_equal(few[chosen], many[chosen])
+@pytest.mark.parametrize("draw", [transposed, offset])
+def test_a_smaller_share_moves_some_of_what_a_larger_one_moves(draw):
+    few, many, none = (
+        draw(np.random.default_rng(5), np.arange(1, 200), 200, gamma, 7) for gamma in (0.1, 0.4, 0)
+    )
+    chosen = few != none
+    assert 0 < chosen.sum() < (many != none).sum()
+    assert_array_equal(few[chosen], many[chosen])
 
 
 def test_offsets_are_never_zero_and_stay_within_reach():
@@ -151,20 +116,23 @@ def model():
 
 def test_no_perturbation_is_the_plain_model_and_the_same_seed_the_same_numbers(model):
     prompts = TASK.prompts(5, seed=1)
-    before = hooks_of(model)
-    group = Perturbation(KINDS, (0.3,), (2, 4)).measured(model, TASK, prompts, batch_size=2)
-    assert hooks_of(model) == before
+    group, again = (
+        Perturbation(KINDS, (0.3,), (2, 4)).measured(model, TASK, prompts, batch_size=size)
+        for size in (2, 5)
+    )
     assert group["log_perplexity"].dims == ("kind", "gamma", "l_max")
-    assert group["gamma"].values.tolist() == [0.0, 0.3]
-    plain = forced_responses(model, TASK, prompts)
-    surprise = -np.mean(np.concatenate([answer.log_probabilities for answer in plain]))
-    assert_allclose(group["log_perplexity"].sel(gamma=0.0), surprise, rtol=1e-6)
-    assert_allclose(group["task_score"].sel(gamma=0.0), TASK.score(plain, prompts).mean())
-    assert_allclose(group["log_perplexity_rise"].sel(gamma=0.0), 0, atol=1e-6)
-    assert (group["moved_share"].sel(gamma=0.0) == 0).all()
-    assert (abs(group["log_perplexity"].sel(gamma=0.3) - surprise) > 1e-5).all()
-    again = Perturbation(KINDS, (0.3,), (2, 4)).measured(model, TASK, prompts, batch_size=5)
     assert_allclose(again["log_perplexity"], group["log_perplexity"], rtol=1e-5)
+    plain = forced_responses(model, TASK, prompts)
+    still, moved = group.sel(gamma=0.0), group.sel(gamma=0.3)
+    surprise = -np.mean(np.concatenate([answer.log_probabilities for answer in plain]))
+    for name, expected in {
+        "log_perplexity": surprise,
+        "task_score": TASK.score(plain, prompts).mean(),
+        "log_perplexity_rise": 0,
+        "moved_share": 0,
+    }.items():
+        assert_allclose(still[name], expected, rtol=1e-6, atol=1e-6)
+    assert (abs(moved["log_perplexity"] - surprise) > 1e-5).all()
 
 
 def test_answers_and_the_first_token_stay_where_they_are(model):
@@ -182,8 +150,10 @@ def test_answers_and_the_first_token_stay_where_they_are(model):
 
 def test_chosen_layers_alone_are_disturbed(model):
     prompts = TASK.prompts(3, seed=3)
-    some = Perturbation(("position_offset",), (1.0,), (3,), (1,)).measured(model, TASK, prompts)
-    every = Perturbation(("position_offset",), (1.0,), (3,)).measured(model, TASK, prompts)
+    some, every = (
+        Perturbation(("position_offset",), (1.0,), (3,), layers).measured(model, TASK, prompts)
+        for layers in ((1,), ())
+    )
     assert some.attrs["layers"] == [1]
     assert abs(some["log_perplexity"] - every["log_perplexity"]).sel(gamma=1.0).item() > 1e-6
 
@@ -199,15 +169,12 @@ def test_placing_features_elsewhere_means_nothing_without_positions():
 @pytest.mark.parametrize(("layout", "layers"), [("learned", (1, 2)), ("r2n1", (2,))])
 def test_layers_without_positions_to_move_are_refused_by_number(layout, layers):
     """Found: nothing moved, while half of the tokens were said to have."""
-    model = model_for(TASK, layout)
+    asked = partial(Perturbation, ("position_offset",), (1.0,), (4,))
+    model, prompts = model_for(TASK, layout), TASK.prompts(3)
     with refused("position_offset moves the positions of keys, and there are none in layer"):
-        Perturbation(("text_order", "position_offset"), (1.0,), (4,), layers).measured(
-            model, TASK, TASK.prompts(3)
-        )
-    group = Perturbation(("position_offset",), (1.0,), (4,), (0, *layers)).measured(
-        model, TASK, TASK.prompts(3)
-    )
-    assert (group["log_perplexity_rise"].sel(gamma=1.0) != 0).all()
+        asked(layers).measured(model, TASK, prompts)
+    rise = asked((0, *layers)).measured(model, TASK, prompts)["log_perplexity_rise"]
+    assert (rise.sel(gamma=1.0) != 0).all()
 
 
 def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
@@ -221,24 +188,20 @@ def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
     assert_allclose(one["log_perplexity"], other["log_perplexity"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["text_order", "position_offset"])
 def test_changes_of_outputs_are_those_of_passes_one_by_one(model, kind):
     """Against what reaches the output projections, prompt by prompt and without padding."""
-    prompts = TASK.prompts(4, seed=6)
+    prompts, squares = TASK.prompts(4, seed=6), 0
     group = Perturbation((kind,), (0.5,), (3,)).measured(model, TASK, prompts, batch_size=3)
-    sums = torch.zeros(2, 3, 4)
     for number, prompt in enumerate(prompts):
         point = Disturbance(kind, 0.5, 3, (0, 1, 2))
         (changed,), context, moved = disturbed(model, [prompt], [number], point)
-        plain = _into_output_projections(model, prompt.tokens)
+        before = _into_output_projections(model, prompt.tokens)
         with context:
-            other = _into_output_projections(model, changed.tokens)
-        still = torch.from_numpy(
-            ~moved[0, 0] if kind == "text_order" else np.full(len(plain), True)
-        )
-        before, after = plain[still], other[still]
-        sums += torch.stack([((after - before) ** 2).sum((0, 3)), (before**2).sum((0, 3))])
-    expected = (sums[0] / sums[1]).sqrt()
+            after = _into_output_projections(model, changed.tokens)
+        still = ~torch.from_numpy(moved[0, 0]) if kind == "text_order" else slice(None)
+        squares += torch.stack([after - before, before])[:, still].square().sum((1, 4))
+    expected = (squares[0] / squares[1]).sqrt()
     found = group["output_change"].sel(kind=kind, l_max=3)
     assert found.dims == ("gamma", "layer", "head") and (found.sel(gamma=0.0) == 0).all()
     assert_allclose(found.sel(gamma=0.5), expected, rtol=1e-3, atol=1e-6)
@@ -248,14 +211,10 @@ def test_changes_of_outputs_are_those_of_passes_one_by_one(model, kind):
 @torch.no_grad()
 def _into_output_projections(model, tokens):
     """Inputs of the output projections, [token, layer, head, d_head]."""
-    seen, layers = [], model.model.layers
-    handles = [
-        layer.self_attn.o_proj.register_forward_pre_hook(
-            lambda module, given: seen.append(given[0][0])
-        )
-        for layer in layers
-    ]
-    model(torch.tensor([tokens]))
-    for handle in handles:
-        handle.remove()
+    seen = []
+    with ExitStack() as hooks:
+        for layer in model.model.layers:
+            keep = lambda module, given: seen.append(given[0][0])  # noqa: E731
+            hooks.enter_context(layer.self_attn.o_proj.register_forward_pre_hook(keep))
+        model(torch.tensor([tokens]))
     return torch.stack(seen, dim=1).unflatten(-1, (4, -1))
