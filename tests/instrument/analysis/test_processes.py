@@ -22,23 +22,21 @@ from places import tree
 
 import repo_interp as ri
 from repo_interp import processes
+from repo_interp.analysis import memory
 from repo_interp.analysis.publication import stage
 from repo_interp.analysis.score import task_of
 from repo_interp.cli import main
 from repo_interp.errors import InputError
-from repo_interp.files import unsealed
 from repo_interp.shipped import zoo_path
 from repo_interp.side_by_side import SideBySide, batches
-from repo_interp.store import OtherQuestion
 
 ANALYZE = (
-    *("analyze", "niah/repo", "--length", "96", "--count", "5", "--batch-size", "2"),
+    *("analyze", "reversal/repo", "--length", "8", "--count", "5", "--batch-size", "2"),
     *("--measures", "attention_mass,predictions"),
 )
 SCORE = ("score", "reversal/rope", "--test-sets", "2,5", "--count", "20", "--batch-size", "8")
 MEASURES = ["positions", "patterns"]
 BAD = ("analyze", "niah/repo", "--measures", "entropy")
-DIFFERENT = ("analyze", "niah/repo", "--seed", "RANK")
 
 
 def launcher():
@@ -46,12 +44,8 @@ def launcher():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return {
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    sizes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    return sizes | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def of_rank(rank, launched):
@@ -76,16 +70,13 @@ def work_together(rank, launched, directory):
         [*ANALYZE, "--out", str(directory / "run")],
         [*SCORE, "--out", str(directory / "scores")],
         BAD,
-        DIFFERENT,
+        ("analyze", "niah/repo", "--seed", str(rank)),
     ]
     with processes.together():
-        codes = [
-            main([word.replace("RANK", str(rank)) for word in command]) for command in commands
-        ]
-        (directory / f"codes-{rank}.json").write_text(json.dumps(codes))
+        codes = [main([*command]) for command in commands]
         first = processes.from_first(lambda: rank)
         shared = processes.spread(list("abc"), lambda letter: letter * 2 + str(processes.count()))
-        (directory / f"shared-{rank}.json").write_text(json.dumps([first, shared]))
+        (directory / f"seen-{rank}.json").write_text(json.dumps([codes, first, shared]))
         bridge = ri.zoo("niah/rope")
 
         def die(done, total):
@@ -123,15 +114,14 @@ def test_two_processes_leave_the_bytes_of_one(launched, tmp_path, name, command)
     assert [path for path in alone if together[path] != alone[path]] == []
 
 
-def test_one_process_speaks(launched):
+def test_one_process_speaks_and_all_get_all_results_in_order(launched):
     directory, _, said = launched
-    assert [json.loads((directory / f"codes-{rank}.json").read_text()) for rank in range(2)] == [
-        [0, 0, 2, 2]
-    ] * 2
-    lines = [line for _, errors in said for line in errors.splitlines() if "entropy" in line]
-    assert len(lines) == 1 and lines[0].startswith(
-        "repo-interp analyze: there is no measure 'entropy'"
-    )
+    for rank in range(2):
+        codes, first, shared = json.loads((directory / f"seen-{rank}.json").read_text())
+        assert codes == [0, 0, 2, 2]
+        assert first == 0 and shared == ["aa1", "bb1", "cc1"]  # within the work each is alone
+    (line,) = [line for _, errors in said for line in errors.splitlines() if "entropy" in line]
+    assert line.startswith("repo-interp analyze: there is no measure 'entropy'")
     assert "the page to look at" in " ".join(said[0][0].split()) and said[1][0] == ""
 
 
@@ -147,10 +137,8 @@ def test_different_commands_are_refused_by_every_process(launched):
     [
         ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc in the environment; wanted a whole number"),
         ({"RANK": "2"}, "RANK=2 in the environment; wanted a whole number from 0 to 1,"),
-        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1 in the environment"),
         ({"LOCAL_WORLD_SIZE": "1e3"}, "LOCAL_WORLD_SIZE=1e3 in the environment"),
         ({"MASTER_PORT": "x"}, "MASTER_PORT=x in the environment"),
-        ({"MASTER_PORT": ""}, "2 processes were launched, and MASTER_PORT is not in the"),
         ({"MASTER_ADDR": ""}, "2 processes were launched, and MASTER_ADDR is not in the"),
     ],
 )
@@ -180,12 +168,6 @@ def test_a_process_whose_partner_never_comes_says_that_it_waits_and_ends(tmp_pat
     assert done.returncode == 130 and len(done.stderr.splitlines()) == 2
     assert waits.startswith("repo-interp analyze waits for ") and others in waits
     assert "interrupted: " in ends and f"{others} did not come" in ends
-
-
-def test_every_process_gets_all_results_in_order(launched):
-    for rank in range(2):
-        first, shared = json.loads((launched[0] / f"shared-{rank}.json").read_text())
-        assert first == 0 and shared == ["aa1", "bb1", "cc1"]  # within the work each is alone
 
 
 def test_a_process_that_dies_leaves_what_another_goes_on_with(launched, tmp_path):
@@ -225,40 +207,13 @@ def test_resume_goes_on_draws_and_leaves_alone_what_is_finished(tmp_path, capsys
     assert "give --out" in capsys.readouterr().err
 
 
-def test_answers_that_are_kept_are_not_asked_for_again(tmp_path):
-    bridge, store = ri.zoo("reversal/rope"), tmp_path / "store"
-    asked = {"test_sets": ["3"], "count": 8, "batch_size": 4}
-    whole = ri.score(bridge, **asked, store=store)
-    kept = sorted(store.glob("*.json"))
-    assert [path.name for path in kept] == ["0-0.json", "0-1.json"]
-    for path in kept:
-        answers = json.loads(unsealed(path.read_bytes(), path))
-        answers["tokens"] = [[0] * len(tokens) for tokens in answers["tokens"]]
-        path.write_text(json.dumps(answers))
-    assert float(whole["scores"]["mean_score"][0]) > 0
-    assert float(ri.score(bridge, **asked, store=store)["scores"]["mean_score"][0]) == 0
-    with pytest.warns(OtherQuestion, match="another question"):
-        fewer = ri.score(bridge, **{**asked, "count": 7}, store=store)
-    xr.testing.assert_identical(fewer, ri.score(bridge, **{**asked, "count": 7}))
-
-
-def test_one_process_alone_spreads_nothing():
-    told: list[tuple[int, int]] = []
-    assert processes.count() == 1 and processes.is_first() and processes.from_first(lambda: 3) == 3
-    assert processes.spread(
-        [1, 2, 3], lambda item: item * item, lambda *done: told.append(done)
-    ) == [1, 4, 9]
-    assert told == [(1, 3), (2, 3), (3, 3)]
-    processes.meet()
-
-
 @pytest.mark.parametrize(
     "size",
-    [1, 3, 100, SideBySide(tokens=10), SideBySide(prompts=2, tokens=21), SideBySide(tokens=1)],
+    [3, 100, SideBySide(prompts=2, tokens=21), SideBySide(tokens=1)],
 )
 def test_batches_hold_every_prompt_once_and_no_more_than_fits(size):
     lengths = [10, 3, 3, 8, 1, 7, 2, 12]
-    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    order = [7, 0, 3, 5, 1, 2, 6, 4]
     cut = batches(order, lengths, size)
     assert [number for some in cut for number in some] == order
     most = size if isinstance(size, SideBySide) else SideBySide(prompts=size)
@@ -269,16 +224,11 @@ def test_batches_hold_every_prompt_once_and_no_more_than_fits(size):
             more = len(some) + 1
             longest = max(lengths[number] for number in [*some, following[0]])
             assert more > most.prompts or more * longest > most.tokens
-
-
-def test_batches_of_nothing_are_refused():
     with pytest.raises(InputError, match="at least one prompt"):
         SideBySide(prompts=0)
 
 
 def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
-    from repo_interp.analysis import memory
-
     bridge = ri.zoo("reversal/rope")
     assert memory.batch_limit(bridge, 3) == SideBySide(prompts=3)
     assert memory.batch_limit(bridge, "auto").tokens == memory.WORTHWHILE["cpu"]
@@ -294,52 +244,42 @@ def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_resume_refuses_the_results_of_another_checkpoint_or_command(tmp_path, capsys):
-    out = ["--out", str(tmp_path / "out")]
-    begun = shlex.split("analyze reversal/rope --measures positions --length 3 --count 1")
-    assert main([*begun, *out]) == 0
-    finished = tree(tmp_path / "out")
-    for command, said in (
-        (["analyze", "reversal/nope"], "holds results of another checkpoint"),
-        (["analyze", "no/such"], "no/such"),
-        (["score", "reversal/rope"], "holds an analysis"),
-    ):
-        assert main([*command, *out, "--resume"]) == 2
-        assert said in " ".join(capsys.readouterr().err.split())
-    assert tree(tmp_path / "out") == finished
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_resume_refuses_a_finished_run_of_another_question(tmp_path, capsys, monkeypatch):
+def test_resume_refuses_finished_results_of_another_question(tmp_path, capsys, monkeypatch):
     """Found: it said what the run holds, and ended with 0."""
     monkeypatch.chdir(tmp_path)
     prompts = Path("prompts.jsonl")
     prompts.write_text('{"tokens": [1, 5, 9, 4]}\n')
-    begun = shlex.split(
-        "analyze reversal/rope --measures positions --prompts prompts.jsonl --out out"
-    )
-    assert main(begun) == 0 and main([*begun, "--resume", "--batch-size", "2"]) == 0
+    begun = "analyze reversal/rope --measures positions --prompts prompts.jsonl --out out"
+    assert [main([*begun.split(), *more]) for more in ((), ("--resume", "--batch-size", "2"))] == [
+        0,
+        0,
+    ]
     finished = tree(Path("out"))
-    capsys.readouterr()
 
-    def refused(*more):
-        assert main([*begun, *more, "--resume"]) == 2
+    def refusal(command):
+        capsys.readouterr()
+        assert main([*command.split(), "--resume"]) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    assert "--measures was positions, now components" in refused("--measures", "components")
-    assert "--set was not given, now epsilon=0.5" in refused("--set", "epsilon=0.5")
-    assert "--layers was not given, now 0,1" in refused("--layers", "0,1")
+    for command, said in (
+        (f"{begun} --measures components", "--measures was positions, now components"),
+        (f"{begun} --set epsilon=0.5", "--set was not given, now epsilon=0.5"),
+        ("analyze reversal/nope --out out", "holds results of another checkpoint"),
+        ("analyze no/such --out out", "no/such"),
+        ("score reversal/rope --out out", "holds an analysis"),
+    ):
+        assert said in refusal(command)
     prompts.write_text('{"tokens": [1, 5, 9, 5]}\n')
-    assert "--prompts was another file or folder (" in refused()
+    assert "--prompts was another file or folder (" in refusal(begun)
     assert tree(Path("out")) == finished
     run = ri.read_run("out")
     assert str(tmp_path) not in run.attrs["asked"] and "prompts.jsonl" not in run.attrs["asked"]
     del run.attrs["asked"]
     ri.write_run(run, "out/run.nc")
-    assert "does not say what it was asked (1 prompts, positions)" in refused()
-    score = shlex.split("score reversal/rope --test-sets 3 --out scores --resume --count")
-    assert [main([*score, count]) for count in "23"] == [0, 2]
-    assert "--count was 2, now 3" in " ".join(capsys.readouterr().err.split())
+    assert "does not say what it was asked (1 prompts, positions)" in refusal(begun)
+    score = "score reversal/rope --test-sets 3 --out scores --count"
+    assert main([*score.split(), "2"]) == 0
+    assert "--count was 2, now 3" in refusal(f"{score} 3")
 
 
 @pytest.mark.usefixtures("no_figures")
