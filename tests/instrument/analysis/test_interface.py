@@ -2,7 +2,6 @@
 that say what they hold.
 """
 
-import dataclasses
 import inspect
 
 import numpy as np
@@ -34,9 +33,7 @@ def task_prompts():
 
 
 def test_every_prompt_has_a_way_into_run_with_cache(niah, task_prompts):
-    bare = {"spans": {}, "generated": (), "token_text": None}
-    short = dataclasses.replace(task_prompts[0], tokens=task_prompts[0].tokens[:9], **bare)
-    prompts = [*task_prompts, short]
+    prompts = [*task_prompts, ri.prompt([*range(3, 12)], niah)]
     tokens, valid = ri.tokens(prompts, niah)
     assert tokens.shape == valid.shape == (4, max(len(prompt.tokens) for prompt in prompts))
     for row, prompt in enumerate(prompts):
@@ -140,7 +137,7 @@ def test_what_is_no_prompt_is_refused_in_one_line(niah, given, message):
         ri.analyze(niah, given)
 
 
-@pytest.mark.parametrize("layout", ["rope", "hope"])
+@pytest.mark.parametrize("layout", ["rope", "repo", "hope"])
 def test_backward_hooks_on_positions_fire(layout):
     bridge = ri.bridge(ri.reposition(tiny("llama"), layout))
     gradients = {}
@@ -152,36 +149,22 @@ def test_backward_hooks_on_positions_fire(layout):
     with bridge.hooks(bwd_hooks=[(name, keep) for name in names]):
         bridge(TOKENS).logsumexp(-1).sum().backward()
     assert {*gradients} == {*names}
-
-    def loss(amount):
-        def nudge(positions, hook):
-            return positions + amount * (torch.arange(20) == 7)
-
-        with torch.no_grad():
-            logits = bridge.run_with_hooks(TOKENS, fwd_hooks=[(names[1], nudge)])
-        return float(logits.double().logsumexp(-1).sum())
-
-    if layout == "rope":  # all rows move together
-        slope = float(gradients[names[1]][..., 7].sum())
-        assert (loss(1e-2) - loss(-1e-2)) / 2e-2 == pytest.approx(slope, rel=0.05, abs=0.05)
+    assert all(0 < gradient.abs().max() < torch.inf for gradient in gradients.values())
 
 
-def test_a_table_has_one_row_per_head(niah, task_prompts):
-    run = ri.analyze(niah, task_prompts, ("positions", "attention_mass"), heads=[0, 3])
-    table = ri.head_table(run)
-    assert table[["layer", "head"]].values.tolist() == [[i, j] for i in range(4) for j in (0, 3)]
-    mass = run["attention_mass/mass"].sel(span="needle").mean("prompt")
-    assert table["attention_mass.mass[needle]"].tolist() == pytest.approx(mass.values.ravel())
-    assert "positions.position (token)" in table.attrs["left_out"]
-    dims = ("layer", "head", "name", "component")
-    numbers = xr.DataArray(np.arange(128.0).reshape(2, 2, 2, 16), {"name": ["a", "b"]}, dims)
+def test_a_table_has_one_row_per_head(niah):
+    dims = ("prompt", "layer", "head", "name", "component")
+    labels = {"head": [0, 3], "name": ["a", "b"]}
+    numbers = xr.DataArray(np.arange(256.0).reshape(2, 2, 2, 2, 16), labels, dims)
     long = numbers.rename(component="pair").pad(pair=(0, 1))
-    group = xr.Dataset({"short": numbers, "long": long})
+    few = numbers[..., :3].rename(component="token")
+    group = xr.Dataset({"short": numbers, "long": long, "few": few})
     table = ri.head_table(xr.DataTree.from_dict({"/m": group}))
     expected = [f"m.short[{name},{number}]" for name in "ab" for number in range(16)]
     assert table.columns.tolist() == ["layer", "head", *expected]
-    np.testing.assert_array_equal(table[expected], numbers.values.reshape(4, 32))
-    assert table.attrs["left_out"] == ["m.long (pair)"]
+    assert table[["layer", "head"]].values.tolist() == [[0, 0], [0, 3], [1, 0], [1, 3]]
+    np.testing.assert_array_equal(table[expected], numbers.mean("prompt").values.reshape(4, 32))
+    assert table.attrs["left_out"] == ["m.long (pair)", "m.few (token)"]
     with refused("no numbers per head"):
         ri.head_table(ri.score(niah, count=1))
 
@@ -233,12 +216,9 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
     edit = {"kind": "linearised", "layer": 2}
     for line, function, *given in (
         (r"'needle': \(3,\) is no part of", ri.prompt, "a b", niah, {"needle": (3,)}),
-        ("answers are .5.; wanted texts", ri.prompt, "a b", niah, {"answers": [5]}),
         ("task is 'x'; wanted a task", ri.analyze, niah, prompt, {"task": "x"}),
         ("a path was wanted, the directory of", ri.analyze, niah, prompt, {"store": 3}),
-        ("store_every is 'x'", ri.analyze, niah, prompt, {"store_every": "x"}),
         ("a directory stands there", ri.write_run, run, tmp_path),
-        ("several prompts were wanted", ri.write_prompts, prompt, tmp_path / "a"),
         ("edits of a session are a list", Session, niah, [1, 2, 3], [edit]),
         ("answer is .1.5,.; wanted whole", Session, niah, [1, 2, 3], {"answer": (1.5,)}),
         ("a run is what ri.analyze returns", ri.plots.position_lines, "x", 0, 0),

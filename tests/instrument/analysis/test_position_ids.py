@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from refusals import refused
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -134,18 +135,16 @@ def test_defaults_leave_out_what_takes_all_tokens_for_one_text():
 BLOOM = BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4, max_position_embeddings=32)
 
 
-@pytest.mark.parametrize(
-    ("act", "line"),
-    [
-        (lambda: Prompt((1, 2), position_ids=(0,)), "one position id per token, got 1 for 2"),
-        (lambda: Prompt((1, 2), position_ids=(0, -1)), "wanted whole numbers from 0"),
-        (lambda: Prompt((1, 2), position_ids=(0, 0.5)), "wanted whole numbers from 0"),
-        (lambda: ri.tokens([Prompt(TOKENS, position_ids=OFFSET)], decoder()), "has position ids"),
-    ],
-)
-def test_what_would_ignore_them_is_refused(act, line):
-    with pytest.raises(ri.InputError, match=line):
-        act()
+def test_what_would_ignore_them_is_refused():
+    for ids, line in (
+        ((0,), "one position id per token, got 1 for 2"),
+        ((0, -1), "wanted whole numbers from 0"),
+        ((0, 0.5), "wanted whole numbers from 0"),
+    ):
+        with refused(line):
+            Prompt((1, 2), position_ids=ids)
+    with refused("has position ids"):
+        ri.tokens([Prompt(TOKENS, position_ids=OFFSET)], decoder())
 
 
 @pytest.mark.parametrize(
@@ -160,5 +159,5 @@ def test_what_would_ignore_them_is_refused(act, line):
 def test_what_would_measure_without_them_is_refused(config, ids, measure, line):
     prompt = Prompt(TOKENS, position_ids=ids)
     asked = {"experiments": ["atlas"]} if measure == "atlas" else {"measures": [measure]}
-    with pytest.raises(ri.InputError, match=line):
+    with refused(line):
         ri.analyze(decoder(config, attention="eager"), prompt, **asked)

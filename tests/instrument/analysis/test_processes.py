@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import socket
 import warnings
@@ -188,23 +187,33 @@ def test_a_process_that_dies_leaves_what_another_goes_on_with(launched, tmp_path
     xr.testing.assert_identical(again, ri.analyze(bridge, given, MEASURES))
 
 
+@pytest.fixture
+def refusal(capsys):
+    """What a command says that is refused, in one line."""
+
+    def refusal(command):
+        capsys.readouterr()
+        assert main(command.split()) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    return refusal
+
+
 @pytest.mark.usefixtures("no_figures")
-def test_resume_goes_on_draws_and_leaves_alone_what_is_finished(tmp_path, capsys):
+def test_resume_goes_on_draws_and_leaves_alone_what_is_finished(tmp_path, capsys, refusal):
     out = tmp_path / "out"
-    command = [*SCORE, "--out", str(out)]
-    for words, told in ((["--resume", "--overwrite"], "give one of them"), ([], "")):
-        assert main([*command, *words]) == (2 if told else 0)
-        assert told in capsys.readouterr().err
-    finished = tree(out)
-    assert main([*command, "--resume"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "is finished: scores of " in said and tree(out) == finished
-    (out / "report.html").unlink()
-    assert stage(out) == "measured"
-    assert main([*command, "--resume"]) == 0
+    command = f"{' '.join(SCORE)} --out {out}"
+    assert "give one of them" in refusal(f"{command} --resume --overwrite")
+    assert "give --out" in refusal(f"{' '.join(SCORE)} --resume")
+    assert main(command.split()) == 0
+    finished, resumed = tree(out), [*command.split(), "--resume"]
+    capsys.readouterr()
+    assert main(resumed) == 0
+    assert "is finished: scores of " in " ".join(capsys.readouterr().out.split())
     assert tree(out) == finished
-    assert main([*SCORE, "--resume"]) == 2
-    assert "give --out" in capsys.readouterr().err
+    (out / "report.html").unlink()
+    assert stage(out) == "measured" and main(resumed) == 0
+    assert tree(out) == finished
 
 
 @pytest.mark.parametrize(
@@ -236,31 +245,22 @@ def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
     assert memory.batch_limit(bridge, "auto").tokens == 100
     rows = [[3 + n % 5 for n in range(length)] for length in (9, 40, 60, 12)]
     alone, together = (
-        ri.analyze(bridge, rows, ["positions", "components"], batch_size=size)
+        ri.analyze(bridge, rows, ["components"], batch_size=size)["components"].to_dataset()
         for size in (1, "auto")
     )
-    for name, values in alone["components"].data_vars.items():
-        xr.testing.assert_allclose(together["components"][name], values, rtol=1e-4, atol=1e-4)
+    xr.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_resume_refuses_finished_results_of_another_question(tmp_path, capsys, monkeypatch):
+def test_resume_refuses_finished_results_of_another_question(tmp_path, monkeypatch, refusal):
     """Found: it said what the run holds, and ended with 0."""
     monkeypatch.chdir(tmp_path)
     prompts = Path("prompts.jsonl")
     prompts.write_text('{"tokens": [1, 5, 9, 4]}\n')
     begun = "analyze reversal/rope --measures positions --prompts prompts.jsonl --out out"
-    assert [main([*begun.split(), *more]) for more in ((), ("--resume", "--batch-size", "2"))] == [
-        0,
-        0,
-    ]
+    for more in ("", "--resume --batch-size 2"):
+        assert main(f"{begun} {more}".split()) == 0
     finished = tree(Path("out"))
-
-    def refusal(command):
-        capsys.readouterr()
-        assert main([*command.split(), "--resume"]) == 2
-        return " ".join(capsys.readouterr().err.split())
-
     for command, said in (
         (f"{begun} --measures components", "--measures was positions, now components"),
         (f"{begun} --set epsilon=0.5", "--set was not given, now epsilon=0.5"),
@@ -268,30 +268,28 @@ def test_resume_refuses_finished_results_of_another_question(tmp_path, capsys, m
         ("analyze no/such --out out", "no/such"),
         ("score reversal/rope --out out", "holds an analysis"),
     ):
-        assert said in refusal(command)
+        assert said in refusal(f"{command} --resume")
     prompts.write_text('{"tokens": [1, 5, 9, 5]}\n')
-    assert "--prompts was another file or folder (" in refusal(begun)
+    assert "--prompts was another file or folder (" in refusal(f"{begun} --resume")
     assert tree(Path("out")) == finished
     run = ri.read_run("out")
     assert str(tmp_path) not in run.attrs["asked"] and "prompts.jsonl" not in run.attrs["asked"]
     del run.attrs["asked"]
     ri.write_run(run, "out/run.nc")
-    assert "does not say what it was asked (1 prompts, positions)" in refusal(begun)
+    assert "does not say what it was asked (1 prompts, positions)" in refusal(f"{begun} --resume")
     score = "score reversal/rope --test-sets 3 --out scores --count"
-    assert main([*score.split(), "2"]) == 0
-    assert "--count was 2, now 3" in refusal(f"{score} 3")
+    assert main(f"{score} 2".split()) == 0
+    assert "--count was 2, now 3" in refusal(f"{score} 3 --resume")
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_what_is_kept_of_another_question_is_not_thrown_away_without_a_word(tmp_path, capsys):
-    out = tmp_path / "out"
-    question = shlex.split("analyze reversal/rope --measures positions --length 3 --count 1 --out")
-    store = out / ".batches"
-    store.mkdir(parents=True)
+def test_what_is_kept_of_another_question_is_not_thrown_away_unasked(tmp_path, capsys, refusal):
+    question = f"analyze reversal/rope --measures positions --length 3 --count 1 --out {tmp_path}"
+    store = tmp_path / ".batches"
+    store.mkdir()
     for name, text in (("fingerprint", "of another"), ("batch-00000.nc", "statistics")):
         (store / name).write_text(text)
-    assert main([*question, str(out), "--resume"]) == 2
-    assert "finished parts of another question" in " ".join(capsys.readouterr().err.split())
+    assert "finished parts of another question" in refusal(f"{question} --resume")
     assert (store / "batch-00000.nc").read_text() == "statistics"
-    assert main([*question, str(out), "--overwrite"]) == 0
+    assert main([*question.split(), "--overwrite"]) == 0
     assert "another question" in " ".join(capsys.readouterr().out.split()) and not store.exists()

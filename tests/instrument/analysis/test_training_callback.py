@@ -53,22 +53,16 @@ def decoder(layout=None, **options):
     return model if layout is None else ri.reposition(model, layout)
 
 
-def trained(directory, model, *callbacks, **options):
-    """The Trainer after six steps on random tokens."""
+def trained(
+    directory, model, *callbacks, train_dataset=None, eval_dataset=None, collate=None, **options
+):
+    """The Trainer after six steps, on random tokens unless others are given."""
     tokens = torch.randint(3, 64, (24, 24), generator=torch.Generator().manual_seed(1))
-    given = {
-        "max_steps": 6,
-        "per_device_train_batch_size": 4,
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-    }
-    rows = [{"input_ids": each, "labels": each} for each in tokens]
-    datasets = {"train_dataset": rows, "eval_dataset": None, "data_collator": None}
-    given |= options
-    parts = {name: given.pop(name, other) for name, other in datasets.items()}
-    arguments = TrainingArguments(str(directory), disable_tqdm=True, **given)
-    trainer = Trainer(model, arguments, callbacks=list(callbacks), **parts)
+    rows = train_dataset or [{"input_ids": each, "labels": each} for each in tokens]
+    given = {"max_steps": 6, "per_device_train_batch_size": 4, "save_strategy": "no"}
+    given |= {"report_to": "none", "use_cpu": True, "disable_tqdm": True} | options
+    arguments = TrainingArguments(str(directory), **given)
+    trainer = Trainer(model, arguments, collate, rows, eval_dataset, callbacks=[*callbacks])
     trainer.train()
     return trainer
 
@@ -168,8 +162,7 @@ def test_scalars_are_those_of_the_run_and_reach_what_the_trainer_reports_to(tmp_
         **{name: scalars[name] for name in cells},
     }
     assert [logs for step, logs in seen if step == 6 and "positions_range" in logs] == [scalars]
-    for name, value in scalars.items():
-        assert logged(trainer, name)[6] == value
+    assert {name: logged(trainer, name)[6] for name in scalars} == scalars
 
 
 def test_a_series_refuses_two_steps_with_the_same_weights():
@@ -240,7 +233,7 @@ def evaluated(directory, model, rows, position_ids):
         return batch | {"position_ids": position_ids(len(rows))}
 
     given = {"eval_strategy": "steps", "eval_steps": 6, "eval_dataset": rows}
-    given |= {"train_dataset": rows * 4, "data_collator": collated}
+    given |= {"train_dataset": rows * 4, "collate": collated}
     callback = ri.PositionsCallback(measures=["attention_rows", "positions"])
     trainer = trained(directory, model, callback, **given)
     return trainer, ri.read_run(directory / "positions" / "step-6")
