@@ -1,7 +1,6 @@
 """Prompts of tokens with named spans."""
 
 import numpy as np
-import pytest
 import torch
 from refusals import refused
 
@@ -16,25 +15,16 @@ def test_a_prompt_of_tokens_has_spans_of_tokens():
     assert made.spans == {"needle": (3, 4, 5), "query": (10, 11, 14)}
     assert made.token_text is not None and len(made.token_text) == 37
     pairs = (10, np.int64(12)), (14, 15)
-    assert ri.prompt(numbers, bridge, query=pairs).spans["query"] == (10, 11, 14)
-    tensor = ri.prompt(torch.arange(3, 40), bridge, needle=(3, 6), generated=-2, answers="c1")
-    assert tensor.spans == {"needle": (3, 4, 5)} and tensor.answers == ("c1",)
-    assert ri.prompt(np.arange(3, 9), bridge).tokens == tuple(range(3, 9))
+    for given in (torch.arange(3, 40), np.arange(3, 40)):
+        same = ri.prompt(given, bridge, query=pairs, answers="c1")
+        assert same.tokens == made.tokens and same.spans == {"query": (10, 11, 14)}
+        assert same.answers == ("c1",)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"needle": "x"},
-        {"needle": (3, 99)},
-        {"needle": (5, 5)},
-        {"needle": 4},
-        {"needle": [(1, 2), 7]},
-        {"generated": 3},
-        {"generated": -37},
-        {"generated": "x"},
-    ],
-)
-def test_spans_that_no_prompt_of_tokens_has(wrong):
-    with refused(next(iter(wrong))):
-        ri.prompt(list(range(3, 40)), ri.load("niah/repo"), **wrong)
+def test_spans_that_no_prompt_of_tokens_has():
+    bridge = ri.load("niah/repo")
+    wrong = {"needle": ("x", (3, 99), (5, 5), 4, [(1, 2), 7]), "generated": (3, -37, "x")}
+    for name, values in wrong.items():
+        for value in values:
+            with refused(name):
+                ri.prompt(list(range(3, 40)), bridge, **{name: value})

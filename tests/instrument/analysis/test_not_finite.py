@@ -5,6 +5,7 @@ are marked in the run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -40,21 +41,19 @@ class Spoiled:
     """A measure of another package that gives `value` for one head of layer 1."""
 
     value: float
-    part: str = "per_prompt"
+    part: str
     name: str = "spoiled"
     required_spans: tuple[str, ...] = ()
-
-    @property
-    def parameters(self):
-        return {}
+    parameters: ClassVar = {}
 
     def observe(self, inputs, spans):
         values = np.ones((len(inputs.prompts), inputs.heads))
         if inputs.layer == 1:
             values[0, 2] = self.value
-        per_prompt = xr.Dataset({"x": of_layer(inputs, ("prompt", "layer", "head"), values)})
-        sums = xr.Dataset({"x": of_layer(inputs, ("layer", "head"), values.sum(0))})
-        return Statistics(**{self.part: per_prompt if self.part == "per_prompt" else sums})
+        dims = ("prompt", "layer", "head")
+        if self.part == "sums":
+            dims, values = dims[1:], values.sum(0)
+        return Statistics(**{self.part: xr.Dataset({"x": of_layer(inputs, dims, values)})})
 
     def conclude(self, statistics):
         return xr.Dataset({"x": described(getattr(statistics, self.part)["x"], "x", "1")})
@@ -73,12 +72,11 @@ def spoil(model, layer, head, token, value, prompt_length):
     return attention.module.q_proj.register_forward_hook(hook)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_query_that_is_not_finite_stops_the_measures_that_read_queries(
-    model, value, no_pictures, tmp_path
+    model, no_figures, tmp_path
 ):
     whole = ri.analyze(model, PROMPTS, ("positions", "patterns"))
-    spoil(model, 2, 1, 5, value, len(PROMPTS[1].tokens))
+    spoil(model, 2, 1, 5, float("-inf"), len(PROMPTS[1].tokens))
     run = ri.analyze(model, PROMPTS, ("positions", "patterns", "components", "attention_mass"))
     for name in run.children:
         xr.testing.assert_identical(run[name].to_dataset(), whole[name].to_dataset())
@@ -101,12 +99,9 @@ def test_where_everything_stops_there_is_no_run_and_the_first_measure_is_named(m
 def test_heads_that_nobody_asked_for_stop_nothing(model):
     spoil(model, 2, 1, 5, float("nan"), len(PROMPTS[0].tokens))
     assert "stopped" not in ri.analyze(model, PROMPTS[:1], ("components",), heads=(0, 3)).attrs
-    with pytest.raises(NotFinite, match="head 1"):
-        ri.analyze(model, PROMPTS[:1], ("components",), heads=(1, 3))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("part", ["per_prompt", "sums"])
+@pytest.mark.parametrize(("value", "part"), [(float("nan"), "per_prompt"), (float("inf"), "sums")])
 def test_a_measure_that_gives_such_numbers_stops_alone(model, value, part):
     run = ri.analyze(model, PROMPTS, (Spoiled(value, part), "positions"))
     in_prompt = " in prompt 0" if part == "per_prompt" else ""
@@ -165,21 +160,10 @@ def test_prompts_beyond_training_and_measures_that_say_nothing_are_noted(model):
 def test_a_scaling_that_changes_nothing_is_noted_in_the_scores(monkeypatch):
     scaling = {"rope_type": "linear", "factor": 2.0}
     still, turning = (
-        ri.score(ri.load(name, rope_scaling=scaling), test_sets=("3",), count=2).attrs
+        ri.score(ri.load(name, rope_scaling=scaling), test_sets=("3",), count=1).attrs
         for name in ("reversal/nope", "reversal/rope")
     )
     assert "scaling (linear 2.0) changes nothing" in still["notes"] and "notes" not in turning
-
-
-@pytest.mark.parametrize("scaling", [float("nan"), 0.0])
-def test_scalings_are_held_to_a_range_in_python_too(scaling):
-    with refused(r'rope_scaling: "rope_parameters" "all layers" "factor": wanted '):
-        ri.load("reversal/rope", rope_scaling={"rope_type": "linear", "factor": scaling})
-
-
-def test_a_measure_asked_for_twice_is_refused(model):
-    with refused("the measure 'positions' was asked for twice"):
-        ri.analyze(model, PROMPTS, ("positions", "positions"))
 
 
 def test_what_no_machine_holds_is_refused_before_it_is_tried():

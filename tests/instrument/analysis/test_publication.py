@@ -48,9 +48,8 @@ def start(out, folder):
 
 
 def test_processes_without_out_choose_different_directories(tmp_path):
-    processes = [start(None, tmp_path) for _ in range(3)]
-    chosen = {process.line() for process in processes}
-    assert chosen == {"runs/niah-repo", "runs/niah-repo-2", "runs/niah-repo-3"}
+    processes = [start(None, tmp_path) for _ in range(2)]
+    assert {process.line() for process in processes} == {"runs/niah-repo", "runs/niah-repo-2"}
     for process in processes:
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait().returncode == 0
@@ -70,19 +69,14 @@ def test_a_second_writer_of_one_directory_is_refused_and_a_killed_one_holds_noth
 
 
 def test_results_are_replaced_as_a_whole_and_only_when_asked(tmp_path):
-    def draw_other(run, page, figures):
-        figures.mkdir()
-        (figures / "other.png").write_text("another picture")
-        return []
-
     with claim_results(tmp_path / "out", "") as results:
         published = results.publish(tiny_run(1.0), draw)
     assert (published.figures, published.failures, len(published.files)) == (1, (), 3)
     with refused("holds results already"):
         claim_results(tmp_path / "out", "").__enter__()
     with claim_results(tmp_path / "out", "", overwrite=True) as results:
-        results.publish(tiny_run(2.0), draw_other)
-    assert sorted(tree(tmp_path / "out")) == ["figures/other.png", "run.nc"]
+        results.publish(tiny_run(2.0), lambda run, page, figures: [])
+    assert list(tree(tmp_path / "out")) == ["run.nc"]
     assert ri.read_run(tmp_path / "out")["small/value"] == 2.0
 
 
@@ -96,50 +90,39 @@ def test_names_are_skipped_that_hold_something_else(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("wrong"), SystemExit(0), OSError(5, "Input/output error"), MemoryError()]
+    ("error", "left"),
+    [
+        (ValueError("wrong"), []),
+        (OSError(5, "Input/output error"), []),
+        (KeyboardInterrupt(), ["new/out/.batches/batch-00000.nc"]),
+        (OSError(28, "No space left on device"), ["new/out/.batches/batch-00000.nc"]),
+    ],
 )
-def test_an_error_before_anything_is_published_leaves_nothing(error, tmp_path):
+def test_finished_batches_outlive_an_interruption_and_a_full_disk_alone(error, left, tmp_path):
     def fail():
         with claim_results(tmp_path / "new" / "out", "") as results:
-            results.store.mkdir()
-            raise error
-
-    with pytest.raises(type(error)):
-        fail()
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_finished_batches_outlive_an_interruption_and_a_full_disk(error, tmp_path):
-    def fail():
-        with claim_results(tmp_path / "out", "") as results:
             results.store.mkdir()
             (results.store / "batch-00000.nc").write_text("numbers")
             raise error
 
-    with pytest.raises(
-        (KeyboardInterrupt, ri.InputError), match=r"^$|No space left on device\); make room"
-    ):
+    with pytest.raises((type(error), ri.InputError)) as raised:
         fail()
-    assert list(tree(tmp_path)) == ["out/.batches/batch-00000.nc"]
-    with claim_results(tmp_path / "out", "") as results:
-        assert results.store.is_dir()
+    assert raised.value is error or "left on device); make room" in str(raised.value)
+    assert list(tree(tmp_path)) == left
+    with claim_results(tmp_path / "new" / "out", "") as results:
+        assert results.store.is_dir() == bool(left)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("wrong"), SystemExit(3)])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("wrong")])
 def test_what_happens_while_drawing_leaves_the_numbers_alone_in_place(error, tmp_path):
-    def fail():
-        with claim_results(tmp_path / "out", "", overwrite=True) as results:
-            results.publish(tiny_run(2.0), half)
-
     def half(run, page, figures):
         page.write_text("half a pa")
         raise error
 
     with claim_results(tmp_path / "out", "") as results:
         results.publish(tiny_run(1.0), draw)
-    with pytest.raises(type(error)):
-        fail()
+    with pytest.raises(type(error)), claim_results(tmp_path / "out", "", overwrite=True) as results:
+        results.publish(tiny_run(2.0), half)
     assert list(tree(tmp_path)) == ["out/run.nc"]
     assert ri.read_run(tmp_path / "out")["small/value"] == 2.0
 
@@ -157,9 +140,7 @@ def test_a_full_disk_is_one_line_and_costs_no_numbers(room, said, left, tmp_path
     before = tree(tmp_path)
 
     def draw_much(run, page, figures):
-        figures.mkdir()
-        (figures / "value.png").write_text("p" * 100_000)
-        return []
+        page.write_text("p" * 100_000)
 
     def publish():
         # the system refuses to write more, as on a full disk

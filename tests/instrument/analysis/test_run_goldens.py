@@ -35,9 +35,8 @@ def analysed(request, tmp_path_factory):
     directory, *_ = name.partition("_yarn4")
     overrides = json.loads((OFFICIAL / "repo_scaled" / "rope_overrides.json").read_text())
     given = {} if directory == name else {"rope_scaling": overrides["yarn4"]["rope_scaling"]}
-    tokens = np.load(OFFICIAL / directory / ("expected_yarn4.npz" if given else "expected.npz"))[
-        "input_ids"
-    ]
+    file_of_goldens = "expected_yarn4.npz" if given else "expected.npz"
+    rows = np.load(OFFICIAL / directory / file_of_goldens)["input_ids"]
     # The goldens rotate NoPE layers as if they were RoPE with the checkpoint's base; by definition
     # their r is 1.
     measures = [
@@ -47,9 +46,7 @@ def analysed(request, tmp_path_factory):
         ri.measures.FakeDistance(nope_base=500_000),
     ]
     bridge = ri.load(OFFICIAL / directory, **given)
-    ri.write_run(
-        ri.analyze(bridge, [Prompt(tokens=tuple(row.tolist())) for row in tokens], measures), file
-    )
+    ri.write_run(ri.analyze(bridge, [Prompt(row.tolist()) for row in rows], measures), file)
     return name, ri.read_run(file)
 
 
@@ -100,10 +97,10 @@ def test_fake_distance_fit(analysed):
     assert_where_known(run["fake_distance"]["r"], ANALYSIS[f"{name}/fake_r_causal"])
 
 
+@pytest.mark.parametrize("analysed", ["repo_mha"], indirect=True)
 def test_three_axis_coefficients(analysed):
-    name, run = analysed
-    if name != "repo_mha":
-        pytest.skip("coefficients are in the goldens of repo_mha alone")
+    """Coefficients are in the goldens of repo_mha alone."""
+    _, run = analysed
     expected = ANALYSIS["repo_mha/ridge_abc_seq0"]
     for row, (variable, axis) in enumerate(
         (("distance_axis", "distance"), ("query_axis", "token"), ("key_axis", "token"))
@@ -115,18 +112,11 @@ def test_three_axis_coefficients(analysed):
 def test_component_curves_of_the_first_prompt():
     bridge = ri.load(OFFICIAL / "repo_mha")
     tokens = np.load(OFFICIAL / "repo_mha" / "expected.npz")["input_ids"][0]
-    run = ri.analyze(
-        bridge, [Prompt(tokens=tuple(tokens.tolist()))], [ri.measures.Components(curves="head")]
-    )
-    expected = ANALYSIS["repo_mha/component_curves_seq0"]
-    group = run["components"]
-    by_head = group["head_component_by_distance"]
-    assert_allclose(
-        by_head.transpose("layer", "head", "component", "distance"), expected[:, :, :8], atol=1e-3
-    )  # the goldens are float32
-    assert_allclose(
-        group["logit_by_distance"].transpose("layer", "head", "distance"),
-        expected[:, :, 8],
-        atol=1e-3,
-    )
-    assert_allclose(by_head.sum("component"), group["logit_by_distance"], atol=1e-8)
+    group = ri.analyze(bridge, tokens, [ri.measures.Components(curves="head")])["components"]
+    expected = ANALYSIS["repo_mha/component_curves_seq0"]  # in float32
+    order = ("layer", "head", ..., "distance")
+    by_head = group["head_component_by_distance"].transpose(*order)
+    whole = group["logit_by_distance"].transpose(*order)
+    assert_allclose(by_head, expected[:, :, :8], atol=1e-3)
+    assert_allclose(whole, expected[:, :, 8], atol=1e-3)
+    assert_allclose(by_head.sum("component"), whole, atol=1e-8)

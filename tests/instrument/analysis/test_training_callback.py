@@ -2,6 +2,9 @@
 and a log of scalars.
 """
 
+import re
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -50,22 +53,16 @@ def decoder(layout=None, **options):
     return model if layout is None else ri.reposition(model, layout)
 
 
-def trained(directory, model, *callbacks, **options):
-    """The Trainer after six steps on random tokens."""
+def trained(
+    directory, model, *callbacks, train_dataset=None, eval_dataset=None, collate=None, **options
+):
+    """The Trainer after six steps, on random tokens unless others are given."""
     tokens = torch.randint(3, 64, (24, 24), generator=torch.Generator().manual_seed(1))
-    given = {
-        "max_steps": 6,
-        "per_device_train_batch_size": 4,
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-    }
-    rows = [{"input_ids": each, "labels": each} for each in tokens]
-    datasets = {"train_dataset": rows, "eval_dataset": None, "data_collator": None}
-    given |= options
-    parts = {name: given.pop(name, other) for name, other in datasets.items()}
-    arguments = TrainingArguments(str(directory), disable_tqdm=True, **given)
-    trainer = Trainer(model, arguments, callbacks=list(callbacks), **parts)
+    rows = train_dataset or [{"input_ids": each, "labels": each} for each in tokens]
+    given = {"max_steps": 6, "per_device_train_batch_size": 4, "save_strategy": "no"}
+    given |= {"report_to": "none", "use_cpu": True, "disable_tqdm": True} | options
+    arguments = TrainingArguments(str(directory), **given)
+    trainer = Trainer(model, arguments, collate, rows, eval_dataset, callbacks=[*callbacks])
     trainer.train()
     return trainer
 
@@ -84,21 +81,19 @@ def state(model):
     return modules, type(model.config), dict(vars(model.config)), torch.get_rng_state().tolist()
 
 
-@pytest.mark.parametrize(("layout", "options"), [(None, DYNAMIC), ("repo@1", {}), ("cope", {})])
+def logged(trainer, name):
+    """The values of `name` in the log, by step."""
+    return {entry["step"]: entry[name] for entry in trainer.state.log_history if name in entry}
+
+
+@pytest.mark.parametrize(("layout", "options"), [(None, DYNAMIC), ("cope", {})])
 def test_a_training_with_the_callback_ends_with_the_same_bits(layout, options, tmp_path):
     without = trained(tmp_path / "a", decoder(layout, **options))
-    callback = ri.PositionsCallback(
-        every=3,
-        prompts=PROMPTS,
-        measures=["positions", "rotation" if layout is None else "attention_mass"],
-    )
+    measures = ["positions", "attention_mass" if layout else "rotation"]
+    callback = ri.PositionsCallback(every=3, prompts=PROMPTS, measures=measures)
     measured = trained(tmp_path / "b", decoder(layout, **options), callback)
     assert_close(measured.model.state_dict(), without.model.state_dict(), rtol=0, atol=0)
-    losses, others = (
-        [entry["train_loss"] for entry in each.state.log_history if "train_loss" in entry]
-        for each in (without, measured)
-    )
-    assert losses == others
+    assert logged(measured, "train_loss") == logged(without, "train_loss")
     series = ri.compare(sorted((tmp_path / "b" / "positions").glob("step-*"), reverse=True))
     assert series.attrs["runs"] == "steps of one training"
     assert series["training_step"].values.tolist() == [0, 3, 6]
@@ -110,8 +105,7 @@ def test_a_step_leaves_the_model_the_gradients_and_the_random_numbers_as_they_we
     model.config._attn_implementation_internal = implementation
     model.model.layers[1].mlp.eval()
     handle = model.model.layers[0].register_forward_hook(lambda *given: None)
-    tokens = torch.arange(3, 23)[None]
-    model.model.embed_tokens(tokens).sum().backward()
+    model.model.embed_tokens(torch.arange(3, 23)).sum().backward()
     before, gradient = state(model), model.model.embed_tokens.weight.grad.clone()
     with torch.autocast("cpu", torch.bfloat16):
         run = ri.measure_step(model, 7, PROMPTS, measures=["attention_mass"])
@@ -126,22 +120,22 @@ def test_a_step_leaves_the_model_the_gradients_and_the_random_numbers_as_they_we
 
 # torch.compile imports what is deprecated
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_wrapped_model_is_measured_without_what_is_around_it():
+def test_a_wrapped_model_is_measured_without_what_is_around_it_and_a_refusal_leaves_it_as_it_was():
     model = decoder("repo")
-    plain = ri.measure_step(model, 1, PROMPTS)
+    names = ["positions", "attention_mass"]
+    plain = ri.measure_step(model, 1, PROMPTS, measures=names)
     compiled, parallel = torch.compile(model), torch.nn.DataParallel(model)
     before = state(model)
     for wrapped in (compiled, parallel):
-        assert ri.measure_step(wrapped, 1, PROMPTS).identical(plain) and state(model) == before
+        assert ri.measure_step(wrapped, 1, PROMPTS, measures=names).identical(plain)
+        assert state(model) == before
     assert compiled._orig_mod is model and parallel.module is model
-
-
-def test_a_measurement_that_fails_leaves_the_model_as_it_was():
-    model = decoder()
-    before = state(model)
     with refused("tokens are 0 to 63"):
         ri.measure_step(model, 1, [[99, 98]])
     assert state(model) == before
+    model.model.norm.weight = torch.nn.Parameter(torch.empty(0))
+    with refused("weight is spread over processes"):
+        ri.measure_step(model, 1, PROMPTS)
 
 
 def test_scalars_are_those_of_the_run_and_reach_what_the_trainer_reports_to(tmp_path, monkeypatch):
@@ -152,7 +146,8 @@ def test_scalars_are_those_of_the_run_and_reach_what_the_trainer_reports_to(tmp_
             seen.append((state.global_step, dict(logs)))
 
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "tensorboard", Reporter)
-    callback = ri.PositionsCallback(every=6, prompts=PROMPTS, out=tmp_path / "runs")
+    names = ["positions", "patterns", "attention_mass"]
+    callback = ri.PositionsCallback(6, PROMPTS, tmp_path / "runs", names)
     trainer = trained(tmp_path, decoder("rope,repo,repo"), callback, report_to=["tensorboard"])
     run = ri.read_run(tmp_path / "runs" / "step-6")
     scalars = ri.training_scalars(run)
@@ -167,20 +162,159 @@ def test_scalars_are_those_of_the_run_and_reach_what_the_trainer_reports_to(tmp_
         **{name: scalars[name] for name in cells},
     }
     assert [logs for step, logs in seen if step == 6 and "positions_range" in logs] == [scalars]
-    logged = [entry for entry in trainer.state.log_history if "positions_range" in entry]
-    assert [entry["step"] for entry in logged] == [0, 6] and scalars.items() <= logged[1].items()
+    assert {name: logged(trainer, name)[6] for name in scalars} == scalars
 
 
-def test_numbers_that_are_not_finite_do_not_end_the_training(tmp_path):
-    class Breaks(TrainerCallback):
+def test_a_series_refuses_two_steps_with_the_same_weights():
+    model = decoder("repo")
+    runs = [ri.measure_step(model, step, PROMPTS) for step in (100, 200)]
+    with refused("steps 100 and 200 of a training have the same weights"):
+        ri.compare(runs)
+
+
+ROWS = [{"input_ids": ids, "labels": ids} for ids in (list(range(3, 27)), list(range(9, 33)))] * 3
+
+
+def assert_as_analyzed(run, trainer, prompts):
+    """A run measured during a training is that of `analyze` on the model that it left."""
+    names = [*run.children]
+    analyzed = ri.analyze(trainer.model.eval(), prompts, names, batch_size=2, experiments=())
+    for name in names:
+        xr.testing.assert_allclose(run[name].to_dataset(), analyzed[name].to_dataset(), rtol=1e-5)
+
+
+class Counts(TrainerCallback):
+    """Counts the passes of a model, in training and in evaluation, and those of its layers."""
+
+    def __init__(self, model):
+        self.passes = Counter()
+        for name, module in model.named_modules():
+            if name == "" or re.fullmatch(r"model\.layers\.\d", name):
+                module.register_forward_pre_hook(
+                    lambda module, given, name=name: self.passes.update([(name, module.training)])
+                )
+
+
+@pytest.mark.parametrize(("layout", "options"), [(None, DYNAMIC), ("repo@1", {})])
+def test_an_evaluation_is_measured_within_its_own_passes(layout, options, tmp_path):
+    """As many passes with the callback as without, the same losses and weights, and the numbers of
+    `analyze` on the same batches.
+    """
+    ends, given = [], {"eval_strategy": "steps", "eval_steps": 3, "eval_on_start": True}
+    given |= {"per_device_eval_batch_size": 2, "eval_dataset": ROWS}
+    callback = ri.PositionsCallback(
+        evaluated=4, measures=["positions", "octaves", "attention_rows"]
+    )
+    for name, callbacks in (("without", []), ("with", [callback])):
+        model = decoder(layout, **options)
+        counts, before = Counts(model).passes, state(model)[0]
+        trainer = trained(tmp_path / name, model, *callbacks, **given)
+        assert state(model)[0].keys() == before.keys() and not model.model._forward_hooks
+        ends.append((counts, logged(trainer, "eval_loss")))
+        weights = [weight.detach() for weight in model.parameters()]
+        before_callback = weights if name == "without" else before_callback
+    assert ends[0] == ends[1] and ends[0][0]["", False] == 9
+    assert all(map(torch.equal, weights, before_callback))
+    runs = sorted((tmp_path / "with" / "positions").glob("step-*"))
+    assert [run.name for run in runs] == ["step-0", "step-3", "step-6"]
+    run = ri.read_run(runs[-1])
+    assert_as_analyzed(run, trainer, [row["input_ids"] for row in ROWS[:4]])
+    assert run.attrs["prompts_from"] == "the Trainer's evaluation" and "changed" not in run.attrs
+    cells = logged(trainer, "positions_valid_cells")
+    assert [*cells] == [0, 3, 6] and cells[6] == ri.training_scalars(run)["positions_valid_cells"]
+
+
+def evaluated(directory, model, rows, position_ids):
+    """A Trainer and the run of its evaluation, of batches with position ids for so many rows."""
+
+    def collated(rows):
+        tokens = torch.tensor([row["input_ids"] for row in rows])
+        batch = {"input_ids": tokens, "labels": tokens, "use_cache": False}
+        return batch | {"position_ids": position_ids(len(rows))}
+
+    given = {"eval_strategy": "steps", "eval_steps": 6, "eval_dataset": rows}
+    given |= {"train_dataset": rows * 4, "collate": collated}
+    callback = ri.PositionsCallback(measures=["attention_rows", "positions"])
+    trainer = trained(directory, model, callback, **given)
+    return trainer, ri.read_run(directory / "positions" / "step-6")
+
+
+def test_packed_rows_are_measured_as_they_are_evaluated(tmp_path):
+    """Position ids of packed documents come from the collator's batch."""
+    tokens, places = tuple(range(3, 15)), (*range(7), *range(5))
+    trainer, run = evaluated(
+        tmp_path,
+        decoder(),
+        [{"input_ids": tokens}] * 2,
+        lambda rows: torch.tensor([places] * rows),
+    )
+    assert_as_analyzed(run, trainer, [Prompt(tokens, position_ids=places)] * 2)
+    assert (run["attention_rows/key"].sel(query=[7, 8]).values % 99 >= 7).all()
+
+
+def test_rows_are_read_without_padding_on_the_right_and_other_rows_are_refused():
+    tokens = torch.tensor([[3, 4, 5], [6, 7, 0]])
+    prompts, width = _rows({"input_ids": tokens, "attention_mask": tokens > 0})
+    assert [each.tokens for each in prompts] == [(3, 4, 5), (6, 7)] and width == 3
+    packed = {"input_ids": tokens, "position_ids": torch.arange(3).repeat(4, 2, 1) % 2}
+    for batch, line in (
+        ({"input_ids": tokens, "attention_mask": tokens.flip(1) > 0}, "padded on the left"),
+        (packed, "position ids of four axes pack documents; leave rows unpacked"),
+    ):
+        with refused(line):
+            _rows(batch)
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+def test_position_ids_by_axis_are_measured_as_they_are_evaluated(axes, tmp_path):
+    """mRoPE: time, height and width of every token, after its index where there are four axes."""
+    rotation = {"mrope_section": [1, 1, 2], "mrope_interleaved": True, "rope_type": "default"}
+    config = Qwen3_5TextConfig(
+        **SHAPE | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+        rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5} | rotation,
+    )
+    set_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    ids = torch.arange(10).repeat(4, 1)
+    ids[1:, 2:8] = torch.tensor([[2] * 6, [2, 2, 2, 3, 3, 3], [2, 3, 4, 2, 3, 4]])
+    ids[1:, 8:] -= 3
+    rows = [{"input_ids": [*range(3, 13)]}, {"input_ids": [*range(12, 2, -1)]}]
+    trainer, run = evaluated(
+        tmp_path, model, rows, lambda count: ids[4 - axes :, None].expand(-1, count, -1)
+    )
+    assert run["positions/position_id"].values.tolist() == ids[1:, None].repeat(1, 2, 1).tolist()
+    prompts = [Prompt(row["input_ids"], position_ids=ids[1:].T) for row in rows]
+    assert_as_analyzed(run, trainer, prompts)
+
+
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 6, "eval_dataset": ROWS[:2]}
+
+
+def test_passes_of_others_are_not_measured(tmp_path):
+    class Looks(TrainerCallback):
         def on_step_end(self, args, state, control, model=None, **given):
-            model.model.embed_tokens.weight.data.fill_(float("nan"))
+            model.eval()
+            model(torch.arange(40, 60)[None])
+            model.train()
 
-    with pytest.warns(match="positions were not measured at step 6"):
-        trainer = trained(
-            tmp_path, decoder("repo"), Breaks(), ri.PositionsCallback(every=6, prompts=PROMPTS)
-        )
-    assert trainer.state.global_step == 6 and not (tmp_path / "positions" / "step-6").exists()
+    callback = ri.PositionsCallback(measures=["positions"])
+    trained(tmp_path, decoder(), Looks(), callback, Looks(), **EVALUATED)
+    found = ri.read_run(tmp_path / "positions" / "step-6")["positions/token_id"]
+    assert found.values.tolist() == [row["input_ids"] for row in ROWS[:2]]
+
+
+def test_an_evaluation_that_cannot_be_measured_is_a_warning_and_none_is_refused(tmp_path):
+    callback = ri.PositionsCallback(measures=["attention_mass"])
+    with pytest.warns(Note, match="not measured at step 6: prompt 0 has no span 'generated'"):
+        trainer = trained(tmp_path, decoder(), callback, **EVALUATED)
+    assert trainer.state.global_step == 6 and not (tmp_path / "positions").exists()
+    for measures, options, line in (
+        (None, {}, "and the Trainer evaluates nothing"),
+        (["predictions"], EVALUATED, "predictions needs a pass over prompts"),
+    ):
+        with refused(f"there are no prompts to measure, .*{line}"):
+            trained(tmp_path, decoder(), ri.PositionsCallback(measures=measures), **options)
 
 
 def test_a_training_that_begins_again_puts_earlier_runs_aside(tmp_path):
@@ -207,198 +341,10 @@ def test_a_training_that_begins_again_puts_earlier_runs_aside(tmp_path):
     assert ri.read_run(out / "earlier-1" / "step-0").identical(begun)
     with pytest.warns(Note, match="earlier-2 now"):
         trainer.train()
-    steps = sorted(path.relative_to(out).as_posix() for path in out.glob("**/run.nc"))
-    both = ["step-0/run.nc", "step-6/run.nc"]
-    assert steps == ["earlier-1/step-0/run.nc", *(f"earlier-2/{each}" for each in both), *both]
-    last, first = (ri.read_run(out / place) for place in ("earlier-2/step-6", "step-0"))
-    assert last.attrs["checkpoint_digest"] == first.attrs["checkpoint_digest"]
+    found = {path.parent.relative_to(out).as_posix() for path in out.glob("**/run.nc")}
+    steps = {"step-0", "step-6"}
+    assert found == {"earlier-1/step-0", *(f"earlier-2/{step}" for step in steps), *steps}
     assert (out / "step-9").is_dir()
-
-
-def test_wrong_names_and_weights_in_parts_are_refused():
-    with refused("there is no measure 'nonsense'"):
-        ri.PositionsCallback(prompts=PROMPTS, measures=["nonsense"])
-    model = decoder()
-    model.model.norm.weight = torch.nn.Parameter(torch.empty(0))
-    with refused("weight is spread over processes"):
-        ri.measure_step(model, 1, PROMPTS)
-
-
-def test_a_series_refuses_two_steps_with_the_same_weights():
-    model = decoder("repo")
-    runs = [ri.measure_step(model, step, PROMPTS) for step in (100, 200)]
-    with refused("steps 100 and 200 of a training have the same weights"):
-        ri.compare(runs)
-
-
-# peft asks transformers' old name
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
-def test_a_peft_model_is_measured_with_its_adapter():
-    from peft import LoraConfig, get_peft_model
-
-    def mass(model):
-        run = ri.measure_step(model, 1, PROMPTS, measures=["attention_mass"])
-        return run["attention_mass/mass"]
-
-    model = decoder()
-    plain = mass(model)
-    wrapped = get_peft_model(model, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-    merged = mass(wrapped)
-    assert not merged.equals(plain)
-    assert_allclose(mass(wrapped.merge_and_unload()), merged, rtol=1e-5)
-
-
-ROWS = [{"input_ids": ids, "labels": ids} for ids in (list(range(3, 27)), list(range(9, 33)))] * 3
-
-
-def assert_as_analyzed(run, trainer, prompts):
-    """A run measured during a training is that of `analyze` on the model that it left."""
-    names = [*run.children]
-    analyzed = ri.analyze(trainer.model.eval(), prompts, names, batch_size=2, experiments=())
-    for name in names:
-        xr.testing.assert_allclose(run[name].to_dataset(), analyzed[name].to_dataset(), rtol=1e-5)
-
-
-class Counts(TrainerCallback):
-    """Counts the passes of a model, in training and in evaluation."""
-
-    def __init__(self, model):
-        self.passes = {True: 0, False: 0}
-        model.register_forward_pre_hook(self._count)
-        self.layers = [0] * len(model.model.layers)
-        for number, layer in enumerate(model.model.layers):
-            layer.register_forward_pre_hook(lambda *given, at=number: self._count_layer(at))
-
-    def _count(self, model, arguments):
-        self.passes[model.training] += 1
-
-    def _count_layer(self, number):
-        self.layers[number] += 1
-
-
-@pytest.mark.parametrize(("layout", "options"), [(None, {}), (None, DYNAMIC), ("repo@1", {})])
-def test_an_evaluation_is_measured_within_its_own_passes(layout, options, tmp_path):
-    """As many passes with the callback as without, the same losses, and the numbers of `analyze`
-    on the same batches.
-    """
-    ends, given = [], {"eval_strategy": "steps", "eval_steps": 3, "eval_on_start": True}
-    given |= {"per_device_eval_batch_size": 2, "eval_dataset": ROWS}
-    for name in ("without", "with"):
-        model = decoder(layout, **options)
-        counts = Counts(model)
-        before = state(model)[:2]
-        callbacks = [ri.PositionsCallback(evaluated=4, measures=NAMES)] * (name == "with")
-        trainer = trained(tmp_path / name, model, *callbacks, **given)
-        assert state(model)[0].keys() == before[0].keys() and not model.model._forward_hooks
-        losses = [each["eval_loss"] for each in trainer.state.log_history if "eval_loss" in each]
-        ends.append((counts.passes, counts.layers, losses, trainer))
-    assert ends[0][:3] == ends[1][:3] and ends[0][0][False] == 9 and len(ends[0][2]) == 3
-    for one, other in zip(*(each[3].model.parameters() for each in ends), strict=True):
-        assert torch.equal(one, other)
-    runs = sorted((tmp_path / "with" / "positions").glob("step-*"))
-    assert [run.name for run in runs] == ["step-0", "step-3", "step-6"]
-    run = ri.read_run(runs[-1])
-    assert_as_analyzed(run, ends[1][3], [row["input_ids"] for row in ROWS[:4]])
-    assert run.attrs["prompts_from"] == "the Trainer's evaluation" and "changed" not in run.attrs
-    logged = [each for each in ends[1][3].state.log_history if "positions_valid_cells" in each]
-    scalars = ri.training_scalars(run)
-    assert [each["step"] for each in logged] == [0, 3, 6] and scalars.items() <= logged[-1].items()
-
-
-NAMES = ["positions", "octaves", "attention_rows"]
-
-
-def test_rows_of_several_lengths_and_packed_ones_are_measured_as_they_are_evaluated(tmp_path):
-    """Padding on the right and position ids of packed documents come from the collator's batch."""
-    packed = {"input_ids": [*range(3, 15)], "position_ids": [*range(7), *range(5)]}
-
-    def collated(rows):
-        ids = [row["input_ids"] for row in rows]
-        places = [row["position_ids"] for row in rows]
-        batch = {
-            name: torch.nn.utils.rnn.pad_sequence(
-                [torch.tensor(row) for row in some], batch_first=True
-            )
-            for name, some in (("input_ids", ids), ("position_ids", places))
-        }
-        return batch | {"labels": batch["input_ids"], "use_cache": False}
-
-    given = {"eval_strategy": "steps", "eval_steps": 6, "eval_dataset": [packed], "max_steps": 6}
-    callback = ri.PositionsCallback(measures=["attention_rows", "positions"])
-    trainer = trained(
-        tmp_path, decoder(), callback, train_dataset=[packed] * 8, data_collator=collated, **given
-    )
-    run = ri.read_run(tmp_path / "positions" / "step-6")
-    prompt = Prompt(tuple(packed["input_ids"]), position_ids=tuple(packed["position_ids"]))
-    assert_as_analyzed(run, trainer, prompt)
-    assert (run["attention_rows/key"].sel(query=[7, 8]).values % 99 >= 7).all()
-    masked = {"input_ids": torch.tensor([[3, 4, 5], [6, 7, 0]])}
-    masked["attention_mask"] = (masked["input_ids"] > 0).long()
-    prompts, width = _rows(masked)
-    assert [each.tokens for each in prompts] == [(3, 4, 5), (6, 7)] and width == 3
-    masked["attention_mask"] = masked["attention_mask"].flip(1)
-    with pytest.raises(ri.InputError, match="padded on the left"):
-        _rows(masked)
-
-
-@pytest.mark.parametrize("axes", [3, 4])
-def test_position_ids_by_axis_are_measured_as_they_are_evaluated(axes, tmp_path):
-    """mRoPE: time, height and width of every token, after its index where there are four axes."""
-    rotation = {"mrope_section": [1, 1, 2], "mrope_interleaved": True, "rope_type": "default"}
-    config = Qwen3_5TextConfig(
-        **SHAPE | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
-        rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5} | rotation,
-    )
-    set_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    row = torch.arange(3, 13)
-    ids = torch.arange(10).repeat(4, 1)
-    ids[1:, 2:8] = torch.tensor([[2] * 6, [2, 2, 2, 3, 3, 3], [2, 3, 4, 2, 3, 4]])
-    ids[1:, 8:] -= 3
-
-    def collated(rows):
-        tokens = torch.stack([row["input_ids"] for row in rows])
-        batch = {"input_ids": tokens, "labels": tokens, "use_cache": False}
-        return batch | {"position_ids": ids[4 - axes :, None].expand(-1, len(rows), -1)}
-
-    rows = [{"input_ids": row}, {"input_ids": row.flip(0)}]
-    given = {"eval_strategy": "steps", "eval_steps": 6, "eval_dataset": rows, "max_steps": 6}
-    given |= {"train_dataset": rows * 4, "data_collator": collated}
-    callback = ri.PositionsCallback(measures=["attention_rows", "positions"])
-    trainer = trained(tmp_path, model, callback, **given)
-    run = ri.read_run(tmp_path / "positions" / "step-6")
-    assert run["positions/position_id"].values.tolist() == ids[1:, None].repeat(1, 2, 1).tolist()
-    prompts = [Prompt(each["input_ids"].tolist(), position_ids=ids[1:].T) for each in rows]
-    assert_as_analyzed(run, trainer, prompts)
-    packed = {"input_ids": row[None], "position_ids": torch.arange(10).repeat(4, 1, 1) % 5}
-    with refused("position ids of four axes pack documents; leave rows unpacked"):
-        _rows(packed)
-
-
-def test_passes_of_others_are_not_measured_and_a_refusal_is_a_warning(tmp_path):
-    class Looks(TrainerCallback):
-        def on_step_end(self, args, state, control, model=None, **given):
-            model.eval()
-            model(torch.arange(40, 60)[None])
-            model.train()
-
-    given = {"eval_strategy": "steps", "eval_steps": 6, "eval_dataset": ROWS[:2]}
-    callback = ri.PositionsCallback(measures=["positions"])
-    trained(tmp_path / "a", decoder(), Looks(), callback, Looks(), **given)
-    run = ri.read_run(tmp_path / "a" / "positions" / "step-6")
-    found = run["positions/token_id"].values.tolist()
-    assert found == [row["input_ids"] for row in ROWS[:2]]
-    callback = ri.PositionsCallback(measures=["attention_mass"])
-    with pytest.warns(Note, match="not measured at step 6: prompt 0 has no span 'generated'"):
-        trainer = trained(tmp_path / "b", decoder(), callback, **given)
-    assert trainer.state.global_step == 6
-    for measures, options, line in (
-        (None, {}, "and the Trainer evaluates nothing"),
-        (["predictions"], given, "predictions needs a pass over prompts"),
-    ):
-        with pytest.raises(ri.InputError, match=f"there are no prompts to measure, .*{line}"):
-            trained(tmp_path / "c", decoder(), ri.PositionsCallback(measures=measures), **options)
 
 
 def test_cells_are_valid_tied_or_undefined():

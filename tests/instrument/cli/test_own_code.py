@@ -83,16 +83,15 @@ def test_the_code_would_run_where_transformers_may_run_it(tmp_path, mark, monkey
     assert mark.exists()
 
 
-@pytest.mark.parametrize("named_in", NAMED)
 @pytest.mark.parametrize(
-    "command",
+    ("command", "named_in"),
     [
-        "inspect CHECKPOINT",
-        "analyze CHECKPOINT --prompts PROMPTS --out OUT",
-        "score CHECKPOINT reversal --count 1",
-        "train reversal --continue-from CHECKPOINT --out OUT",
-        "train reversal --continue-from CHECKPOINT --adapter 2 --out OUT",
-        "figures repo --no-zoo --checkpoint mine=CHECKPOINT --out OUT",
+        *(("inspect CHECKPOINT", named_in) for named_in in NAMED),
+        ("analyze CHECKPOINT --prompts PROMPTS --out OUT", "tokenizer_config.json"),
+        ("score CHECKPOINT reversal --count 1", "config.json"),
+        ("train reversal --continue-from CHECKPOINT --out OUT", "config.json"),
+        ("train reversal --continue-from CHECKPOINT --adapter 2 --out OUT", "config.json"),
+        ("figures repo --no-zoo --checkpoint mine=CHECKPOINT --out OUT", "config.json"),
     ],
 )
 def test_every_command_refuses_a_checkpoint_with_code(
@@ -136,12 +135,6 @@ def test_a_fetched_model_with_code_is_refused(tmp_path, mark, yes, capsys, monke
     cached = evil(tmp_path / "models" / "smollm2-135m", mark)
     refused(["fetch", "smollm2-135m"], cached / "tokenizer_config.json", mark, capsys)
     refused(["inspect", "smollm2-135m"], cached / "tokenizer_config.json", mark, capsys)
-
-
-def test_a_comparison_loads_no_checkpoint(tmp_path, mark, yes, capsys):
-    checkpoint = evil(tmp_path / "checkpoint", mark)
-    assert main(["compare", str(checkpoint), str(checkpoint), "--out", str(tmp_path / "out")]) == 2
-    assert "there is no run" in capsys.readouterr().err and not mark.exists()
 
 
 def test_a_corpus_in_the_tokens_of_a_tokenizer_with_code_is_refused(tmp_path, mark, yes, capsys):

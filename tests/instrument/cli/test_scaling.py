@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 
 import repo_interp as ri
 from repo_interp import interventions as iv
@@ -28,18 +27,16 @@ def test_every_kind_gives_the_frequencies_of_rescaled():
         assert not torch.equal(frequencies(scaled), frequencies(plain))
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_analyze_measures_the_scaled_model_and_says_so(tmp_path, capsys):
-    command = ["analyze", "niah/rope", "--measures", "rotation", "--experiments", "none"]
-    prompt = ["--count", "1", "--length", "128"]
-    runs = {}
-    for scaling in ("none", "linear:2"):
-        flags = [] if scaling == "none" else ["--scaling", scaling]
-        assert main([*command, *prompt, *flags, "--out", str(tmp_path / scaling[:4])]) == 0
-        runs[scaling] = xr.open_datatree(tmp_path / scaling[:4] / "run.nc")
-        page = (tmp_path / scaling[:4] / "report.html").read_text(encoding="utf-8")
-        title = page.split("<title>")[1].split("</title>")[0]
-        assert title.endswith(", scaling linear:2") == (scaling != "none")
-    assert runs["linear:2"].attrs["scaling"] == "linear:2" and "scaling" not in runs["none"].attrs
-    whole, half = (run["rotation"]["max_rotation"] for run in runs.values())
+    command = (
+        "analyze niah/rope --measures rotation --count 1 --length 128 --scaling linear:2 --out"
+    )
+    assert main([*command.split(), str(tmp_path)]) == 0
+    scaled = ri.read_run(tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert scaled.attrs["scaling"] == "linear:2" and ", scaling linear:2</title>" in page
+    prompts = ri.tasks.make_task("niah").prompts(1, test_set="128")
+    plain = ri.analyze(ri.load("niah/rope"), prompts, ("rotation",))
+    whole, half = (run["rotation/max_rotation"] for run in (plain, scaled))
     np.testing.assert_allclose(half, whole / 2, rtol=1e-6)
