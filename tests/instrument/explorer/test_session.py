@@ -272,8 +272,6 @@ REFUSED = {
         {"kind": "pairs_ablated", "layer": 0, "pairs": [8]},
         "pairs of layer 0 are 0 to 7",
     ),
-    "a negative factor": ({"kind": "yarn", "layer": 0, "value": -1.0}, "factor of an extension"),
-    "an ablated head that is not there": ({"kind": "zero_ablated", "heads": [[0, 9]]}, "head 9"),
     "a span that is not there": ({"kind": "linearised", "layer": 0, "span": "needle"}, "'needle'"),
 }
 
@@ -294,12 +292,6 @@ def test_a_layer_that_rotates_nothing_is_refused_and_shown_without_positions():
         Session(bridge, TOKENS, [Edit(kind="frozen", layer=layer)])
     seen = Session(bridge, TOKENS).look([(layer, 0)], 5)
     assert np.isnan(seen["position"]).all() and np.isfinite(seen["weight"][0, :6]).all()
-
-
-def test_means_of_pairs_need_all_heads_that_share_keys():
-    shared = ri.bridge(ri.reposition(tiny("llama"), "rope"))
-    with refused("heads of layer 1 share keys, 2 each, .* name all of them"):
-        Session(shared, TOKENS, [Edit(kind="pairs_mean_ablated", heads=((1, 3),), pairs=(0,))])
 
 
 @pytest.mark.parametrize("scheme", ["nope", "alibi"])
