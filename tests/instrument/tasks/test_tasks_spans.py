@@ -37,6 +37,10 @@ def test_parts_keep_to_their_parent_and_may_overlap():
     assert spans["needle"] == (0, 1)  # a tie of one character each: the first
     assert spans["needle.1.key"] == spans["needle.1.value"] == (0, 1)
     assert spans["query"] == (2,)
+    # most of token 1 is of the query, so that no part of the needle has it
+    spans = token_spans([(0, 2), (2, 5), (5, 6)], characters, 6)
+    assert spans["needle"] == spans["needle.1.key"] == (0,)
+    assert spans["query"] == (1, 2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
