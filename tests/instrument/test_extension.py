@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
-import json
 import re
 import sys
 from functools import cache
@@ -16,21 +15,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from drawn import without_pictures
+from families import tiny
 from packages import install
 from places import DOCS
 from refusals import refused
+from safetensors.numpy import load_file
 
 import repo_interp as ri
-from position_papers.training import plan
-from position_papers.training.trained import trained_configuration
 from repo_interp.cli import main
 from repo_interp.entry_points import OWN, TASKS
 from repo_interp.experiments.catalogue import experiment_named
 from repo_interp.measures.catalogue import measure_named, measure_names
-from repo_interp.models import schemes
 from repo_interp.plots.catalogue import view_of
 from repo_interp.positions import layouts
-from repo_interp.positions.biases import KerpleLog
 from repo_interp.positions.layouts import format_layout, parse_layout, scheme_names
 from repo_interp.tasks import make_task, task_names
 
@@ -87,13 +84,9 @@ def test_the_experiment_is_in_the_run_file_and_on_the_page(worked):
 
 
 def test_the_scheme_and_the_task_train_and_are_scored(worked):
-    from safetensors.numpy import load_file
-
-    config = json.loads((worked / "trained" / "config.json").read_text())
-    assert config["position_layout"]["layers"] == ["t5", "t5"]
     weights = load_file(worked / "trained" / "model.safetensors")
-    for layer in range(2):
-        assert weights[f"model.layers.{layer}.self_attn.table"].shape == (2, 32)
+    tables = [weights[f"model.layers.{layer}.self_attn.table"].shape for layer in range(2)]
+    assert tables == [(2, 32)] * 2
     scored = ri.read_run(worked / "scored")
     scores = scored["scores"]
     assert scores.attrs["task"] == "sorting" and scored.attrs["layout"] == "t5,t5"
@@ -106,8 +99,7 @@ def test_the_scheme_and_the_task_train_and_are_scored(worked):
 def test_the_measure_is_in_the_run_file(worked):
     run = ri.read_run(worked / "mirror")
     group, position = run["backwards"], run["positions"]["position"]
-    assert group.attrs["margin"] == 0.5
-    assert group["scheme"].values.tolist() == run["positions"]["scheme"].values.tolist()
+    assert group.attrs["margin"] == 0.5 and group["scheme"].equals(run["positions"]["scheme"])
     expected = (np.diff(position.values, axis=-1) < -0.5).mean(-1)
     np.testing.assert_allclose(group["share"].transpose(*position.dims[:3]), expected)
     assert expected.max() > 0.1
@@ -127,14 +119,15 @@ def test_the_measure_is_drawn_as_files_and_in_the_page(worked, run):
     assert 'href="#backwards"' in page and "without a section here" not in page
 
 
-def test_without_the_package_its_names_are_refused_by_name(worked):
-    for line, function, name in (
-        ("no measure 'backwards'", measure_named, "backwards"),
-        ("there is no task 'sorting'", make_task, "sorting"),
-        ("t5", ri.load, worked / "trained"),
-    ):
-        with refused(line):
-            function(name)
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [(measure_named, "no measure 'sorting'"), (make_task, "no task 'sorting'")],
+)
+def test_without_the_package_its_names_are_refused_by_name(worked, function, line):
+    with refused(line):
+        function("sorting")
+    with refused("t5"):
+        ri.load_model(worked / "trained")
 
 
 BROKEN = {
@@ -170,19 +163,12 @@ def broken(tmp_path, monkeypatch):
     sys.modules.pop("broken_extras", None)
 
 
-def tiny():
-    from families import tiny as model
-
-    return model("llama")
-
-
 OF_BROKEN = {
     "the measure 'absent' of the package broken-extras": lambda: measure_named("absent"),
     "the measure 'nameless' of the package broken-extras": lambda: measure_named("nameless"),
     "wanted a repo_interp.experiments.Experiment": lambda: experiment_named("wrong_experiment"),
     "the plot 'absent' of the package broken-extras": lambda: view_of("absent"),
-    "the scheme 'absent_scheme' of the package": lambda: ri.reposition(tiny(), "absent_scheme"),
-    "the package broken-extras gave int": lambda: ri.reposition(tiny(), "wrong_scheme@1"),
+    "the package broken-extras gave int": lambda: ri.reposition(tiny("llama"), "wrong_scheme@1"),
     "the task 'absent_task' of the package broken-extras": lambda: make_task("absent_task"),
     "the package broken-extras: wanted a mapping": lambda: make_task("wrong_task"),
 }
@@ -213,25 +199,18 @@ def test_a_broken_command_stops_no_other(code, tmp_path, monkeypatch, capsys):
     """Found: a traceback of every command, of --help too."""
     module = "broken_command.nowhere" if code == "absent" else "broken_command"
     project = (
-        '[project]\nname = "broken-extras"\nversion = '
-        '"1.0"\n[project.entry-points."repo_interp.commands"]\n'
+        '[project]\nname = "broken-extras"\nversion = "1.0"\n'
+        f'[project.entry-points."repo_interp.commands"]\nbroken = "{module}"\n'
+        '[project.entry-points."repo_interp.checkpoints"]\nlost = "broken_command:lost"\n'
     )
-    directory = '[project.entry-points."repo_interp.checkpoints"]\nlost = "broken_command:lost"\n'
-    install(
-        tmp_path,
-        {
-            "pyproject.toml": f'{project}broken = "{module}"\n{directory}',
-            "broken_command.py": COMMAND[code],
-        },
-    )
+    install(tmp_path, {"pyproject.toml": project, "broken_command.py": COMMAND[code]})
     monkeypatch.syspath_prepend(tmp_path)
     line = "repo-interp: the command 'broken' of the package broken-extras"
-    for command in (["--help"], ["fetch", "--help"]):
-        with pytest.raises(SystemExit) as end:
-            main(command)
-        said = capsys.readouterr()
-        assert end.value.code == 0 and said.out.startswith("usage:") and "broken" not in said.out
-        assert said.err.startswith(line) and said.err.count("\n") == 1
+    with pytest.raises(SystemExit) as end:
+        main(["fetch", "--help"])
+    said = capsys.readouterr()
+    assert end.value.code == 0 and said.out.startswith("usage:") and "broken" not in said.out
+    assert said.err.startswith(line) and said.err.count("\n") == 1
     assert main(["inspect", "reversal/nope"]) == 0
     named, lost = capsys.readouterr().err.splitlines()
     assert named.startswith(line) and "checkpoints are left out: the checkpoint 'lost'" in lost
@@ -379,36 +358,27 @@ def failing(tmp_path, monkeypatch):
     sys.modules.pop("failing_extras", None)
 
 
-@pytest.mark.parametrize("name", OF_FAILING)
+@pytest.mark.parametrize("name", [*OF_FAILING, "m_exit"])
 def test_a_package_whose_code_fails_is_one_line_that_names_it(name, failing, capsys):
-    """Found: a traceback each."""
+    """Found: a traceback each; one that ends the process is named too."""
     asked = ["positions", "--experiments", name] if name.startswith("e_") else [name]
-    assert main([*failing, "--measures", *asked]) == 2
-    said = capsys.readouterr().err.splitlines()
-    (line,) = (each for each in said if each and " so far" not in each)
-    assert line.startswith("repo-interp analyze: ") and OF_FAILING[name] in line
-    assert name in line or line.endswith(
-        "in fail): KeyError: 'of the plug-in'; fix or uninstall it"
-    )
-
-
-def test_a_package_that_ends_the_process_is_named_too(failing, capsys):
-    assert main([*failing, "--measures", "m_exit"]) == 1
-    said = capsys.readouterr().err
-    assert f"repo-interp analyze: {RAISED}" in said and "SystemExit: 3" in said
+    assert main([*failing, "--measures", *asked]) == (1 if name == "m_exit" else 2)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("repo-interp analyze: ") and OF_FAILING.get(name, RAISED) in line
+    error = "SystemExit: 3" if name == "m_exit" else "KeyError: 'of the plug-in'"
+    assert name in line or error in line
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("name", DRAWS)
-def test_figures_of_a_package_that_fail_cost_themselves_alone(name, failing, monkeypatch, capsys):
+def test_figures_of_a_package_that_fail_cost_themselves_alone(failing, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "300")
-    assert main([*failing, "--measures", f"positions,{name}"]) == 1
-    (said,) = re.findall("^not drawn: .*$", capsys.readouterr().out, re.MULTILINE)
-    assert f"'{name}' of the package broken-extras" in said and DRAWS[name] in said
-    assert set(ri.read_run("out").children) == {"positions", name}
+    assert main([*failing, "--measures", f"positions,{','.join(DRAWS)}"]) == 1
+    said = re.findall("^not drawn: .*$", capsys.readouterr().out, re.MULTILINE)
+    for line, (name, error) in zip(sorted(said), sorted(DRAWS.items()), strict=True):
+        assert f"'{name}' of the package broken-extras" in line and error in line
+    assert set(ri.read_run("out").children) == {"positions", *DRAWS}
     figures = {path.name for path in Path("out/figures").iterdir()}
-    assert "position_ranges.png" in figures
-    assert ("m_raise_first.png" in figures) == (name == "m_raise")
+    assert {"position_ranges.png", "m_raise_first.png"} <= figures
     assert {path.name for path in Path("out").iterdir()} == {"figures", "report.html", "run.nc"}
 
 
@@ -427,9 +397,6 @@ def test_ours_cannot_be_replaced_and_names_are_known_without_import(broken):
     assert "broken_extras" not in sys.modules
     for text in ("absent_scheme", "absent_scheme@1"):
         assert format_layout(parse_layout(text, 3)) == text
-
-
-SORTING = dict(FILE.findall(PAGE.read_text(encoding="utf-8")))["position_extras/task.py"]
 
 
 def enumerations(names: set[str]) -> set[str]:
@@ -455,50 +422,12 @@ def literals() -> list[tuple[str, set[str]]]:
     ]
 
 
-def test_a_task_of_ours_is_its_file_a_line_and_a_recipe(tmp_path, monkeypatch):
-    """The task of docs/extend.md as one of ours: a module, a line in `OWN`, an entry of `FRESH`; it
-    is listed, trained and scored.
-    """
-    (tmp_path / "sorting_of_ours.py").write_text(SORTING)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(OWN[TASKS], "sorting", "sorting_of_ours:SIZES")
-    monkeypatch.setitem(plan.FRESH, "sorting", {"steps": 3, "batch": 2})
-    assert task_names()[len(OWN[TASKS]) - 1] == "sorting"
-    for command in (
-        "train sorting --layers 1 --width 8 --heads 2 --score-prompts 2 --set longest=3 --out run",
-        "score run --count 2 --out scored",
-    ):
-        assert main(command.split()) == 0
-    configuration = trained_configuration("run")
-    assert (configuration.task, configuration.steps, configuration.batch) == ("sorting", 3, 2)
-    scores = ri.read_run("scored")["scores"]
-    assert scores.attrs["task"] == "sorting" and scores["test_set"].values.tolist() == ["2", "3"]
-
-
 def test_nothing_else_lists_the_tasks():
     for name, place in OWN[TASKS].items():
         assert place.startswith("repo_interp.tasks.") and set(
             make_task(name, "paper").options()
         ) == set(make_task(name).options())
     assert enumerations(set(OWN[TASKS])) == {"entry_points.py"}
-
-
-def test_a_scheme_of_ours_is_its_file_and_two_lines(tmp_path, monkeypatch):
-    """KERPLE's kernel by another name: a line in the layout language, one where schemes are
-    built.
-    """
-    monkeypatch.setitem(layouts.SCHEMES, "kerple_again", "KERPLE again")
-    monkeypatch.setitem(
-        schemes._ADDITIVE, "kerple_again", lambda rotation, length: KerpleLog(rotation.heads)
-    )
-    assert scheme_names()[len(layouts.SCHEMES) - 1] == "kerple_again"
-    assert format_layout(parse_layout("kerple_again", 2)) == "kerple_again"
-    model = ri.reposition(tiny(), "kerple_again@1")
-    ri.save(model, tmp_path / "saved")
-    assert ri.layout(ri.load(tmp_path / "saved"))[1:] == ("kerple_again",) * (
-        len(ri.layout(model)) - 1
-    )
 
 
 def test_nothing_else_lists_the_schemes():

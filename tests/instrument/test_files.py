@@ -13,39 +13,25 @@ import torch
 import xarray as xr
 from families import tiny
 from forked import Forked
+from places import tree
+from safetensors.torch import save_file
 
 import repo_interp as ri
 from repo_interp.files import remove, replaced, write_text
 
 
-def test_a_file_takes_the_place_of_another(tmp_path):
-    write_text(tmp_path / "notes.txt", "old\n")
-    write_text(tmp_path / "notes.txt", "größer\n")
-    assert (tmp_path / "notes.txt").read_bytes() == "größer\n".encode()
-    assert os.listdir(tmp_path) == ["notes.txt"]
-
-
-def test_a_directory_is_replaced_as_a_whole(tmp_path):
-    for names in (("a", "b"), ("b", "c")):
+def test_a_directory_is_replaced_as_a_whole_and_stays_where_nothing_is_written(tmp_path):
+    for names in ("ab", "bc", ""):
         with replaced(tmp_path / "made") as unfinished:
-            (unfinished / "deep").mkdir(parents=True)
             for name in names:
-                (unfinished / "deep" / name).write_text(name)
-    assert sorted(path.name for path in (tmp_path / "made" / "deep").iterdir()) == ["b", "c"]
+                (unfinished / "deep").mkdir(parents=True, exist_ok=True)
+                write_text(unfinished / "deep" / name, "größer\n")
+    assert {path.name for path in (tmp_path / "made" / "deep").iterdir()} == {*"bc"}
+    assert (tmp_path / "made" / "deep" / "c").read_bytes() == "größer\n".encode()
     assert os.listdir(tmp_path) == ["made"]
 
 
-def test_a_directory_replaces_a_file(tmp_path):
-    (tmp_path / "made").write_text("text")
-    with replaced(tmp_path / "made") as unfinished:
-        unfinished.mkdir()
-    assert (tmp_path / "made").is_dir()
-    assert os.listdir(tmp_path) == ["made"]
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), ValueError("wrong"), KeyboardInterrupt()]
-)
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("name", ["notes.txt", "made/notes.txt"])
 def test_an_error_leaves_the_old_file_or_directory_and_nothing_else(name, error, tmp_path):
     """Of the second name the directory is replaced."""
@@ -65,28 +51,12 @@ def test_an_error_leaves_the_old_file_or_directory_and_nothing_else(name, error,
     assert os.listdir(tmp_path) == [place.name]
 
 
-def test_where_nothing_was_written_nothing_changes(tmp_path):
-    write_text(tmp_path / "notes.txt", "old")
-    for name in ("notes.txt", "others.txt"):
-        with replaced(tmp_path / name):
-            pass
-    assert os.listdir(tmp_path) == ["notes.txt"]
-
-
-@pytest.mark.parametrize(
-    ("mask", "file", "directory"),
-    [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750), (0o077, 0o600, 0o700)],
-)
+@pytest.mark.parametrize(("mask", "file", "directory"), [(0o027, 0o640, 0o750)])
 def test_files_have_the_permissions_that_the_umask_gives(tmp_path, mask, file, directory):
-    from safetensors.torch import save_file
-
     before = os.umask(mask)
     try:
         with replaced(tmp_path / "model.safetensors") as unfinished:
             save_file({"weight": torch.zeros(2)}, unfinished)  # gives it to its owner alone
-        with replaced(tmp_path / "made") as unfinished:
-            (unfinished / "inner").mkdir(parents=True)
-            save_file({"weight": torch.zeros(2)}, unfinished / "inner" / "model.safetensors")
         write_text(tmp_path / "notes.txt", "new")
         ri.save(ri.reposition(tiny("llama"), "repo"), tmp_path / "saved")
         assert os.umask(mask) == mask
@@ -98,30 +68,26 @@ def test_files_have_the_permissions_that_the_umask_gives(tmp_path, mask, file, d
 
 def test_removing_follows_no_link(tmp_path):
     (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "thesis.tex").write_text("years of work")
+    write_text(tmp_path / "precious" / "thesis.tex", "years of work")
     (tmp_path / "link").symlink_to(tmp_path / "precious")
     remove(tmp_path / "link")
     remove(tmp_path / "nothing")
-    assert os.listdir(tmp_path) == ["precious"]
-    assert os.listdir(tmp_path / "precious") == ["thesis.tex"]
+    assert {*tree(tmp_path)} == {"precious/thesis.tex"} and len(os.listdir(tmp_path)) == 1
 
 
 def test_every_text_is_read_back_as_it_was(tmp_path):
     texts = ["plain", "a\0b", "\0", "\\0", "back\\slash\0", "ünï", "\x1b[31m", ""]
     described = {"long_name": "text of each token", "units": "1"}
+    plain = [f"\\{text}" for text in "abcdefgh"]
     group = xr.Dataset(
-        {
-            "text": ("token", np.array(texts, object), described),
-            "plain": ("token", [f"\\{text}".strip("\0") for text in "abcdefgh"]),
-        },
+        {"text": ("token", np.array(texts, object), described), "plain": ("token", plain)},
         {"span": ["needle", "odd\0name"]},
     )
     run = xr.DataTree.from_dict({"/": xr.Dataset(), "/group": group})
-    run.attrs["checkpoint"] = "niah/repo"
     ri.write_run(run, tmp_path / "run.nc")
     stored = ri.read_run(tmp_path / "run.nc")
     xr.testing.assert_identical(stored["group"].to_dataset(), group)
-    assert stored.attrs == run.attrs and run["group/text"].values.tolist() == texts
+    assert run["group/text"].values.tolist() == texts
     with xr.open_datatree(tmp_path / "run.nc", engine="h5netcdf") as raw:
         assert raw["group/text"].values.tolist()[:2] == ["plain", r"a\0b"]
         assert "escaped" in raw["group/text"].attrs and "escaped" not in raw["group/plain"].attrs
@@ -129,11 +95,10 @@ def test_every_text_is_read_back_as_it_was(tmp_path):
 
 def test_a_file_never_replaces_a_directory(tmp_path):
     (tmp_path / "kept").mkdir()
-    (tmp_path / "kept" / "file").write_text("here")
+    write_text(tmp_path / "kept" / "file", "here")
     with pytest.raises(IsADirectoryError):
         write_text(tmp_path / "kept", "instead")
-    assert (tmp_path / "kept" / "file").read_text() == "here"
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert tree(tmp_path) == {"kept/file": b"here"}
 
 
 def test_what_a_killed_process_left_unfinished_goes_with_the_next_one(tmp_path):
@@ -146,5 +111,4 @@ def test_what_a_killed_process_left_unfinished_goes_with_the_next_one(tmp_path):
     for left in (mine, dead, alive):
         left.write_text("half")
     write_text(tmp_path / "value.txt", "whole")
-    assert (tmp_path / "value.txt").read_text() == "whole" and alive.exists()
-    assert not dead.exists() and not mine.exists()
+    assert {*tmp_path.iterdir()} == {tmp_path / "value.txt", alive}

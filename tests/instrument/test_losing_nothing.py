@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from position_papers.training.folder import TrainingFolder
 from repo_interp.cli import main
 from repo_interp.files import claim
 from repo_interp.models.checkpoints import identify, load_tokenizer
+from repo_interp.plots.pages.report import write_report
 
 SHORT = ["analyze", "reversal/repo", "--length", "8", "--count", "3", "--measures", "positions"]
 
@@ -52,9 +54,8 @@ def test_a_second_training_into_one_directory_is_refused_and_changes_nothing(tmp
     held.release()
     assert train(out, "--steps", "2") == 0 and not (out / ".lock").exists()
     before, held = tree(out), claim(out)
-    for more in (["--overwrite"], ["--steps", "2", "--resume"]):
-        # a finished run is only read
-        assert train(out, "--seed", "0", *more) == (2 if "--overwrite" in more else 0)
+    assert train(out, "--seed", "0", "--overwrite") == 2
+    assert train(out, "--steps", "2", "--resume") == 0  # a finished run is only read
     held.release()
     assert tree(out) == before
 
@@ -63,7 +64,7 @@ def test_a_second_training_into_one_directory_is_refused_and_changes_nothing(tmp
 
 
 def test_overwriting_a_run_removes_what_it_wrote_and_nothing_else(tmp_path):
-    out = tmp_path / "run"
+    out, fresh = tmp_path / "run", tmp_path / "fresh"
     assert train(out, "--steps", "4", "--checkpoint-every", "2") == 0
     kept = ("notes.md", "analysis/run.nc", "steps/mine.txt")
     for name in kept:
@@ -71,11 +72,10 @@ def test_overwriting_a_run_removes_what_it_wrote_and_nothing_else(tmp_path):
         (out / name).write_text("years of work")
     (out / "vocab.txt").write_text("of another tokenizer")
     assert train(out, "--steps", "2", "--overwrite", "--seed", "1") == 0
-    here, fresh = tree(out), tmp_path / "fresh"
     assert train(fresh, "--steps", "2", "--seed", "1") == 0
+    here, new = tree(out), tree(fresh)
     assert all(here.pop(name) == b"years of work" for name in kept)
-    assert here.keys() == tree(fresh).keys()
-    assert here["model.safetensors"] == tree(fresh)["model.safetensors"]
+    assert here.keys() == new.keys() and here["model.safetensors"] == new["model.safetensors"]
 
 
 # A state that was changed
@@ -93,13 +93,9 @@ CHANGES = {
     ),
     "an earlier step": lambda state: state["moment"].update(step=1),
     "a step beyond the last": lambda state: state["moment"].update(step=10**6),
-    "a step in words": lambda state: state["moment"].update(step="two"),
     "no moment": lambda state: state.update(moment={}),
     "a longer log": lambda state: state["moment"].update(log_size=10**6),
     "an optimiser that forgot": lambda state: state["optimizer"].update(state={}),
-    "another optimiser": lambda state: state["optimizer"]["param_groups"][0].update(
-        betas=(0.1, 0.2)
-    ),
     "no generator": lambda state: state.update(random=torch.zeros(3)),
     "code": lambda state: state.update(model=Hostile()),
 }
@@ -122,18 +118,17 @@ def interrupted(tmp_path_factory) -> Path:
     return folder.directory
 
 
-@pytest.mark.parametrize("change", [*CHANGES, "text", "half"])
+@pytest.mark.parametrize("change", [*CHANGES, "half"])
 def test_a_changed_state_does_not_resume(change, interrupted, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(interrupted, "run")
     file = Path("run/state.pt")
-    if change in CHANGES:
+    if change == "half":
+        os.truncate(file, file.stat().st_size // 2)
+    else:
         state = torch.load(file, weights_only=True)
         CHANGES[change](state)
         torch.save(state, file)
-    else:
-        whole = file.read_bytes()
-        file.write_bytes({"text": b"step = 5", "half": whole[: len(whole) // 2]}[change])
     before = tree(Path("run"))
     assert main(["train", "--resume", "--out", "run"]) == 2
     (said,) = capsys.readouterr().err.splitlines()
@@ -144,11 +139,12 @@ def test_a_changed_state_does_not_resume(change, interrupted, tmp_path, monkeypa
 # A checkpoint over another one
 
 
-def saved(directory: Path, scheme: str, tokenizer: bool = False) -> None:
-    """A checkpoint of the zoo with all layers of `scheme`."""
+def saved(directory: Path, scheme: str, tokenizer: bool = False) -> torch.nn.Module:
+    """Save a checkpoint of the zoo with all layers of `scheme`."""
     torch.manual_seed(0)
     model = ri.reposition(ri.load_model("reversal/rope"), scheme)
     ri.save(model, directory, load_tokenizer(identify("reversal/rope")) if tokenizer else None)
+    return model
 
 
 def test_a_checkpoint_is_replaced_as_a_whole_and_other_files_stay(tmp_path):
@@ -186,9 +182,7 @@ def save_until(limit: int, model: torch.nn.Module, place: Path) -> None:
 def test_a_save_that_is_killed_anywhere_leaves_the_old_checkpoint_or_the_new_one(tmp_path):
     old, new, place = tmp_path / "old", tmp_path / "new", tmp_path / "model"
     saved(old, "nope", tokenizer=True)
-    saved(new, "repo")
-    torch.manual_seed(0)
-    model = ri.reposition(ri.load_model("reversal/rope"), "repo")
+    model = saved(new, "repo")
     states, ended = [], False
     while not ended:
         shutil.rmtree(place, ignore_errors=True)
@@ -199,7 +193,7 @@ def test_a_save_that_is_killed_anywhere_leaves_the_old_checkpoint_or_the_new_one
     assert states[0] == tree(old) and states[-1] == tree(new)
 
 
-@pytest.mark.parametrize("room", [0, 600, 100_000])
+@pytest.mark.parametrize("room", [0, 100_000])
 def test_a_save_on_a_full_disk_is_one_line_and_leaves_the_old_checkpoint(room, tmp_path):
     place = tmp_path / "model"
     saved(place, "nope", tokenizer=True)
@@ -304,7 +298,7 @@ class Late:
 def test_a_measure_that_cannot_conclude_loses_nothing(measures, tmp_path, monkeypatch, capsys):
     install(tmp_path, PLUGIN)
     monkeypatch.syspath_prepend(tmp_path)
-    out = tmp_path / "out"
+    out, log = tmp_path / "out", tmp_path / "observed"
     command = [*SHORT[:-1], measures, "--out", str(out)]
     several = "positions" in measures
     try:
@@ -316,67 +310,56 @@ def test_a_measure_that_cannot_conclude_loses_nothing(measures, tmp_path, monkey
             run = ri.read_run(out)
             assert set(run.children) == {"positions"}
             assert "late: it cannot conclude" in run.attrs["stopped"]
-        observed = (tmp_path / "observed").read_text()
+        observed = log.stat().st_size
         (tmp_path / "mended").touch()
         assert main([*command, "--resume"]) == 0
     finally:
         sys.modules.pop("late_extras", None)
-    again = len((tmp_path / "observed").read_text()) - len(observed)
     # the probe of the cost again, and none of 3 prompts in 4 layers
-    assert again == len(observed) - 3 * 4
+    assert log.stat().st_size == 2 * observed - 3 * 4
     assert "late" in ri.read_run(out).children and not (out / ".batches").exists()
 
 
-def test_damaged_batches_and_points_are_measured_again_and_said(tmp_path, recwarn):
-    bridge, task = ri.load("reversal/repo"), ri.tasks.make_task("reversal")
-    asked, given = (
-        (bridge, task.prompts(1), ["positions"]),
-        {"experiments": ["saliency"], "task": task},
+@pytest.mark.parametrize(
+    "damage", [lambda whole: b"", lambda whole: whole[:40] + bytes([whole[40] ^ 1]) + whole[41:]]
+)
+def test_damaged_batches_and_points_are_measured_again_and_said(damage, tmp_path):
+    task = ri.tasks.make_task("reversal")
+    analyze = partial(
+        ri.analyze,
+        *(ri.load("reversal/repo"), task.prompts(1, test_set="3"), ["positions"]),
+        experiments=[ri.experiments.Saliency()],
+        task=task,
     )
 
-    def measured(interrupt: bool = False):
-        def finished(run):
-            if interrupt:
-                raise KeyboardInterrupt
+    def interrupt(run):
+        raise KeyboardInterrupt
 
-        return ri.analyze(*asked, **given, store=tmp_path / "store", finished=finished)
-
-    expected = ri.analyze(*asked, **given)
-    damages = (
-        lambda whole: whole[: len(whole) // 2],
-        lambda whole: b"",
-        lambda whole: whole[:40] + bytes([whole[40] ^ 1]) + whole[41:],
-        lambda whole: b"[]",
-    )
-    for first in (0, 2):
-        with pytest.raises(KeyboardInterrupt):
-            measured(interrupt=True)
-        kept = [path for path in (tmp_path / "store").rglob("*") if path.suffix in (".nc", ".json")]
-        assert {path.suffix for path in kept} == {".nc", ".json"}
-        for number, path in enumerate(kept):
-            path.write_bytes(damages[first + number % 2](path.read_bytes()))
-        recwarn.clear()
-        with pytest.warns(UserWarning, match=r"again"):
-            assert measured().identical(expected)
+    with pytest.raises(KeyboardInterrupt):
+        analyze(store=tmp_path, finished=interrupt)
+    kept = [path for path in tmp_path.rglob("*") if path.suffix in (".nc", ".json")]
+    assert {path.suffix for path in kept} == {".nc", ".json"}
+    for path in kept:
+        path.write_bytes(damage(path.read_bytes()))
+    with pytest.warns(UserWarning, match=r"again"):
+        found = analyze(store=tmp_path)
+    assert found.identical(analyze())
 
 
 def test_a_page_is_the_same_bytes_from_memory_and_from_the_file(tmp_path):
     """However the page is reached: in one go, or by `--resume` from the numbers of a killed
     command.
     """
-    from repo_interp.plots.pages.report import write_report
-
     task = ri.tasks.make_task("reversal")
     run = ri.analyze(
-        ri.load("reversal/repo"), task.prompts(2, seed=0, test_set="3"), ["patterns"], layers=[2],
+        ri.load("reversal/repo"), task.prompts(1, test_set="3"), ["patterns"], layers=[2],
         experiments=[ri.experiments.Perturbation(gammas=(0.5,), l_maxes=(2,))], task=task,
     )  # fmt: skip
     ri.write_run(run, tmp_path / "run.nc")
     read = ri.read_run(tmp_path / "run.nc")
-    assert {name: node.attrs for name, node in run.children.items()} == {
-        name: node.attrs for name, node in read.children.items()
-    }
     for name, each in (("memory", run), ("file", read)):
         assert write_report(each, tmp_path / f"{name}.html", tmp_path / name, ("svg",)) == []
     assert (tmp_path / "memory.html").read_bytes() == (tmp_path / "file.html").read_bytes()
     assert tree(tmp_path / "memory") == tree(tmp_path / "file")
+    attributes = [{name: node.attrs for name, node in one.children.items()} for one in (run, read)]
+    assert attributes[0] == attributes[1]

@@ -7,14 +7,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Optional
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, Optional
 
 import numpy as np
 import pytest
 from annotated_types import MinLen
+from refusals import refused
 
-from repo_interp.errors import InputError
 from repo_interp.values import (
     Count,
     Positive,
@@ -30,18 +30,15 @@ from repo_interp.values import (
 )
 
 READ = [
-    ("3", int, 3),
     (" -3 ", int, -3),
     ("1e-3", float, 1e-3),
     ("true", bool, True),
     ("no", bool, False),
     ("3", str, "3"),
-    ("1,2, 3", tuple[int, ...], (1, 2, 3)),
     ("a, b,", tuple[str, ...], ("a", "b")),
     ("", tuple[int, ...], ()),
     ("1,2", tuple[int, float], (1, 2.0)),
     ("7", int | None, 7),
-    ("none", int | None, None),
     ("None", Optional[float], None),  # noqa: UP045
     ("none", str, "none"),
     ("mean", Literal["mean", "each"], "mean"),
@@ -50,10 +47,8 @@ READ = [
 
 @pytest.mark.parametrize(("text", "kind", "value"), READ)
 def test_text_is_read_as_its_type(text, kind, value):
-    got = value_of(text, kind, "option")
-    assert got == value and type(got) is type(value)
-    if isinstance(value, tuple):
-        assert list(map(type, got)) == list(map(type, value))
+    # 1 == 1.0 == True, and their texts differ
+    assert repr(value_of(text, kind, "option")) == repr(value)
 
 
 def test_a_type_without_a_plain_name_is_said_as_it_is_written():
@@ -63,20 +58,10 @@ def test_a_type_without_a_plain_name_is_said_as_it_is_written():
 
 @pytest.mark.parametrize(
     ("value", "kind"),
-    [
-        (3, int),
-        (0.5, float),
-        (True, bool),
-        ("word", str),
-        ({"longest": 20, "kind": "repo"}, Mapping[str, int | str]),
-    ],
+    [(3, int), (True, bool), ({"longest": 20, "kind": "repo"}, Mapping[str, int | str])],
 )
 def test_a_value_of_the_type_is_taken_as_it_is(value, kind):
     assert checked(value, kind, "option") == value
-
-
-def test_a_whole_number_is_taken_for_a_float():
-    assert checked(3, float, "option") == 3.0 and type(checked(3, float, "option")) is float
 
 
 @pytest.mark.parametrize(
@@ -100,9 +85,8 @@ def test_a_whole_number_is_taken_for_a_float():
     ],
 )
 def test_a_value_of_another_type_is_not_converted(value, kind, wanted):
-    with pytest.raises(InputError) as refusal:
+    with refused(f"^{re.escape(f'longest is {value!r}; wanted {wanted}')}$"):
         checked(value, kind, "longest")
-    assert str(refusal.value) == f"longest is {value!r}; wanted {wanted}"
 
 
 @dataclass(frozen=True)
@@ -114,21 +98,26 @@ class Ranged:
         check_fields(self, "ranged")
 
 
-def test_python_and_text_are_held_to_the_same_range():
-    assert Ranged(share=1, counts=[np.int64(3), 4]) == Ranged(share=1.0, counts=(3, 4))
-    assert type(Ranged(share=1).share) is float
-    for name, value, text in (
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
         ("share", math.nan, "nan"),
-        ("share", -0.1, "-0.1"),
         ("share", True, "yes"),
         ("counts", (10**9,), "1000000000"),
         ("counts", (1.5,), "1.5"),
-    ):
-        with pytest.raises(InputError, match=f"^ranged.{name} is .*; wanted .*number") as in_python:
-            Ranged(**{name: value})
-        wanted = re.escape(str(in_python.value).partition("wanted")[2])
-        with pytest.raises(InputError, match=f"^ranged.{name}={text}: wanted{wanted}$"):
-            with_field(Ranged(), name, text, "ranged")
+    ],
+)
+def test_python_and_text_are_held_to_the_same_range(name, value, text):
+    with refused(f"^ranged.{name} is .*; wanted .*number") as in_python:
+        Ranged(**{name: value})
+    wanted = re.escape(str(in_python.value).partition("wanted")[2])
+    with refused(f"^ranged.{name}={text}: wanted{wanted}$"):
+        with_field(Ranged(), name, text, "ranged")
+
+
+def test_whole_numbers_are_taken_for_floats_and_lists_for_tuples():
+    assert Ranged(share=1, counts=[np.int64(3), 4]) == Ranged(share=1.0, counts=(3, 4))
+    assert type(Ranged(share=1).share) is float
 
 
 @dataclass(frozen=True)
@@ -139,30 +128,19 @@ class Options:
     name: str = "options"
     derived: int = field(init=False, default=3)
 
-    def __post_init__(self) -> None:
-        if self.epsilon <= 0:
-            raise ValueError("wanted more than 0")
 
-
-def changed(name: str, text: str) -> Any:
-    return with_field(Options(), name, text, "patterns", fixed=("name",))
-
-
-def test_a_field_is_read_as_its_type_and_the_others_stay():
-    before = Options()
-    assert changed("epsilon", "1") == Options(epsilon=1.0)
-    assert changed("sizes", "4,5") == Options(sizes=(4, 5))
-    assert (
-        changed("last", "7") == Options(last=7)
-        and with_field(Options(last=7), "last", "none", "patterns") == before
-    )
-    assert with_field(before, "name", "other", "patterns").name == "other"
-    assert before == Options()
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [("epsilon", "1", 1.0), ("sizes", "4,5", (4, 5)), ("last", "none", None), ("name", "b", "b")],
+)
+def test_a_field_is_read_as_its_type_and_the_others_stay(name, text, value):
+    before = Options(last=7)
+    assert with_field(before, name, text, "patterns") == replace(before, **{name: value})
+    assert before == Options(last=7)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.0, "1 s"), (89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5760, "1.6 h")],
+    ("seconds", "words"), [(0.0, "1 s"), (89.4, "89 s"), (90, "2 min"), (5760, "1.6 h")]
 )
 def test_durations_are_said_in_the_unit_that_fits(seconds, words):
     assert duration(seconds) == words
@@ -170,13 +148,7 @@ def test_durations_are_said_in_the_unit_that_fits(seconds, words):
 
 @pytest.mark.parametrize(
     ("value", "digits", "number"),
-    [
-        (1 / 3, 3, 0.333),
-        (123456.789, 6, 123457.0),
-        (-0.0, 6, 0.0),
-        (math.nan, 6, None),
-        (-math.inf, 6, None),
-    ],
+    [(123456.789, 6, 123457.0), (math.nan, 6, None), (-math.inf, 6, None)],
 )
 def test_json_holds_a_number_or_nothing(value, digits, number):
-    assert json_number(value, digits) == number
+    assert str(json_number(value, digits)) == str(number)

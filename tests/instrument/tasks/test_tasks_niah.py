@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from refusals import refused
-from task_tokenizers import FAMILIES, tokenizer
+from task_tokenizers import tokenizer
 
 from repo_interp.tasks import niah, niah_score, niah_scores
 from repo_interp.tasks.essay import SENTENCE_END, essay
 from repo_interp.tasks.haystacks import DEPTHS, NOISE, joined
-from repo_interp.tasks.niah import DIALECTS, VARIANTS
+from repo_interp.tasks.niah import VARIANTS
 from repo_interp.tasks.prompt.text import count_tokens, largest_size
 
 WORD = r"[a-z]+-[a-z]+"
@@ -28,7 +28,12 @@ def characters(prompt, span):
 
 def haystack(prompt):
     """The text between the first line and the question."""
-    return prompt.text[prompt.text.index("\n") + 1 : prompt.characters["query"][0][0] - 1]
+    return before(prompt, "query")[:-1]
+
+
+def before(prompt, span):
+    """The text between the first line and a span."""
+    return prompt.text[prompt.text.index("\n") + 1 : prompt.characters[span][0][0]]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -40,10 +45,9 @@ def test_ruler_s_facts(variant):
     singular = facts.values * facts.queries == 1
     for prompt in niah(tokenizer("words"), variant, 1200, 3, seed=5):
         kind = facts.value_type.removesuffix("s") if singular else facts.value_type
-        first = prompt.text.split("\n")[0]
-        a, be = ("A", "is") if singular else ("Some", "are")
+        a, be, what = ("A", "is", "is") if singular else ("Some", "are", "are all")
         noun = f"special magic {kind}"
-        assert first == (
+        assert prompt.text.split("\n")[0] == (
             f"{a} {noun} {be} hidden within the following text. Make sure to memorize it. "
             f"I will quiz you about the {kind} afterwards."
         )
@@ -52,116 +56,75 @@ def test_ruler_s_facts(variant):
             rf"({PATTERNS[facts.value_type]})\.",
             haystack(prompt),
         )
+        assert len({value for _, value in needles}) == len(needles)
         lines = haystack(prompt).split("\n")
-        match facts.haystack:
-            case "needle":
-                assert len(needles) == len(lines) == prompt.attributes["haystack_size"] + 1
-            case "noise":
-                assert lines.count(NOISE) == len(lines) - 1 == prompt.attributes["haystack_size"]
-                assert len(needles) == 1
-            case "essay":
-                assert len(lines) == 1
-                assert len(needles) == facts.keys * facts.values
+        size = prompt.attributes["haystack_size"]
+        assert {
+            "needle": len(needles) == len(lines) == size + 1,
+            "noise": lines.count(NOISE) == len(lines) - 1 == size and len(needles) == 1,
+            "essay": len(lines) == 1 and len(needles) == facts.keys * facts.values,
+        }[facts.haystack]
         question, prefix = (
             characters(prompt, f"query.{part}")[0] for part in ("question", "prefix")
         )
         asked = re.fullmatch(
-            rf"What (?:is|are all) the {noun} for (.*) mentioned in the provided text\?", question
+            rf"What {what} the {noun} for (.*) mentioned in the provided text\?", question
         )[1]
-        assert ("What is" in question) == singular
         assert prefix == f" The {noun} for {asked} mentioned in the provided text {be}"
         keys = re.findall(PATTERNS[facts.key_type], asked)
-        assert len(keys) == facts.queries
-        assert asked == joined(keys)
-        assert prompt.answers == tuple(
-            value for key in keys for name, value in needles if name == key
-        )
-        assert len(prompt.answers) == facts.values * facts.queries
+        assert len(keys) == facts.queries and asked == joined(keys)
+        found = tuple(value for key in keys for name, value in needles if name == key)
+        assert prompt.answers == found and len(found) == facts.values * facts.queries
         assert prompt.text.endswith(f"{prefix} {joined(prompt.answers)}")
 
 
-def test_keys_and_values_are_drawn_anew():
-    prompts = niah(tokenizer("words"), "multikey_3", 2000, 6)
-    values = [value for prompt in prompts for value in re.findall(UUID, prompt.text)]
-    assert len(set(values)) > 0.8 * len(values)  # the key stands three times, the answer twice
-
-
-@pytest.mark.parametrize("variant", ["single_2", "multikey_1", "multikey_3", "multivalue"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("variant", ["single_1", "multikey_3", "multivalue"])
+@pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram"])
 def test_spans_hold_what_they_say(variant, family):
-    """Read with the naked eye: the characters of a span, and the text that its tokens cover, which
-    may add edges.
-    """
+    """Read with the naked eye: the characters of a span; tokens of any are in test_tasks_spans."""
     for prompt in niah(tokenizer(family), variant, 1000, 2):
-        assert len(prompt.attributes["depths"]) == len(prompt.answers)
-        for number in range(1, len(prompt.answers) + 1):
-            sentence = characters(prompt, f"needle.{number}")[0]
-            key, value = (
-                characters(prompt, f"needle.{number}.{part}")[0] for part in ("key", "value")
+        numbers = range(1, len(prompt.answers) + 1)
+        assert len(prompt.attributes["depths"]) == len(numbers)
+        for number in numbers:
+            sentence, key, value = (
+                characters(prompt, f"needle.{number}{part}")[0] for part in ("", ".key", ".value")
             )
             assert re.fullmatch(
                 rf"One of the special magic [a-z]+ for {key} is: {value}\.", sentence
             )
             assert value in prompt.answers
             assert key in characters(prompt, "query.key")[0]
-            assert set(prompt.spans[f"needle.{number}.value"]) < set(
-                prompt.spans[f"needle.{number}"]
-            )
-        starts = [prompt.characters[f"needle.{n}"][0][0] for n in range(1, len(prompt.answers) + 1)]
+        starts = [prompt.characters[f"needle.{number}"][0][0] for number in numbers]
         assert starts == sorted(starts)
-        for name in (
-            "needle",
-            "query",
-            "query.prefix",
-            "query.key",
-            "needle.1.key",
-            "needle.1.value",
-            "generated",
-        ):
-            named = "".join("".join(characters(prompt, name)).split())
-            indices = prompt.generated if name == "generated" else prompt.spans[name]
-            covered = "".join("".join(prompt.token_text[index] for index in indices).split())
-            assert named in covered
-            assert len(covered) <= len(named) + 8 * len(prompt.characters[name])
-        if variant.startswith("multikey"):
-            assert all(
-                text.startswith("One of the special") for text in characters(prompt, "distractor")
-            )
+        others = characters(prompt, "distractor") if variant.startswith("multikey") else []
+        assert all(text.startswith("One of the special") for text in others)
         assert prompt.spans["query"][-1] + 1 == prompt.generated[0]
         assert prompt.generated == tuple(range(prompt.generated[0], len(prompt.tokens)))
 
 
-@pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram"])
-@pytest.mark.parametrize("variant", ["single_1", "single_2", "multikey_3", "multivalue"])
-@pytest.mark.parametrize(("length", "reserve"), [(2048, 128), (600, 0)])
+@pytest.mark.parametrize(
+    ("family", "length", "reserve"),
+    [("byte_level_bpe", 2048, 128), ("metaspace_unigram", 600, 0)],
+)
+@pytest.mark.parametrize("variant", ["single_1", "single_2", "multikey_3"])
 def test_lengths_are_exact(variant, family, length, reserve):
     """Prompt, prefix and the reserve fit; one more word or line would not."""
-    made = niah(tokenizer(family), variant, length, 2, answer="none", reserve=reserve)
-    for prompt in made:
+    count = partial(count_tokens, tokenizer=tokenizer(family))
+    for prompt in niah(tokenizer(family), variant, length, 2, answer="none", reserve=reserve):
         # of a Python version's docstrings: some have forty tokens
         *_, word = essay().words(prompt.attributes["haystack_size"] + 1)
-        unit = {"noise": NOISE + "\n", "essay": f" {word}", "needle": None}[
-            VARIANTS[variant].haystack
-        ]
+        # keys differ in tokens
+        line = count(haystack(prompt).split("\n")[0]) + 12
+        unit = {"noise": count(NOISE + "\n"), "essay": count(f" {word}"), "needle": line}
         assert prompt.generated == ()
         assert prompt.text.endswith(prompt.attributes["prefix"])
-        assert len(prompt.tokens) == count_tokens(prompt.text, tokenizer(family))
+        assert len(prompt.tokens) == count(prompt.text)
         slack = length - reserve - len(prompt.tokens)
-        # keys differ in tokens
-        line = count_tokens(haystack(prompt).split("\n")[0], tokenizer(family)) + 12
-        limit = line if unit is None else count_tokens(unit, tokenizer(family))
-        assert 0 <= slack < max(limit, 12)
+        assert 0 <= slack < max(unit[VARIANTS[variant].haystack], 12)
 
 
 def test_the_search_finds_the_edge_in_few_calls():
-    for slope, budget in (
-        (1.3, 3968),
-        (26.0, 3968),
-        (0.4, 99),
-        (30.0, 130_944),
-        (5.0, 5),
-        (5.0, 0),
-    ):
+    for slope, budget in ((26.0, 3968), (0.4, 99), (30.0, 130_944), (5.0, 5), (5.0, 0)):
         calls = []
 
         def count(size, slope=slope, calls=calls):
@@ -184,50 +147,42 @@ def test_dialects():
     assert ruler.attributes["prefix"].startswith(" The special magic numbers for ")
     assert repo.attributes["prefix"] == "\n" + ruler.attributes["prefix"][1:]
     assert (ruler.attributes["new_tokens"], repo.attributes["new_tokens"]) == (128, 50)
-    assert set(DIALECTS) == {"ruler", "repo"}
+
+
+def assert_behind_the_sentences_of(prompt, number, depth):
+    """A needle stands where its depth says, whatever other needles stand before it."""
+    sentences = essay().sentences(prompt.attributes["haystack_size"])
+    wanted = sentences[: int(len(sentences) * depth / 100)]
+    found = before(prompt, f"needle.{number}")
+    found = re.sub(r"One of the special magic numbers for \S+ is: \d+\. ", "", found)
+    assert found == "".join(f"{sentence} " for sentence in wanted)
 
 
 def test_essay_depths_are_ruler_s():
     assert tuple(np.round(np.linspace(0, 100, 40)).astype(int)) == DEPTHS
-    assert len(set(DEPTHS)) == 40
     prompts = niah(tokenizer("words"), "multiquery", 1500, 12)
     assert len({depth for prompt in prompts for depth in prompt.attributes["depths"]}) > 15
     for prompt in prompts:
         depths = prompt.attributes["depths"]
-        assert depths == sorted(set(depths))
-        assert set(depths) <= set(DEPTHS)
-        sentences = essay().sentences(prompt.attributes["haystack_size"])
+        assert depths == sorted(set(depths)) and set(depths) <= set(DEPTHS)
         for number, depth in enumerate(depths, start=1):
-            before = prompt.text[
-                prompt.text.index("\n") + 1 : prompt.characters[f"needle.{number}"][0][0]
-            ]
-            before = re.sub(r"One of the special magic numbers for \S+ is: \d+\. ", "", before)
-            assert before == "".join(
-                f"{sentence} " for sentence in sentences[: int(len(sentences) * depth / 100)]
-            )
+            assert_behind_the_sentences_of(prompt, number, depth)
 
 
-@pytest.mark.parametrize("variant", ["single_1", "single_2", "multikey_1", "multikey_2"])
-@pytest.mark.parametrize("depth", [0, 25, 50, 100])
+@pytest.mark.parametrize("variant", ["single_1", "multikey_1", "multikey_2"])
+@pytest.mark.parametrize("depth", [0, 25, 100])
 def test_a_depth_can_be_asked_for(variant, depth):
     for prompt in niah(tokenizer("words"), variant, 1500, 2, depth=depth):
         assert prompt.attributes["depth"] == depth
-        start, end = prompt.characters["needle.1"][0]
-        before = prompt.text[:start].partition("\n")[2]
-        after = prompt.text[end:].rpartition("\nWhat is the special")[0]
-        units = prompt.attributes["haystack_size"]
-        if variant in ("single_2", "multikey_1"):
-            before = re.sub(r"One of the special magic numbers for \S+ is: \d+\.", "", before)
-            units = len(essay().sentences(units))
-            sentences = SENTENCE_END.split(" ".join(before.split()))
-            assert len(sentences) == max(1, int(units * depth / 100))
+        if variant == "multikey_1":
+            assert_behind_the_sentences_of(prompt, 1, depth)
         else:
-            assert before.count("\n") == round(units * depth / 100)
-            assert after.count("\n") == units - round(units * depth / 100)
+            lines = round(prompt.attributes["haystack_size"] * depth / 100)
+            assert before(prompt, "needle.1").count("\n") == lines
 
 
 def test_lines_are_drawn_uniformly():
-    prompts = niah(tokenizer("words"), "single_1", 600, 60)
+    prompts = niah(tokenizer("words"), "single_1", 400, 30)
     depths = [prompt.attributes["depth"] for prompt in prompts]
     assert min(depths) < 15 and max(depths) > 80 and 35 < np.mean(depths) < 65
 
@@ -244,7 +199,6 @@ def test_scores():
     ruler, repo = in_dialects("multivalue")
     one, two, three, four = ruler.answers
     assert niah_score([f"{four}, {three}; {two}\n{one}!"], [ruler]) == 100
-    assert niah_score([f" {one} and {two}0"], [ruler]) == 50
     several = niah_scores([f"{one}", "", f"{one}{two}{three}"], [ruler, ruler, repo])
     assert several.tolist() == [25, 0, 75]
     (uuid,) = niah(tokenizer("words"), "multikey_3", 800, 1)
@@ -253,6 +207,8 @@ def test_scores():
     for dialect, score in ((repo, 100), (ruler, 0)):
         in_prefix = SimpleNamespace(answers=(key,), attributes=dialect.attributes)
         assert niah_score([""], [in_prefix]) == score
+    with refused("one output per prompt, got 0 for 1"):
+        niah_score([], [ruler])
 
 
 def test_essays_from_a_file_and_from_docstrings(tmp_path):
@@ -267,8 +223,7 @@ def test_essays_from_a_file_and_from_docstrings(tmp_path):
     assert essay(path).words(3) == ["Another", "text", "now."], (
         "a file is read again, without the mark of its encoding"
     )
-    few = essay().words(40)
-    assert essay().words(3000)[:40] == few
+    assert essay().words(3000)[:40] == essay().words(40)
     sentences = essay().sentences(3000)
     assert np.median([len(sentence.split()) for sentence in sentences]) > 6
     assert all(SENTENCE_END.split(sentence) == [sentence] for sentence in sentences)
@@ -277,15 +232,11 @@ def test_essays_from_a_file_and_from_docstrings(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"answer": "yes"}, "wanted one of reference, none as the answer"),
+        ({"answer": "yes"}, "as the answer"),
         ({"length": 200}, r"a multikey_1 prompt takes at least \d+ tokens"),
         ({"count": 0}, "at least one prompt"),
         ({"variant": "multivalue", "depth": 50}, "asks for several needles"),
-        (
-            {"essay": "absent.txt"},
-            r"absent\.txt: wanted a text file for the haystack, but No such file",
-        ),
-        ({"essay": "."}, "Is a directory"),
+        ({"essay": "absent.txt"}, r"absent\.txt: .*No such file"),
         ({"tokenizer": None}, "there is none"),
     ],
 )
@@ -294,11 +245,10 @@ def test_what_cannot_be_made_is_refused(arguments, message):
         niah(**{"tokenizer": tokenizer("words"), "length": 600, "count": 1, **arguments})
 
 
-def test_an_empty_essay_is_refused(tmp_path):
-    (tmp_path / "empty.txt").write_text(" \n")
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    for name, message in (("empty.txt", "the file is empty"), ("latin.txt", "not UTF-8")):
-        with refused(message):
-            niah(tokenizer("words"), "single_2", 600, 1, essay=tmp_path / name)
-    with refused("one output per prompt, got 0 for 1"):
-        niah_score([], niah(tokenizer("words"), "single_1", 600, 1))
+@pytest.mark.parametrize(
+    ("content", "message"), [(b" \n", "the file is empty"), (b"caf\xe9", "not UTF-8")]
+)
+def test_an_essay_without_text_is_refused(tmp_path, content, message):
+    (tmp_path / "essay.txt").write_bytes(content)
+    with refused(message):
+        niah(tokenizer("words"), "single_2", 600, 1, essay=tmp_path / "essay.txt")

@@ -37,64 +37,38 @@ def test_parts_keep_to_their_parent_and_may_overlap():
     assert spans["needle"] == (0, 1)  # a tie of one character each: the first
     assert spans["needle.1.key"] == spans["needle.1.value"] == (0, 1)
     assert spans["query"] == (2,)
+    # most of token 1 is of the query, so that no part of the needle has it
+    spans = token_spans([(0, 2), (2, 5), (5, 6)], characters, 6)
+    assert spans["needle"] == spans["needle.1.key"] == (0,)
+    assert spans["query"] == (1, 2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_against_the_obvious_reference(family, seed):
     """Cut the text into named and unnamed stretches at random characters; compare with counting
     characters one by one.
     """
     rng = np.random.default_rng(seed)
     cuts = sorted(rng.choice(np.arange(1, len(HARD)), size=6, replace=False).tolist())
-    edges = [0, *cuts, len(HARD)]
     names = ["needle", "", "query", "", "distractor", "needle", ""]
-    characters: dict = {}
-    for name, start, end in zip(names, edges, edges[1:], strict=False):
+    characters, owner = {}, []
+    for name, start, end in zip(names, [0, *cuts], [*cuts, len(HARD)], strict=True):
+        owner += [name] * (end - start)
         if name:
             characters[name] = (*characters.get(name, ()), (start, end))
-    encoded = encode(HARD, tokenizer(family))
-    owner = [""] * len(HARD)
-    for name, intervals in characters.items():
-        for start, end in intervals:
-            owner[start:end] = [name] * (end - start)
+    offsets = encode(HARD, tokenizer(family)).offsets
     wanted: dict = {}
-    for token, (start, end) in enumerate(encoded.offsets):
+    for token, (start, end) in enumerate(offsets):
         inside = [name for name in owner[start:end] if name]
         if inside:
             best = max(dict.fromkeys(inside), key=inside.count)
-            wanted.setdefault(best, []).append(token)
+            wanted[best] = (*wanted.get(best, ()), token)
     if set(wanted) < set(characters):
         with refused("covers no token"):
-            token_spans(encoded.offsets, characters, len(HARD))
+            token_spans(offsets, characters, len(HARD))
     else:
-        spans = token_spans(encoded.offsets, characters, len(HARD))
-        assert spans == {name: tuple(wanted[name]) for name in characters}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_spans_of_a_hard_needle_hold_its_text(family):
-    start, end = HARD.index("One"), HARD.index("東")
-    key, value = HARD.index("naïve"), HARD.index("7654321")
-    characters = {
-        "needle": ((start, end),),
-        "needle.1": ((start, end),),
-        "needle.1.key": ((key, HARD.index(" is:")),),
-        "needle.1.value": ((value, value + 7),),
-        "query": ((end, len(HARD)),),
-    }
-    prompt = prompt_from_text(HARD, characters, tokenizer(family))
-    offsets = encode(HARD, tokenizer(family)).offsets
-    assert 0 not in {index for places in prompt.spans.values() for index in places}  # <bos>
-    for name, ((first, last),) in characters.items():
-        inside = {
-            token for token, (start, end) in enumerate(offsets) if first <= start < end <= last
-        }
-        touching = {
-            token for token, (start, end) in enumerate(offsets) if start < last and end > first
-        }
-        assert inside <= set(prompt.spans[name]) <= touching
-    assert set(prompt.spans["needle"]) & set(prompt.spans["query"]) == set()
+        assert token_spans(offsets, characters, len(HARD)) == wanted
 
 
 def test_offsets_with_and_without_the_leading_space_name_the_same_tokens():

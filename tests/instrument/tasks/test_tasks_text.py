@@ -3,7 +3,6 @@ modelling on a corpus.
 """
 
 import copy
-import hashlib
 import json
 import sysconfig
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from copied import assert_copied, picked
 from refusals import refused
-from task_tokenizers import FAMILIES, tokenizer
+from task_tokenizers import tokenizer
 from tokenizers import Regex, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -31,6 +30,7 @@ from repo_interp.tasks.few_shot_text import (
 from repo_interp.tasks.random_tokens import random_token_prompts
 from repo_interp.tasks.reversal import reversal_prompts
 
+SOME = ["byte_level_bpe", "metaspace_unigram"]
 GLUE = {
     "sst2.tsv": 'sentence\tlabel\na gorgeous , witty film\t1\nno "movement , no yuks\t0\nall '
     "of it dull\t0\n",
@@ -40,53 +40,46 @@ GLUE = {
 }
 
 
-def assert_read_back(prompts, one, folder):
-    write_prompts(prompts, folder / "p.jsonl")
-    assert read_prompts(folder / "p.jsonl", one) == prompts
+def text_of(prompt, span):
+    return prompt.text[slice(*prompt.characters[span][0])].strip()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME)
 def test_prompts_of_ordinary_tokens(family, tmp_path):
     one = tokenizer(family)
     bos = one.bos_token_id
     for prompt in copying_prompts(one, sequences=9, count=3):
-        assert prompt.tokens[0] == bos
-        assert len(prompt.tokens) == 1 + 12 * 10
+        assert len(prompt.tokens) == 1 + 12 * 10 and prompt.tokens[0] == bos
         assert not set(prompt.tokens[1:]) & set(one.all_special_ids)
         assert_copied(prompt)
         key = picked(prompt.tokens, prompt.spans["needle.1.key"])
         assert picked(prompt.tokens, prompt.spans["query"]) == key
-    prompts = random_token_prompts(one, length=64, count=4, seed=2)
-    assert_read_back(prompts, one, tmp_path)
-    assert {len(prompt.tokens) for prompt in prompts} == {64}
-    assert {prompt.tokens[0] for prompt in prompts} == {bos}
-    assert bos not in {token for prompt in prompts for token in prompt.tokens[1:]}
-    assert random_token_prompts(one, length=64, count=1, seed=2) == prompts[:1]
-    ids = ordinary_tokens(one)
-    drawn = np.array([p.tokens[1:] for p in random_token_prompts(one, length=1000, count=40)])
-    assert set(drawn.ravel()) == set(ids)
+    prompts = random_token_prompts(one, length=1000, count=40)
+    write_prompts(prompts, tmp_path / "p.jsonl")
+    assert read_prompts(tmp_path / "p.jsonl", one) == prompts
+    assert random_token_prompts(one, length=1000, count=1) == prompts[:1]
+    drawn = np.array([prompt.tokens for prompt in prompts])
+    assert (drawn[:, 0] == bos).all() and drawn.shape == (40, 1000)
+    assert set(drawn[:, 1:].ravel()) == set(ordinary_tokens(one))
     for make, size in ((copying_prompts, "sequences"), (random_token_prompts, "length")):
         with refused("wanted at least one of"):
             make(one, **{size: 0})
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_words_to_reverse(family, tmp_path):
+@pytest.mark.parametrize("family", SOME)
+def test_words_to_reverse(family):
     one = tokenizer(family)
     prompts = reversal_prompts(one, words=12, count=3, seed=2)
     for prompt in prompts:
         assert prompt.tokens[0] == one.bos_token_id and prompt.tokens.count(one.bos_token_id) == 1
-        said = [
-            prompt.text[slice(*prompt.characters[f"words.{n}"][0])].strip() for n in range(1, 13)
-        ]
-        assert len(said) == 12 and prompt.answers == (" ".join(reversed(said)),)
+        said = [text_of(prompt, f"words.{n}") for n in range(1, 13)]
+        assert prompt.answers == (" ".join(reversed(said)),)
         assert prompt.text.endswith(f"{' '.join(said)} Answer: {prompt.answers[0]}")
         assert_copied(prompt)
         source = prompt.attributes["source"]
         assert sorted(source) == sorted(prompt.spans["words"])
         assert tuple(source[: len(prompt.spans["words.12"])]) == prompt.spans["words.12"]
         assert prompt.spans["instruction"][0] == 1
-    assert_read_back(prompts, one, tmp_path)
     assert reversal_prompts(one, words=12, count=1, seed=2) == prompts[:1]
     with refused("words"):
         reversal_prompts(one, words=0)
@@ -104,7 +97,6 @@ def test_words_to_reverse_stand_behind_a_bos_that_the_tokenizer_does_not_put_the
         reversal_prompts(each, words=5, count=1) for each in (tokenizer("byte_level_bpe"), bare)
     )
     assert (prompt.tokens, prompt.spans) == (with_one.tokens, with_one.spans)
-    assert prompt.tokens[0] == bare.bos_token_id
     assert prompt.attributes == with_one.attributes
 
 
@@ -119,26 +111,21 @@ def test_words_that_are_split_otherwise_in_the_answer_are_refused():
         reversal_prompts(one, words=3)
 
 
-@pytest.mark.parametrize("family", ["byte_level_bpe", "metaspace_unigram", "words"])
+@pytest.mark.parametrize("family", ["byte_level_bpe", "words"])
 def test_few_shot_text(family):
     one = tokenizer(family)
     prompts = few_shot_prompts(one, length=256, count=4)
     assert few_shot_prompts(one, length=256, count=1) == prompts[:1]
     for prompt in prompts:
         assert 256 - 40 < len(prompt.tokens) <= 256
-        shown = [
-            prompt.text[slice(*prompt.characters[f"examples.{n}.label"][0])].strip()
-            for n in range(1, 6)
-        ]
-        assert sorted(set(shown)) == prompt.attributes["labels"] == ["0", "1"]
+        shown = {text_of(prompt, f"examples.{n}.label") for n in range(1, 6)}
+        assert sorted(shown) == prompt.attributes["labels"] == ["0", "1"]
         assert prompt.text.endswith(f"Label: {prompt.answers[0]}")
-        asked = prompt.text[slice(*prompt.characters["query"][0])]
+        asked = text_of(prompt, "query")
         adjective = asked.split(" is ")[1].split(".")[0]
         assert adjective in (KIND if prompt.answers[0] == "1" else GRIM)
-        assert asked not in prompt.text[: prompt.characters["query"][0][0]]
-        assert prompt.text[slice(*prompt.characters["padding"][0])].startswith(
-            "The grass is green. The sky is blue."
-        )
+        assert prompt.text.count(asked) == 1
+        assert text_of(prompt, "padding").startswith("The grass is green. The sky is blue.")
 
 
 def test_our_own_rows_are_balanced_and_distinct():
@@ -155,15 +142,13 @@ def test_our_own_rows_are_balanced_and_distinct():
 def test_glue_rows(name, tmp_path):
     path = tmp_path / name
     path.write_text(GLUE[name], encoding="utf-8")
-    rows = read_rows(path)
-    assert len(rows) == 3
+    labels = [row.label for row in read_rows(path)]
+    assert len(labels) == 3
     prompts = few_shot_prompts(tokenizer("byte_level_bpe"), rows=path, length=256, count=6, shots=2)
     for prompt in prompts:
-        assert len(prompt.attributes["labels"]) == 2
-        assert set(prompt.answers) <= {row.label for row in rows}
-    text = prompts[0].text
-    assert ("Sentence: " in text) and (("Question: " in text) == (name == "qnli.tsv"))
-    assert "Index" not in text
+        assert prompt.attributes["labels"] == sorted(set(labels)) and prompt.answers[0] in labels
+    found = [f"{column}: " in prompts[0].text for column in ("Sentence", "Question", "Index")]
+    assert found == [True, name == "qnli.tsv", False]
 
 
 def test_following_counts_any_label_of_the_set():
@@ -216,56 +201,72 @@ def folder(tmp_path_factory):
 
 
 def language(folder, **options):
-    return make_task(
-        "language", corpus=str(folder), tokens=300, length=32, longest_test=128, **options
-    )
+    if "tokenizer_file" not in options:
+        options["tokens"] = 300
+    return make_task("language", corpus=str(folder), length=32, longest_test=128, **options)
 
 
-def test_language_windows_are_of_the_corpus(folder):
-    task = language(folder)
-    data = task.data
-    assert task.vocabulary_size == len(task.tokenizer()) == 300
+@pytest.mark.parametrize(
+    ("family", "named"),
+    [
+        (None, "bos_token"),
+        ("byte_level_bpe", "bos_token"),
+        ("metaspace_unigram", "eos_token"),
+    ],
+)
+def test_language_windows_are_of_the_corpus(folder, tmp_path, family, named):
+    """In tokens of its own and of any checkpoint, whose documents begin with its beginning of text,
+    or its end of text; found: only tokenizers of ours were taken.
+    """
+    if family:
+        saved_tokenizer(tokenizer(family), tmp_path, **{"bos_token": None, named: "<bos>"})
+        options = {"tokenizer_file": str(tmp_path / "tokenizer.json")}
+    else:
+        options = {"tokens": 300}
+    task = language(folder, **options)
+    known, data = task.tokenizer(), task.data
+    first = known.convert_tokens_to_ids("<bos>")
+    assert task.vocabulary_size == len(known) == (len(tokenizer(family)) if family else 300)
     batch = task.batch(np.random.default_rng(0), 64)
-    assert batch.tokens.shape == (64, 32)
-    assert (batch.tokens[:, 0] == 1).all()
-    assert batch.targets[:, 1:].all()
-    assert not (batch.tokens == 0).any()  # "<pad>" in a document is text
+    assert batch.tokens.shape == (64, 32) and batch.targets[:, 1:].all()
+    assert (batch.tokens[:, 0] == first).all()
+    assert family or not (batch.tokens == 0).any()  # "<pad>" in a document is text
+    counts = [(tokens == first).sum() for tokens in (data.training, data.held_out)]
+    assert counts == [38, 2] and data.start == first
     texts = [path.read_text("utf-8") for path in sorted(folder.glob("*.txt"))]
     held_out = [texts.pop(39), texts.pop(19)][::-1]
+    # the last one may be joined to what follows
+    own = known(held_out[0].split(" <pad>")[0], add_special_tokens=False)["input_ids"][:-1]
+    assert data.held_out[1 : 1 + len(own)].tolist() == own
     for prompt in task.prompts(5, test_set="128"):
-        assert len(prompt.tokens) == 128
-        text = task.tokenizer().decode(prompt.tokens[1:])
-        whole = text.strip("\ufffd")
-        assert sum(whole in document for document in held_out) == 1
-        assert not any(whole in document for document in texts)
-        assert prompt.attributes["bytes"] >= len(whole.encode())
-        assert task.targets(prompt) == tuple(range(1, 128))
-    assert (data.training == 1).sum() == 38
-    assert (data.held_out == 1).sum() == 2
-    joined = "".join(
-        task.tokenizer().decode(part.tolist()) for part in np.split(data.held_out, [1])
-    )
-    assert held_out[0][:200] in joined
-    assert sum(data.bytes[token] for token in data.held_out) == len("".join(held_out).encode())
+        assert len(prompt.tokens) == 128 and task.targets(prompt) == tuple(range(1, 128))
+        assert prompt.tokens[0] == first and first not in prompt.tokens[1:]
+        whole = known.decode(prompt.tokens[1:]).strip("\ufffd")
+        if "<unk>" not in whole:
+            # a leading space, half a character
+            assert abs(prompt.attributes["bytes"] - len(whole.encode())) <= 4
+            assert sum(whole in document for document in held_out) == 1
+            assert not any(whole in document for document in texts)
+    if family is None:
+        assert sum(data.bytes[token] for token in data.held_out) == len("".join(held_out).encode())
 
 
 def test_language_is_deterministic_and_scored_in_nats(folder):
     task = language(folder)
-    state = task.data.tokenizer.backend_tokenizer.to_str()
-    tokens = task.data.training
+    state, tokens = task.tokenizer().backend_tokenizer.to_str(), task.data.training
     corpus.cache_clear()
     again = language(folder)
-    assert again.data.tokenizer.backend_tokenizer.to_str() == state
-    assert hashlib.sha256(again.data.training).digest() == hashlib.sha256(tokens).digest()
+    assert again.tokenizer().backend_tokenizer.to_str() == state
+    assert np.array_equal(again.data.training, tokens)
     assert again.prompts(2, seed=1) == task.prompts(2, seed=1)
     prompts = task.prompts(2)
     responses = [Response(prompt.tokens[1:], tuple(np.linspace(-2, 0, 31))) for prompt in prompts]
     assert task.score(responses, prompts) == pytest.approx([1.0, 1.0])
 
 
-def test_language_with_the_tokenizer_of_a_checkpoint(folder, tmp_path):
-    task = language(folder)
-    task.tokenizer().save_pretrained(tmp_path)
+def test_language_with_the_tokenizer_of_an_earlier_task(folder, tmp_path):
+    given = language(folder).tokenizer()
+    given.save_pretrained(tmp_path)
     (tmp_path / "more.txt").write_text("other text altogether\n" * 1000)
     loaded = make_task(
         "language",
@@ -273,7 +274,7 @@ def test_language_with_the_tokenizer_of_a_checkpoint(folder, tmp_path):
         tokenizer_file=str(tmp_path / "tokenizer.json"),
         length=32,
     )
-    ours, given = loaded.tokenizer(), task.tokenizer()
+    ours = loaded.tokenizer()
     assert ours.get_vocab() == given.get_vocab()
     assert "other" in ours.decode(loaded.batch(np.random.default_rng(0), 1).tokens[0][2:])
     bare = given("line 7", add_special_tokens=False)["input_ids"]
@@ -290,59 +291,21 @@ def saved_tokenizer(given, folder, **changed):
     file.write_text(json.dumps(json.loads(file.read_text()) | changed))
 
 
-@pytest.mark.parametrize(
-    ("family", "named"),
-    [
-        ("byte_level_bpe", "bos_token"),
-        ("metaspace_unigram", "eos_token"),
-        ("metaspace_bpe", "bos_token"),
-    ],
-)
-def test_language_in_the_tokens_of_any_checkpoint(folder, tmp_path, family, named):
-    """Documents begin with the checkpoint's beginning of text, or its end of text; found: only
-    tokenizers of ours were taken.
-    """
-    given = tokenizer(family)
-    saved_tokenizer(given, tmp_path, **{"bos_token": None, named: "<bos>"})
-    task = make_task(
-        "language",
-        corpus=str(folder),
-        tokenizer_file=str(tmp_path / "tokenizer.json"),
-        length=32,
-        longest_test=64,
-    )
-    first = given.convert_tokens_to_ids("<bos>")
-    assert task.data.start == first and task.vocabulary_size == len(given)
-    assert (task.data.held_out == first).sum() == 2 and (task.data.training == first).sum() == 38
-    batch = task.batch(np.random.default_rng(0), 8)
-    assert (batch.tokens[:, 0] == first).all() and batch.targets[:, 1:].all()
-    beginning = (folder / "19.txt").read_text("utf-8").split(" <pad>")[0]
-    # the last one may be joined to what follows
-    own = given(beginning, add_special_tokens=False)["input_ids"][:-1]
-    assert task.data.held_out[1 : 1 + len(own)].tolist() == own
-    (prompt,) = task.prompts(1, test_set="64")
-    assert prompt.tokens[0] == first and first not in prompt.tokens[1:]
-    if "<unk>" not in given.decode(list(prompt.tokens)):
-        shown = given.decode(list(prompt.tokens[1:])).encode()
-        # a leading space, half a character
-        assert abs(prompt.attributes["bytes"] - len(shown)) <= 4
-
-
 def test_language_that_cannot_be_made(folder, tmp_path):
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9" * 5000)
     saved_tokenizer(tokenizer("words"), tmp_path / "nameless", bos_token=None)
-    nameless = tmp_path / "nameless" / "tokenizer.json"
-    (tmp_path / "alone.json").write_bytes(nameless.read_bytes())
+    whole = (tmp_path / "nameless" / "tokenizer.json").read_bytes()
+    (tmp_path / "alone.json").write_bytes(whole)
     for option, path, message in (
-        ("corpus", tmp_path / "absent", "No such file"),
-        ("corpus", tmp_path / "short.txt", "at least 10,000 characters"),
-        ("corpus", tmp_path / "latin.txt", "it is not UTF-8"),
-        ("tokenizer_file", tmp_path / "absent.json", "wanted a tokenizer.json"),
-        ("tokenizer_file", tmp_path / "alone.json", "with its tokenizer_config.json beside it"),
-        ("tokenizer_file", nameless, "names neither a beginning nor an end of text"),
+        ("corpus", "absent", "No such file"),
+        ("corpus", "short.txt", "at least 10,000 characters"),
+        ("corpus", "latin.txt", "it is not UTF-8"),
+        ("tokenizer_file", "absent.json", "wanted a tokenizer.json"),
+        ("tokenizer_file", "alone.json", "with its tokenizer_config.json beside it"),
+        ("tokenizer_file", "nameless/tokenizer.json", "neither a beginning nor an end of text"),
     ):
-        options = {"corpus": str(folder), option: str(path)}
+        options = {"corpus": str(folder), option: str(tmp_path / path)}
         with refused(message):
             make_task("language", **options).batch(np.random.default_rng(0), 1)
 
@@ -350,8 +313,7 @@ def test_language_that_cannot_be_made(folder, tmp_path):
 def test_the_standard_library_is_a_corpus_without_its_tests():
     root = Path(sysconfig.get_paths()["stdlib"])
     sources = [path.relative_to(root) for path in standard_library_sources(root)]
-    assert {Path("argparse.py"), Path("json/decoder.py"), Path("asyncio/tasks.py")} <= set(sources)
-    assert not {"test", "tests", "site-packages", "encodings"} & {
-        part for path in sources for part in path.parts
-    }
+    assert {Path("argparse.py"), Path("json/decoder.py")} <= set(sources)
+    parts = {part for path in sources for part in path.parts}
+    assert not {"test", "tests", "site-packages", "encodings"} & parts
     assert len(sources) == len(set(sources)) > 300
