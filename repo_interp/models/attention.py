@@ -238,7 +238,9 @@ class RepositionedAttention:
         by_axis = index if index.ndim == 3 else None
         index = index if by_axis is None else by_axis[0]
         length = int(index.max()) + 1 if self.follows_length else None
-        self.frequencies = self.frequencies_at(length)
+        if (frequencies := self.frequencies_at(length)) is not None:
+            # Here and not where they are used: a measured layer may end before it rotates.
+            self.frequencies = frequencies.to(hidden_states.device)
         mask = given.get("attention_mask")
         self.current_pass = Pass(
             hidden_states, mask if isinstance(mask, Tensor) else None, index, start, length
@@ -593,8 +595,6 @@ class RepositionedAttention:
         """
         if positions is not None and self.frequencies is not None:
             key_positions = positions if key_positions is None else key_positions
-            if self.frequencies.device != queries.device:
-                self.frequencies = self.frequencies.to(queries.device)
             tables = pair_tables(
                 by_pair(positions), self.frequencies, self.attention_scaling, queries.dtype
             )

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
+import time
 from cProfile import Profile
 from itertools import product
 from pathlib import Path
@@ -18,6 +20,7 @@ import xarray as xr
 from attention_inputs import OFFICIAL
 from drawn import without_figures
 from families import tiny
+from forked import Forked, say
 from numpy.testing import assert_allclose, assert_array_equal
 from refusals import refused
 from transformers import LlamaForCausalLM
@@ -114,6 +117,52 @@ def test_a_massive_activation_is_found_in_a_real_pass_and_drawn(tmp_path):
     assert "from L0 to L2: entry 3 of token 2 of prompt 0 is 5" in str(finding.sentence)
     files = write_figures(run, tmp_path)
     assert [file.name for file in files] == ["massive_activations.png"]
+
+
+def random_prompts(lengths) -> list[Prompt]:
+    """Prompts of random tokens."""
+    random = np.random.default_rng(0)
+    rows = [random.integers(3, 64, length).tolist() for length in lengths]
+    return [Prompt(tokens=tuple(row), generated=(len(row) - 1,)) for row in rows]
+
+
+def interruptible(store: Path, out: Path, wait: bool = False) -> list[int]:
+    """Analyse, and write the run to `out`; the steps of the progress.
+
+    `wait`: until the process is killed, within the fourth batch.
+    """
+    torch.manual_seed(0)
+    bridge = ri.bridge(ri.reposition(tiny("llama"), "repo@1"))
+    prompts, steps = random_prompts(range(24, 30)), []
+
+    def progress(now, total):
+        steps.append(now)
+        if wait and now == 9:
+            say("nine")
+            time.sleep(600)
+
+    ri.write_run(
+        ri.analyze(bridge, prompts, ("positions", "predictions"), store=store, progress=progress),
+        out,
+    )
+    return steps
+
+
+def test_an_interrupted_analysis_goes_on_and_ends_with_the_same_run(tmp_path):
+    """Killed between batches, by the signal that cannot be caught; the same call again gives the
+    bytes of an undisturbed one.
+    """
+    interruptible(tmp_path / "s1", tmp_path / "one.nc")
+    killed = Forked(lambda: interruptible(tmp_path / "s2", tmp_path / "two.nc", wait=True) and 0)
+    assert killed.line() == "nine"
+    killed.kill()
+    assert killed.wait().returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "s2").glob("batch-*.nc"))) in (2, 3)
+    assert interruptible(tmp_path / "s2", tmp_path / "two.nc")[0] != 1, (
+        "the finished batches were computed again"
+    )
+    assert (tmp_path / "two.nc").read_bytes() == (tmp_path / "one.nc").read_bytes()
+    assert not (tmp_path / "s2").exists()
 
 
 def test_batches_that_wait_are_written_when_an_analysis_is_interrupted(tmp_path):

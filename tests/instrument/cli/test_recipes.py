@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose
 from places import DOCS
 from transformers import AutoModelForCausalLM
 
+import repo_interp as ri
 from repo_interp.shipped import zoo_path
 
 SPEC = importlib.util.spec_from_file_location("recipes", DOCS / "recipes.py")
@@ -41,6 +42,11 @@ def stock():
     return AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval().float()
 
 
+def attentions(stock, tokens):
+    with torch.no_grad():
+        return torch.stack(stock(tokens, output_attentions=True).attentions)[:, 0]
+
+
 def test_every_recipe_is_short_and_has_its_output():
     text = recipes.PAGE.read_text(encoding="utf-8")
     assert len(CODE) == len(re.findall(r"^## ", text, re.MULTILINE))
@@ -51,23 +57,38 @@ def test_every_recipe_is_short_and_has_its_output():
         assert len(lines) <= MOST, title
 
 
-HELD = (
-    "Massive values in queries and keys",
-    "Induction heads, and what feeds them",
-    "Why random weights are fitted",
-    "Any function of the distance, built from rotations",
-)
-"""Recipes whose numbers the tests below hold to others; the rest call what has tests of its own."""
-
-
-@pytest.mark.parametrize("title", [title for title in CODE if title not in HELD])
+@pytest.mark.parametrize("title", list(CODE)[5:7] + list(CODE)[8:10])
 def test_a_recipe_runs(title, tmp_path, monkeypatch):
-    assert len(ran(title, tmp_path, monkeypatch)[0].splitlines()) >= 3
+    printed, _ = ran(title, tmp_path, monkeypatch)
+    assert len(printed.splitlines()) >= 3
+
+
+def test_norms_of_pairs_are_those_of_the_stock_projections(stock, tmp_path, monkeypatch):
+    printed, names = ran("Which frequencies do heads use?", tmp_path, monkeypatch)
+    tokens = ri.tokens(names["text"], names["model"])[0]
+    with torch.no_grad():
+        hidden = stock(tokens, output_hidden_states=True).hidden_states
+        expected = []
+        for layer, states in zip(stock.model.layers, hidden, strict=False):
+            inner = layer.input_layernorm(states)
+            sides = []
+            for project, count in (
+                (layer.self_attn.q_proj, stock.config.num_attention_heads),
+                (layer.self_attn.k_proj, stock.config.num_key_value_heads),
+            ):
+                vectors = project(inner)[0].unflatten(-1, (count, -1))  # [token, head, d_head]
+                pairs = torch.stack(vectors.chunk(2, dim=-1))
+                norms = pairs.norm(dim=0).mean(0)
+                repeats = stock.config.num_attention_heads // count
+                sides.append(norms.repeat_interleave(repeats, 0))
+            expected.append(sides[0] * sides[1])
+    assert_allclose(names["norms"].values, torch.stack(expected).numpy(), rtol=1e-4)
+    assert printed.startswith("slowest quarter of the pairs:")
 
 
 def test_the_loss_without_pairs_is_that_of_projections_without_them(stock, tmp_path, monkeypatch):
     """Pairs of queries and keys are set to their means of the undisturbed pass, before rotation."""
-    printed, names = ran(HELD[0], tmp_path, monkeypatch)
+    printed, names = ran("Massive values in queries and keys", tmp_path, monkeypatch)
     tokens, means, handles = names["tokens"], {}, []
     width = stock.config.hidden_size // stock.config.num_attention_heads
     pairs = [int(pair) for pair in names["order"][-4:]]
@@ -94,24 +115,76 @@ def test_the_loss_without_pairs_is_that_of_projections_without_them(stock, tmp_p
 
 
 def test_induction_is_read_off_stock_patterns(stock, tmp_path, monkeypatch):
-    _, names = ran(HELD[1], tmp_path, monkeypatch)
-    with torch.no_grad():
-        passed = stock(names["tokens"], output_attentions=True)
-    patterns = torch.stack(passed.attentions)[:, 0]
+    _, names = ran("Induction heads, and what feeds them", tmp_path, monkeypatch)
+    patterns = attentions(stock, names["tokens"])
     expected = patterns.diagonal(-63, -2, -1)[..., 1:].mean(-1)
     torch.testing.assert_close(names["scores"](63), expected, atol=1e-5, rtol=1e-4)
 
 
+def test_the_first_tokens_share_is_that_of_stock_patterns(stock, tmp_path, monkeypatch):
+    _, names = ran("Where sinks come from", tmp_path, monkeypatch)
+    tokens = ri.tokens(names["text"], names["model"])[0]
+    patterns = attentions(stock, tokens)
+    count = tokens.shape[1]
+    rows = np.unique(np.linspace(1, count - 1, 32).round().astype(int))
+    expected = patterns[:, :, rows, 0].mean(-1)
+    assert_allclose(names["octaves"]["first_token"].values, expected.numpy(), atol=1e-5)
+
+
+def test_interpolation_is_that_of_the_configuration(tmp_path, monkeypatch):
+    printed, names = ran("NTK, YaRN and interpolation without training", tmp_path, monkeypatch)
+    path, tokens = zoo_path("language/rope"), names["tokens"]
+    stock = AutoModelForCausalLM.from_pretrained(path)
+    config = stock.config
+    config.rope_parameters = {**config.rope_parameters, "rope_type": "linear", "factor": 4.0}
+    scaled = AutoModelForCausalLM.from_pretrained(path, config=config).eval()
+    with torch.no_grad():
+        rise = float(scaled(tokens, labels=tokens).loss) - names["plain"]
+    assert f"interpolation by 4: {rise:+.3f}" in printed
+
+
+def test_the_strongest_key_is_that_of_stock_patterns(stock, tmp_path, monkeypatch):
+    _, names = ran("A measure of one's own", tmp_path, monkeypatch)
+    text = names["inspect"].getsource(names["textwrap"])[:1500]
+    patterns = attentions(stock, ri.tokens(text, names["model"])[0])
+    strongest = patterns[:, :, 1:].argmax(-1)
+    rows = torch.arange(1, patterns.shape[-1])
+    expected = (strongest == rows - 1).double().mean(-1)
+    assert_allclose(names["share"].isel(prompt=0).values, expected.numpy(), atol=2e-2)
+
+
+def test_stopped_pairs_are_those_of_stock_frequencies(stock, tmp_path, monkeypatch):
+    """p-RoPE and HoPE are transformers' model with some of its frequencies at 0."""
+    printed, names = ran("p-RoPE and HoPE without training", tmp_path, monkeypatch)
+    tokens, pairs, rotary = names["tokens"], names["pairs"], stock.model.rotary_emb
+    frequencies = rotary.inv_freq.clone()
+
+    def line(words, kept) -> str:
+        rotary.inv_freq = frequencies * kept
+        with torch.no_grad():
+            return f"{words}: {float(stock(tokens, labels=tokens).loss):.3f}"
+
+    half = line(f"p-RoPE, {pairs // 2} of {pairs} pairs stopped", torch.arange(pairs) < pairs // 2)
+    hope = line("HoPE, training length 128", 128 * frequencies >= 2 * torch.pi)
+    plain = line("as it is", 1.0)
+    assert {plain, half, hope} <= {*printed.splitlines()}
+    assert len({text.split(": ")[1] for text in (plain, half, hope)}) == 3
+
+
 def test_the_first_layer_of_random_weights_is_fitted_as_chance_allows(tmp_path, monkeypatch):
-    output, _ = ran(HELD[2], tmp_path, monkeypatch)
+    output, _ = ran("Why random weights are fitted", tmp_path, monkeypatch)
     for line in output.splitlines():
         if "random tokens" in line:
             first, by_chance = re.search(r": r (\S+) .* by chance (\S+)$", line).groups()
             assert float(first) == pytest.approx(float(by_chance), abs=0.02)
 
 
-def test_pairs_build_a_function_of_the_distance_as_well_as_can_be(tmp_path, monkeypatch):
-    _, names = ran(HELD[3], tmp_path, monkeypatch)
+def test_more_pairs_build_a_function_of_the_distance_better(tmp_path, monkeypatch):
+    title = "Any function of the distance, built from rotations"
+    printed, names = ran(title, tmp_path, monkeypatch)
+    for line in printed.splitlines():
+        errors = [float(word) for word in line.split(": ")[1].split()]
+        assert errors == sorted(errors, reverse=True) and errors[-1] < 1
     # what is left is orthogonal to all waves: a closed form of the least-squares error
     waves, wanted = names["waves"].numpy(), names["wanted"].numpy()
     basis, sizes, _ = np.linalg.svd(waves, full_matrices=False)

@@ -226,8 +226,7 @@ def test_heads_are_named_shortly_and_layers_with_all_of_them_alone(heads, text):
 
 def test_no_finding_speaks_in_names_of_the_code(measured):
     """Of runs with all that has findings: no `group.variable`, no word with an underscore."""
-    # the evidence of symbols names `symbols.position_score`, which its view has yet to say in words
-    given = ri.findings(measured.drop_nodes("symbols"), most=99)
+    given = ri.findings(measured, most=99)
     assert {"atlas", "effects", "positions", "saliency"} <= {finding.group for finding in given}
     for finding in given:
         for text in (finding.sentence, finding.evidence):

@@ -1,0 +1,93 @@
+"""A model on a graphics card, which is emulated: nothing is computed over tensors of two devices,
+and all numbers are those of the processor.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from emulated_card import OnCard, emulated_card
+from families import TOKENS, repositioned, tiny
+
+import repo_interp as ri
+from repo_interp.explorer import Edit, Session
+from repo_interp.measures.catalogue import measure_names
+from repo_interp.models import attention
+from repo_interp.tasks.prompt import Prompt
+
+PROMPTS = [
+    Prompt(tuple(TOKENS[0].tolist()), {"needle": (2, 3, 4), "query": (12, 13)}, (17, 18, 19)),
+    Prompt(tuple(TOKENS[1, :17].tolist()), {"needle": (5, 6), "query": (9, 10, 11)}, (14, 15, 16)),
+]
+
+
+@pytest.fixture(autouse=True)
+def plain_tables(monkeypatch):
+    """Tables of ones are a class of tensors too, and torch joins no two such classes."""
+    monkeypatch.setattr(attention, "identity_tables", lambda tables: tables)
+
+
+def on_both(model, compute):
+    """What is computed with a model on the processor and on the card."""
+    here = compute(model)
+    with emulated_card() as card:
+        there = compute(copy.deepcopy(model).to(card))
+    return here, there
+
+
+def assert_same_numbers(here, there):
+    assert set(here) == set(there)
+    for name in here:
+        for variable, expected in here[name].data_vars.items():
+            found = there[name][variable]
+            if expected.dtype.kind != "f":
+                continue  # ranks and indices, which rounding may exchange
+            largest = float(np.abs(np.nan_to_num(expected, posinf=0, neginf=0)).max(initial=0))
+            np.testing.assert_allclose(
+                found, expected, rtol=0, atol=2e-4 * largest, err_msg=f"{name}.{variable}"
+            )
+
+
+def test_the_card_refuses_what_a_card_refuses():
+    with emulated_card() as card:
+        ones = torch.ones(3, device=card)
+        assert isinstance(ones, OnCard) and (ones + 1).cpu().tolist() == [2, 2, 2]
+        for refused in (
+            lambda: ones + torch.ones(3),
+            lambda: torch.ones(3)[ones.long()],
+            ones.numpy,
+        ):
+            with pytest.raises((RuntimeError, TypeError)):
+                refused()
+
+
+@pytest.mark.parametrize("variant", ["repo@1", "cope", "fire", "rope", None])
+def test_all_measures_have_the_numbers_of_the_processor(variant):
+    torch.manual_seed(0)
+    model = tiny("gemma2") if variant is None else repositioned(variant)
+
+    assert_same_numbers(
+        *on_both(
+            model, lambda one: ri.analyze(one, PROMPTS, measure_names(), experiments=()).children
+        )
+    )
+
+
+def test_experiments_scores_and_the_explorer_have_the_numbers_of_the_processor():
+    model, task = ri.open_model("reversal/repo"), ri.tasks.make_task("reversal")
+    prompts = task.prompts(2, test_set="12")
+
+    def measured(given):
+        experiments = ("saliency", "kinds", "perturbation", ri.experiments.Atlas(twins=1))
+        run = ri.analyze(given, prompts, (), experiments=experiments, task=task)
+        scores = ri.score(given, task, ["12"], 2, answers="generated")
+        return {group: run[group] for group in run.children} | {"scores": scores["scores"]}
+
+    def explored(given):
+        edits = [Edit(kind="scaled", layer=1, value=2.0), Edit(kind="mean_ablated", heads=[(2, 0)])]
+        session = Session(given, prompts[:1], edits)
+        return session.changed([(2, 0)], token=session.start - 1)["curve"].values
+
+    assert_same_numbers(*on_both(model, measured))
+    np.testing.assert_allclose(*on_both(model, explored), atol=1e-4)
