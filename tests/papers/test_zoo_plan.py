@@ -152,6 +152,7 @@ def test_the_command_lists_what_ships_and_says_how_far_training_is(tmp_path, mon
     assert rows["reversal/nope"] == "0/3 0/7,500 - ?"
 
 
+@pytest.mark.usefixtures("forking")
 def test_the_zoo_is_trained_on_the_device_that_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tiny = (Planned("reversal/tiny", "rope", fields=TINY | SMALL_TASK | {"device": "cuda"}),)
