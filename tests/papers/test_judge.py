@@ -17,7 +17,7 @@ from scipy import stats
 from verdicts import judged
 
 from position_papers import named
-from position_papers.kit.judge.claims import FAILS, HOLDS, UNDECIDED, Claim, evidence
+from position_papers.kit.judge.claims import FAILS, HOLDS, UNDECIDED, Claim, evidence, together
 from position_papers.kit.judge.differences import (
     Sample,
     between,
@@ -134,3 +134,10 @@ def test_seeds_of_one_claim_are_one_verdict():
     (found,) = judged(told)
     assert (found.outcome, found.estimate.seeds) == (HOLDS, 2)
     assert len(judged(told[::-1])) == 2, "two rows"
+    for seeds, outcome in (
+        ((HOLDS, UNDECIDED), UNDECIDED),
+        ((UNDECIDED, FAILS), FAILS),
+        ((HOLDS, FAILS), FAILS),
+    ):
+        by_seed = {seed: replace(found, outcome=own) for seed, own in enumerate(seeds)}
+        assert together(by_seed).outcome == outcome

@@ -349,7 +349,10 @@ def test_a_continued_run_anneals_to_learned_positions_and_can_be_saved(rope, tmp
 
 def test_configuration_survives_toml_and_refuses_what_cannot_be():
     odd = {"learning_rate": 1e-05, "continue_from": 'a "quoted" \\ path é', "deterministic": False}
-    odd = replaced(TINY, odd | {"scheme_options": {"assignment": "layer"}, "execution": "compiled"})
+    odd = replaced(
+        TrainingConfiguration(task="reversal"),
+        odd | {"scheme_options": {"assignment": "layer"}, "execution": "compiled"},
+    )
     assert replaced(TrainingConfiguration(task="x"), recorded(odd)) == odd
     with pytest.raises(InputError, match="no TOML file"):
         read_toml(Path(os.devnull).parent)  # a directory is no file
