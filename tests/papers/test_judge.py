@@ -16,7 +16,7 @@ from places import ROOT
 from scipy import stats
 from verdicts import judged
 
-from position_papers import named
+from position_papers import PAPERS, named
 from position_papers.kit.judge.claims import FAILS, HOLDS, UNDECIDED, Claim, evidence, together
 from position_papers.kit.judge.differences import (
     Sample,
@@ -27,7 +27,8 @@ from position_papers.kit.judge.differences import (
 )
 from position_papers.kit.judge.rules import Above, AtLeast, BeyondNull, Observed
 from position_papers.kit.judge.table import EVIDENCE, judge, read_evidence
-from position_papers.kit.paper_directory import read_page, write_verdicts
+from position_papers.kit.paper_directory import read_page, training_rows, write_verdicts
+from position_papers.kit.subjects import given as given_checkpoints
 
 FIGURES = ROOT / "figures"
 SHIPPED = [file.parent for file in sorted(FIGURES.rglob(EVIDENCE))]
@@ -141,3 +142,9 @@ def test_seeds_of_one_claim_are_one_verdict():
     ):
         by_seed = {seed: replace(found, outcome=own) for seed, own in enumerate(seeds)}
         assert together(by_seed).outcome == outcome
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_losses_on_a_page_are_those_in_the_records_of_the_zoo(name):
+    paths = given_checkpoints(named([name])[name].zoo, {}).paths
+    assert training_rows(paths) == read_page(FIGURES / name)["trained"]

@@ -572,6 +572,30 @@ def test_of_many_layers_those_that_mirror_most_are_drawn(results):
     assert titles == [f"Layer {layer}" for layer in wanted]
 
 
+def test_several_questions_about_keyed_needles_are_searched_and_drawn(tmp_path):
+    """Nobody finds anything after two steps, NoPE neither: so R9 is judged and R4 is not."""
+    size = {"length": 32, "first_length": 32, "longest_test": 64, "needles": 2, "doubled": 1}
+    size |= {"questions": 1, "test_questions": 1}
+    subjects = [
+        subject(scheme, trained(tmp_path / scheme, "niah_keys", scheme, task_options=size))
+        for scheme in ("repo", "rope", "nope")
+    ]
+    cache = Cache()
+    results = [
+        result
+        for experiment in (HAYSTACK, attention.ATTENTION)
+        for result in results_of(experiment, subjects, TINY, cache)
+    ]
+    found = verdicts(results)
+    assert found["R9", "repo"].outcome == UNMEASURABLE, "RoPE finds none of two needles"
+    for label in ("R4", "R4 (producing rows)"):
+        assert "finds 0" in notes_of(found[label, "repo"])
+    drawings = {drawing.name: drawing for result in results for drawing in result.drawings}
+    drawings["haystack_by_length_niah_keys_32"].figure.draw_without_rendering()
+    mass = drawings["attention_mass_niah_keys_32"].data
+    assert mass["span"].values.tolist()[:2] == ["needle", "query"]
+
+
 @pytest.mark.parametrize(("followed", "verdict"), [(6, HOLDS), (2, FAILS)])
 def test_heads_that_follow_examples_count_beyond_random_weights(followed, verdict):
     chance = np.full((4, 3, 2, 5), 0.5)  # the trained model and three twins, prompts, layers, heads
