@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from places import ROOT as CHECKOUT
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from position_papers import PAPERS, named
 from position_papers.hope import replicates
-from position_papers.kit.build import stated_options
+from position_papers.kit.build import stated_options, with_experiments
+from position_papers.kit.figure_plan import read_plan
 from position_papers.kit.judge.claims import UNMEASURABLE
 from position_papers.kit.scale import Scale, ours_and_theirs, scale_beside, scale_of
 from position_papers.kit.subjects import given, stem
@@ -44,21 +46,13 @@ def checkpoints(tmp_path_factory) -> Path:
     and one with RoPE.
     """
     root = tmp_path_factory.mktemp("checkpoints")
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 30}
+    more = {"num_attention_heads": 2, "max_position_embeddings": 16, "initializer_range": 0.3}
+    tokens = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
     for seed, scheme in enumerate(("learned", "learned", "rope")):
         torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=30,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=16,
-            initializer_range=0.3,
-            pad_token_id=0,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-        save(reposition(LlamaForCausalLM(config).eval(), scheme), root / str(seed))
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **more, **tokens)).eval()
+        save(reposition(model, scheme), root / str(seed))
     return root
 
 
@@ -93,20 +87,16 @@ def files(directory: Path) -> dict[str, bytes]:
 def table(page: str, heading: str) -> list[list[str]]:
     """The cells of the table below `heading`, without what stands above its columns."""
     lines = re.split(r"\n##+ ", page.split(f"{heading}\n", 1)[1], maxsplit=1)[0].splitlines()
-    rows = [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for line in lines
-        if line.startswith("|")
-    ]
-    return rows[2:]
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def rows_of(place: Path) -> list[dict[str, str]]:
+    with (place / "verdicts.csv").open(newline="") as stream:
+        return list(csv.DictReader(stream))
 
 
 # ---- the papers ----------------------------------------------------------------------------------
-
-
-def test_checkpoints_of_the_zoo_are_named_as_the_zoo_names_them():
-    for each in named(()).values():
-        assert all(re.fullmatch(r"[a-z0-9_]+/[a-z0-9_]+", name) for name in each.zoo)
 
 
 def test_papers_are_named_once_in_our_order():
@@ -119,49 +109,34 @@ def test_papers_are_named_once_in_our_order():
 # ---- the page over all papers --------------------------------------------------------------------
 
 
-def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_command(
-    checkpoints, tmp_path, capsys
-):
-    out = tmp_path / "out"
-    assert figures(checkpoints / "0", out, "--fast") == 0
-    said = capsys.readouterr().out
-    assert said.startswith("models run on ") and "\nhope: 1 checkpoint\n" in said
-    assert "H1" in said
-    page = (out / "claims.md").read_text()
-    gallery = (out / "README.md").read_text()
+def test_a_paper_makes_its_directory_and_the_page_has_every_claim_with_its_command(made):
+    page, gallery = ((made / name).read_text() for name in ("claims.md", "README.md"))
     numbers = table(page, "## Every number")
     claims = [row for each in named(()).values() for row in table(page, f"## {each.title}")]
     labels = [claim.label for each in named(()).values() for claim in each.claims]
     assert [re.sub(r"\[(.*)\].*", r"\1", row[0]) for row in claims] == labels
     assert all(row[-1] not in ("", "–") for row in claims)
     assert list(dict.fromkeys(row[0] for row in numbers)) == labels
-    with (out / "hope" / "verdicts.csv").open(newline="") as stream:
-        verdicts = list(csv.DictReader(stream))
-    of_the_claim = [row for row in verdicts if row["ours"]]
-    assert {row["claim"].partition(" ")[0] for row in of_the_claim} == {"H1"}
-    measured = of_the_claim[0]
-    assert (measured["checkpoint"], measured["n"]) == ("language/learned", "2")
-    assert measured["scale"].startswith("2 layers × width 16, 16 tokens; paper: 12 layers")
-    assert "--out" not in measured["command"]
-    assert measured["ours"] in page
-    assert measured["scale"] in page
-    page += gallery
-    for link in re.findall(r'(?:href|src)="([^"#]+)', page) + re.findall(r"\]\(([^)#]+)\)", page):
-        assert (out / link).is_file() or not (out / link).parent.exists()
+    measured = [row for row in rows_of(made / "hope") if row["ours"]]
+    assert {row["claim"].partition(" ")[0] for row in measured} == {"H1"}
+    first = measured[0]
+    assert (first["checkpoint"], first["n"]) == ("language/learned", "2")
+    assert first["scale"].startswith("2 layers × width 16, 16 tokens; paper: 12 layers")
+    assert "--out" not in first["command"] and first["ours"] in page and first["scale"] in page
+    both = page + gallery
+    for link in re.findall(r'(?:href|src)="([^"#]+)', both) + re.findall(r"\]\(([^)#]+)\)", both):
+        assert (made / link).is_file() or not (made / link).parent.exists()
     assert "not made yet, `repo-interp figures cope`" in gallery and "| [H1][H] |" in gallery
-    assert [path.name for path in (out / "hope").glob("logit_by_distance.*")] == [
-        "logit_by_distance.png"
-    ]
+    assert [file.suffix for file in (made / "hope").glob("logit_by_distance.*")] == [".png"]
 
 
-def test_the_same_gives_the_same_bytes_measured_kept_or_elsewhere(checkpoints, made, tmp_path):
-    one, other = shutil.copytree(made, tmp_path / "one"), tmp_path / "two" / "other"
+def test_the_same_gives_the_same_bytes_elsewhere(checkpoints, made, tmp_path, capsys):
+    other = tmp_path / "two" / "other"
     assert figures(checkpoints / "0", other, f"--cache {tmp_path}/kept") == 0
-    before = files(one)
-    assert before == files(other)
-    assert (tmp_path / "kept" / ".gitignore").is_file()
-    assert figures(checkpoints / "0", one, "--overwrite") == 0
-    assert files(one) == before
+    assert (
+        "models run on " in (said := capsys.readouterr().out) and "\nhope: 1 checkpoint\n" in said
+    )
+    assert files(made) == files(other) and (tmp_path / "kept" / ".gitignore").is_file()
 
 
 def test_what_stands_is_judged_again_and_something_else_is_not_replaced_unasked(
@@ -169,10 +144,9 @@ def test_what_stands_is_judged_again_and_something_else_is_not_replaced_unasked(
 ):
     """Of what is given only digests are read: nothing is measured."""
     out = shutil.copytree(made, tmp_path / "out")
-    page, figure = out / "hope" / "README.md", out / "hope" / "logit_by_distance.png"
     before = files(out)
-    for touched in (page, figure, out / "hope" / "verdicts.csv"):
-        touched.write_text("touched")
+    for touched in ("README.md", "logit_by_distance.png", "verdicts.csv"):
+        (out / "hope" / touched).write_text("touched")
     assert figures(checkpoints / "0", out) == 0
     assert "stands already; judged and drawn again\n" in capsys.readouterr().out
     assert files(out) == before
@@ -180,7 +154,6 @@ def test_what_stands_is_judged_again_and_something_else_is_not_replaced_unasked(
     (out / "hope" / "evidence.csv.gz").rename(tmp_path / "evidence.csv.gz")
     assert figures(checkpoints / "0", out) == 2, "nothing to judge"
     (tmp_path / "evidence.csv.gz").rename(out / "hope" / "evidence.csv.gz")
-    capsys.readouterr()
     facts = (out / "hope" / "page.json").read_text()
     (out / "hope" / "page.json").write_text(facts.replace('"torch": "', '"torch": "0.'))
     assert figures(checkpoints / "0", out) == 0
@@ -188,31 +161,8 @@ def test_what_stands_is_judged_again_and_something_else_is_not_replaced_unasked(
     assert "measured with another torch; --overwrite measures again" in told
     assert figures(checkpoints / "0", out, "--seed 1") == 2
     assert "--overwrite" in capsys.readouterr().err
-    assert figures(checkpoints / "0", out, "--seed 1 --overwrite") == 0
-    assert "--seed 1" in page.read_text()
-
-
-def test_an_interrupted_making_goes_on_where_it_stopped(checkpoints, tmp_path, capsys, monkeypatch):
-    out, loaded = tmp_path / "out", []
-    second = f"--checkpoint second={checkpoints / '1'}"
-    load = replicates.load
-
-    def until_the_second(path, device):
-        loaded.append(Path(path).name)
-        if loaded == ["0", "0", "1"]:
-            raise KeyboardInterrupt
-        return load(path, device)
-
-    monkeypatch.setattr(replicates, "load", until_the_second)
-    assert figures(checkpoints / "0", out, second) == 130
-    # A slow machine is told how far it is before.
-    (interrupted,) = [
-        line for line in capsys.readouterr().err.splitlines() if not line.endswith(" so far")
-    ]
-    assert "the same command goes on" in interrupted
-    assert files(out) == {}
-    assert figures(checkpoints / "0", out, second) == 0
-    assert loaded == ["0", "0", "1", "1", "1"], "what is kept is not measured again"
+    assert figures(checkpoints / "0", out, f"--overwrite --cache {made}/.cache") == 0
+    assert files(out) == before
 
 
 def test_a_plan_makes_what_its_rows_say_and_goes_on(
@@ -250,10 +200,7 @@ out = "{}"
 
 
 def test_the_plan_of_pretrained_models_is_one():
-    from position_papers.kit.build import with_experiments
-    from position_papers.kit.figure_plan import read_plan
-
-    rows = read_plan(str(Path(__file__).parents[2] / "papers" / "pretrained.toml"))
+    rows = read_plan(str(CHECKOUT / "papers" / "pretrained.toml"))
     for row in rows:
         papers = with_experiments(named(row.papers), row.experiments)
         assert stated_options(papers, row.stated_settings(), {}) and not row.zoo and row.checkpoints
@@ -281,22 +228,17 @@ def test_nothing_to_work_on_is_said_of_every_claim(tmp_path):
     # RePo is left out: its parameters and times are measured on fresh models.
     asked = [name for name in PAPERS if name != "repo"]
     assert command(f"figures {' '.join(asked)} --no-zoo --jobs 1 --out {tmp_path}/out") == 0
+    said = {}
+    for name, each in named(()).items():
+        labels = [claim.label for claim in each.claims]
+        said |= dict.fromkeys(labels, UNMEASURABLE if name in asked else "not measured yet")
+        if name in asked:
+            verdicts = rows_of(tmp_path / "out" / name)
+            assert [row["claim"] for row in verdicts] == labels
+            assert all(json.loads(row["reasons"])[0]["text"] for row in verdicts)
     rows = table((tmp_path / "out" / "claims.md").read_text(), "## Every number")
-    for name in asked:
-        with (tmp_path / "out" / name / "verdicts.csv").open(newline="") as stream:
-            verdicts = list(csv.DictReader(stream))
-        assert [row["claim"] for row in verdicts] == [
-            claim.label for claim in named([name])[name].claims
-        ]
-        assert all(json.loads(row["reasons"])[0]["text"] for row in verdicts)
-    owners = {
-        claim.label: (name, claim) for name, each in named(()).items() for claim in each.claims
-    }
-    assert list(dict.fromkeys(row[0] for row in rows)) == list(owners)
-    for row in rows:
-        name, claim = owners[row[0]]
-        assert row[2] == (UNMEASURABLE if name in asked else "not measured yet"), claim.label
-        assert (row[9] != "–") == (name in asked)
+    assert {row[0]: row[2] for row in rows} == said
+    assert all((row[9] == "–") == (row[2] == "not measured yet") for row in rows)
 
 
 def test_one_figure_of_a_paper_is_made_alone_and_in_formats_on_demand(
@@ -324,29 +266,23 @@ def test_a_checkpoint_that_fits_no_experiment_is_one_line(tmp_path, capsys):
 
 
 def test_a_users_checkpoint_stands_in_for_the_zoos_of_its_name(checkpoints):
-    mine = str(checkpoints / "0")
-    found = given(["niah/repo", "niah/rope", "niah/never"], {"niah/repo": mine, "other": mine})
-    assert dict(found.paths) == {
-        "niah/repo": mine,
-        "other": mine,
-        "niah/rope": str(ZOO / "niah/rope"),
-    }
+    mine, other = "niah/repo", "niah/rope"
+    own = str(checkpoints / "0")
+    found = given([mine, other, "niah/never"], {mine: own, "other": own})
+    assert dict(found.paths) == {mine: own, "other": own, other: str(ZOO / other)}
     assert found.missing == ("niah/never",)
-    assert found.digests["niah/repo"] == found.digests["other"] != found.digests["niah/rope"]
+    assert found.digests[mine] == found.digests["other"] != found.digests[other]
 
 
 def test_records_without_weights_are_given_and_decide_the_digest(tmp_path):
     (tmp_path / "task").mkdir()
-    (tmp_path / "task" / "runs.jsonl").write_text('{"name": "scheme", "seed": 1}\n')
-    first = given(["task/scheme"], {}, tmp_path)
-    assert list(first.paths) == ["task/scheme"]
-    (tmp_path / "task" / "runs.jsonl").write_text('{"name": "scheme", "seed": 2}\n')
-    assert given(["task/scheme"], {}, tmp_path).digests != first.digests
     made = '{{"name": "scheme", "seed": {}, "training": {{"made_with": {{"command": "{}"}}}}}}\n'
     digests = []
     for seed, words in ((1, "train"), (1, "a script"), (2, "train")):
         (tmp_path / "task" / "runs.jsonl").write_text(made.format(seed, words))
-        digests.append(given(["task/scheme"], {}, tmp_path).digests)
+        found = given(["task/scheme"], {}, tmp_path)
+        digests.append(found.digests)
+        assert list(found.paths) == ["task/scheme"]
     assert digests[0] == digests[1] != digests[2]
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no checkpoint at"):
@@ -354,12 +290,11 @@ def test_records_without_weights_are_given_and_decide_the_digest(tmp_path):
 
 
 def test_options_are_of_one_paper_or_of_all_that_have_them():
-    papers = named(["hope", "cope"])
-    options = stated_options(
-        papers, [("count", "30"), ("hope.sequences", "8"), ("seed", "3")], {"hope": {"controls": 1}}
-    )
-    assert (options["hope"].count, options["cope"].count, options["hope"].sequences) == (30, 30, 8)
-    assert (options["hope"].controls, options["hope"].seed, options["cope"].seed) == (1, 3, 3)
+    papers, stated = named(["hope", "cope"]), {"count": "30", "hope.sequences": "8", "seed": "3"}
+    found = stated_options(papers, list(stated.items()), {"hope": {"controls": 1}})
+    hope, cope = found["hope"], found["cope"]
+    assert (hope.count, hope.seed, hope.sequences, hope.controls) == (30, 3, 8, 1)
+    assert (cope.count, cope.seed) == (30, 3)
     assert stated_options(papers, [], {})["hope"] == papers["hope"].options()
 
 
@@ -367,26 +302,21 @@ def test_scale_is_what_the_files_say():
     ours = scale_of(zoo_path("niah/repo"))
     assert (ours.layers, ours.width, ours.length) == (4, 64, 256)
     assert ours.training == "1,200 steps of 8 sequences, continuing another"
-    assert (
-        ours_and_theirs(Scale(2, 16), Scale(length=512)) == "2 layers × width 16; paper: 512 tokens"
-    )
     assert ours_and_theirs(Scale(), Scale()) == ""
 
 
 def test_a_verdict_on_several_checkpoints_has_the_scale_of_all(checkpoints):
-    paths = {name: str(zoo_path(name)) for name in ("niah/repo", "niah/rope", "reversal/repo")} | {
-        "tiny": str(checkpoints / "0")
-    }
-    theirs = Scale(16, 2048)
-    line = scale_beside(theirs, "niah/repo", paths)
-    assert line.startswith("4 layers × width 64, 256 tokens")
-    assert line.endswith("; paper: 16 layers × width 2048")
-    assert (
-        scale_beside(theirs, "niah/repo, niah/rope", paths)
-        == scale_beside(theirs, "niah", paths)
-        == line
-    )
-    assert "niah/repo: " in scale_beside(theirs, "niah/repo tiny", paths)
+    paths = {name: str(zoo_path(name)) for name in ("niah/repo", "niah/rope", "reversal/repo")}
+    theirs, paths = Scale(16, 2048), paths | {"tiny": str(checkpoints / "0")}
+    line = "4 layers × width 64, 256 tokens"
+    for name, begins in (
+        ("niah/repo", line),
+        ("niah/repo, niah/rope", line),
+        ("niah", line),
+        ("niah/repo tiny", "niah/repo: "),
+    ):
+        found = scale_beside(theirs, name, paths)
+        assert found.startswith(begins) and found.endswith("; paper: 16 layers × width 2048")
     assert scale_beside(theirs, "nothing", paths) == ""
 
 

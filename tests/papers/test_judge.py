@@ -4,10 +4,10 @@ scipy's.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -16,8 +16,8 @@ from places import ROOT
 from scipy import stats
 from verdicts import judged
 
-from position_papers import named
-from position_papers.kit.judge.claims import FAILS, HOLDS, UNDECIDED, Claim, evidence
+from position_papers import PAPERS, named
+from position_papers.kit.judge.claims import FAILS, HOLDS, UNDECIDED, Claim, evidence, together
 from position_papers.kit.judge.differences import (
     Sample,
     between,
@@ -25,28 +25,23 @@ from position_papers.kit.judge.differences import (
     paired_difference,
     wilson,
 )
-from position_papers.kit.judge.outcomes import verdict_table
 from position_papers.kit.judge.rules import Above, AtLeast, BeyondNull, Observed
-from position_papers.kit.judge.table import EVIDENCE, judge, read_evidence, verdicts
+from position_papers.kit.judge.table import EVIDENCE, judge, read_evidence
+from position_papers.kit.paper_directory import read_page, training_rows, write_verdicts
+from position_papers.kit.subjects import given as given_checkpoints
 
 FIGURES = ROOT / "figures"
-STORED = pd.read_csv(
-    ROOT / "tests" / "papers" / "stored_verdicts.csv", dtype=str, keep_default_na=False
-)
-"""Every row of figures/ that decides on a claim, as it was before there was one judge."""
+SHIPPED = [file.parent for file in sorted(FIGURES.rglob(EVIDENCE))]
 
 
-@pytest.mark.parametrize("file", STORED["file"].unique())
-def test_the_rows_that_decide_are_judged_as_they_were(file):
-    """From their units: none has an outcome in its table."""
-    place = FIGURES / file
-    paper, table = named(())[place.parent.name], read_evidence(place.with_name(EVIDENCE))
-    found = verdict_table(*verdicts(paper, table)).set_index(["claim", "checkpoint"])
-    for row in STORED[STORED["file"] == file].drop(columns="file").to_dict("records"):
-        key = row.pop("claim"), row.pop("checkpoint")
-        assert found.loc[[key]].iloc[0][list(row)].to_dict() == row
-        own = table[(table["claim"] == key[0]) & (table["checkpoint"] == key[1])]
-        assert "outcome" not in own["part"].values
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda place: str(place.relative_to(FIGURES)))
+def test_every_page_that_ships_is_what_the_units_in_its_table_come_to(shipped, tmp_path):
+    """Every verdict with its reasons and numbers; no table of evidence states an outcome."""
+    assert "outcome" not in read_evidence(shipped / EVIDENCE)["part"].values
+    shutil.copy(shipped / EVIDENCE, tmp_path)
+    write_verdicts(tmp_path, named(())[shipped.name], read_page(shipped))
+    for name in ("verdicts.csv", "README.md", "page.json"):
+        assert (tmp_path / name).read_bytes() == (shipped / name).read_bytes(), name
 
 
 values = some.floats(-100, 100).map(lambda value: round(value, 3))
@@ -139,4 +134,17 @@ def test_seeds_of_one_claim_are_one_verdict():
     ]
     (found,) = judged(told)
     assert (found.outcome, found.estimate.seeds) == (HOLDS, 2)
-    assert [each.outcome for each in judged([told[1], told[0]])] == [HOLDS, HOLDS], "two rows"
+    assert len(judged(told[::-1])) == 2, "two rows"
+    for seeds, outcome in (
+        ((HOLDS, UNDECIDED), UNDECIDED),
+        ((UNDECIDED, FAILS), FAILS),
+        ((HOLDS, FAILS), FAILS),
+    ):
+        by_seed = {seed: replace(found, outcome=own) for seed, own in enumerate(seeds)}
+        assert together(by_seed).outcome == outcome
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_losses_on_a_page_are_those_in_the_records_of_the_zoo(name):
+    paths = given_checkpoints(named([name])[name].zoo, {}).paths
+    assert training_rows(paths) == read_page(FIGURES / name)["trained"]

@@ -57,30 +57,27 @@ def test_positions_are_judged_only_where_the_model_uses_them(name, reason, kept)
 def test_the_rise_is_the_loss_with_every_learned_position_at_zero(kept):
     mine = shipped("reversal/repo")
     data = mine.measured(kept, learned_positions._measure, OPTIONS, positions_of=PROMPTS)
-    model, prompts = (
-        load_model(mine.path),
-        mine.prompts(mine.task.longest, PROMPTS, OPTIONS.seed)[:3],
-    )
+    model = load_model(mine.path)
+    prompts = mine.prompts(mine.task.longest, PROMPTS, OPTIONS.seed)[:3]
 
     def loss(prompt) -> float:
         with torch.inference_mode():
             logs = model(torch.tensor([prompt.tokens])).logits[0].double().log_softmax(-1)
-        return float(
-            np.mean([-logs[at - 1, prompt.tokens[at]] for at in mine.task.targets(prompt)])
-        )
+        wanted = [-logs[at - 1, prompt.tokens[at]] for at in mine.task.targets(prompt)]
+        return float(np.mean(wanted))
 
-    assert_allclose(data["plain"][:3], [loss(prompt) for prompt in prompts], rtol=1e-4, atol=1e-6)
-    with replaced(
-        model, lambda positions, here: torch.zeros_like(positions), layer=list(mine.learned)
+    def index(positions, here):
+        return torch.arange(positions.shape[-1]).expand_as(positions)
+
+    plain = [loss(prompt) for prompt in prompts]
+    assert_allclose(data["plain"][:3], plain, rtol=1e-4, atol=1e-6)
+    for name, positions in (
+        ("frozen", lambda positions, here: torch.zeros_like(positions)),
+        ("index", index),
     ):
-        assert_allclose(data["frozen"][:3], [loss(prompt) for prompt in prompts], rtol=1e-4)
+        with replaced(model, positions, layer=list(mine.learned)):
+            assert_allclose(data[name][:3], [loss(prompt) for prompt in prompts], rtol=1e-4)
     assert (data["frozen"] - data["plain"]).min() > LEAST_RISE
-    with replaced(
-        model,
-        lambda positions, here: torch.arange(positions.shape[-1]).expand_as(positions),
-        layer=list(mine.learned),
-    ):
-        assert_allclose(data["index"][:3], [loss(prompt) for prompt in prompts], rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -95,19 +92,13 @@ def test_the_rise_is_the_loss_with_every_learned_position_at_zero(kept):
 def test_positions_that_the_token_index_betters_are_not_judged(frozen, index, reason):
     plain = np.random.default_rng(0).uniform(2, 3, 12)
     noise = np.random.default_rng(1).normal(0, 1e-3, (2, 12))
-    of_heads = {
-        name: (("layer", "head"), np.full((1, 2), value))
-        for name, value in (("range", 5.0), ("from_token", 0.4))
-    }
     losses = {
         "plain": plain,
         "frozen": plain + frozen + noise[0],
         "index": plain + index + noise[1],
     }
-    why = against(
-        xr.Dataset(
-            of_heads | {name: ("prompt", values) for name, values in losses.items()},
-            attrs={"length": 8},
-        )
-    )
+    data = {name: ("prompt", values) for name, values in losses.items()}
+    for name, value in (("range", 5.0), ("from_token", 0.4)):
+        data[name] = (("layer", "head"), np.full((1, 2), value))
+    why = against(xr.Dataset(data, attrs={"length": 8}))
     assert why[:1] == ((reason,) if reason else ())

@@ -4,7 +4,6 @@ beside themselves alone.
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import shutil
 
@@ -14,7 +13,6 @@ import xarray as xr
 from trained_tiny import left_by_training
 from verdicts import results_of, verdicts_of
 
-from position_papers.kit import learned_positions
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import Drawing, Experiment, Needs, each
 from position_papers.kit.judge.claims import (
@@ -31,8 +29,6 @@ from position_papers.kit.judge.rules import AtLeast
 from position_papers.kit.scores import ScoreOptions, score_subject
 from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import records_of, seeds_of, subject
-from position_papers.repo.mirror import MIRROR
-from position_papers.repo.options import Options
 from position_papers.training.trained import on_texts_of_seed_0, recorded_scores
 from position_papers.zoo_directory import DIRECTORY as ZOO
 from repo_interp.shipped import zoo_path
@@ -78,82 +74,48 @@ def seeded(directory, name: str, seeds: tuple[int, ...], of: str = "language/rop
 
 def test_a_claim_holds_in_every_seed_or_not(tmp_path):
     mine = seeded(tmp_path / "mine", "mine", (1, 10))
-    assert {seed: of.configuration.seed for seed, of in seeds_of(mine).items()} == {
-        0: 0,
-        1: 1,
-        10: 10,
-    }
-    (result,) = results_of(experiment({0: 0.6, 1: 0.8, 10: 1.0}), [mine])
+    of_seeds = {seed: of.configuration.seed for seed, of in seeds_of(mine).items()}
+    assert of_seeds == {0: 0, 1: 1, 10: 10}
+    shares = {0: 0.6, 1: 0.8, 10: 1.0}
+    (result,) = results_of(experiment(shares), [mine])
     (found,) = verdicts_of(result)
     known = found.estimate
-    assert found.claim is CLAIM
-    assert (found.outcome, known.seeds, known.n, known.measured) == (HOLDS, 3, 3, "share")
-    assert known.value == pytest.approx(0.8)
-    assert found.interval.spread == pytest.approx(0.2)
+    assert (found.claim, found.outcome) == (CLAIM, HOLDS)
+    assert (known.seeds, known.n, known.measured) == (3, 3, "share")
+    assert (known.value, found.interval.spread) == (pytest.approx(0.8), pytest.approx(0.2))
     assert found.reasons == (
         Reason(Kind.SEEDS, count=3, of=3),
         Reason(Kind.NOTE, "holds: 0 (0.6), 1 (0.8), 10 (1)"),
     )
-    by_seed = result.drawings[0].data["share"]
-    assert by_seed.dims == ("seed",)
-    assert by_seed.to_series().to_dict() == {0: 0.6, 1: 0.8, 10: 1.0}
-    (result,) = results_of(experiment({0: 0.6, 1: 0.4, 10: 1.0}), [mine])
-    (found,) = verdicts_of(result)
+    assert result.drawings[0].data["share"].to_series().to_dict() == shares
+    (found,) = verdicts_of(*results_of(experiment(shares | {1: 0.4}), [mine]))
     assert found.outcome == FAILS and found.reasons[0] == Reason(Kind.SEEDS, count=2, of=3)
     assert found.notes == ("holds: 0 (0.6), 10 (1)", "fails: 1 (0.4)")
 
 
 def test_seeds_that_say_nothing_do_not_count(tmp_path):
-    mine = seeded(tmp_path / "mine", "mine", (1, 2))
-    shares = {0: 0.6, 1: 0.1, 2: 0.8}
+    mine, shares = seeded(tmp_path / "mine", "mine", (1, 2)), {0: 0.6, 1: 0.1, 2: 0.8}
 
-    def found(*silent: int):
-        (result,) = results_of(experiment(shares, silent), [mine])
-        return verdicts_of(result)[0]
+    def found(*silent: int) -> Verdict:
+        return verdicts_of(*results_of(experiment(shares, silent), [mine]))[0]
 
     assert (found(1).outcome, found(1).estimate.seeds) == (HOLDS, 2)
     assert found(1).notes[-1] == "not measurable: 1 (it is silent)"
+    assert (found(1, 2).outcome, found(1, 2).estimate.value) == (HOLDS, 0.6)
     assert found(0, 1, 2).outcome == UNMEASURABLE
-    (alone,) = results_of(experiment(shares), [seeded(tmp_path / "single", "single", ())])
-    (one,) = verdicts_of(alone)
-    assert (one.outcome, one.estimate.seeds) == (HOLDS, 1)
-
-
-def test_a_seed_of_the_zoo_counts_as_it_does_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(learned_positions, "PROMPTS", 8)
-    options = Options(prompts=2, controls=1, example_words=4)
-    left_by_training(
-        "reversal/repo/seed-3", left_by_training("reversal/repo", tmp_path / "mine") / "seed-3"
-    )
-    undrawn = dataclasses.replace(MIRROR, draw=lambda data: iter(()))
-
-    def found_on(path) -> list[Verdict]:
-        result, *_ = results_of(undrawn, [subject("mine", path)], options)
-        return verdicts_of(result)
-
-    first = left_by_training("reversal/repo", tmp_path / "first")
-    alone = [*found_on(first), *found_on(zoo_path("reversal/repo/seed-3"))]
-    for found in found_on(tmp_path / "mine"):
-        numbers = [each.estimate.value for each in alone if each.claim == found.claim]
-        assert len(numbers) == found.estimate.seeds == 2
-        assert found.estimate.value == pytest.approx(np.mean(numbers))
 
 
 def test_a_directory_of_seeds_alone_is_the_first_of_them_with_the_others(tmp_path):
     """As `train --seeds 3,4 --out DIR` leaves it: DIR itself holds nothing."""
+    home = tmp_path / "mine"
+    seeded(home / "all", "one", (3, 4), "reversal/repo")
     for seed in (3, 4):
-        shutil.copytree(
-            seeded(tmp_path / f"{seed}", "one", (), "reversal/repo").path,
-            tmp_path / "mine" / f"seed-{seed}",
-        )
-        file = tmp_path / "mine" / f"seed-{seed}" / "training.toml"
-        file.write_text(file.read_text().replace("seed = 0", f"seed = {seed}"))
-    mine = subject("mine", tmp_path / "mine")
-    assert mine.path.endswith("seed-3") and records_of(mine) == tmp_path / "mine"
-    assert (
-        list(seeds_of(mine)) == [3, 4]
-        and score_subject(mine, ScoreOptions(count=2), Cache()).sample(["2"]).seeds.size == 2
-    )
+        (home / "all" / f"seed-{seed}").rename(home / f"seed-{seed}")
+    shutil.rmtree(home / "all")
+    mine = subject("mine", home)
+    assert mine.path.endswith("seed-3") and records_of(mine) == home
+    scored = score_subject(mine, ScoreOptions(count=2), Cache())
+    assert list(seeds_of(mine)) == [3, 4] and scored.sample(["2"]).seeds.size == 2
 
 
 def test_other_seeds_of_a_language_model_are_scored_on_the_texts_of_the_first():

@@ -43,7 +43,6 @@ def outcomes(*models: Assigned) -> dict:
     ("rise", "outcome"),
     [
         ([0.01, 0.011, 0.012], HOLDS),
-        ([-0.01, -0.011, -0.012], HOLDS),
         ([0.08, 0.081, 0.082], FAILS),
         ([-0.08, -0.081, -0.082], FAILS),
         ([0.0, 0.09, -0.03], UNDECIDED),

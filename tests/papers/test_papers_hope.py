@@ -4,7 +4,6 @@ end to end on tiny models.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 import shutil
@@ -35,7 +34,6 @@ from position_papers.hope.over_training import (
     OVER_TRAINING,
     STEPS,
     fall,
-    measure_steps,
     read_steps,
     saved_steps,
     write_steps,
@@ -47,8 +45,8 @@ from position_papers.hope.vaf import VAF, outstanding
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import Drawing, Result
 from position_papers.kit.judge.claims import FAILS, HOLDS, UNMEASURABLE, Verdict
+from position_papers.kit.judge.outcomes import read_table
 from position_papers.kit.paper_directory import write_paper
-from position_papers.kit.scores import ScoreOptions
 from position_papers.kit.subjects import Subject, subject
 from repo_interp.analysis.analyze import analyze, stream
 from repo_interp.cli import main
@@ -57,7 +55,7 @@ from repo_interp.measures.components import Components
 from repo_interp.measures.positions import Positions
 from repo_interp.models.checkpoints import save
 from repo_interp.models.load import load, load_fresh
-from repo_interp.models.reposition import layout, reposition
+from repo_interp.models.reposition import reposition
 
 L = 16
 H1, H1_NO_DECAY = H1_CLAIMS["independent"]
@@ -143,16 +141,11 @@ def test_errors_of_fall_and_rise_are_those_of_each_replicates_own():
     """Where replicates differ by a constant alone, fall and rise have no error; where their right
     ends differ, the rise has.
     """
-    curve = np.abs(np.linspace(-1, 1, 256))
+    curve, end = np.abs(np.linspace(-1, 1, 256)), np.maximum(np.linspace(-1, 1, 256), 0)
     assert_allclose(errors_of(smooth([curve, curve + 5, curve - 3])), (0, 0), atol=1e-12)
-    tilted = np.array(
-        [curve + tilt * np.maximum(np.linspace(-1, 1, 256), 0) for tilt in (-0.1, 0.0, 0.1)]
-    )
-    fall, rise = errors_of(smooth(tilted))
-    end = smooth(np.maximum(np.linspace(-1, 1, 256), 0))[-1]
-    assert fall == pytest.approx(0, abs=0.003) and rise == pytest.approx(
-        0.1 / np.sqrt(3) * end, rel=0.05
-    )
+    fall, rise = errors_of(smooth([curve + tilt * end for tilt in (-0.1, 0.0, 0.1)]))
+    assert fall == pytest.approx(0, abs=0.003)
+    assert rise == pytest.approx(0.1 / np.sqrt(3) * smooth(end)[-1], rel=0.05)
 
 
 def test_what_a_token_has_with_itself_does_not_make_a_u():
@@ -174,14 +167,7 @@ def test_vaf_of_curves_is_the_share_of_variance_left_without_a_component():
     random = np.random.default_rng(0)
     curves = random.normal(size=(5, 40)) * np.array([[5.0], [1], [1], [0], [0.1]])
     whole = curves.sum(0)
-    expected = [
-        100
-        * (
-            1
-            - np.mean((whole - c - (whole - c).mean()) ** 2) / np.mean((whole - whole.mean()) ** 2)
-        )
-        for c in curves
-    ]
+    expected = [100 * (1 - (whole - own).var() / whole.var()) for own in curves]
     assert_allclose(curve_vaf(curves), expected)
     assert curve_vaf(curves + 7)[3] == pytest.approx(0, abs=1e-9)
     assert np.isnan(curve_vaf(np.ones((2, 9)))).all()
@@ -193,16 +179,13 @@ def test_outstanding_is_in_deviations_of_the_others():
 
 
 def test_a_course_falls_when_it_falls_by_more_than_its_error():
-    steps = np.linspace(60, 20, 9)[:, None]
-    noise = np.array([[-1.0, 0, 1, 0]])
-    long = {STEPS: ENOUGH}
-    assert H3.rule.holds(fall(steps + 0.1 * noise) | long)
-    assert not H3.rule.holds(fall(steps[::-1] + 0.1 * noise) | long)
-    with pytest.raises(ValueError, match="nothing can be said unless the number of steps trained"):
-        H3.rule.holds(fall(steps + 0.1 * noise) | {STEPS: 1500})
+    course, noise = np.linspace(60, 20, 9)[:, None], np.array([[-0.1, 0, 0.1, 0]])
     # Replicates that go different ways: the mean falls, but not by more than chance.
-    scattered = fall(50 + np.linspace(0, 1, 9)[:, None] * np.array([[-40.0, 30, -30, 35]]))
-    assert not H3.rule.holds(scattered | long)
+    scattered = 50 + np.linspace(0, 1, 9)[:, None] * np.array([[-40.0, 30, -30, 35]])
+    for steps, falls in ((course + noise, True), (course[::-1] + noise, False), (scattered, False)):
+        assert H3.rule.holds(fall(steps) | {STEPS: ENOUGH}) is falls
+    with pytest.raises(ValueError, match="unless the number of steps trained"):
+        H3.rule.holds(fall(course + noise) | {STEPS: 1500})
     with pytest.raises(ValueError, match="at least 4 steps"):
         fall(np.ones((3, 2)))
 
@@ -240,22 +223,17 @@ def curves_of(waves: np.ndarray, twin: np.ndarray, frequencies: np.ndarray) -> x
     """What H1 is judged on: two replicates of one RoPE layer whose components over distances are
     `waves`, and a twin's curve.
     """
-    trained = waves.sum(0)
-    logit = np.stack(
-        [
-            np.stack([curve, curve + 1e-3 * np.sin(np.arange(len(curve)))])[:, None]
-            for curve in (trained, twin)
-        ]
-    )
-    axes = ("weights", "repeat", "layer", "distance")
+    length, replicas = waves.shape[-1], (2, 2)  # weights, repeats
+    logit = np.stack([waves.sum(0), twin])[:, None] + np.zeros((2, 1, 1))
+    logit = logit + 1e-3 * np.stack([np.zeros(length), np.sin(np.arange(length))])
     bands = ("weights", "repeat", "layer", "component")
-    of_components = np.broadcast_to(frequencies, (2, 2, 1, len(frequencies)))
+    of_components = np.broadcast_to(frequencies, (*replicas, 1, len(frequencies)))
     data = xr.Dataset(
         {
-            "logit": (axes, logit),
+            "logit": (("weights", "repeat", "layer", "distance"), logit[:, :, None]),
             "component_by_distance": (
                 ("weights", "repeat", "component", "distance"),
-                np.broadcast_to(waves, (2, 2, *waves.shape)),
+                np.broadcast_to(waves, (*replicas, *waves.shape)),
             ),
             "frequency": (bands, of_components),
             "activated": (bands, of_components > 1),
@@ -265,16 +243,16 @@ def curves_of(waves: np.ndarray, twin: np.ndarray, frequencies: np.ndarray) -> x
             "weights": ["trained", "random 0"],
             "scheme": ("layer", ["rope"]),
             "layer": [0],
-            "distance": range(len(trained)),
+            "distance": range(length),
         },
-        {
-            "checkpoint": "a",
-            "length": len(trained),
-            "training_length": len(trained),
-            "sequences": 4,
-        },
+        {"checkpoint": "a", "length": length, "training_length": length, "sequences": 4},
     )
     return xr.DataTree.from_dict({"within": data, "repeated": data})
+
+
+def outcomes_of(*curves) -> dict[str, Verdict]:
+    told = LOGIT_BY_DISTANCE.tabulate([curves_of(*curves)])
+    return {each.claim.label: each for each in judged(told)}
 
 
 def test_a_u_of_rope_counts_beyond_what_few_waves_show_at_random_phases():
@@ -282,20 +260,13 @@ def test_a_u_of_rope_counts_beyond_what_few_waves_show_at_random_phases():
     eighty.
     """
     frequencies, t = 10_000 ** (-np.arange(16) / 16), np.arange(256)
-
-    def verdicts(waves: np.ndarray) -> dict[str, Verdict]:
-        return {
-            each.claim.label: each
-            for each in judged(LOGIT_BY_DISTANCE.tabulate([curves_of(waves, 0 * t, frequencies)]))
-        }
-
     waves = next(iter(random_phases_of(frequencies, 256)))
     assert H1.rule.holds(u_shape(smooth(waves.sum(0))).values((1e-3, 1e-3), 4))
-    found = verdicts(waves)
-    assert (found["H1"].outcome, found["H1 (beyond random phases)"].outcome) == (HOLDS, FAILS)
-    # no phases of these waves make a deeper minimum
-    together = verdicts(-np.cos(np.multiply.outer(frequencies, t - 128)))
-    assert together["H1 (beyond random phases)"].outcome == HOLDS
+    # no phases of the second make a deeper minimum
+    together = -np.cos(np.multiply.outer(frequencies, t - 128))
+    for drawn, beyond in ((waves, FAILS), (together, HOLDS)):
+        found = outcomes_of(drawn, 0 * t, frequencies)
+        assert (found["H1"].outcome, found["H1 (beyond random phases)"].outcome) == (HOLDS, beyond)
 
 
 def random_phases_of(frequencies: np.ndarray, length: int):
@@ -312,10 +283,12 @@ def test_twins_stand_beside_the_same_distances():
     """Found: the control of the row without the last distances was that of all of them."""
     t = np.arange(256)
     curve, twin = np.abs(t - 128) / 128, np.where(t < 245, 0.0, 1.0)
-    data = curves_of(np.stack([curve, 0 * curve]), twin, np.array([1.0, 0.1]))
-    found = {each.claim.label: each for each in judged(LOGIT_BY_DISTANCE.tabulate([data]))}
-    assert float(found["H1"].estimate.control.removeprefix("random weights: ")) > 0.3
-    assert float(found["H1 (no decay)"].estimate.control.removeprefix("random weights: ")) < 0.001
+    found = outcomes_of(np.stack([curve, 0 * curve]), twin, np.array([1.0, 0.1]))
+    of_all, without_last = (
+        float(found[label].estimate.control.removeprefix("random weights: "))
+        for label in ("H1", "H1 (no decay)")
+    )
+    assert of_all > 0.3 and without_last < 0.001
 
 
 def test_random_phases_have_equal_strength_and_turn_with_their_frequency():
@@ -358,19 +331,10 @@ def tiny(scheme: str, seed: int = 0):
     positions matter.
     """
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=L,
-        initializer_range=0.3,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": L}
+    tokens = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+    config = LlamaConfig(**sizes, **heads, **tokens, initializer_range=0.3)
     return reposition(LlamaForCausalLM(config).eval(), scheme)
 
 
@@ -411,29 +375,6 @@ def test_streamed_prompts_are_the_prompts_of_one_analysis(checkpoints):
         stream(bridge, prompts, [Positions()])
 
 
-def test_saved_steps_are_found_in_order_and_measured(checkpoints):
-    steps = saved_steps(checkpoints / "rope")
-    assert list(steps) == [1, 2, 3, 4]
-    assert saved_steps(checkpoints / "learned") == {}
-
-    found = measure_steps(checkpoints / "rope", L, SMALL)
-    assert found["step"].values.tolist() == [1, 2, 3, 4]
-    assert len(set(found["vaf"].sum(("repeat", "component")).values.tolist())) == 4
-
-
-def test_a_fresh_twin_has_the_layout_and_other_weights(checkpoints):
-    trained, fresh, again = (
-        load(checkpoints / "repo"),
-        load_fresh(checkpoints / "repo", 7),
-        load_fresh(checkpoints / "repo", 7),
-    )
-    assert layout(fresh) == layout(trained)
-    weights = (model.parameters() for model in (trained, fresh, again))
-    for one, other, same in zip(*weights, strict=True):
-        assert torch.equal(other, same)
-        assert one.ndim < 2 or not torch.equal(one, other)
-
-
 def test_components_of_a_pair_add_up_to_the_logit_of_the_model(checkpoints):
     bridge = load(checkpoints / "rope")
     tokens = tuple(range(3, 13))
@@ -449,49 +390,44 @@ def test_components_of_a_pair_add_up_to_the_logit_of_the_model(checkpoints):
 def test_what_is_measured_is_the_mean_over_replicates(checkpoints, kept):
     rope, learned = (subject(name, checkpoints / name) for name in ("rope", "learned"))
     within, beyond = replicates.within(rope, SMALL, kept), replicates.beyond(rope, SMALL, kept)
-    assert within.sizes["distance"] == L
-    assert beyond.sizes["distance"] == 2 * L
+    assert (within.sizes["distance"], beyond.sizes["distance"]) == (L, 2 * L)
     assert within["weights"].values.tolist() == ["trained", "random 0"]
-    total = within["component_by_distance"].sum("component")
-    assert_allclose(total, within["logit"].mean("layer"), rtol=1e-6)
-    assert_allclose(
-        within["first_layer_by_distance"].sum("component"), within["logit"].isel(layer=0), rtol=1e-6
-    )
+    for components, logit in (
+        ("component_by_distance", within["logit"].mean("layer")),
+        ("first_layer_by_distance", within["logit"].isel(layer=0)),
+    ):
+        assert_allclose(within[components].sum("component"), logit, rtol=1e-6)
     logits = within["logit"].sel(weights="trained").values
     assert not np.array_equal(logits[0], logits[1])
     assert replicates.beyond(learned, SMALL, kept) is None
 
 
-def test_what_is_kept_is_what_was_measured(checkpoints, kept):
-    rope, other = subject("rope", checkpoints / "rope"), subject("other name", checkpoints / "rope")
-    for measure in (
-        replicates.within,
-        lambda *given: over_training.measure([given[0]], *given[1:]),
-    ):
-        first, again = (measure(each, SMALL, kept) for each in (rope, other))
-        assert again.attrs.pop("checkpoint") == "other name"
-        assert first.attrs.pop("checkpoint") == "rope"
-        xr.testing.assert_identical(first, again)
-        xr.testing.assert_equal(first, measure(rope, SMALL, Cache()))
+def test_what_is_kept_goes_by_the_weights_and_not_by_their_name(checkpoints, kept):
+    first, again = (
+        replicates.within(subject(name, checkpoints / "rope"), SMALL, kept)
+        for name in ("rope", "other name")
+    )
+    assert again.attrs.pop("checkpoint") == "other name"
+    assert first.attrs.pop("checkpoint") == "rope"
+    xr.testing.assert_identical(first, again)
 
 
 def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
     finished, moved = tmp_path / "run", tmp_path / "moved"
     shutil.copytree(checkpoints / "rope", finished)
-    assert read_steps(finished) is None
+    assert read_steps(finished) is None and list(saved_steps(finished)) == [1, 2, 3, 4]
     sizes = "--sequences 2 --repeats 2 --batch-size 2"
     assert main(f"train steps {finished} {sizes}".split()) == 0
-    once = (finished / FILE).read_bytes()
-    assert write_steps(finished, SMALL).read_bytes() == once
     shutil.copytree(finished, moved, ignore=shutil.ignore_patterns("steps"))
     from_file, from_steps = (
         over_training.measure([subject("rope", path)], SMALL, Cache())
         for path in (moved, checkpoints / "rope")
     )
     assert from_file["vaf"].attrs["sequences"] == 2
-    assert_allclose(from_file["vaf"], from_steps["vaf"])
     assert from_file["step"].values.tolist() == [1, 2, 3, 4]
-    assert_allclose(from_file["frequency"], from_steps["frequency"])
+    for name in ("vaf", "frequency"):
+        assert_allclose(from_file[name], from_steps[name])
+    assert len(set(from_file["vaf"].sum(("repeat", "component")).values.tolist())) == 4
     (moved / FILE).write_bytes(b"no netCDF")
     with pytest.raises(InputError, match="repo-interp train steps"):
         read_steps(moved)
@@ -504,65 +440,31 @@ def test_a_small_file_stands_in_for_the_saved_steps(checkpoints, tmp_path):
 @pytest.mark.usefixtures("few_draws")
 def test_figures_on_tiny_models_end_to_end(checkpoints, kept, tmp_path):
     paths = {name: str(checkpoints / name) for name in ("rope", "learned", "repo")}
-    results = results_on(dict(paths), Options(**SIZES), kept)
-    write_paper(tmp_path / "hope", PAPER, results, paths, "repo-interp figures hope", {}, ("nc",))
-    out = tmp_path / "hope"
+    results, out = results_on(dict(paths), Options(**SIZES), kept), tmp_path / "hope"
+    write_paper(out, PAPER, results, paths, "repo-interp figures hope", {}, ("nc",))
     of_rope = ("components", "vaf", "vaf_over_training", "beyond_training_length", "norms", "pair")
     names = {"logit_by_distance", "turns_repo", *(f"{name}_rope" for name in of_rope)}
-    of_page = {
-        "README.md",
-        "evidence.csv.gz",
-        "verdicts.csv",
-        "page.json",
-        "numbers.csv.gz",
-        "charts.nc.xz",
-    }
-    assert {file.name for file in out.iterdir()} == of_page | {f"{name}.nc" for name in names}
-    with (out / "verdicts.csv").open() as stream_of_rows:
-        rows = list(csv.DictReader(stream_of_rows))
-    verdicts = {(row["claim"], row["checkpoint"]): row["outcome"] for row in rows}
-    judged = {
-        *((claim, name) for claim in OF_ALL for name in ("rope", "learned")),
-        *((claim, "rope") for claim in OF_ROPE),
-    }
-    assert {key for key, verdict in verdicts.items() if verdict != UNMEASURABLE} == judged - {
-        ("H3", "rope")
-    }, "few steps"
+    page = ("README.md", "evidence.csv.gz", "verdicts.csv", "page.json", "numbers.csv.gz")
+    left = {*page, "charts.nc.xz", *(f"{name}.nc" for name in names)}
+    assert {file.name for file in out.iterdir()} == left
+    rows = read_table(out / "verdicts.csv")
+    verdicts = rows.set_index(["claim", "checkpoint"])["outcome"]
+    judged = {(claim, name) for claim in OF_ALL for name in ("rope", "learned")}
+    judged |= {(claim, "rope") for claim in OF_ROPE - {"H3"}}  # few steps
+    assert {*verdicts.index[verdicts != UNMEASURABLE]} == judged
     assert verdicts["H1", "kerple"] == UNMEASURABLE
-    assert {claim.label for claim in PAPER.claims} == {claim for claim, _ in verdicts}
-    page = (out / "README.md").read_text()
-    for row in rows:
-        assert row["ours"] in page
+    assert {claim.label for claim in PAPER.claims} == {*rows["claim"]}
     with xr.open_dataset(out / "logit_by_distance.nc", engine="h5netcdf") as stored:
         assert stored["checkpoint"].values.tolist() == ["rope", "learned", "repo"]
-        beyond = stored["logit"].sel(checkpoint="learned", weights="trained").sel(length=2 * L)
-        assert beyond.isnull().all()
-        assert "caption" in stored.attrs
-
-
-@pytest.mark.usefixtures("few_draws")
-def test_a_claim_without_a_checkpoint_is_not_measurable(checkpoints, kept):
-    verdicts = verdicts_of(
-        *results_on({"learned": checkpoints / "learned"}, Options(**SIZES), kept, drawn=())
-    )
-    missing = {
-        (each.claim.label, each.checkpoint)
-        for each in verdicts
-        if each.outcome == UNMEASURABLE and each.claim.id < "H6"
-    }
-    assert missing == {
-        *((claim, name) for claim in OF_ALL for name in ("rope", "kerple")),
-        *((claim, "rope") for claim in OF_ROPE),
-    }
-    assert all(verdict.notes for verdict in verdicts if verdict.outcome == UNMEASURABLE)
+        of_learned = stored["logit"].sel(checkpoint="learned", weights="trained")
+        assert of_learned.sel(length=2 * L).isnull().all() and "caption" in stored.attrs
 
 
 @pytest.mark.usefixtures("few_draws")
 def test_a_capped_length_is_measured_once_for_all_claims_drawn_and_not_judged(
     tmp_path, monkeypatch
 ):
-    lengths: list[int] = []
-    of_model = replicates.of_model
+    lengths, of_model = [], replicates.of_model
 
     def counted(bridge, tokens, *given):
         lengths.append(tokens)
@@ -572,20 +474,16 @@ def test_a_capped_length_is_measured_once_for_all_claims_drawn_and_not_judged(
     model = tiny("rope")
     model.config.max_position_embeddings = 4 * L
     save(model, tmp_path / "long")
-    cache = Cache(tmp_path / "kept")
-    results = results_on({"long": tmp_path / "long"}, Options(**SIZES, length=L), cache)
+    options, cache = Options(**SIZES, length=L), Cache(tmp_path / "kept")
+    results = results_on({"long": tmp_path / "long"}, options, cache, drawn=EXPERIMENTS[:1])
     # of independent tokens and of a repeated one, of the trained model and a twin
     assert sorted(lengths) == [L] * 4 + [2 * L] * 4
-    verdicts = {
-        each.claim.label: each for each in verdicts_of(*results) if each.checkpoint == "long"
-    }
-    assert set(verdicts) == OF_ALL | OF_ROPE - {"H3"}
-    assert all(
-        each.outcome == UNMEASURABLE and "length=0" in notes_of(each) for each in verdicts.values()
-    )
-    drawings = [drawing for result in results for drawing in result.drawings]
-    assert drawings[0].data.sizes["distance"] == 2 * L
-    assert all(f"capped at {L} of the {4 * L} tokens" in drawing.caption for drawing in drawings)
+    found = [each for each in verdicts_of(*results) if each.checkpoint == "long"]
+    assert {each.claim.label for each in found} == OF_ALL | OF_ROPE - {"H3"}
+    assert all(each.outcome == UNMEASURABLE and "length=0" in notes_of(each) for each in found)
+    (drawing,) = (drawing for result in results for drawing in result.drawings)
+    assert drawing.data.sizes["distance"] == 2 * L
+    assert f"capped at {L} of the {4 * L} tokens" in drawing.caption
 
 
 @pytest.mark.usefixtures("few_draws")
@@ -597,54 +495,40 @@ def test_of_a_long_model_twins_have_fewer_layers_and_the_claims_are_judged_all_t
     rope, cache = subject("rope", checkpoints / "rope"), Cache(tmp_path)
     within, beyond = replicates.within(rope, SMALL, cache), replicates.beyond(rope, SMALL, cache)
     layers = within["logit"].notnull().any(("repeat", "distance")).sum("layer")
-    assert layers.sel(weights="trained") == 2 and layers.sel(weights="random 0") == 1
+    assert layers.sel(weights=["trained", "random 0"]).values.tolist() == [2, 1]
     assert (within.attrs["sequences"], beyond.sizes["layer"]) == (SMALL.repeats, 1)
-    assert (
-        within["scheme"].values.tolist() == ["rope", "rope"] and within["activated"].dtype == bool
-    )
+    assert within["scheme"].values.tolist() == ["rope"] * 2 and within["activated"].dtype == bool
     twin = replicates.of_model(load_fresh(rope.path, 0), L, L, 1, SMALL, layers=[0])
-    assert_allclose(
-        twin["component_by_distance"][0],
-        within["component_by_distance"].sel(weights="random 0", repeat=0),
-    )
-    results = results_on(
-        {"rope": checkpoints / "rope"},
-        Options(**SIZES),
-        cache,
-        drawn=("vaf", "beyond"),
-    )
-    assert {
-        each.claim.label for each in verdicts_of(*results) if each.outcome != UNMEASURABLE
-    } == OF_ALL | OF_ROPE - {"H3"}
+    of_twin = within["component_by_distance"].sel(weights="random 0", repeat=0)
+    assert_allclose(twin["component_by_distance"][0], of_twin)
+    drawn, paths = ("vaf", "beyond"), {"rope": checkpoints / "rope"}
+    results = results_on(paths, Options(**SIZES), cache, drawn)
+    known = {each.claim.label for each in verdicts_of(*results) if each.outcome != UNMEASURABLE}
+    assert known == OF_ALL | OF_ROPE - {"H3"}
     captions = {drawing.name: drawing.caption for result in results for drawing in result.drawings}
     assert "the first 1 of 2 layers" in captions["vaf_rope"]
     assert "The first 1 layers." in captions["beyond_training_length_rope"]
 
 
-def test_a_layer_with_a_window_is_measured_within_it_and_not_beyond(tmp_path, checkpoints):
+def test_a_layer_with_a_window_is_measured_within_it_and_not_beyond(tmp_path):
     """L is min(window, training length), whatever the length of the sequences: not capped, and
     bands are those of the window.
     """
-    config = Gemma3TextConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=16, max_position_embeddings=4 * L, sliding_window=L, layer_types=["sliding_attention"] * 2 + ["full_attention"],
-    )  # fmt: skip
-    save(reposition(Gemma3ForCausalLM(config).eval(), "rope"), tmp_path / "windows")
-    windows, options = (
-        subject("windows", tmp_path / "windows"),
-        dataclasses.replace(SMALL, length=2 * L),
-    )
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    kinds = ["sliding_attention"] * 2 + ["full_attention"]
+    lengths = {"max_position_embeddings": 4 * L, "sliding_window": L, "layer_types": kinds}
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **lengths)).eval()
+    save(reposition(model, "rope"), tmp_path / "windows")
+    windows = subject("windows", tmp_path / "windows")
+    options = dataclasses.replace(SMALL, length=2 * L)
     data = replicates.within(windows, options, Cache())
-    assert (
-        data.sizes["distance"],
-        data["layer"].values.tolist(),
-        data.attrs["training_length"],
-    ) == (L, [0, 1], L)
+    assert data.sizes["distance"] == data.attrs["training_length"] == L
+    assert data["layer"].values.tolist() == [0, 1]
     assert replicates.beyond(windows, options, Cache()) is None
-    theta = replicates.bands(data)["frequency"].values
-    assert_allclose(
-        replicates.bands(data)["activated"], (theta > math.pi / L) & (theta < 2 * math.pi / L)
-    )
+    bands = replicates.bands(data)
+    theta = bands["frequency"].values
+    assert_allclose(bands["activated"], (theta > math.pi / L) & (theta < 2 * math.pi / L))
 
 
 def test_checkpoints_that_copy_are_not_looked_at(tmp_path, checkpoints):
@@ -653,10 +537,6 @@ def test_checkpoints_that_copy_are_not_looked_at(tmp_path, checkpoints):
     recorded = Subject("recorded", str(tmp_path), (), 0, "", None)
     copying, rope = subject("copying", tmp_path / "copying"), subject("rope", checkpoints / "rope")
     assert [is_analysed(each) for each in (copying, recorded, rope)] == [False, False, True]
-
-
-def test_samples_and_scores_have_batches_of_their_own():
-    assert Options().batch_size == Sampling().batch_size != ScoreOptions().batch_size
 
 
 # ---- what all papers have in common --------------------------------------------------------------

@@ -15,13 +15,12 @@ from verdicts import judged as rows
 from verdicts import notes_of, verdicts_of
 
 from position_papers.hope import copying, perplexity
-from position_papers.hope.copying import AB1, AB2, BEST, COPYING, EACH, H7, WORST
+from position_papers.hope.copying import COPYING
 from position_papers.hope.extended_scores import METHODS, scores, side_by_side, with_methods
 from position_papers.hope.perplexity import PERPLEXITY
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import run
 from position_papers.kit.judge.claims import FAILS, HOLDS, UNDECIDED, UNMEASURABLE, Verdict
-from position_papers.kit.judge.differences import Difference
 from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, score_table
 from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced
@@ -78,50 +77,24 @@ def verdicts(*scored: Scored) -> dict[str, str]:
 # ---- the rules -----------------------------------------------------------------------------------
 
 
-def test_activated_above_low_and_low_not_below_neither():
-    clear, slight, below = (
-        Difference(0.2, 0.01, ""),
-        Difference(-0.01, 0.01, ""),
-        Difference(-0.2, 0.01, ""),
-    )
-
-    def holds(first: Difference, second: Difference) -> bool:
-        return H7.rule.holds(
-            {BEST: 0.9, WORST: 0.9, EACH: 0.9, AB1: {"AB2": first}, AB2: {"RoPE": second}}
-        )
-
-    assert holds(clear, slight) and holds(clear, clear)
-    assert not holds(slight, clear) and not holds(clear, below)
-
-
 def test_hope_must_be_above_every_rival_beyond_training():
     beyond = {"rope": 0.1, "alibi": 0.3, "kerple": 0.5, "fire": 0.0}
     rivals = [made(layout, 1.0, share) for layout, share in beyond.items()]
     (h6, pi, _) = judged([made("hope", 0.9, 0.8), *rivals]).values()
-    assert (h6.outcome, pi.outcome) == (HOLDS, UNMEASURABLE)
+    assert (h6.outcome, pi.outcome, h6.estimate.n) == (HOLDS, UNMEASURABLE, 200)
     assert h6.estimate.value == pytest.approx(80)
-    assert h6.estimate.n == 200
-    assert notes_of(h6).count("above") == 4
-    assert "within L: copying/hope 90 %" in notes_of(h6)
+    assert notes_of(h6).count("above") == 4 and "within L: copying/hope 90 %" in notes_of(h6)
     assert verdicts(made("hope", 1.0, 0.3), *rivals)["H6"] == FAILS
-    assert verdicts(made("hope", 1.0, 0.5), *rivals[1:])["H6"] == UNMEASURABLE
     alone = judged([made("hope", 1.0, 0.5), rivals[0]])["H6"]
+    assert verdicts(made("hope", 1.0, 0.5), *rivals[1:])["H6"] == UNMEASURABLE
     assert "no checkpoint of alibi, kerple, fire" in notes_of(alone)
 
 
 def test_legends_call_the_papers_repo_by_its_name_alone():
-    repo, later, rope = (
-        made("repo@1/3", 1.0, 0.5),
-        made("repo@2", 1.0, 0.5),
-        made("rope", 1.0, 0.1, {"yarn": 0.3}),
-    )
-    table = side_by_side(with_methods([repo, later, rope]), score_table)
-    assert table["checkpoint"].values.tolist() == [
-        "RePo",
-        "RePo from layer 2",
-        "RoPE",
-        "RoPE + YaRN",
-    ]
+    layouts = {"repo@1/3": None, "repo@2": None, "rope": {"yarn": 0.3}}
+    scored = [made(layout, 1.0, 0.5, methods) for layout, methods in layouts.items()]
+    names = side_by_side(with_methods(scored), score_table)["checkpoint"].values.tolist()
+    assert names == ["RePo", "RePo from layer 2", "RoPE", "RoPE + YaRN"]
 
 
 def test_who_does_not_copy_is_not_compared():
@@ -182,22 +155,22 @@ def test_perplexity_beyond_training_is_compared_with_rope():
             {"score": (("method", "test_set", "prompt"), values), "tokens": ("test_set", [32, 64])},
             coords={"method": [PLAIN], "test_set": ["32", "64"]},
         )
-        configuration = replaced(TrainingConfiguration(task="language"), {"scheme": layout})
-        return Scored(f"language/{layout}", layout, configuration, 32, "log perplexity", live, ())
-
-    def judged(*models: Scored) -> Verdict:
-        return rows(perplexity.tabulate(models))[0]
+        return dataclasses.replace(
+            made(layout, 1, 1, task="language"),
+            training_length=32,
+            metric="log perplexity",
+            live=live,
+        )
 
     hope = model("hope", 2.0, 2.1)
     models = [hope, model("rope", 2.0, 3.0), model("alibi", 2.0, 2.0)]
-    verdict = judged(*models)
-    assert verdict.outcome == HOLDS
+    verdict = rows(perplexity.tabulate(models))[0]
+    assert verdict.outcome == HOLDS and "alibi" in verdict.estimate.control
     assert verdict.estimate.value == pytest.approx(np.exp(2.2))
-    assert "alibi" in verdict.estimate.control
     (drawing,) = perplexity.draw(models)
-    assert_allclose(drawing.data["score"].sel(checkpoint="HoPE", test_set=64).values, [np.exp(2.2)])
-    assert judged(hope, model("rope", 2.0, 2.1)).outcome == FAILS
-    assert judged(hope).outcome == UNMEASURABLE
+    assert_allclose(drawing.data["score"].sel(checkpoint="HoPE", test_set=64), [np.exp(2.2)])
+    for others, outcome in (([model("rope", 2.0, 2.1)], FAILS), ([], UNMEASURABLE)):
+        assert rows(perplexity.tabulate([hope, *others]))[0].outcome == outcome
 
 
 def test_recorded_scores_stand_in_for_weights():
@@ -209,26 +182,6 @@ def test_recorded_scores_stand_in_for_weights():
     assert h6.outcome == HOLDS and h6.estimate.value == pytest.approx(85)
     assert "Wilson" in h6.interval.over
     assert pi.outcome == UNMEASURABLE and "weights" in notes_of(pi)
-
-
-def test_schemes_with_other_numbers_of_seeds_stand_in_one_figure():
-    """Found when the zoo got a second seed of copying: PI and YaRN have one, the plain scores
-    two.
-    """
-
-    def with_seeds(one: Scored, *means: float) -> Scored:
-        runs = [
-            Recorded(seed, "exact match", 200, 10, dict.fromkeys(SETS, mean), one.configuration)
-            for seed, mean in enumerate(means, start=1)
-        ]
-        return dataclasses.replace(one, recorded=tuple(runs))
-
-    hope = with_seeds(made("hope", 1.0, 0.5, {"interpolation": 0.5, "yarn": 0.5}), 0.7, 0.9)
-    (drawing,) = copying.draw([hope, made("rope", 1.0, 0.1, {"interpolation": 0.4, "yarn": 0.9})])
-    values = drawing.data["score"].sel(test_set=4)
-    assert values.sel(checkpoint="HoPE").values.tolist() == [0.5, 0.7, 0.9]
-    assert values.sel(checkpoint="HoPE + YaRN").dropna("seed").values.tolist() == [0.5]
-    assert values.sel(checkpoint="RoPE").dropna("seed").values.tolist() == [0.1]
 
 
 # ---- trained checkpoints -------------------------------------------------------------------------
@@ -264,43 +217,33 @@ def test_extended_models_answer_short_prompts_plainly_and_long_ones_otherwise(ro
 
 
 def test_every_figure_of_tiny_checkpoints(root, tmp_path):
-    places = sorted(file.parent for file in root.glob("*/*/training.toml"))
     subjects = [
-        subject(place.relative_to(root).as_posix(), place, str(root / "documents"))
-        for place in places
+        subject(file.parent.relative_to(root).as_posix(), file.parent, str(root / "documents"))
+        for file in sorted(root.glob("*/*/training.toml"))
     ]
-    options, said = ScoreOptions(count=4, language_count=4), []
-    results = [
-        result
-        for experiment in (COPYING, PERPLEXITY)
-        for result in run(experiment, subjects, options, Cache(tmp_path), said.append)
-    ]
-    assert {each.claim for result in results for each in verdicts_of(result)} == {
-        *COPYING.claims,
-        *PERPLEXITY.claims,
-    }
+    options, said, results = ScoreOptions(count=4, language_count=4), [], []
+    for experiment in (COPYING, PERPLEXITY):
+        results += run(experiment, subjects, options, Cache(tmp_path), said.append)
+    claims = {each.claim for each in verdicts_of(*results)}
+    assert claims == {*COPYING.claims, *PERPLEXITY.claims}
     assert any("copying/hope_ab2" in text for text in said)
-    drawings = [drawing for result in results for drawing in result.drawings]
-    names = [drawing.name for drawing in drawings]
-    assert names[0].startswith("copying_") and names[1:] == ["perplexity_by_length"]
-    assert drawings[0].data["checkpoint"].values.astype(str).tolist().count("HoPE + YaRN") == 1
-    for drawing in drawings:
-        drawing.data.to_netcdf(tmp_path / "data.nc", engine="h5netcdf")
-        drawing.figure.savefig(tmp_path / f"{drawing.name}.png", dpi=50)
-    assert len(drawings[0].figure.axes) == 3, "schemes, with PI and YaRN, ablations"
+    first, second = (drawing for result in results for drawing in result.drawings)
+    assert first.name.startswith("copying_") and second.name == "perplexity_by_length"
+    assert [*first.data["checkpoint"].values].count("HoPE + YaRN") == 1
+    for drawing in (first, second):
+        drawing.figure.draw_without_rendering()
+    assert len(first.figure.axes) == 3, "schemes, with PI and YaRN, ablations"
 
 
 def test_other_seeds_answer_the_prompts_of_the_first(tmp_path):
     for seed, folder in enumerate(("rope", "rope/seed-1", "rope/seed-2")):
         trained(tmp_path / folder, "copying", "rope", task_options=TASK, seed=seed)
     without_weights(tmp_path / "rope/seed-2")
-    options = ScoreOptions(count=4)
-    (together,) = scores([subject("copying/rope", tmp_path / "rope")], options, Cache())
-    (alone,) = scores([subject("alone", tmp_path / "rope/seed-1")], options, Cache())
-    (other,) = together.other_seeds.values()
-    assert alone.live is not None and alone.other_seeds == {} and list(together.other_seeds) == [1]
-    xr.testing.assert_equal(other, alone.live)
-    assert (
-        together.sample(SETS, "yarn").seeds.tolist()[1:]
-        == alone.sample(SETS, "yarn").seeds.tolist()
+    together, alone = (
+        scores([subject("copying/rope", tmp_path / folder)], ScoreOptions(count=4), Cache())[0]
+        for folder in ("rope", "rope/seed-1")
     )
+    assert alone.other_seeds == {} and list(together.other_seeds) == [1]
+    xr.testing.assert_equal(together.other_seeds[1], alone.live)
+    of_both, of_one = (each.sample(SETS, "yarn").seeds.tolist() for each in (together, alone))
+    assert of_both[1:] == of_one

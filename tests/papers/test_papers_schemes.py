@@ -73,39 +73,29 @@ def slow(name, module, q, k, hidden, i, j, index, head):
 
 
 @torch.no_grad()
-def test_logits_equal_the_papers_formulas_pair_by_pair(scheme):
+def test_logits_equal_the_papers_formulas_pair_by_pair_also_of_some_rows(scheme):
     name, module = scheme
     queries, keys, hidden, index, seen = of_batch()
-    added = module(queries, keys, index, index, seen, SCALE, None, module.gate_keys(hidden))
-    assert added.shape == (2, HEADS, TOKENS, TOKENS)
-    for prompt in range(2):
-        for head in range(HEADS):
-            for i in range(TOKENS):
-                for j in range(TOKENS):
-                    value = added[prompt, head, i, j]
-                    if not seen[prompt, 0, i, j]:
-                        assert float(value) == 0.0
-                        continue
-                    q, k = queries[prompt, head, i], keys[prompt, head // 2, j]
-                    whole = slow(name, module, q, k, hidden[prompt], i, j, index[prompt], head)
-                    assert_close(SCALE * q @ k + value, whole, atol=1e-5, rtol=1e-4)
-
-
-@torch.no_grad()
-def test_rows_alone_equal_the_rows_of_the_whole(scheme):
-    _, module = scheme
-    queries, keys, hidden, index, seen = of_batch()
     gate_keys = module.gate_keys(hidden)
-    whole = module(queries, keys, index, index, seen, SCALE, None, gate_keys)
-    rows = torch.tensor([6, 3])
-    some = module(
-        queries[:, :, rows], keys, index[:, rows], index, seen[:, :, rows], SCALE, None, gate_keys
-    )
-    assert_close(some, whole[:, :, rows], atol=1e-6, rtol=1e-5)
+
+    def added(rows):
+        own = queries[:, :, rows], keys, index[:, rows], index, seen[:, :, rows]
+        return module(*own, SCALE, None, gate_keys)
+
+    whole, rows = added(torch.arange(TOKENS)), torch.tensor([6, 3])
+    assert_close(added(rows), whole[:, :, rows], atol=1e-6, rtol=1e-5)
+    for place in np.ndindex(2, HEADS, TOKENS, TOKENS):
+        prompt, head, i, j = place
+        if not seen[prompt, 0, i, j]:
+            assert float(whole[place]) == 0.0
+            continue
+        q, k = queries[prompt, head, i], keys[prompt, head // 2, j]
+        wanted = slow(name, module, q, k, hidden[prompt], i, j, index[prompt], head)
+        assert_close(SCALE * q @ k + whole[place], wanted, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_with_it_is_analyzed_and_generates_from_a_cache(name, tmp_path):
+def test_a_model_with_it_is_analyzed_and_generates_from_a_cache(name):
     torch.manual_seed(0)
     model = ri.reposition(tiny("llama"), f"rope,{name},{name}")
     tokens = torch.randint(3, 60, (1, 12), generator=torch.Generator().manual_seed(0))
@@ -114,15 +104,18 @@ def test_a_model_with_it_is_analyzed_and_generates_from_a_cache(name, tmp_path):
         half = model(tokens[:, :7], use_cache=True)
         rest = model(tokens[:, 7:], past_key_values=half.past_key_values).logits
     assert_close(rest, whole[:, 7:], atol=1e-4, rtol=1e-4)
-    prompt = Prompt(
-        tokens=tuple(tokens[0].tolist()), spans={"needle": (3, 4), "query": (9,)}, generated=(11,)
-    )
+    (prompt,) = prompts_of(tokens)
     run = ri.analyze(model, [prompt], measures=("attention_mass",))
     mass = run["attention_mass"]["mass"].sel(span="needle", layer=1).values.ravel()
     model.set_attn_implementation("eager")
     with torch.no_grad():
         pattern = model(tokens, output_attentions=True).attentions[1][0, :, 10, 3:5].sum(-1)
     np.testing.assert_allclose(mass, pattern.numpy(), atol=1e-5)
+
+
+def prompts_of(tokens):
+    spans = {"needle": (3, 4)}
+    return [Prompt(tokens=tuple(row), spans=spans, generated=(11,)) for row in tokens.tolist()]
 
 
 @torch.no_grad()
@@ -133,21 +126,22 @@ def test_selective_rope_turns_by_sums_between_key_and_query_and_measures_follow(
     layer = as_decoder(model).layers[1]
     layer.assigner.angle.weight.mul_(30.0)
     tokens = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(0))
-    valid = torch.ones(2, 12, dtype=torch.bool)
     found, hidden = {}, []
 
     def keep(module, arguments, keywords):
         hidden.append(keywords["hidden_states"])
 
+    def note(inputs):
+        found[inputs.layer] = inputs
+
     handle = layer.module.register_forward_pre_hook(keep, with_kwargs=True, prepend=True)
-    capture(
-        model, tokens, valid, torch.arange(2), lambda inputs: found.update({inputs.layer: inputs})
-    )
+    capture(model, tokens, torch.ones(2, 12, dtype=torch.bool), torch.arange(2), note)
     handle.remove()
     inputs, angles = found[1], layer.assigner.angle(hidden[0])
-    logits = inputs.logits(torch.arange(12))
-    (q, k), half = (inputs.queries, inputs.keys), inputs.queries.shape[-1] // 2
-    query, key = (torch.complex(part[..., :half], part[..., half:]) for part in (q, k))
+    logits, half = inputs.logits(torch.arange(12)), inputs.queries.shape[-1] // 2
+    query, key = (
+        torch.complex(part[..., :half], part[..., half:]) for part in (inputs.queries, inputs.keys)
+    )
     for prompt, head, i, j in ((0, 0, 5, 2), (1, 3, 11, 0), (1, 2, 7, 7)):
         phase = angles[prompt, j + 1 : i + 1].sum(0)
         turned = query[prompt, head, i] * key[prompt, head // 2, j].conj()
@@ -155,33 +149,27 @@ def test_selective_rope_turns_by_sums_between_key_and_query_and_measures_follow(
         assert_close(logits[prompt, head, i, j], wanted, atol=1e-5, rtol=1e-4)
     assert not torch.allclose(inputs.rotated_queries, inputs.queries)
 
-    rows = [
-        Prompt(tokens=tuple(row), spans={"needle": (3, 4)}, generated=(11,))
-        for row in tokens.tolist()
-    ]
-    names = ("positions", "components", "three_axis", "attention_mass", "octaves", "maps")
-    names += ("patterns",)
-    run = ri.analyze(model, rows, names)
-    assert set(run.children) == {*names} - {"patterns"}
+    names = {"positions", "components", "three_axis", "attention_mass", "octaves", "maps"}
+    run = ri.analyze(model, prompts_of(tokens), (*names, "patterns"))
+    assert set(run.children) == names
     assert run.attrs["stopped"].startswith("patterns: patterns reads one position per token")
-    positions = run["positions"].to_dataset()
+    positions, maps, curves = (run[name] for name in ("positions", "maps", "components"))
     by_pair = positions["position_by_pair"].sel(layer=1, head=0).transpose("prompt", "token", ...)
     np.testing.assert_allclose(by_pair.values, angles.cumsum(1).numpy(), atol=1e-4)
-    assert positions["position"].sel(layer=1).isnull().all()
-    assert positions["position"].sel(layer=0).notnull().all()
-    assert positions["position_by_pair"].sel(layer=0).isnull().all()
+    for values, known in (
+        (positions["position"], 0),
+        (positions["position_by_pair"], 1),
+        (maps["fake_map"], 0),
+    ):
+        assert values.sel(layer=1 - known).isnull().all()
+        assert values.sel(layer=known).notnull().any()
     seen = np.tri(12, dtype=bool)
-    kept = run["maps"]["logit_map"].sel(layer=1).values[..., seen]
+    kept = maps["logit_map"].sel(layer=1).values[..., seen]
     np.testing.assert_allclose(kept, logits[0][:, seen].numpy(), atol=1e-5)
-    assert run["maps"]["fake_map"].sel(layer=1).isnull().all()
-    assert run["maps"]["fake_map"].sel(layer=0).notnull().all()
-    curves = run["components"].to_dataset()
     assert curves["position_reach"].sel(layer=1).isnull().all()
     summed = curves["component_by_distance"].sum("component").sel(layer=1)
     whole = curves["logit_by_distance"].sel(layer=1).mean("head")
     np.testing.assert_allclose(summed.values, whole.values, atol=1e-5)
-    with pytest.raises(InputError, match="patterns reads one position per token"):
-        ri.analyze(model, rows, ["patterns"])
     with (
         ri.interventions.frozen(model, layer=1),
         pytest.raises(InputError, match="leave the layer"),

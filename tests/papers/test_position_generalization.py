@@ -19,7 +19,6 @@ from verdicts import notes_of, results_of, verdicts_of
 import repo_interp as ri
 from position_papers.kit.cache import Cache
 from position_papers.kit.judge.claims import UNMEASURABLE
-from position_papers.kit.paper_directory import write_paper
 from position_papers.kit.subjects import Subject, subject
 from position_papers.position_generalization import disturbed
 from position_papers.position_generalization.extrapolation import EXTRAPOLATION, P7, P7_WINDOWS
@@ -40,14 +39,10 @@ def made(tmp_path_factory):
     torch.manual_seed(0)
     home = tmp_path_factory.mktemp("language")
     text = home / "text.txt"
-    text.write_text(
-        "\n".join(
-            f"sentence {number} says that {number * 7 % 101} comes next." for number in range(4000)
-        )
-    )
-    task = make_task(
-        "language", corpus=str(text), tokens=300, length=LENGTH, longest_test=2 * LENGTH
-    )
+    lines = (f"sentence {n} says that {n * 7 % 101} comes next." for n in range(4000))
+    text.write_text("\n".join(lines))
+    sizes = {"tokens": 300, "length": LENGTH, "longest_test": 2 * LENGTH}
+    task = make_task("language", corpus=str(text), **sizes)
     checkpoints = {}
 
     def save(name: str, scheme: str, of: Task) -> Path:
@@ -60,30 +55,18 @@ def made(tmp_path_factory):
 
     for scheme in ("rope", "repo@1", "learned", "nope"):
         save(scheme, scheme, task)
-    for scheme in ("rope", "repo"):  # trained on another task, as far as they say
-        directory = save(
-            f"reversal {scheme}", scheme, make_task("reversal", longest=6, longest_test=12)
-        )
-        (directory / "training.toml").write_text(
-            'task = "reversal"\n[task_options]\nlongest = 6\nlongest_test = 12\n'
-        )
-    options = Options(
-        sequences=2,
-        controls=1,
-        draws=2,
-        gammas=(0.5,),
-        l_maxes=(5,),
-        longer=8,
-        reach=2,
-        corpus=str(text),
-    )
+    # trained on another task, as far as it says
+    other = save("reversal repo", "repo", make_task("reversal", longest=6, longest_test=12))
+    stated = 'task = "reversal"\n[task_options]\nlongest = 6\nlongest_test = 12\n'
+    (other / "training.toml").write_text(stated)
+    counts = {"sequences": 2, "controls": 1, "draws": 2, "longer": 8, "reach": 2}
+    options = Options(**counts, gammas=(0.5,), l_maxes=(5,), corpus=str(text))
     subjects = [subject(name, path) for name, path in checkpoints.items()]
-    recorded = TrainingConfiguration(task="language")
     (home / "scores").mkdir()
     (home / "scores" / "scores.json").write_text("{}")
+    recorded = TrainingConfiguration(task="language")
     alone = Subject("scores alone", str(home / "scores"), (), 0, "", None, recorded)
-    subjects.append(alone)
-    return subjects, options, home
+    return [*subjects, alone], options, home
 
 
 @pytest.fixture(scope="module")
@@ -108,70 +91,59 @@ def rope(made):
     return next(one for one in made[0] if one.name == "rope")
 
 
-def test_every_claim_is_judged_where_it_can_be(made, results):
-    verdicts = {
-        (verdict.claim.label, verdict.checkpoint): verdict
-        for result in results
-        for verdict in verdicts_of(result)
-    }
-    judged = {label: {name for (of, name) in verdicts if of == label} for label, _ in verdicts}
-    others = {"reversal rope", "reversal repo"}
-    checkpoints = {one.name for one in made[0]} - others - {"scores alone"}
-    assert judged["P1"] == judged["P3"] == judged["P6"] == judged["P6 (features)"] == checkpoints
-    # the others' fake logits are additive by construction
-    assert judged["P2"] == {"rope", "repo@1"}
-    assert judged["P4"] == judged["P4 (near pi)"] == {"rope", "repo@1"}
-    assert judged["P1"] == judged["P1 (beyond nulls)"]
-    assert judged["P2"] == judged["P2 (beyond random weights)"]
-    assert judged["P6 (learned)"] == {"repo@1"}
-    # its table ends at the training length
-    assert judged["P7"] == judged["P7 (sliding windows)"] == checkpoints - {"learned"}
-    assert judged["P6 (positions)"] == judged["P6 (positions, as in table 1)"]
-    assert judged["P6 (positions)"] == checkpoints - {"nope"}
-    assert judged["P6 (positions, 1 %)"] == judged["P6 (positions)"]
-    assert judged["P6 (untouched)"] == judged["P6 (1 % within 1,000)"] == checkpoints
+def test_every_claim_is_judged_where_it_can_be(results):
+    verdicts = {(each.claim.label, each.checkpoint): each for each in verdicts_of(*results)}
+    judged = {label: {name for of, name in verdicts if of == label} for label, _ in verdicts}
     assert set(judged) == {claim.label for claim in PAPER.claims}
-    measured = {place for place, verdict in verdicts.items() if verdict.outcome != UNMEASURABLE}
-    without = set(verdicts) - measured
+    every, rotary = {"rope", "repo@1", "learned", "nope"}, {"rope", "repo@1"}
+    # the others' fake logits are additive by construction
+    wanted = dict.fromkeys(("P2", "P2 (beyond random weights)", "P4", "P4 (near pi)"), rotary)
+    of_all = ("P1", "P1 (beyond nulls)", "P3", "P6", "P6 (features)", "P6 (untouched)")
+    wanted |= dict.fromkeys((*of_all, "P6 (1 % within 1,000)"), every)
+    # its table ends at the training length
+    wanted |= dict.fromkeys(("P7", "P7 (sliding windows)"), every - {"learned"})
+    moved = ("positions", "positions, as in table 1", "positions, 1 %")
+    wanted |= dict.fromkeys([f"P6 ({kind})" for kind in moved], every - {"nope"})
+    assert {label: judged[label] for label in wanted} == wanted
+    assert judged["P6 (learned)"] == {"repo@1"}
+    without = {place for place, each in verdicts.items() if each.outcome == UNMEASURABLE}
     # of 32 tokens
-    assert {name for label, name in without if label == "P6 (1 % within 1,000)"} == checkpoints
+    assert {name for label, name in without if label == "P6 (1 % within 1,000)"} == every
     allowed = {"P4 (near pi)", "P6 (1 % within 1,000)", "P6 (learned)"}
     assert {label for label, _ in without if not label.startswith("P5")} <= allowed
-    assert all(np.isfinite(verdicts[place].estimate.value) for place in measured)
-    assert all(verdicts[place].notes for place in without)
+    assert all(each.notes or place not in without for place, each in verdicts.items())
     # half of the eight are the reference
     assert "of 4 sequences, compared with the others" in notes_of(verdicts["P7", "rope"])
+    names = {drawing.name for result in results for drawing in result.drawings}
+    kinds = ("fits", "three_axis", "fake_distance", "rotation", "perturbation", "extrapolation")
+    assert {f"{kind}_rope" for kind in (*kinds, "output_traces")} <= names
+    assert not {"rotation_learned", "output_traces_learned", "fits_reversal repo"} & names
 
 
 def test_verdicts_can_be_recomputed_from_what_is_drawn(results):
     """Numbers, spreads and what they are compared with: by prompt, by weights, by draw."""
-    known = {
-        verdict.claim.label: verdict
-        for result in results
-        for verdict in verdicts_of(result)
-        if verdict.checkpoint == "rope"
-    }
+    known = {each.claim.label: each for each in verdicts_of(*results) if each.checkpoint == "rope"}
     drawn = {drawing.name: drawing.data for result in results for drawing in result.drawings}
     fits, rotation, moved = (drawn[f"{name}_rope"] for name in ("fits", "rotation", "perturbation"))
-    rises = 100 * np.expm1(moved["judged_log_perplexity"] - moved["judged_plain"]).sel(
-        disturbance="text_order"
-    )
+    rises = np.expm1(moved["judged_log_perplexity"] - moved["judged_plain"])
     units = {
         "P1": fits["three_axis_r_of_prompts"],
         "P2": fits["fake_distance_r_of_layers"].mean("layer"),
-        "P6": rises,
+        "P6": 100 * rises.sel(disturbance="text_order"),
         "P7 (sliding windows)": drawn["output_traces_rope"]["trace_outside"],
     }
     for label, values in units.items():
         assert known[label].estimate.value == pytest.approx(float(values.mean()))
         assert known[label].interval.spread == pytest.approx(float(values.std(ddof=1)))
-    of_weights, heads = (
-        fits["three_axis_r_of_weights"],
-        rotation["slow_heads"].mean("layer").isel(seed=0),
-    )
-    assert known["P3"].estimate.value == pytest.approx(float(of_weights.sel(weights="random 0")))
-    assert known["P1"].estimate.value == pytest.approx(float(of_weights.sel(weights="trained")))
-    assert known["P4"].estimate.value == pytest.approx(float(heads.sel(weights="trained")))
+    of_weights = fits["three_axis_r_of_weights"]
+    heads = rotation["slow_heads"].mean("layer").isel(seed=0)
+    for label, values, weights in (
+        ("P3", of_weights, "random 0"),
+        ("P1", of_weights, "trained"),
+        ("P4", heads, "trained"),
+    ):
+        wanted = float(values.sel(weights=weights))
+        assert known[label].estimate.value == pytest.approx(wanted)
     assert (fits["tokens"], fits["training_tokens"]) == (LENGTH, LENGTH)
 
 
@@ -195,42 +167,14 @@ def test_components_are_slow_over_the_training_length(rope, results):
     assert (_slow(whole, group)[0] == (group["slow_dominating"] == 1)).all()
 
 
-def test_figures_and_verdicts_are_written(made, results):
-    home = made[2]
-    names = {drawing.name for result in results for drawing in result.drawings}
-    for stem in (
-        "fits",
-        "three_axis",
-        "fake_distance",
-        "rotation",
-        "perturbation",
-        "extrapolation",
-        "output_traces",
-    ):
-        assert f"{stem}_rope" in names
-    assert {"rotation_learned", "output_traces_learned", "fits_reversal rope"} & names == set()
-    few = [each for each in results if "perturbation_rope" in [own.name for own in each.drawings]]
-    paths = {one.name: one.path for one in made[0]}
-    files = {file.name for file in write_paper(home / "figures", PAPER, few, paths, "command", {})}
-    assert {"README.md", "verdicts.csv", "perturbation_rope.png"} < files
-    page = (home / "figures" / "README.md").read_text()
-    assert "Position Generalization" in page and "is at most 2 %" in page
-
-
 def test_what_was_measured_is_not_measured_again(made, results):
     subjects, options, home = made
     kept = {file: file.stat().st_mtime_ns for file in (home / "cache").glob("*.nc")}
-    undrawn = [
-        dataclasses.replace(experiment, draw=lambda data: iter(()))
-        for experiment in (FITS, TOLERANCE)
-    ]
-    again = measured(subjects, options, Cache(home / "cache"), undrawn)
+    undrawn = dataclasses.replace(FITS, draw=lambda data: iter(()))
+    again = measured(subjects, options, Cache(home / "cache"), [undrawn])
     assert {file: file.stat().st_mtime_ns for file in (home / "cache").glob("*.nc")} == kept
-    before = [result for result in results if result.experiment in (FITS, TOLERANCE)]
-    verdicts = [
-        [verdict for result in some for verdict in verdicts_of(result)] for some in (before, again)
-    ]
-    assert verdicts[0] == verdicts[1] != []
+    before = [result for result in results if result.experiment is FITS]
+    assert verdicts_of(*before) == verdicts_of(*again) != []
 
 
 def test_shorter_sequences_say_nothing_about_longer_ones(made, rope):
@@ -278,9 +222,8 @@ def test_of_long_text_fewer_sequences_are_drawn_than_judged():
 
 def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():
     def given(name, schemes, task="language", continued=False, length=16):
-        configuration = TrainingConfiguration(
-            task=task, continue_from="another" if continued else ""
-        )
+        start = "another" if continued else ""
+        configuration = TrainingConfiguration(task=task, continue_from=start)
         return Subject(name, name, schemes, length, "the same tokens", None, configuration)
 
     def twin(of, *others):
@@ -292,12 +235,11 @@ def test_the_twin_is_a_rope_model_of_the_same_task_and_budget():
     other = given("other", rope, "niah", True)
     assert twin(mixed, other, fresh, continued) == ["continued"]
     assert twin(given("own", ("repo", "repo")), other, mixed, fresh, continued) == ["fresh"]
-    table = given("table", ("learned", "learned"))
-    assert twin(table, fresh) == [], "its table is not learned from context"
     assert twin(mixed, other, fresh) == ["fresh"]
     assert twin(mixed, other) == [] == twin(fresh, continued)
-    longer = given("longer", rope, continued=True, length=32)
-    assert twin(mixed, longer) == [], "it would be given other prompts"
+    # a table is not learned from context, and a longer model would be given other prompts
+    assert twin(given("table", ("learned", "learned")), fresh) == []
+    assert twin(mixed, given("longer", rope, continued=True, length=32)) == []
 
 
 def test_an_adapter_is_judged_in_the_tokens_of_its_base(made, tmp_path):

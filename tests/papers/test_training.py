@@ -33,7 +33,6 @@ from position_papers.training.configuration import (
 )
 from position_papers.training.folder import TrainingFolder, load_state
 from position_papers.training.loop import train, train_side_by_side
-from position_papers.training.plan import CONTINUED, FRESH, recipe
 from position_papers.training.preparation import prepare, reproducible
 from position_papers.training.processes import end_when_asked, side_by_side
 from position_papers.training.step import (
@@ -123,17 +122,10 @@ def test_the_same_configuration_gives_the_same_bytes_and_another_seed_does_not(
     assert weights(trained(replaced(TINY, {"seed": 1}), tmp_path / "other")) != weights(undisturbed)
 
 
-@pytest.mark.parametrize("at", [1, 4, 11])
+@pytest.mark.parametrize("at", [1, 11])
 def test_a_run_that_is_stopped_anywhere_ends_with_the_same_bytes_and_log(undisturbed, tmp_path, at):
-    folder = begun(tmp_path / "run")
-    asked = 0
-
-    def stop() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked == at
-
-    go_on(folder, stop=stop)
+    folder, asked = begun(tmp_path / "run"), iter(range(1, 99))
+    go_on(folder, stop=lambda: next(asked) == at)
     assert not folder.is_finished and folder.state.exists()
     folder.append({"step": -1})  # written after the state was saved: forgotten when the run goes on
     go_on(folder)
@@ -147,7 +139,7 @@ def without_times(folder: TrainingFolder) -> list[dict]:
 
 
 def test_a_run_that_is_killed_ends_with_the_same_bytes(tmp_path):
-    long = replaced(TINY, {"steps": 60, "checkpoint_every": 20, "log_every": 1})
+    long = replaced(TINY, {"steps": 40, "checkpoint_every": 20, "log_every": 1})
     expected = weights(trained(long, tmp_path / "undisturbed"))
     folder = begun(tmp_path / "run", long)
     process = Forked(lambda: go_on(folder, long, save_seconds=0.0))
@@ -158,13 +150,10 @@ def test_a_run_that_is_killed_ends_with_the_same_bytes(tmp_path):
     assert not folder.is_finished and folder.state.exists()
     go_on(folder, long)
     assert weights(folder) == expected
-    assert [record["step"] for record in folder.records()] == list(range(1, 61))
-    assert sorted(kept.name for kept in (folder.directory / "steps").iterdir()) == [
-        "000020",
-        "000040",
-        "000060",
-    ]
-    assert weights(TrainingFolder(folder.directory / "steps" / "000060")) == expected
+    assert [record["step"] for record in folder.records()] == list(range(1, 41))
+    kept = sorted((folder.directory / "steps").iterdir())
+    assert [step.name for step in kept] == ["000020", "000040"]
+    assert weights(TrainingFolder(kept[-1])) == expected
     assert not list(folder.directory.glob("**/*.unfinished"))
 
 
@@ -175,28 +164,23 @@ def steps_done(folder: TrainingFolder) -> int:
 
 def test_a_finished_folder_loads_and_says_how_it_was_made(undisturbed):
     model = load_model(undisturbed.directory)
-    assert [attention.scheme for attention in as_decoder(model).layers] == ["repo", "repo"]
-    assert (
-        model.config.max_position_embeddings
-        == make_task("reversal", **TINY.task_options).training_length
-    )
+    assert layout(model) == ("repo", "repo")
+    task = make_task("reversal", **TINY.task_options)
+    assert model.config.max_position_embeddings == task.training_length
     stated = read_toml(undisturbed.configuration)
     assert replaced(TrainingConfiguration(task=stated["task"]), stated) == TINY
-    scores = json.loads(undisturbed.scores.read_text())
-    assert list(scores["test_sets"]) == ["2", "3", "4", "5"]
+    assert list(json.loads(undisturbed.scores.read_text())["test_sets"]) == ["2", "3", "4", "5"]
     assert undisturbed.records()[-1]["step"] == TINY.steps
 
 
 def test_fresh_twins_of_different_schemes_start_with_the_same_weights():
     repo, rope = (
-        prepare(TINY).model.state_dict(),
-        prepare(replaced(TINY, {"scheme": "rope"})).model.state_dict(),
+        prepare(replaced(TINY, {"scheme": scheme})).model.state_dict()
+        for scheme in ("repo", "rope")
     )
     assert all(torch.equal(weight, repo[name]) for name, weight in rope.items())
-    parts = [f"{part}_map.weight" for part in ("gate", "content", "final")]
-    assert set(repo) - set(rope) == {
-        f"model.layers.{layer}.self_attn.assigner.{part}" for layer in (0, 1) for part in parts
-    }
+    assert all(".assigner." in name for name in repo.keys() - rope.keys())
+    assert len(repo) - len(rope) == 2 * 3
 
 
 def test_a_random_twin_is_drawn_as_the_trained_checkpoint_was(tmp_path):
@@ -208,10 +192,8 @@ def test_a_random_twin_is_drawn_as_the_trained_checkpoint_was(tmp_path):
     went_on = replaced(TINY, {"scheme_deviation": 0.113, "steps": 1, "continue_from": str(began)})
     twin = load_fresh(trained(went_on, tmp_path / "repo").directory, 0).original_model
     for layer in twin.model.layers:
-        assert layer.self_attn.q_proj.weight.std().item() == pytest.approx(0.02, rel=0.1)
-        assert layer.self_attn.assigner.gate_map.weight.std().item() == pytest.approx(
-            0.113, rel=0.2
-        )
+        parts = layer.self_attn.q_proj, layer.self_attn.assigner.gate_map
+        assert_allclose([part.weight.std().item() for part in parts], [0.02, 0.113], rtol=0.2)
 
 
 def test_gradients_reach_f_phi_and_the_loss_goes_down():
@@ -227,36 +209,21 @@ def test_gradients_reach_f_phi_and_the_loss_goes_down():
     assert sum(add_gradient(prepared.model, question)) < 0.5 * before
 
 
-def test_loss_is_the_mean_cross_entropy_of_the_targets_alone():
-    prepared = prepare(TINY)
-    batch = prepared.task.batch(np.random.default_rng(0), 5, 1.0)
-    logits = prepared.model(torch.from_numpy(batch.tokens)).logits.log_softmax(-1)
-    wanted = [
-        -logits[row, place - 1, batch.tokens[row, place]].item()
-        for row in range(5)
-        for place in range(batch.tokens.shape[1])
-        if batch.targets[row, place]
-    ]
-    (loss,) = add_gradient(prepared.model, to_question(batch))
-    assert_allclose(loss.item(), np.mean(wanted), rtol=1e-5)
-
-
-@pytest.mark.parametrize("at_a_time", [1, 7, 16])
+@pytest.mark.parametrize("at_a_time", [1, 7])
 def test_a_loss_in_parts_has_the_gradient_of_the_whole_and_never_all_logits(monkeypatch, at_a_time):
-    """In float64 to the last digits, with an embedding that is the head too."""
+    """The mean cross-entropy of the targets alone; in float64 to the last digits, with an embedding
+    that is the head too.
+    """
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(vocab_size=50, tie_word_embeddings=True, **sizes, **heads)
     model: Any = with_layout(LlamaForCausalLM(config), "repo").double()
-    tokens = torch.randint(3, 50, (3, 12))
-    asked = torch.rand(3, 12) < 0.7
+    tokens, asked = torch.randint(3, 50, (3, 12)), torch.rand(3, 12) < 0.7
     asked[:, 0] = False
-    question = to_question(Batch(tokens.numpy(), asked.numpy()))
-    assert len(question.targets) > 16
-    whole = torch.nn.functional.cross_entropy(
-        model(tokens).logits[question.rows, question.columns], question.targets
-    )
+    question, count = to_question(Batch(tokens.numpy(), asked.numpy())), int(asked.sum())
+    logits = model(tokens).logits.log_softmax(-1)
+    whole = -sum(logits[row, at - 1, tokens[row, at]] for row, at in asked.nonzero()) / count
     (whole / 3).backward()
     wanted = {name: weight.grad.clone() for name, weight in model.named_parameters()}
     model.zero_grad()
@@ -264,9 +231,8 @@ def test_a_loss_in_parts_has_the_gradient_of_the_whole_and_never_all_logits(monk
     made: list[weakref.ref[torch.Tensor]] = []
 
     def note(head: Any, given: Any, logits: torch.Tensor) -> None:
-        assert logits.numel() <= at_a_time * 50 and not any(
-            earlier() is not None for earlier in made
-        )
+        assert logits.numel() <= at_a_time * 50
+        assert all(earlier() is None for earlier in made)
         made.append(weakref.ref(logits))
 
     model.lm_head.register_forward_hook(note)
@@ -274,14 +240,14 @@ def test_a_loss_in_parts_has_the_gradient_of_the_whole_and_never_all_logits(monk
     # of the package they are float32
     monkeypatch.setattr(schedule, "next_token_logits", lambda model, states: model.lm_head(states))
     losses = add_gradient(model, question, 3)
-    assert len(losses) == len(made) == -(-len(question.targets) // at_a_time)
+    assert len(losses) == len(made) == -(-count // at_a_time) and count > 7
     assert_allclose(sum(losses).item(), whole.item() / 3, rtol=1e-14)
     for name, weight in model.named_parameters():
         assert_allclose(weight.grad, wanted[name], rtol=1e-11, atol=1e-16, err_msg=name)
 
 
 @pytest.mark.filterwarnings("ignore:.*profiler:UserWarning")
-@pytest.mark.parametrize("scheme", ["rope", "repo", "nope", "hope", "alibi", "cope"])
+@pytest.mark.parametrize("scheme", ["rope", "repo", "cope"])
 def test_steps_attend_in_a_fused_kernel_with_positions_in_float32(scheme):
     sizes = {"width": 32, "heads": 4, "kv_heads": 2, "scheme": scheme}
     prepared = prepare(replaced(TINY, sizes))
@@ -324,15 +290,10 @@ def test_sums_have_one_order_where_that_is_asked_for(capsys):
 
 
 def test_accumulated_halves_are_one_whole_batch():
-    batch = make_task("niah", length=64).batch(np.random.default_rng(0), 8)
-    whole = to_question(batch)
-    halves = [
-        to_question(Batch(batch.tokens[rows], batch.targets[rows]))
-        for rows in (slice(0, 4), slice(4, 8))
-    ]
-    changed = []
-    for questions in ([whole], halves):
+    batch, changed = make_task("niah", length=64).batch(np.random.default_rng(0), 8), []
+    for parts in ([slice(8)], [slice(4), slice(4, 8)]):
         model = prepare(replaced(TINY, {"task": "niah", "task_options": {"length": 64}})).model
+        questions = [to_question(Batch(batch.tokens[rows], batch.targets[rows])) for rows in parts]
         take_step(model, torch.optim.SGD(model.parameters(), lr=1.0), questions, 1.0, 1e9)
         changed.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]))
     assert_allclose(changed[0], changed[1], atol=1e-6)
@@ -340,61 +301,40 @@ def test_accumulated_halves_are_one_whole_batch():
 
 def test_the_gradient_is_clipped_and_vectors_do_not_decay():
     prepared = prepare(TINY)
-    optimizer = torch.optim.SGD(prepared.model.parameters(), lr=1.0)
-    before = [weight.detach().clone() for weight in prepared.model.parameters()]
-    take_step(
-        prepared.model, optimizer, [training_question(prepared.task, TINY, 0, 1.0)], 1.0, clip=1e-3
-    )
-    moved = math.sqrt(
-        sum(
-            (weight - old).square().sum().item()
-            for weight, old in zip(prepared.model.parameters(), before, strict=True)
-        )
-    )
-    assert_allclose(moved, 1e-3, rtol=1e-2)
-    decaying, kept = make_optimizer(prepared.model, TINY).param_groups
-    assert (decaying["weight_decay"], kept["weight_decay"]) == (TINY.weight_decay, 0.0)
-    assert all(weight.ndim == 1 for weight in kept["params"]) and all(
-        weight.ndim == 2 for weight in decaying["params"]
-    )
+    model, question = prepared.model, training_question(prepared.task, TINY, 0, 1.0)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    take_step(model, torch.optim.SGD(model.parameters(), lr=1.0), [question], 1.0, clip=1e-3)
+    moved = [new.detach() - old for new, old in zip(model.parameters(), before, strict=True)]
+    assert_allclose(torch.cat([part.flatten() for part in moved]).norm(), 1e-3, rtol=1e-2)
+    for group, decay, axes in zip(
+        make_optimizer(model, TINY).param_groups, (TINY.weight_decay, 0.0), (2, 1), strict=True
+    ):
+        assert group["weight_decay"] == decay
+        assert {weight.ndim for weight in group["params"]} == {axes}
 
 
 def test_schedules_at_their_corners():
-    shape = {
-        "steps": 100,
-        "warm_up": 10,
-        "learning_rate": 1.0,
-        "final_share": 0.1,
-        "curriculum": 0.4,
-        "index_share_until": 0.5,
-    }
-    configuration = replaced(TINY, shape)
-    rates = [schedule.learning_rate(configuration, step) for step in range(1, 101)]
-    assert_allclose([rates[0], rates[9], rates[54], rates[99]], [0.1, 1.0, 0.55, 0.1])
-    assert max(rates) == 1.0
-    assert [schedule.progress(configuration, step) for step in (1, 21, 41, 100)] == [
-        0.0,
-        0.5,
-        1.0,
-        1.0,
-    ]
-    assert_allclose(
-        [schedule.index_share(configuration, step) for step in (1, 26, 51, 100)],
-        [1.0, 0.5, 0.0, 0.0],
-    )
+    shape = {"steps": 100, "warm_up": 10, "learning_rate": 1.0, "final_share": 0.1}
+    configuration = replaced(TINY, shape | {"curriculum": 0.4, "index_share_until": 0.5})
+    for function, values in (
+        (schedule.learning_rate, {1: 0.1, 10: 1, 55: 0.55, 100: 0.1}),
+        (schedule.progress, {1: 0, 21: 0.5, 41: 1, 100: 1}),
+        (schedule.index_share, {1: 1, 26: 0.5, 51: 0, 100: 0}),
+    ):
+        found = [function(configuration, step) for step in values]
+        assert_allclose(found, list(values.values()), err_msg=function.__name__)
+        assert max(function(configuration, step) for step in range(1, 101)) == 1.0
     assert schedule.progress(replaced(configuration, {"curriculum": 0.0}), 1) == 1.0
     assert schedule.index_share(replaced(configuration, {"index_share_until": 0.0}), 1) == 0.0
     assert schedule.learning_rate(replaced(configuration, {"warm_up": 0}), 1) < 1.0
 
 
 def test_going_on_from_rope_changes_nothing_while_positions_are_the_index(rope):
-    tokens = torch.from_numpy(
-        make_task("reversal", **TINY.task_options).batch(np.random.default_rng(0), 4).tokens
-    )
+    task = make_task("reversal", **TINY.task_options)
+    tokens = torch.from_numpy(task.batch(np.random.default_rng(0), 4).tokens)
     before = load_model(rope.directory)(tokens).logits
-    on = prepare(
-        replaced(TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5})
-    ).model
+    going_on = {"continue_from": str(rope.directory), "index_share_until": 0.5}
+    on = prepare(replaced(TINY, going_on)).model
     mix_with_index(on, 1.0)
     assert_allclose(on(tokens).logits.detach(), before.detach(), atol=1e-6)
     mix_with_index(on, 0.0)
@@ -402,26 +342,16 @@ def test_going_on_from_rope_changes_nothing_while_positions_are_the_index(rope):
 
 
 def test_a_continued_run_anneals_to_learned_positions_and_can_be_saved(rope, tmp_path):
-    on = replaced(
-        TINY, {"continue_from": str(rope.directory), "index_share_until": 0.5, "scheme": "repo@1/2"}
-    )
-    folder = trained(on, tmp_path / "on")
-    assert [attention.scheme for attention in as_decoder(load_model(folder.directory)).layers] == [
-        "rope",
-        "repo",
-    ]
+    going_on = {"continue_from": str(rope.directory), "index_share_until": 0.5}
+    folder = trained(replaced(TINY, going_on | {"scheme": "repo@1/2"}), tmp_path / "on")
+    assert layout(load_model(folder.directory)) == ("rope", "repo")
 
 
 def test_configuration_survives_toml_and_refuses_what_cannot_be():
+    odd = {"learning_rate": 1e-05, "continue_from": 'a "quoted" \\ path é', "deterministic": False}
     odd = replaced(
         TrainingConfiguration(task="reversal"),
-        {
-            "learning_rate": 1e-05,
-            "continue_from": 'a "quoted" \\ path é',
-            "scheme_options": {"assignment": "layer"},
-            "deterministic": False,
-            "execution": "compiled",
-        },
+        odd | {"scheme_options": {"assignment": "layer"}, "execution": "compiled"},
     )
     assert replaced(TrainingConfiguration(task="x"), recorded(odd)) == odd
     with pytest.raises(InputError, match="no TOML file"):
@@ -463,45 +393,24 @@ def recorded(configuration: TrainingConfiguration) -> dict:
     return stated
 
 
-def test_every_recipe_is_a_configuration_of_a_task_that_exists():
-    for recipes, continued in ((FRESH, False), (CONTINUED, True)):
-        for task in recipes:
-            make_task(task)
-            replaced(TrainingConfiguration(task=task), recipe(task, continued))
-    assert recipe("a task of tomorrow", continued=False) == {}
-
-
 def test_a_run_asked_to_stop_while_it_is_scored_is_scored_the_next_time(undisturbed, tmp_path):
     """Found: the scores at the end, minutes long for CoPE, came without a word and went on after an
     interrupt.
     """
     folder, told = begun(tmp_path / "run"), []
-    go_on(
-        folder,
-        stop=lambda: bool(told),
-        scoring=lambda done, total: told.append((done, total)),
-    )
+    note = lambda done, total: told.append((done, total))  # noqa: E731
+    go_on(folder, stop=lambda: bool(told), scoring=note)
     prompts = TINY.score_prompts * len(make_task(TINY.task, **TINY.task_options).test_sets)
-    assert (
-        told == [(TINY.score_prompts, prompts)]
-        and not folder.is_finished
-        and not folder.scores.exists()
-    )
-    told.clear()
-    go_on(folder, scoring=lambda done, total: told.append(done))
-    assert told[-1] == prompts and told == sorted(told)
-    assert (
-        weights(folder) == weights(undisturbed)
-        and folder.scores.read_bytes() == undisturbed.scores.read_bytes()
-    )
+    assert told == [(TINY.score_prompts, prompts)]
+    assert not folder.is_finished and not folder.scores.exists()
+    go_on(folder, scoring=note)
+    assert told[-1] == (prompts, prompts) and told[1:] == sorted(told[1:])
+    assert weights(folder) == weights(undisturbed)
+    assert folder.scores.read_bytes() == undisturbed.scores.read_bytes()
 
 
 def lack_memory(done: int, total: int) -> None:
     torch.empty(1 << 60)
-
-
-def refuse(done: int, total: int) -> None:
-    raise InputError("the task has no such test set")
 
 
 def end_now(done: int, total: int) -> None:
@@ -512,7 +421,6 @@ def end_now(done: int, total: int) -> None:
     ("scoring", "error"),
     [
         (lack_memory, r"\(out of memory\): .*/unscored, without a score; score them by .*--resume"),
-        (refuse, r"\(the task has no such test set\): the trained weights are kept in"),
         (end_now, "^$"),
     ],
 )
@@ -524,7 +432,7 @@ def test_a_run_whose_scores_fail_keeps_its_weights_and_says_where(
         go_on(folder, scoring=scoring)
     kept = (folder.unscored / "model.safetensors").read_bytes()
     assert kept == weights(undisturbed) and not folder.is_finished and not folder.scores.exists()
-    assert layout(load_model(folder.unscored)) == layout(load_model(undisturbed.directory))
+    assert layout(load_model(folder.unscored)) == ("repo", "repo")
     (folder.unscored / "model.safetensors").unlink()  # as where a process died while it moved files
     go_on(folder)
     assert weights(folder) == kept and not folder.unscored.exists()
@@ -569,13 +477,12 @@ def test_a_run_in_a_fresh_process_ends_with_the_same_bytes(undisturbed, tmp_path
 def test_runs_side_by_side_are_the_runs_one_by_one_also_when_interrupted(undisturbed, tmp_path):
     of_long = replaced(TINY, {"steps": 3000, "log_every": 10})
     short, long = begun(tmp_path / "short"), begun(tmp_path / "long", of_long)
-    interrupts = []
 
     def interrupt() -> None:
         if steps_done(long) > 0 and short.is_finished and not interrupts:
             interrupts.append(os.kill(os.getpid(), signal.SIGINT))
 
-    runs = [(TINY, short.directory), (of_long, long.directory)]
+    interrupts, runs = [], [(TINY, short.directory), (of_long, long.directory)]
     assert not train_side_by_side(runs, jobs=2, watch=interrupt, every=0.02)
     assert weights(short) == weights(undisturbed)
     assert not long.is_finished
@@ -610,15 +517,11 @@ def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(
     """The paper's way: an existing decoder, its tokenizer, its embeddings padded to more rows than
     there are tokens.
     """
-    given = tokenizer("metaspace_bpe")
-    torch.manual_seed(0)
+    given, hub, mine = tokenizer("metaspace_bpe"), tmp_path / "hub", tmp_path / "mine"
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    hub, mine = tmp_path / "hub", tmp_path / "mine"
-    config = LlamaConfig(vocab_size=len(given) + 24, **sizes, **heads)
-    LlamaForCausalLM(config).save_pretrained(hub)
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(given) + 24, **sizes, **heads)).save_pretrained(hub)
     given.save_pretrained(hub)
-
     corpus = f"--set corpus={sources} --set length=16 --set longest_test=32"
     on = f"--continue-from {hub} --scheme repo@1/3 {corpus} --steps 2 --batch 2 --score-prompts 2"
     assert main(f"train language {on} --out {mine}".split()) == 0
@@ -627,26 +530,21 @@ def test_a_hugging_face_checkpoint_goes_on_with_its_own_tokenizer_and_is_scored(
     before = LlamaForCausalLM.from_pretrained(hub).model.embed_tokens.weight
     assert not torch.equal(model.model.embed_tokens.weight, before)
     assert AutoTokenizer.from_pretrained(mine).get_vocab() == given.get_vocab()
-    for place in (hub, mine):
-        out = tmp_path / f"{place.name}-scores"
-        assert main(f"score {place} language {corpus} --count 3 --out {out}".split()) == 0
+    assert main(f"score {hub} language {corpus} --count 3 --out {tmp_path}/scores".split()) == 0
     assert "on language" in capsys.readouterr().out
 
 
 def test_a_language_model_goes_on_and_is_scored_in_its_own_tokens(sources, tmp_path):
     options = {"corpus": str(sources), "tokens": 280, "length": 16, "longest_test": 32}
     language = replaced(TINY, {"task": "language", "task_options": options, "scheme": "rope"})
-    first = trained(language, tmp_path / "first")
+    first = trained(language, tmp_path / "first").directory
     with pytest.raises(InputError, match=r"give --set corpus=CORPUS"):
-        trained_task(first.directory)  # a checkpoint names no folder of its reader
-    task = trained_task(first.directory, corpus=str(sources))
-    assert task.tokenizer_file == str(first.directory / "tokenizer.json")
+        trained_task(first)  # a checkpoint names no folder of its reader
+    task = trained_task(first, corpus=str(sources))
+    assert task.tokenizer_file == str(first / "tokenizer.json")
     # would be another tokenizer, were it not for the checkpoint's
-    other = {**options, "tokens": 300}
-    second = trained(
-        replaced(language, {"task_options": other, "continue_from": str(first.directory)}),
-        tmp_path / "second",
-    )
+    other = {"task_options": options | {"tokens": 300}, "continue_from": str(first)}
+    second = trained(replaced(language, other), tmp_path / "second")
     assert load_model(second.directory).config.vocab_size == task.vocabulary_size == 280
     assert set(json.loads(second.scores.read_text())["test_sets"]) == {"16", "32"}
 
