@@ -30,6 +30,9 @@ for _name in ("models", "texts", "gguf"):
         (Path(_CACHE.name) / _name).symlink_to(_there)
 os.environ["REPO_INTERP_CACHE"] = _CACHE.name
 
+# A twentieth of the suite went into looking through modules of torch for what is not used.
+gc.set_threshold(100_000, 50, 50)
+
 # No test is timed.
 _ALIKE = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("suite", max_examples=25, derandomize=True, database=None, **_ALIKE)

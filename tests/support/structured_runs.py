@@ -38,6 +38,13 @@ WORDS = [
 """Text is made of these."""
 
 
+MEASURES = (
+    *("positions", "patterns", "position_sources", "attention_mass", "attention_rows"),
+    *("predictions", "components", "three_axis", "fake_distance", "rotation"),
+)
+"""Measures all of whose variables are shown."""
+
+
 def prompts(lengths=(96, 80), seed=0) -> list[Prompt]:
     """Sentences in lines in paragraphs, as tokens of text."""
     random = np.random.default_rng(seed)

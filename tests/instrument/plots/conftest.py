@@ -12,12 +12,6 @@ from repo_interp.measures.catalogue import measure_names
 from repo_interp.measures.fake_distance import FakeDistance
 from repo_interp.measures.three_axis import ThreeAxis
 
-MEASURES = (
-    *("positions", "patterns", "position_sources", "attention_mass", "attention_rows"),
-    *("predictions", "components", "three_axis", "fake_distance", "rotation"),
-)
-"""Measures all of whose variables are shown."""
-
 
 @pytest.fixture(scope="session")
 def small() -> xr.DataTree:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import structured_runs
 import xarray as xr
-from conftest import MEASURES
 
 import repo_interp as ri
 from repo_interp.plots.catalogue import view_of
@@ -151,7 +150,7 @@ def changes(view: View, before: list[str], run: xr.DataTree, name: str, altering
 @pytest.mark.parametrize(
     "name",
     [
-        *MEASURES,
+        *structured_runs.MEASURES,
         *("effects", "saliency", "perturbation", "atlas", "gates", "segments", "scores"),
     ],
 )
