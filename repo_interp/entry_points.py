@@ -202,7 +202,7 @@ def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> 
     # Checked before the call: an object in place of a factory is the usual mistake.
     if not callable(factory):
         raise InputError(
-            f"{called(group, name)} is a {type(factory).__name__}; wanted a callable without "
+            f"{called(group, name)} is of type {type(factory).__name__}; wanted a callable without "
             "arguments that gives it"
         )
     made = factory()
@@ -214,7 +214,7 @@ def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> 
         )
     # A class, or a factory of something else
     if own != name or not is_one(made):
-        raise InputError(f"{called(group, name)} is a {type(made).__name__}; wanted {wanted}")
+        raise InputError(f"{called(group, name)} is of type {type(made).__name__}; wanted {wanted}")
     return made
 
 

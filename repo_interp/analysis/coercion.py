@@ -252,7 +252,7 @@ def _prompt(given: Any, tokenizer: Any, name: str) -> Prompt:
         ):
             raise InputError(f"{name} is an array of {kind}; {_WANTED}")
     if not isinstance(given, Sequence) or isinstance(given, bytes):
-        raise InputError(f"{name} is a {type(given).__name__}; {_WANTED}")
+        raise InputError(f"{name} is of type {type(given).__name__}; {_WANTED}")
     wrong = [
         item
         for item in given

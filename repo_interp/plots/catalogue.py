@@ -79,7 +79,7 @@ def view_of(group: str) -> View | None:
         return replace(given, charts=by_axes.charts, tables=by_axes.tables) if silent else given
     if not callable(given):
         raise InputError(
-            f"{called(VIEWS, group)} is a {type(given).__name__}; wanted a View, or a "
+            f"{called(VIEWS, group)} is of type {type(given).__name__}; wanted a View, or a "
             "function of a run that gives figures"
         )
 

@@ -309,7 +309,7 @@ DRAWS = {
 """Measures that are right, with figures that are not, and what is said of them."""
 RAISED = "code of the package broken-extras failed (failing_extras.py, line "
 OF_FAILING = {
-    "m_number": "is a int; wanted a callable without arguments",
+    "m_number": "is of type int; wanted a callable without arguments",
     "m_init": RAISED,
     "m_observe": RAISED,
     "m_conclude": "m_conclude stopped: it cannot conclude (KeyError: 'of the plug-in')",

@@ -61,6 +61,10 @@ class OnCard(Tensor):
             chosen = args[1:] if function is torch.where else args[::2]
             like = next(given for given in chosen if isinstance(given, Tensor))
             args = tuple(_of_number(given, like) for given in args)
+        elif function is Tensor.to:  # torch takes it for a tensor of "meta", and would copy it
+            given = [*args[1:], *(kwargs or {}).values()]
+            if not any(isinstance(one, torch.dtype | Tensor) for one in given) and CARD in given:
+                return args[0]
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **(kwargs or {}))
 
@@ -157,7 +161,7 @@ def _index(given: Any) -> Any:
 
 
 def _of_number(given: Any, like: Tensor) -> Any:
-    return given if isinstance(given, Tensor) else torch.tensor(given, dtype=like.dtype).to(CARD)
+    return given if isinstance(given, Tensor) else OnCard(torch.tensor(given, dtype=like.dtype))
 
 
 def _attention(

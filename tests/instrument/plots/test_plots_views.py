@@ -205,5 +205,5 @@ def test_a_figure_needs_a_plain_name_of_its_own(small, other_package, names):
 
 def test_what_is_no_view_is_refused_by_name(small, other_package):
     other_package("NEITHER")
-    with pytest.raises(InputError, match="'mean_norm' of the package norm-views is a int"):
+    with pytest.raises(InputError, match="'mean_norm' of the package norm-views is of type int"):
         views_of(with_norms(small))
