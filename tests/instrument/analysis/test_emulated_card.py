@@ -11,6 +11,7 @@ from emulated_card import OnCard, emulated_card
 from families import TOKENS, repositioned, tiny
 
 import repo_interp as ri
+import repo_interp.interventions as iv
 from repo_interp.explorer import Edit, Session
 from repo_interp.measures.catalogue import measure_names
 from repo_interp.models import attention
@@ -91,3 +92,33 @@ def test_experiments_scores_and_the_explorer_have_the_numbers_of_the_processor()
 
     assert_same_numbers(*on_both(model, measured))
     np.testing.assert_allclose(*on_both(model, explored), atol=1e-4)
+
+
+EDITS = {
+    "set": lambda model: iv.set_positions(model, 1, 0, [2.0 * token for token in range(20)]),
+    "permuted": lambda model: iv.permuted(model, tokens=[3, 4, 9]),
+    "straightened": iv.straightened,
+    "copied": lambda model: iv.copied(model, 3),
+    "swapped": lambda model: iv.swapped_tokens(model, 2, 5),
+    "rescaled": lambda model: iv.rescaled(model, 1, 0, factors=[1, 0.5, 0, 1]),
+    "yarn": lambda model: iv.yarn(model, 4, 128),
+    "LM-Infinite": lambda model: iv.lm_infinite(model, 8, 2),
+    "keys": lambda model: iv.exchanged_keys(model, {1: torch.arange(20).flip(0).expand(2, -1)}),
+    "hard": iv.hard_attention,
+    "ablated": lambda model: iv.ablate(model, [(0, 0)], pairs=[0]),
+}
+
+
+def test_interventions_change_a_model_on_the_card_alike():
+    torch.manual_seed(0)
+
+    def logits(model):
+        found = []
+        for edit in EDITS.values():
+            with torch.no_grad(), edit(model):
+                found.append(model(TOKENS.to(model.device)).logits.cpu())
+        return torch.stack(found)
+
+    here, there = on_both(repositioned("repo@1"), logits)
+    torch.testing.assert_close(there, here, atol=1e-4, rtol=0)
+    assert len({float(one.sum()) for one in here}) == len(EDITS)
