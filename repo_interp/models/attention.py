@@ -239,7 +239,7 @@ class RepositionedAttention:
         index = index if by_axis is None else by_axis[0]
         length = int(index.max()) + 1 if self.follows_length else None
         if (frequencies := self.frequencies_at(length)) is not None:
-            # Here and not where they are used: a measured layer may end before it rotates.
+            # Moved here, not in `rotate`: the last measured layer ends before it rotates.
             self.frequencies = frequencies.to(hidden_states.device)
         mask = given.get("attention_mask")
         self.current_pass = Pass(

@@ -1,8 +1,9 @@
-"""A graphics card for machines without one: tensors on "cuda:0" that hold one of the processor.
+"""An emulated GPU: its tensors say "cuda:0", and each holds a tensor of the processor, on which its
+operators run.
 
-Operators compute on the processor. What a card refuses is refused: operators over tensors of two
-devices, and `numpy()`. Copies to the processor are copies, so that code which forgets one fails.
-Shows nothing about time, memory or rounding, and takes no compiled code.
+Like CUDA, it refuses an operator over tensors of two devices and `numpy()` of a tensor on the GPU.
+It shows nothing about time, memory or rounding, and runs neither compiled code nor other
+subclasses of tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _INDEXING = ("aten.index", "aten._index", "aten._unsafe_index")
 
 
 class OnCard(Tensor):
-    """A tensor on the card; to torch's own C++ it is one on "meta", where it has no numbers."""
+    """A tensor on the emulated GPU. To torch's C++ it is on "meta", where tensors have no numbers."""
 
     held: Tensor
     device = property(lambda self: CARD)
@@ -33,7 +34,7 @@ class OnCard(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> OnCard:
-        with torch.inference_mode(False):  # a view outside inference mode of one made inside fails
+        with torch.inference_mode(False):  # inference tensors allow no views outside of it
             made = Tensor._make_wrapper_subclass(
                 cls,
                 held.shape,
@@ -54,14 +55,14 @@ class OnCard(Tensor):
     def __torch_function__(cls, function, types, args=(), kwargs=None) -> Any:
         if function is torch.nn.functional.scaled_dot_product_attention:
             return _attention(*args, **(kwargs or {}))
-        # Numbers and lists become tensors in C++, on "meta": they are made here first
+        # In C++ numbers and lists would become tensors on "meta", without their numbers
         if function in (Tensor.__setitem__, Tensor.__getitem__):
             args = args[0], _index(args[1]), *(_of_number(value, args[0]) for value in args[2:])
         elif function in (Tensor.where, torch.where):
             chosen = args[1:] if function is torch.where else args[::2]
             like = next(given for given in chosen if isinstance(given, Tensor))
             args = tuple(_of_number(given, like) for given in args)
-        elif function is Tensor.to:  # torch takes it for a tensor of "meta", and would copy it
+        elif function is Tensor.to:  # C++ would copy it, as it looks like one on "meta"
             given = [*args[1:], *(kwargs or {}).values()]
             if not any(isinstance(one, torch.dtype | Tensor) for one in given) and CARD in given:
                 return args[0]
@@ -85,7 +86,7 @@ class _Card(TorchDispatchMode):
 
 @contextmanager
 def emulated_card() -> Iterator[torch.device]:
-    """A card "cuda:0", while the context lasts."""
+    """Make "cuda:0" available while the context lasts."""
     as_tensor = torch.as_tensor
     lifted = torch._C._only_lift_cpu_tensors()
 
@@ -117,7 +118,7 @@ def emulated_card() -> Iterator[torch.device]:
 
 
 def _computed(operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """An operator's result: on the card where an argument is, or where it is asked for."""
+    """Run an operator on the processor; its result is on the GPU if an argument is, or if asked for."""
     tensors = [given for given in tree_leaves((args, kwargs)) if isinstance(given, Tensor)]
     there = [tensor for tensor in tensors if isinstance(tensor, OnCard)]
     kind = torch.device(kwargs.get("device") or "cpu").type
@@ -126,7 +127,7 @@ def _computed(operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     name = str(operator)
     if there and name not in _COPIES:
         others = [tensor for tensor in tensors if not isinstance(tensor, OnCard) and tensor.ndim]
-        # As on a card: indices may be on the processor, what they choose from may not
+        # CUDA takes indices of the processor, for a tensor on the GPU
         if others and not (name.startswith(_INDEXING) and isinstance(args[0], OnCard)):
             raise RuntimeError(f"two devices, cuda:0 and {others[0].device}, in {name}")
     given_args, given_kwargs = tree_map(_held, (args, kwargs))
@@ -135,7 +136,9 @@ def _computed(operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         return args[0]
     if there and kwargs.get("device") is not None and kind == "cpu":
         return found
-    known = {id(tensor.held): tensor for tensor in there}  # in place: the tensor that was given
+    known = {
+        id(tensor.held): tensor for tensor in there
+    }  # operators in place return their argument
 
     def on_card(made: Any) -> Any:
         if not isinstance(made, Tensor):
@@ -149,7 +152,9 @@ def _held(given: Any) -> Any:
     if isinstance(given, OnCard):
         return given.held
     if isinstance(given, Tensor) and given.is_meta:
-        raise NotImplementedError("torch made a tensor of this operator where it has no numbers")
+        raise NotImplementedError(
+            f"C++ made a tensor on meta, of shape {tuple(given.shape)}: the emulated GPU lacks a case"
+        )
     on_card = isinstance(given, torch.device) and given.type in ("cuda", "meta")
     return torch.device("cpu") if on_card else given
 
@@ -167,7 +172,7 @@ def _of_number(given: Any, like: Tensor) -> Any:
 def _attention(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
 ):
-    """Of the formula: the kernels' choice looks at a device that is none."""
+    """Attention by its formula: torch would choose a kernel for "meta"."""
     shared = query.shape[-3] // key.shape[-3]
     key, value = (side.repeat_interleave(shared, -3) for side in (key, value))
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)

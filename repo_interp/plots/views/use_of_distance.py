@@ -69,9 +69,9 @@ def _of_symbols(run: xr.DataTree) -> Iterator[Finding]:
                 f"In {len(heads)} of {int(score.notnull().sum())} heads the logits {follows}: "
                 f"{heads_named(heads, per_layer=dataset.sizes['head'])} (correlation up to "
                 f"{size:.2f})",
-                f"{name.replace('_', ' ')} above {HIGH_SCORE:g}, of logits that vary by at least "
-                f"{VARYING:g} nat over keys that get at least {percent(READ)} of the attention; 95 % "
-                f"of unrelated permutations stay below {float(null.max()):.2f}",
+                f"a correlation above {HIGH_SCORE:g}, of logits that vary by at least {VARYING:g} nat "
+                f"over keys that get at least {percent(READ)} of the attention; 95 % of unrelated "
+                f"permutations stay below {float(null.max()):.2f}",
                 0.5,
                 "symbols",
                 *best,

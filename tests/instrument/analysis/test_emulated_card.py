@@ -1,5 +1,5 @@
-"""A model on a graphics card, which is emulated: nothing is computed over tensors of two devices,
-and all numbers are those of the processor.
+"""Models on an emulated GPU: no operator mixes two devices, and the numbers are those of the
+processor.
 """
 
 import copy
@@ -25,12 +25,12 @@ PROMPTS = [
 
 @pytest.fixture(autouse=True)
 def plain_tables(monkeypatch):
-    """Tables of ones are a class of tensors too, and torch joins no two such classes."""
+    """Identity tables are a subclass of Tensor, and so are tensors of the emulated GPU."""
     monkeypatch.setattr(attention, "identity_tables", lambda tables: tables)
 
 
 def on_both(model, compute):
-    """What is computed with a model on the processor and on the card."""
+    """Compute on the processor, then on the emulated GPU."""
     here = compute(model)
     with emulated_card() as card:
         there = compute(copy.deepcopy(model).to(card))

@@ -16,7 +16,7 @@ from repo_interp.measures.kernels.solvers import Axes, fit_triangle
 
 @pytest.fixture(autouse=True)
 def _factored_anew():
-    """What a solver keeps by length would hide what is wrong in its making."""
+    """Clear the solvers kept by length, which would hide faults in how they are made."""
     for kept in (solvers.dissect, solvers._factorize, solvers._gauges):
         kept.cache_clear()
 
