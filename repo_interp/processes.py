@@ -158,8 +158,9 @@ def together(
     def end(number: int, frame: object) -> None:
         raise Deserted("asked to terminate")
 
-    # cpu means gloo. Twice the patience, so that our own message comes before torch's.
-    state = _met(lambda: PartialState(cpu=True, timeout=2 * _MEETING), waiting)
+    # cpu means gloo. Ten times the patience: our own message comes before torch's, and a busy
+    # machine has ended this process by then.
+    state = _met(lambda: PartialState(cpu=True, timeout=10 * _MEETING), waiting)
     # In turn over the devices, where there are more processes than devices
     if torch.cuda.is_available():
         torch.cuda.set_device(state.local_process_index % torch.cuda.device_count())
