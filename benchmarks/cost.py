@@ -55,6 +55,7 @@ from repo_interp.explorer.messages import Explored, message
 from repo_interp.measures.catalogue import measure_named
 from repo_interp.measures.statistics import precompute
 from repo_interp.models.capture import capture
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import with_layout
 from repo_interp.tasks import Batch
 
@@ -114,7 +115,7 @@ def layer(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> It
         yield row(FORWARD, **own_pass, operations=operations(config, tokens))
         captured: list[Any] = []
         capture(
-            bridged(stock, layout, prompt)[0],
+            as_decoder(bridged(stock, layout, prompt)[0]),
             batch.tokens,
             batch.valid,
             torch.arange(1),
@@ -438,7 +439,11 @@ def explorer(
     `tokens` of a prompt that is made; 0: the model's own first prompt.
     """
     bridge = ri.load(subject)
-    prompt = prompt_of(tokens, bridge.cfg.d_vocab) if tokens else default_prompts(bridge)[0][0]
+    prompt = (
+        prompt_of(tokens, bridge.cfg.d_vocab)
+        if tokens
+        else default_prompts(as_decoder(bridge))[0][0]
+    )
     explored, values, last = Explored(bridge, [prompt]), count(1), len(prompt.tokens) - 2
     layers = bridge.cfg.n_layers
 

@@ -174,7 +174,7 @@ def scaled(family: str, scaling: str) -> str:
             for length, logits in zip(lengths, expected, strict=True):
                 given = model(tokens[:, :length])
                 errors.append(float((given - logits).abs().max() / logits.abs().max()))
-                errors.append(max(parity_errors(model, tokens[:, :length])) / 2)
+                errors.append(max(parity_errors(as_decoder(model), tokens[:, :length])) / 2)
         except InputError as error:
             return f"{REFUSED}{' '.join(str(error).replace(f'{directory}/', '').split())}"
         except Exception as error:
@@ -209,7 +209,7 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
             return as_expected(model(tokens, use_cache=False).logits)
 
     def attention() -> str:
-        return _within(max(parity_errors(model, tokens[:1])), 2e-5)
+        return _within(max(parity_errors(as_decoder(model), tokens[:1])), 2e-5)
 
     def generation() -> str:
         mask = torch.ones_like(tokens)

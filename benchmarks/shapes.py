@@ -21,6 +21,7 @@ from transformers.initialization import no_init_weights
 import repo_interp as ri
 from benchmarks.running import read_toml, time_command
 from repo_interp.models.capture import decode
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import Origin, remember_origin
 from repo_interp.tasks.prompt import Prompt
 
@@ -89,12 +90,12 @@ def bridged(
     """`stock` repositioned and bridged, and its own forward pass over `prompt` as a call."""
     made = ri.bridge(ri.reposition(stock, layout))
     # else an analysis digests the weights
-    remember_origin(made, Origin("random weights", "", len(prompt.tokens), Path()))
+    remember_origin(as_decoder(made), Origin("random weights", "", len(prompt.tokens), Path()))
     tokens = torch.tensor([prompt.tokens], device=stock.device)
 
     @torch.inference_mode()
     def own_pass() -> Tensor:
-        return decode(made, tokens, torch.ones_like(tokens, dtype=torch.bool))
+        return decode(as_decoder(made), tokens, torch.ones_like(tokens, dtype=torch.bool))
 
     return made, own_pass
 

@@ -328,6 +328,7 @@ def tiny_run() -> dict[str, Any]:
     from repo_interp.experiments.extrapolation import output_traces
     from repo_interp.experiments.task_scores import task_scores
     from repo_interp.measures.catalogue import measure_named, measure_names
+    from repo_interp.models.decoder import as_decoder
     from repo_interp.tasks import make_task
 
     task, words = make_task("random_tokens", symbols=16, length=16), make_task("reversal", words=4)
@@ -350,15 +351,15 @@ def tiny_run() -> dict[str, Any]:
         measures,
         experiments=[atlas, Kinds()],
     )
-    model, prompts = _tiny_model("repo"), task.prompts(4)
+    decoder, prompts = as_decoder(_tiny_model("repo")), task.prompts(4)
     longer = task.prompts(4, test_set="32")
     return {name: node.to_dataset() for name, node in run.children.items()} | {
-        "effects": Effects(("frozen",), draws=1).measured(model, task, prompts),
-        "perturbation": Perturbation(gammas=(0.1,), l_maxes=(1,)).measured(model, task, prompts),
-        "extrapolation": Extrapolation().measured(model, task, {16: prompts, 32: longer}, 16),
-        "output_traces": output_traces(model, prompts, longer[0], 16, 0, queries=2, step=4),
-        "saliency": Saliency(steps=2).measured(model, words, words.prompts(1, test_set="3")),
-        "scores": task_scores(model, words, ["2", "3"], 2),
+        "effects": Effects(("frozen",), draws=1).measured(decoder, task, prompts),
+        "perturbation": Perturbation(gammas=(0.1,), l_maxes=(1,)).measured(decoder, task, prompts),
+        "extrapolation": Extrapolation().measured(decoder, task, {16: prompts, 32: longer}, 16),
+        "output_traces": output_traces(decoder, prompts, longer[0], 16, 0, queries=2, step=4),
+        "saliency": Saliency(steps=2).measured(decoder, words, words.prompts(1, test_set="3")),
+        "scores": task_scores(decoder, words, ["2", "3"], 2),
     }
 
 

@@ -31,9 +31,8 @@ from repo_interp.intervals import half_interval
 from repo_interp.interventions.ablation import HeadMeans, ablate
 from repo_interp.interventions.replacing import head_pairs
 from repo_interp.models.capture import decode
-from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
 from repo_interp.models.outputs import attention_outputs
-from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt
 from repo_interp.values import CountOrNone, Seed, checked
 
@@ -57,6 +56,7 @@ def head_means(bridge: nn.Module, prompts: Prompts) -> dict[int, Float[Tensor, "
     Raises:
         InputError: There are no prompts, an object is no prompt, or the model lacks a token.
     """
+    decoder = as_decoder(bridge)
     sums: dict[int, Tensor] = {}
     count = 0
 
@@ -65,14 +65,14 @@ def head_means(bridge: nn.Module, prompts: Prompts) -> dict[int, Float[Tensor, "
         sums[layer] = sums.get(layer, 0.0) + outputs.double().sum((0, 1))
 
     # One prompt a pass: padding would enter the sums, which know no mask
-    for prompt in indexed_prompts(prompts, bridge):
+    for prompt in indexed_prompts(prompts, decoder.tokenizer):
         ids, valid = tokens([prompt], bridge)
-        with attention_outputs(bridge, receive):
-            decode(bridge, ids, valid)
+        with attention_outputs(decoder, receive):
+            decode(decoder, ids, valid)
         count += ids.shape[1]
     if not count:
         raise InputError("there are no prompts")
-    heads = {attention.layer_idx: attention.heads for attention in as_decoder(bridge).layers}
+    heads = {attention.layer_idx: attention.heads for attention in decoder.layers}
     return {
         layer: (total / count).float().unflatten(0, (heads[layer], -1))
         for layer, total in sums.items()
@@ -112,9 +112,10 @@ def ablation_effects(
     Raises:
         InputError: As for `ri.ablate`, or a layer has too few other heads for a control.
     """
+    decoder = as_decoder(bridge)
     import pandas as pd
 
-    pairs, given = head_pairs(heads), indexed_prompts(prompts, bridge)
+    pairs, given = head_pairs(heads), indexed_prompts(prompts, decoder.tokenizer)
     tokens(given, bridge)  # refuses no prompts, and tokens that the model lacks
     sets = {"whole model": [], "ablated": pairs}
     controls, generator = (
@@ -122,7 +123,7 @@ def ablation_effects(
         np.random.default_rng(checked(seed, Seed, "seed")),
     )
     # Without controls a layer may be ablated whole: only controls need heads that are left
-    others = _others(bridge, pairs) if controls else {}
+    others = _others(decoder, pairs) if controls else {}
     # A control draws in every layer by itself, so the numbers of choices multiply
     there_are = prod(comb(len(left), count) for count, left in others.values())
     if there_are < controls:
@@ -143,7 +144,7 @@ def ablation_effects(
         for number, drawn in enumerate(distinct(draw, there_are, controls))
     }
     # The first set is empty: the whole model, from which changes count.
-    read = log_probabilities(bridge, [*sets.values()], given, means)
+    read = log_probabilities(decoder, [*sets.values()], given, means)
     # [prompt], paired: the same prompt with `heads` ablated and with controls ablated. Rows of
     # `read` are the whole model, `heads`, and then the controls
     less_controls = read[1] - read[2:].mean(0) if len(read) > 2 else np.full(1, np.nan)
@@ -170,7 +171,7 @@ def ablation_effects(
 
 
 def log_probabilities(
-    bridge: nn.Module,
+    decoder: Decoder,
     sets: Sequence[list[tuple[int, int]]],
     prompts: Sequence[Prompt],
     means: HeadMeans | None = None,
@@ -178,7 +179,7 @@ def log_probabilities(
     """Return mean log-probabilities of the targets of prompts without sets of heads.
 
     Args:
-        bridge: Bridge or Hugging Face model.
+        decoder: Decoder of the model.
         sets: Sets of pairs (layer, head) to ablate together; a set may be empty.
         prompts: Prompts.
         means: Outputs that replace those of the heads, as for `ri.ablate`; None: zeros.
@@ -190,27 +191,27 @@ def log_probabilities(
         InputError: As for `ri.ablate`.
         NotFinitePrediction: A log-probability is NaN or infinite.
     """
-    model, scoring = model_of(bridge), scoring_of(prompts)
+    scoring = scoring_of(prompts)
     read = np.empty((len(sets), len(prompts)))
     for number, prompt in enumerate(prompts):
         # The sets of heads stand side by side in a pass, so prompts come one at a time
-        batch = Batch(model, scoring, [prompt])
+        batch = Batch(decoder, scoring, [prompt])
         # [set, reading, prompt]: the first reading is the log-probability
         read[:, number] = np.array(
-            batch.under_edits(sets, lambda of_rows: ablate(bridge, means=means, sets=of_rows))
+            batch.under_edits(
+                sets, lambda of_rows: ablate(decoder.module, means=means, sets=of_rows)
+            )
         )[:, 0, 0]
         if not np.isfinite(read[:, number]).all():
             raise NotFinitePrediction(number)
     return read
 
 
-def _others(
-    bridge: nn.Module, pairs: Sequence[tuple[int, int]]
-) -> dict[int, tuple[int, list[int]]]:
+def _others(decoder: Decoder, pairs: Sequence[tuple[int, int]]) -> dict[int, tuple[int, list[int]]]:
     """By layer of `pairs`, how many heads a control draws there, and from which."""
     counts = Counter(layer for layer, _ in pairs)
     others = {}
-    for attention in attentions_of(bridge, sorted(counts)):
+    for attention in attentions_of(decoder, sorted(counts)):
         layer, count = attention.layer_idx, counts[attention.layer_idx]
         left = [head for head in range(attention.heads) if (layer, head) not in pairs]
         if len(left) < count:

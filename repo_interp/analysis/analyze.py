@@ -147,13 +147,13 @@ def execute(
     """
     store_every = checked(store_every, PositiveOrZero, "store_every")
     provenance = job.provenance
-    notes = run_notes(job.bridge, job.prompts, job.measures, provenance.get("changed", ""))
-    if (rounded := rounded_positions(job.bridge)) is not None:
+    notes = run_notes(job.decoder, job.prompts, job.measures, provenance.get("changed", ""))
+    if (rounded := rounded_positions(job.decoder)) is not None:
         warn(rounded, RoundedPositions)
     # which experiments may need
     gradients = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
-    kept = store_of(job.bridge, job.prompts[0], job.question, store, store_every)
-    with gradients, at_rest(job.bridge), kept:
+    kept = store_of(job.decoder, job.prompts[0], job.question, store, store_every)
+    with gradients, at_rest(job.decoder), kept:
         faults: dict[str, Fault] = {}
         # `_observe` is lazy and `_measure` adds to the same `faults`: a measure that stops in one
         # batch is not observed in the next

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError
-from repo_interp.models.decoder import as_decoder, require_model
-from repo_interp.models.wrapped import model_of
+from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt import require_index
 from repo_interp.tasks.prompt.text import EncodedText, encode
@@ -31,12 +31,12 @@ Prompts = Prompt | str | Tensor | np.ndarray | Iterable[Any]
 _WANTED = "wanted a Prompt, a text, or whole numbers of tokens"
 
 
-def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
+def as_prompts(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None) -> list[Prompt]:
     """Return prompts as a list of `Prompt`, in order.
 
     Args:
         prompts: Prompts in any form of the module.
-        bridge: Bridge or model, whose tokenizer encodes texts.
+        tokenizer: Encodes texts; None: texts are refused.
 
     Returns:
         The prompts.
@@ -44,7 +44,6 @@ def as_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
     Raises:
         InputError: An object is no prompt.
     """
-    tokenizer = getattr(bridge, "tokenizer", None)
     # Before anything iterable: a text is one prompt, not one per character
     if isinstance(prompts, Prompt | str):
         return [_prompt(prompts, tokenizer, "the prompt")]
@@ -84,12 +83,12 @@ def _without_padding(ids: Any, mask: Any) -> Any:
         raise InputError("input_ids and attention_mask are not of one shape") from None
 
 
-def indexed_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
+def indexed_prompts(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None) -> list[Prompt]:
     """Return prompts as `as_prompts`, for passes whose positions are the token index.
 
     Args:
         prompts: Prompts in any form of the module.
-        bridge: Bridge or model, whose tokenizer encodes texts.
+        tokenizer: Encodes texts; None: texts are refused.
 
     Returns:
         The prompts.
@@ -97,7 +96,7 @@ def indexed_prompts(prompts: Prompts, bridge: nn.Module) -> list[Prompt]:
     Raises:
         InputError: An object is no prompt, or a prompt has position ids.
     """
-    found = as_prompts(prompts, bridge)
+    found = as_prompts(prompts, tokenizer)
     require_index(found)
     return found
 
@@ -124,19 +123,18 @@ def tokens(
         InputError: There are no prompts, an object is no prompt, a prompt has position ids, or the
             model lacks a token.
     """
-    sequences = [prompt.tokens for prompt in indexed_prompts(prompts, bridge)]
+    decoder = as_decoder(bridge)
+    sequences = [prompt.tokens for prompt in indexed_prompts(prompts, decoder.tokenizer)]
     if not sequences:
         raise InputError("there are no prompts")
-    require_model(bridge)
-    model: Any = model_of(bridge)
-    vocabulary = int(model.config.vocab_size)
+    vocabulary = int(decoder.owner.config.vocab_size)
     for number, sequence in enumerate(sequences):
         if max(sequence) >= vocabulary:
             raise InputError(
                 f"prompt {number} has token {max(sequence)}; the model's tokens are 0 to "
                 f"{vocabulary - 1}"
             )
-    device = as_decoder(bridge).device
+    device = decoder.device
     rows = [torch.tensor(sequence, device=device) for sequence in sequences]
     lengths = torch.tensor([len(row) for row in rows], device=device)
     padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)

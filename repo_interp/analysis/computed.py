@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from repo_interp.files import path_of
 from repo_interp.models.capture import decode
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.provenance import identity
 from repo_interp.run import versions
 from repo_interp.store import Store
@@ -29,7 +28,7 @@ from repo_interp.tasks.prompt import Prompt
 
 
 def store_of(
-    bridge: nn.Module,
+    decoder: Decoder,
     prompt: Prompt,
     question: Mapping[str, Any],
     directory: str | Path | None,
@@ -38,7 +37,7 @@ def store_of(
     """Return the store of one question to one model as it computes now.
 
     Args:
-        bridge: Bridge or Hugging Face model.
+        decoder: Decoder of the model.
         prompt: A prompt of the question, on which the model is run to identify it.
         question: Options that decide the result.
         directory: Directory of the store; None: nothing is kept.
@@ -52,8 +51,8 @@ def store_of(
         decisive = {
             # of the stored values; raise it when an older form would be read wrongly
             "form": 2,
-            "model": identity(bridge),
-            "computes": _summarize_outputs(bridge, prompt),
+            "model": identity(decoder),
+            "computes": _summarize_outputs(decoder, prompt),
             "versions": versions(),
             **question,
         }
@@ -67,11 +66,11 @@ def store_of(
     )
 
 
-def _summarize_outputs(bridge: nn.Module, prompt: Prompt) -> list[float]:
+def _summarize_outputs(decoder: Decoder, prompt: Prompt) -> list[float]:
     """Return a summary of the model's outputs for `prompt`, with its present hooks and weights."""
-    tokens = torch.tensor([prompt.tokens], device=as_decoder(bridge).device)
+    tokens = torch.tensor([prompt.tokens], device=decoder.device)
     with torch.inference_mode():
         mean = (
-            decode(bridge, tokens, torch.ones_like(tokens, dtype=torch.bool)).float().mean((0, 1))
+            decode(decoder, tokens, torch.ones_like(tokens, dtype=torch.bool)).float().mean((0, 1))
         )
     return (100 * mean / mean.abs().max()).round().tolist()

@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from torch import nn
-
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.entry_points import MEASURES, require_once
 from repo_interp.errors import InputError, one_line, warn
@@ -28,8 +26,7 @@ from repo_interp.experiments.kinds import Kinds
 from repo_interp.measures.catalogue import measure_named
 from repo_interp.measures.statistics import Measure
 from repo_interp.measures.three_axis import ThreeAxis
-from repo_interp.models.decoder import Decoder, as_decoder
-from repo_interp.models.wrapped import model_of
+from repo_interp.models.decoder import Decoder
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX, SCHEMES
 from repo_interp.tasks.prompt import Prompt
@@ -49,12 +46,12 @@ twice as long unasked.
 
 
 def default_prompts(
-    bridge: nn.Module, count: int = COUNT, **options: Any
+    decoder: Decoder, count: int = COUNT, **options: Any
 ) -> tuple[list[Prompt], Task | None]:
     """Return prompts of the task that a model was trained on, else one short text.
 
     Args:
-        bridge: Bridge or Hugging Face model.
+        decoder: Decoder of the model.
         count: Number of prompts of the task.
         **options: Options of the task, which precede the recorded ones.
 
@@ -65,7 +62,6 @@ def default_prompts(
         InputError: The model has neither such a task nor a tokenizer, or the task would read a file
             that the user did not give.
     """
-    decoder = as_decoder(bridge)
     source, tokenizer = decoder.origin, decoder.tokenizer
     task = None if source is None else trained_task(source.directory, **options)
     if task is not None:
@@ -95,7 +91,7 @@ def origin_of(task: Task | None) -> str:
 
 
 def default_experiments(
-    bridge: nn.Module, prompts: Sequence[Prompt], task: Task | None
+    decoder: Decoder, prompts: Sequence[Prompt], task: Task | None
 ) -> list[Experiment]:
     """Choose the experiments that are quick and tell most.
 
@@ -104,7 +100,7 @@ def default_experiments(
     or its prompts is left out.
 
     Args:
-        bridge: Bridge or Hugging Face model.
+        decoder: Decoder of the model.
         prompts: Prompts of the analysis.
         task: Task of the prompts; None: none.
 
@@ -116,14 +112,14 @@ def default_experiments(
         return []
     # Fewer than the atlas makes when it is asked for: it must be quick here
     atlas = Atlas(sequences=2, twins=2)
-    if set(_schemes_by_positions(as_decoder(bridge))) <= set(FIXED):
+    if set(_schemes_by_positions(decoder)) <= set(FIXED):
         try:
-            planned(bridge, prompts, [atlas], task)
+            planned(decoder, prompts, [atlas], task)
         except InputError as error:
             warn(f"without the atlas: {error}")
             return []
         return [atlas]
-    parameters = sum(parameter.numel() for parameter in model_of(bridge).parameters())
+    parameters = sum(parameter.numel() for parameter in decoder.owner.parameters())
     quick: list[Experiment] = []
     dear: list[str] = []
     for experiment, most in (
@@ -133,7 +129,7 @@ def default_experiments(
     ):
         with suppress(InputError):
             # A plan lists its passes without making any, so the cost is known beforehand
-            (plan,) = planned(bridge, prompts, [experiment], task)
+            (plan,) = planned(decoder, prompts, [experiment], task)
             if parameters * sum(plan.passes) <= most:
                 quick.append(experiment)
             else:
@@ -147,7 +143,7 @@ def default_experiments(
 
 
 def choose(
-    bridge: nn.Module,
+    decoder: Decoder,
     prompts: Sequence[Prompt],
     measures: Sequence[str | Measure] | None,
     layers: Sequence[int] | None,
@@ -157,7 +153,7 @@ def choose(
     """Choose the measures and experiments that nobody named.
 
     Args:
-        bridge: Repositioned model or bridge.
+        decoder: Decoder of the model.
         prompts: Prompts to measure.
         measures: Measures that were named; None: `default_measures`.
         layers: Layers that were named; None: all.
@@ -170,9 +166,9 @@ def choose(
     """
     if experiments is None:
         unasked = measures is None and layers is None
-        experiments = default_experiments(bridge, prompts, task) if unasked else ()
+        experiments = default_experiments(decoder, prompts, task) if unasked else ()
     if measures is None:
-        measures = default_measures(prompts, _schemes_by_positions(as_decoder(bridge)), layers)
+        measures = default_measures(prompts, _schemes_by_positions(decoder), layers)
         if any(prompt.has_documents for prompt in prompts):
             fitting = [name for name in measures if measure_named(name).needs.documents]
             left = [name for name in measures if name not in fitting]

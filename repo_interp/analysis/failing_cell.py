@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
@@ -26,7 +26,7 @@ from repo_interp.analysis.ablation import log_probabilities
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError, warn
 from repo_interp.experiments.experiment import standard_error
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.load import open_model
 from repo_interp.models.provenance import identity
 from repo_interp.run import require_run
@@ -76,12 +76,13 @@ def explain_cell(
             "such as niah or ruler"
         )
     bridge = open_model(str(scores.attrs["checkpoint"])) if bridge is None else bridge
-    if identity(bridge).get("checkpoint_digest") != scores.attrs.get("checkpoint_digest"):
+    decoder = as_decoder(bridge)
+    if identity(decoder).get("checkpoint_digest") != scores.attrs.get("checkpoint_digest"):
         raise InputError(
             f"the run scored other weights of {scores.attrs.get('checkpoint')} than those of "
             "this model; give the model that it scored"
         )
-    prompts, passed, cells = _scored_prompts(group, bridge)
+    prompts, passed, cells = _scored_prompts(group, decoder)
     here = [number for number, cell in enumerate(cells) if cell == (depth, length)]
     failing = [number for number in here if not passed[number]]
     if not failing:
@@ -117,7 +118,9 @@ def explain_cell(
     pairs = [(int(layer), int(head)) for layer, head in table[["layer", "head"]].to_numpy()[:most]]
     # The empty set is the whole model, from which the effect of every head counts
     whole, *ablated = log_probabilities(
-        bridge, [[], *([pair] for pair in pairs)], [prompts[number] for number in passing]
+        decoder,
+        [[], *([pair] for pair in pairs)],
+        [prompts[number] for number in passing],
     )
     # The table is longer: only its first `most` heads were ablated
     for row, values in zip(table.index, ablated, strict=False):
@@ -142,12 +145,12 @@ def explain_cell(
 
 
 def _scored_prompts(
-    group: xr.Dataset, bridge: Any
+    group: xr.Dataset, decoder: Decoder
 ) -> tuple[list[Prompt], np.ndarray, list[tuple[int, int]]]:
     """Return the scored prompts with their answers, whether they passed, and their cells."""
     count, seed, prompts = group.sizes["prompt"], int(group.attrs["seed"]), []
     for test_set in group["test_set"].values:
-        made, asked = _remake(group, str(test_set), count, seed, bridge)
+        made, asked = _remake(group, str(test_set), count, seed, decoder)
         # `asked`, not `made`: the run's digest is of prompts without their answers
         if digest(asked) != str(group["prompts_digest"].sel(test_set=test_set).values):
             raise InputError(
@@ -166,7 +169,7 @@ def _scored_prompts(
 
 
 def _remake(
-    group: xr.Dataset, test_set: str, count: int, seed: int, bridge: Any
+    group: xr.Dataset, test_set: str, count: int, seed: int, decoder: Decoder
 ) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
     """The prompts of a test set with their answers, and as they were scored."""
     if group.attrs["task"] == "ruler":
@@ -174,7 +177,7 @@ def _remake(
         length = whole_number(test_set, "the number of tokens", 1 << 22)
         made, asked = (
             niah(
-                as_decoder(bridge).tokenizer,
+                decoder.tokenizer,
                 str(group.attrs["variant"]),
                 length,
                 count,

@@ -90,20 +90,19 @@ class Job:
         # names first: the rest may take long
         measures = None if measures is None else resolve_measures(measures)
         experiments = None if experiments is None else experiments_named(experiments)
-        self.bridge = observable(bridge)
-        decoder = self.decoder = as_decoder(self.bridge)
+        decoder = self.decoder = as_decoder(observable(bridge))
         if prompts is None:
-            self.prompts, trained = default_prompts(self.bridge)
+            self.prompts, trained = default_prompts(decoder)
             prompts_from, task = origin_of(trained), trained if task is None else task
         else:
-            self.prompts = as_prompts(prompts, self.bridge)
+            self.prompts = as_prompts(prompts, decoder.tokenizer)
         if task is not None and not isinstance(task, Task):
             raise InputError(
                 f"task is {one_line(repr(task), 80)}; wanted a task, as ri.tasks.make_task "
                 "returns it"
             )
         self.prompts_from, self.task = prompts_from, task
-        chosen, experiments = choose(self.bridge, self.prompts, measures, layers, experiments, task)
+        chosen, experiments = choose(decoder, self.prompts, measures, layers, experiments, task)
         length, heads_of_layer = decoder.training_length, decoder.config.num_attention_heads
         # Some parameters default to the training length, which a measure does not know by itself
         self.measures = [
@@ -114,7 +113,7 @@ class Job:
             if layers is None
             else within(layers, len(decoder.schemes), "layer")
         )
-        attentions_of(self.bridge, self.layers)  # refuses a layer without attention
+        attentions_of(decoder, self.layers)  # refuses a layer without attention
         self.heads = None if heads is None else within(heads, heads_of_layer, "head")
         """None: all."""
         for measure in self.measures:
@@ -122,15 +121,17 @@ class Job:
             _require_chosen(measure, self.layers, heads_of_layer)
         self._require_seen()
         _require_prompts(self.prompts, self.measures, decoder.vocabulary_size)
-        self.experiments = planned(self.bridge, self.prompts, experiments, task)
+        self.experiments = planned(decoder, self.prompts, experiments, task)
         self._require_names()
         # refuses kinds of segments that are not known
         structure_for(self.prompts[:1], self.measures, decoder.tokenizer)
         # Prompts of experiments count too: a named token may be reached there alone
         require_named_tokens(
-            self.bridge, len(self.prompts), [*(self.lengths if self.measures else ()), *self.passes]
+            decoder,
+            len(self.prompts),
+            [*(self.lengths if self.measures else ()), *self.passes],
         )
-        self.batch_size, self.size = batch_size, batch_limit(self.bridge, batch_size)
+        self.batch_size, self.size = batch_size, batch_limit(decoder, batch_size)
 
     @property
     def lengths(self) -> list[int]:
@@ -157,7 +158,7 @@ class Job:
     def provenance(self) -> dict[str, Any]:
         """Attributes of the run: the model, the prompts and the versions of libraries."""
         return {
-            **identity(self.bridge),
+            **identity(self.decoder),
             "prompts": len(self.prompts),
             "prompts_digest": prompts_digest(self.prompts),
             "prompts_from": self.prompts_from,
@@ -209,7 +210,7 @@ class Job:
         # Without predictions the pass ends in the last layer that is measured.
         last = None if reading else max(self.layers, default=None)
         with self.observation(batch, stopped, on_layer) as (parts, faults):
-            hidden = decode(self.bridge, batch.tokens, batch.valid, last, batch.position_ids)
+            hidden = decode(self.decoder, batch.tokens, batch.valid, last, batch.position_ids)
         fault = fault_of_pass(hidden, batch.valid, batch.numbers)
         if fault is not None:
             # A measure that stopped names the layer where NaN began, which the pass cannot
@@ -220,7 +221,11 @@ class Job:
         elif reading:
             # The last layer may be on another device where a model is spread over several
             predictions = predictions_of(
-                self.bridge, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers
+                self.decoder,
+                hidden.to(batch.tokens.device),
+                batch.tokens,
+                batch.valid,
+                numbers,
             )
             for measure in reading:
                 with read_only(measure, predictions, batch.spans):
@@ -283,7 +288,7 @@ class Job:
             on_layer(observed)
 
         numbers, ids = torch.as_tensor(batch.numbers), batch.position_ids
-        with observing(self.bridge, batch.valid, numbers, receive, self.layers, ids):
+        with observing(self.decoder, batch.valid, numbers, receive, self.layers, ids):
             yield parts, faults
         check()
 

@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
 
 from repo_interp import processes
 from repo_interp.errors import InputError
 from repo_interp.memory import free_memory
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.feed_forward import block_of
 from repo_interp.models.reposition import batch_limits
 from repo_interp.side_by_side import WORTHWHILE, BatchSize, SideBySide
@@ -42,24 +41,24 @@ _DRAWING_BYTES = 110 * 2**20
 """Of drawing: the libraries that draw, and the figures and the page while they are made."""
 
 
-def batch_limit(bridge: nn.Module, size: BatchSize | Literal["auto"]) -> SideBySide:
+def batch_limit(decoder: Decoder, size: BatchSize | Literal["auto"]) -> SideBySide:
     """Return the most that goes through a model in one pass.
 
     Args:
-        bridge: Bridge or Hugging Face model.
+        decoder: Decoder of the model.
         size: Prompts or tokens; "auto": as many tokens as are worthwhile and fit into memory.
 
     Returns:
         The limit: prompts of equal length where frequencies depend on the length of a pass.
     """
     if size != "auto":
-        return batch_limits(bridge, size)
-    device = as_decoder(bridge).device
-    fitting = int(_SHARE * _present(device) / (2 * bytes_per_token(bridge)))
+        return batch_limits(decoder, size)
+    device = decoder.device
+    fitting = int(_SHARE * _present(device) / (2 * bytes_per_token(decoder)))
     if device.type != "cpu":  # about as much is free the next time: it is cut alike
         fitting = 1 << max(0, fitting.bit_length() - 1)
     return batch_limits(
-        bridge,
+        decoder,
         SideBySide(tokens=max(1, min(WORTHWHILE.get(device.type, WORTHWHILE["cpu"]), fitting))),
     )
 
@@ -74,27 +73,26 @@ def _present(device: torch.device) -> float:
     return machine_memory() / processes.beside()
 
 
-def bytes_per_token(bridge: nn.Module) -> int:
+def bytes_per_token(decoder: Decoder) -> int:
     """Return the bytes that the forward pass of one layer holds per token.
 
     Args:
-        bridge: Bridge or Hugging Face model.
+        decoder: Decoder of the model.
 
     Returns:
         Bytes.
     """
-    decoder = as_decoder(bridge)
     config = decoder.config
     return decoder.dtype.itemsize * (8 * config.hidden_size + 4 * config.intermediate_size)
 
 
 def require_memory_for_run(
-    bridge: nn.Module, lengths: Sequence[int], size: SideBySide, passes: Sequence[int] = ()
+    decoder: Decoder, lengths: Sequence[int], size: SideBySide, passes: Sequence[int] = ()
 ) -> None:
     """Check that an analysis fits into memory; an accelerator's memory is not checked.
 
     Args:
-        bridge: Bridge or Hugging Face model.
+        decoder: Decoder of the model.
         lengths: Tokens of every prompt.
         size: Prompts or tokens of a batch.
         passes: Tokens of every prompt in every pass of the experiments.
@@ -102,7 +100,6 @@ def require_memory_for_run(
     Raises:
         InputError: It does not fit.
     """
-    decoder = as_decoder(bridge)
     config, device = decoder.config, decoder.device
     if device.type != "cpu":
         return
@@ -159,21 +156,20 @@ def require_memory_for_prompts(count: int, length: int) -> None:
     require_memory(_BYTES_PER_TOKEN * count * length, f"{count:,} prompts of {length:,} tokens")
 
 
-def require_memory_for_pass(bridge: nn.Module, tokens: int, prompts: int) -> None:
+def require_memory_for_pass(decoder: Decoder, tokens: int, prompts: int) -> None:
     """Check that a forward pass fits into memory; an accelerator's memory is not checked.
 
     A layer holds the residual stream, queries, keys, values and its feed-forward part; and a number
     for every pair of tokens where a scheme adds to the logits, or they are soft-capped.
 
     Args:
-        bridge: Bridge or Hugging Face model.
+        decoder: Decoder of the model.
         tokens: Tokens of a prompt.
         prompts: Prompts in one pass.
 
     Raises:
         InputError: It does not fit.
     """
-    decoder = as_decoder(bridge)
     if decoder.device.type == "cpu":
         every_pair = any(
             layer.position_logits is not None or layer.attn_logit_softcapping is not None
@@ -185,7 +181,7 @@ def require_memory_for_pass(bridge: nn.Module, tokens: int, prompts: int) -> Non
             else 0
         )
         require_memory(
-            tokens * prompts * (bytes_per_token(bridge) + pairs),
+            tokens * prompts * (bytes_per_token(decoder) + pairs),
             f"a pass of {prompts} prompts of {tokens:,} tokens side by side",
         )
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
-
 from repo_interp.errors import Note
 from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.changes import changes
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.positions.layouts import SCHEMES, format_layout
 from repo_interp.tasks.prompt import Prompt
 
@@ -24,7 +22,7 @@ class RoundedPositions(Note):
 
 
 def notes_on(
-    bridge: nn.Module,
+    decoder: Decoder,
     prompts: Sequence[Prompt] = (),
     measures: Sequence[Measure] = (),
     changed: str | None = None,
@@ -32,7 +30,7 @@ def notes_on(
     """Return remarks on measuring prompts on a model.
 
     Args:
-        bridge: Bridge or Hugging Face model.
+        decoder: Decoder of the model.
         prompts: Prompts of the analysis.
         measures: Measures of the analysis.
         changed: Changes of the model since it was loaded, where they are known; None: they are
@@ -41,15 +39,15 @@ def notes_on(
     Returns:
         One line per remark; empty where there is none.
     """
-    decoder, notes = as_decoder(bridge), []
+    notes = []
     schemes, origin, trained = decoder.schemes, decoder.origin, decoder.training_length
-    changed = changes(bridge) if changed is None else changed
+    changed = changes(decoder) if changed is None else changed
     if changed:
         notes.append(
             f"the model is not as it was loaded or configured ({changed}): what is measured "
             "is what it computes now"
         )
-    rounded = rounded_positions(bridge)
+    rounded = rounded_positions(decoder)
     if rounded is not None:
         notes.append(rounded)
     of_model, of_positions = decoder.dtype, decoder.positions_dtype
@@ -99,12 +97,12 @@ def notes_on(
 
 
 def run_notes(
-    bridge: nn.Module, prompts: Sequence[Prompt], measures: Sequence[Measure], changed: str
+    decoder: Decoder, prompts: Sequence[Prompt], measures: Sequence[Measure], changed: str
 ) -> tuple[str, ...]:
     """Return the attribute `notes` of a run: remarks of loading, then `notes_on`.
 
     Args:
-        bridge: Bridge or Hugging Face model.
+        decoder: Decoder of the model.
         prompts: Prompts of the analysis.
         measures: Measures of the analysis.
         changed: Changes of the model since it was loaded.
@@ -112,21 +110,20 @@ def run_notes(
     Returns:
         One line per remark.
     """
-    origin = as_decoder(bridge).origin
+    origin = decoder.origin
     remarks = (f"config.json {origin.remarks}",) if origin is not None and origin.remarks else ()
-    return (*remarks, *notes_on(bridge, prompts, measures, changed))
+    return (*remarks, *notes_on(decoder, prompts, measures, changed))
 
 
-def rounded_positions(bridge: nn.Module) -> str | None:
+def rounded_positions(decoder: Decoder) -> str | None:
     """Return a remark where learned positions are computed in 16 bits.
 
     Args:
-        bridge: Bridge or Hugging Face model.
+        decoder: Decoder of the model.
 
     Returns:
         The remark, or None.
     """
-    decoder = as_decoder(bridge)
     dtype = decoder.positions_dtype
     # A token index is exact in 16 bits up to 256 or 2,048, but learned positions are fractions
     if dtype.itemsize > 2 or not decoder.learned_layers:

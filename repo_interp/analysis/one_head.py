@@ -42,7 +42,7 @@ from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import described, described_group
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.capture import capture
-from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
 from repo_interp.positions.logits import cap_logits
 from repo_interp.values import CountOrNone, checked
 
@@ -81,7 +81,7 @@ def attention_pattern(bridge: nn.Module, prompt: Prompts, layer: int, head: int)
         InputError: The prompt is longer, there are several, or the model lacks the layer or the
             head.
     """
-    inputs, labels = _capture_head(bridge, prompt, layer, head, MOST_TOKENS)
+    inputs, labels = _capture_head(as_decoder(bridge), prompt, layer, head, MOST_TOKENS)
     rows = torch.arange(inputs.queries.shape[2], device=inputs.queries.device)
     seen = inputs.visible(rows)[0]
     weights = inputs.pattern(rows)[0, 0].masked_fill(~seen, torch.nan)
@@ -122,7 +122,7 @@ def explain_logit(
         InputError: The query does not see the key, there are several prompts, or a token, the layer
             or the head does not exist.
     """
-    inputs, labels = _capture_head(bridge, prompt, layer, head)
+    inputs, labels = _capture_head(as_decoder(bridge), prompt, layer, head)
     length, here = inputs.queries.shape[2], inputs.queries.device
     for name, token in (("query", query), ("key", key)):
         if checked(token, CountOrNone, name) >= length:
@@ -187,10 +187,10 @@ def explain_logit(
 
 
 def _capture_head(
-    bridge: nn.Module, prompt: Prompts, layer: int, head: int, most: int | None = None
+    decoder: Decoder, prompt: Prompts, layer: int, head: int, most: int | None = None
 ) -> tuple[AttentionInputs, dict[str, Any]]:
     """Return float64 inputs of one head on the only prompt, and attributes for a reader."""
-    given = indexed_prompts(prompt, bridge)
+    given = indexed_prompts(prompt, decoder.tokenizer)
     if len(given) != 1:
         raise InputError(f"one prompt was wanted; got {len(given)}")
     if most is not None and len(given[0].tokens) > most:
@@ -199,17 +199,17 @@ def _capture_head(
             f"{most}; give a part of it, or analyze it with "
             'measures=("attention_rows",), which keeps the strongest keys of every row'
         )
-    (attention,) = attentions_of(bridge, [checked(layer, CountOrNone, "layer")])
+    (attention,) = attentions_of(decoder, [checked(layer, CountOrNone, "layer")])
     if checked(head, CountOrNone, "head") >= attention.heads:
         raise InputError(f"head {head} was asked for; the model's are 0 to {attention.heads - 1}")
-    ids, valid = tokens(given, bridge)
+    ids, valid = tokens(given, decoder.module)
     found: list[AttentionInputs] = []
-    capture(bridge, ids, valid, torch.arange(1), found.append, [layer])
+    capture(decoder, ids, valid, torch.arange(1), found.append, [layer])
     return select_heads(found[0], [head]), {
         "layer": layer,
         "head": head,
         "scheme": found[0].scheme,
-        "text": list(texts_of(given[0], as_decoder(bridge).tokenizer)),
+        "text": list(texts_of(given[0], decoder.tokenizer)),
     }
 
 

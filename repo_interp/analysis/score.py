@@ -32,10 +32,9 @@ from repo_interp.analysis.trained_task import (
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import answer_scores
 from repo_interp.experiments.task_scores import Cost, sets_named, task_scores
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import longest_prompt
-from repo_interp.models.wrapped import model_of
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks import Prompt, Task, make_task
@@ -114,11 +113,11 @@ def score(
             f"the task {chosen.name} has {wanted} tokens, the checkpoint {present}; wanted a "
             "checkpoint trained on it"
         )
-    size = batch_limit(bridge, batch_size)
+    size = batch_limit(decoder, batch_size)
     test_sets = None if test_sets is None else sets_named(test_sets)
     for name in test_sets or ():
         longest = max(len(prompt.tokens) for prompt in chosen.prompts(1, seed, name))
-        require_memory_for_pass(bridge, longest, min(count, size.of_length(longest)))
+        require_memory_for_pass(decoder, longest, min(count, size.of_length(longest)))
     asked = {
         "task": chosen.name,
         **chosen.options(),
@@ -129,12 +128,21 @@ def score(
     }
     first = chosen.prompts(1, seed, str((test_sets or chosen.test_sets)[0]))
     # The digest of the question needs a pass of the model over one prompt.
-    kept = store_of(bridge, first[0], {**asked, "batch_size": size}, store, store_every)
+    kept = store_of(decoder, first[0], {**asked, "batch_size": size}, store, store_every)
     scores = task_scores(
-        model_of(bridge), chosen, test_sets, count, seed, answers, size, progress, kept, announce
+        decoder,
+        chosen,
+        test_sets,
+        count,
+        seed,
+        answers,
+        size,
+        progress,
+        kept,
+        announce,
     )
     return _run(
-        bridge,
+        decoder,
         scores,
         [chosen.prompts(count, seed, str(name)) for name in scores["test_set"].values],
         chosen.origin,
@@ -179,11 +187,12 @@ def score_needles(
         InputError: The bridge has no tokenizer, a prompt is longer than the model takes, or
             `tasks.niah` refuses an argument.
     """
-    tokenizer = _tokenizer(bridge)
-    lengths = _lengths(bridge, lengths)
+    decoder = as_decoder(bridge)
+    tokenizer = _tokenizer(decoder)
+    lengths = _lengths(decoder, lengths)
     # Before prompts are made: haystacks of millions of tokens take minutes.
-    side_by_side = batch_limit(bridge, batch_size).of_length(max(lengths))
-    require_memory_for_pass(bridge, max(lengths), min(count, side_by_side))
+    side_by_side = batch_limit(decoder, batch_size).of_length(max(lengths))
+    require_memory_for_pass(decoder, max(lengths), min(count, side_by_side))
     asked = {
         str(length): niah(tokenizer, variant, length, count, seed, answer="none", **options)
         for length in lengths
@@ -192,7 +201,7 @@ def score_needles(
         prompt.attributes.get("depth") is not None for each in asked.values() for prompt in each
     )
     return _score_answers(
-        bridge,
+        decoder,
         asked,
         # RULER scores in percent
         lambda name, texts: niah_scores(texts, asked[name]) / 100,
@@ -240,16 +249,17 @@ def score_harness(
         InputError: The bridge has no tokenizer, a document is longer than the model takes, or
             `harness_documents` refuses an argument.
     """
-    tokenizer = _tokenizer(bridge)
+    decoder = as_decoder(bridge)
+    tokenizer = _tokenizer(decoder)
     called = task if isinstance(task, str) else str(task.config.task)
     documents = {
         str(length or called): harness_documents(tokenizer, task, length, count, seed)
-        for length in ([None] if lengths is None else _lengths(bridge, lengths))
+        for length in ([None] if lengths is None else _lengths(decoder, lengths))
     }
     first = next(iter(documents.values()))
     better = first.task.higher_is_better().get(first.metric, True)
     return _score_answers(
-        bridge,
+        decoder,
         {name: of_set.prompts for name, of_set in documents.items()},
         lambda name, texts: documents[name].scores(texts),
         # RULER names its metric by the length in tokens, which is an axis here
@@ -300,7 +310,8 @@ def score_few_shot(
         InputError: The bridge has no tokenizer, a prompt is longer than the model takes, or
             `few_shot_prompts` refuses an argument.
     """
-    tokenizer = _tokenizer(bridge)
+    decoder = as_decoder(bridge)
+    tokenizer = _tokenizer(decoder)
     require_drawable(count, seed)
     if not shots:
         raise InputError("wanted at least one number of shots, got none; give some, such as 1,5")
@@ -313,10 +324,10 @@ def score_few_shot(
             ],
             tokenizer,
         )
-        for length in _lengths(bridge, lengths)
+        for length in _lengths(decoder, lengths)
     }
     return _score_answers(
-        bridge,
+        decoder,
         asked,
         lambda name, texts: following(texts, asked[name]),
         "follow ability",
@@ -328,7 +339,7 @@ def score_few_shot(
 
 
 def _score_answers(
-    bridge: Any,
+    decoder: Decoder,
     asked: Mapping[str, Sequence[Prompt]],
     judge: Callable[[str, list[str]], np.ndarray],
     metric: str,
@@ -341,20 +352,20 @@ def _score_answers(
     flat = [prompt for prompts in asked.values() for prompt in prompts]
     # The last generated token needs a position too
     longest = max(len(prompt.tokens) + int(prompt.attributes["new_tokens"]) for prompt in flat)
-    most, task = longest_prompt(model_of(bridge)), flat[0].attributes["task"]
+    most, task = longest_prompt(decoder), flat[0].attributes["task"]
     if most is not None and longest > most:
         raise InputError(
             f"a prompt of {task} with its answer has {longest} tokens, the model's learned "
             f"table {most}; give shorter lengths"
         )
-    size = batch_limit(bridge, execution.batch_size)
+    size = batch_limit(decoder, execution.batch_size)
     count = max(map(len, asked.values()))
-    require_memory_for_pass(bridge, longest, min(count, size.of_length(longest)))
+    require_memory_for_pass(decoder, longest, min(count, size.of_length(longest)))
     question = {"task": task, "prompts": prompts_digest(flat), "batch_size": size}
-    kept = store_of(bridge, flat[0], question, execution.store, execution.store_every)
+    kept = store_of(decoder, flat[0], question, execution.store, execution.store_every)
     scores = answer_scores(
-        model_of(bridge),
-        _tokenizer(bridge),
+        decoder,
+        _tokenizer(decoder),
         asked,
         judge,
         metric,
@@ -364,7 +375,7 @@ def _score_answers(
         execution.progress,
         execution.announce,
     )
-    return _run(bridge, scores.assign_attrs(attributes), list(asked.values()), origin)
+    return _run(decoder, scores.assign_attrs(attributes), list(asked.values()), origin)
 
 
 def task_of(
@@ -418,15 +429,15 @@ def task_name(directory: Path | None, name: str | None = None) -> str:
     return name
 
 
-def _lengths(bridge: Any, given: Sequence[int] | int | None) -> list[int]:
+def _lengths(decoder: Decoder, given: Sequence[int] | int | None) -> list[int]:
     """The lengths that were given; None: the training length, twice and four times it."""
     if given is None:
-        given = [multiple * as_decoder(bridge).training_length for multiple in (1, 2, 4)]
+        given = [multiple * decoder.training_length for multiple in (1, 2, 4)]
     return [whole_number(name, "the number of tokens", 1 << 22) for name in sets_named(given)]
 
 
-def _tokenizer(bridge: Any) -> Any:
-    tokenizer = as_decoder(bridge).tokenizer
+def _tokenizer(decoder: Decoder) -> Any:
+    tokenizer = decoder.tokenizer
     if tokenizer is None:
         raise InputError(
             "this checkpoint has no tokenizer to make prompts with; put its tokenizer there"
@@ -435,7 +446,7 @@ def _tokenizer(bridge: Any) -> Any:
 
 
 def _run(
-    bridge: nn.Module, scores: xr.Dataset, prompts: Sequence[Sequence[Prompt]], origin: str
+    decoder: Decoder, scores: xr.Dataset, prompts: Sequence[Sequence[Prompt]], origin: str
 ) -> xr.DataTree:
     """Return the run of `scores`, with a digest of the prompts per test set.
 
@@ -448,8 +459,8 @@ def _run(
         name: Path(value).name if _is_path(value) else value for name, value in scores.attrs.items()
     }
     scores = scores.assign(prompts_digest=("test_set", digests, described)).assign_attrs(options)
-    of_model = identity(bridge)
-    lines = run_notes(bridge, (), (), str(of_model.get("changed", "")))
+    of_model = identity(decoder)
+    lines = run_notes(decoder, (), (), str(of_model.get("changed", "")))
     notes = {"notes": "\n".join(lines)} if lines else {}
     known = {
         "prompts_from": origin,

@@ -21,7 +21,6 @@ from dataclasses import replace
 from itertools import count
 from os import PathLike
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -130,7 +129,7 @@ class PositionsCallback(TrainerCallback):
             return
         tokenizer = given.get("processing_class")
         # as_prompts asks its model for a tokenizer alone, and the Trainer holds it apart
-        self.prompts = as_prompts(self.prompts, cast(Any, SimpleNamespace(tokenizer=tokenizer)))
+        self.prompts = as_prompts(self.prompts, tokenizer)
         # What does not fit the model should stop the training here
         self._measure(args, state, control, given["model"], required=True)
 
@@ -251,7 +250,7 @@ class _Evaluation:
 
     def _job(self, prompts: list[Prompt]) -> _ObservedJob:
         # Layers that are named leave predictions out of the default.
-        measures, _ = choose(self.model, prompts, self.measures, [], (), None)
+        measures, _ = choose(as_decoder(self.model), prompts, self.measures, [], (), None)
         source = "the Trainer's evaluation"
         return _ObservedJob(self.model, prompts, measures, experiments=(), prompts_from=source)
 
@@ -356,13 +355,13 @@ def measure_step(
     """
     step = checked(step, CountOrNone, "step")
     inner = _inner(model)
-    given = as_prompts(prompts, inner)
+    given = as_prompts(prompts, getattr(inner, "tokenizer", None))
     with _undisturbed(inner), _observable(inner):
         inner.eval()
         # `as_before` puts the setting back
         if inner.config._attn_implementation not in _FUSED:
             inner.config._attn_implementation = "sdpa"
-        require_parity(inner)
+        require_parity(as_decoder(inner))
         run = analyze(inner, given, measures, experiments=())
     return _finished(run, inner, step, out)
 

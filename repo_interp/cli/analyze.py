@@ -277,6 +277,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     from repo_interp.experiments.catalogue import experiment_named, experiments_named
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.checkpoints import identify
+    from repo_interp.models.decoder import as_decoder
     from repo_interp.models.load import open_model
     from repo_interp.plots.catalogue import view_of
     from repo_interp.tasks.prompt.jsonl import require_readable
@@ -317,7 +318,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
         prompts, task, source = _given_prompts(arguments, bridge)
     layers, heads, parameters = arguments.layers, arguments.heads, arguments.parameters
     measures, experiments = choose(
-        bridge, prompts, arguments.measures, layers, arguments.experiments, task
+        as_decoder(bridge), prompts, arguments.measures, layers, arguments.experiments, task
     )
     if arguments.save_maps is not None:
         # Pictures are a measure like others, added where they are asked for and once only.
@@ -340,7 +341,7 @@ def _announce(console: Console, name: str, job: Job) -> None:
     from repo_interp.console import bold
 
     # Refused before the first pass rather than after an hour
-    require_memory_for_run(job.bridge, job.lengths, job.size, job.passes)
+    require_memory_for_run(job.decoder, job.lengths, job.size, job.passes)
     many = "s" if len(job.prompts) > 1 else ""
     line = (
         f": {len(job.prompts)} prompt{many} of up to {max(job.lengths)} tokens "
@@ -357,7 +358,7 @@ def _announce(console: Console, name: str, job: Job) -> None:
         line += f", in {processes.count()} processes"
     console.print(bold(name, line))
     # Before the work as well as in the report: a note may be a reason to stop here.
-    for note in notes_on(job.bridge, job.prompts, job.measures):
+    for note in notes_on(job.decoder, job.prompts, job.measures):
         console.print(note, style="yellow")
 
 
@@ -519,14 +520,15 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
     from repo_interp.analysis.trained_task import trained_name
     from repo_interp.models.decoder import as_decoder
 
-    origin = as_decoder(bridge).origin
+    decoder = as_decoder(bridge)
+    origin = decoder.origin
     assert origin is not None  # a command has loaded it
     name = arguments.task or trained_name(origin.directory) or "ruler"
     # ruler is no Task of ours: its options have arguments of their own.
     options = {} if name == "ruler" else _task_options(arguments, name)
     # Nothing was said about prompts: the default of `ri.analyze` applies, whatever it is.
     if all(getattr(arguments, option) is None for option in _MADE_BY):
-        prompts, task = default_prompts(bridge, **options)
+        prompts, task = default_prompts(decoder, **options)
         return prompts, task, origin_of(task)
     count = COUNT if arguments.count is None else arguments.count
     seed = 0 if arguments.seed is None else arguments.seed
@@ -540,7 +542,9 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
         # Making needles tokenizes long texts, which alone may take more memory than there is.
         require_memory_for_prompts(count, length)
         require_memory_for_pass(
-            bridge, length, min(count, batch_limit(bridge, arguments.batch_size).of_length(length))
+            decoder,
+            length,
+            min(count, batch_limit(decoder, arguments.batch_size).of_length(length)),
         )
         variant = arguments.variant or "multikey_1"
         return (

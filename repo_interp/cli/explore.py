@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repo_interp.cli.checkpoint import DEFAULT, find
 from repo_interp.cli.options import add_device, load_kwargs
 from repo_interp.errors import InputError
+
+if TYPE_CHECKING:
+    from repo_interp.models.decoder import Decoder
 
 SUMMARY = (
     "Explore a checkpoint in the browser: change positions, frequencies and outputs of heads, and "
@@ -163,7 +166,8 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
             "name it with --checkpoint"
         )
     bridge = open_model(path, **load_kwargs(arguments))
-    origin = as_decoder(bridge).origin
+    decoder = as_decoder(bridge)
+    origin = decoder.origin
     if (
         measured is not None
         and origin is not None
@@ -177,14 +181,14 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
     if arguments.prompts is not None:
         prompts = read_prompts(
             arguments.prompts,
-            tokenizer=as_decoder(bridge).tokenizer,
+            tokenizer=decoder.tokenizer,
             vocab_size=bridge.config.vocab_size,
         )
         source = f"the file {Path(arguments.prompts).name}"
     else:
         # A run keeps its prompts, over which its numbers can be compared with the page.
         prompts, source = (
-            _default_prompts(bridge, path)
+            _default_prompts(decoder, path)
             if measured is None
             else (prompts_of(measured), "the run")
         )
@@ -196,18 +200,17 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
     ), source
 
 
-def _default_prompts(bridge: Any, path: str) -> tuple[list[Any], str]:
+def _default_prompts(decoder: Decoder, path: str) -> tuple[list[Any], str]:
     """Return prompts of the checkpoint's task, else one text of the library, and their origin."""
     from repo_interp.analysis.defaults import default_prompts, origin_of
     from repo_interp.analysis.trained_task import trained_name
-    from repo_interp.models.decoder import as_decoder
     from repo_interp.tasks import Prompt
     from repo_interp.tasks.short_text import TOKENS
 
     # Without a tokenizer or a task no text can be made, but token ids still show positions.
-    if bridge.tokenizer is None and trained_name(path) is None:
+    if decoder.tokenizer is None and trained_name(path) is None:
         return [
-            Prompt(tuple(range(min(TOKENS, as_decoder(bridge).training_length))))
+            Prompt(tuple(range(min(TOKENS, decoder.training_length))))
         ], "the first tokens of the vocabulary"
-    prompts, task = default_prompts(bridge, PROMPTS)
+    prompts, task = default_prompts(decoder, PROMPTS)
     return prompts, origin_of(task)

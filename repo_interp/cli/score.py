@@ -134,6 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.tables import print_tables
     from repo_interp.console import Console
     from repo_interp.models.checkpoints import identify
+    from repo_interp.models.decoder import as_decoder
     from repo_interp.models.load import open_model
     from repo_interp.progress import steps
 
@@ -147,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
     task = None if _generates(arguments.task) else _task(arguments, checkpoint.directory)
     bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     # Scaling and rounded positions matter for scores too.
-    for note in notes_on(bridge):
+    for note in notes_on(as_decoder(bridge)):
         console.print(note, style="yellow")
     scored = _scoring(arguments, bridge, task)
     with (

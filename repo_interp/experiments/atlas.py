@@ -38,7 +38,7 @@ from repo_interp.experiments.head_scores import (
 )
 from repo_interp.experiments.twins import kept_scores
 from repo_interp.measures.labels import described_group
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.load import fresh_twin
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.run import with_schemes
@@ -61,39 +61,43 @@ _NAMES = {
 }
 
 
-def default_twins(model: PreTrainedModel) -> int:
+def default_twins(decoder: Decoder) -> int:
     """Choose the number of random-weight controls from the size of the model.
 
     Args:
-        model: Model whose parameters are counted.
+        decoder: Decoder of the model.
 
     Returns:
         `MANY`, or `FEW` above `SMALL` parameters.
     """
     # A control costs as much as the model itself, so a large model gets few.
-    return MANY if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else FEW
+    return (
+        MANY
+        if sum(parameter.numel() for parameter in decoder.module.parameters()) <= SMALL
+        else FEW
+    )
 
 
-def repeated_half(model: PreTrainedModel, training_length: int) -> int:
+def repeated_half(decoder: Decoder, training_length: int) -> int:
     """Count the random tokens that fit twice behind a first token.
 
     Args:
-        model: Model whose learned position table, if any, bounds the sequence.
+        decoder: Decoder of the model.
         training_length: Tokens of the longest training sequence.
 
     Returns:
         Number of tokens, `HALF` at most.
     """
-    longest = longest_prompt(model)
+    longest = longest_prompt(decoder)
     # The first token takes one place, and the rest holds the random tokens twice.
     return min(HALF, (min(training_length, longest or training_length) - 1) // 2)
 
 
-def first_token(model: PreTrainedModel, prompts: Sequence[Prompt]) -> int | None:
+def first_token(decoder: Decoder, prompts: Sequence[Prompt]) -> int | None:
     """Find the token that sequences of this model begin with.
 
     Args:
-        model: Model whose tokenizer may prepend a BOS token.
+        decoder: Decoder of the model.
         prompts: Prompts to read a common special token from.
 
     Returns:
@@ -101,7 +105,7 @@ def first_token(model: PreTrainedModel, prompts: Sequence[Prompt]) -> int | None
         with; None without either.
     """
     begins = {prompt.tokens[0] for prompt in prompts}
-    if (bos := as_decoder(model).prepended) is not None or len(begins) > 1:
+    if (bos := decoder.prepended) is not None or len(begins) > 1:
         return bos
     # Given prompts may share a first word that is no BOS, so it must look like a special token.
     first = begins.pop()
@@ -109,7 +113,7 @@ def first_token(model: PreTrainedModel, prompts: Sequence[Prompt]) -> int | None
     return (
         first
         if (text and SPECIAL.fullmatch(text[0]))
-        or first == getattr(model.config, "bos_token_id", None)
+        or first == getattr(decoder.module.config, "bos_token_id", None)
         else None
     )
 
@@ -182,9 +186,10 @@ class Atlas(Experiment):
 
         Raises InputError where two repeated tokens do not fit into the training length.
         """
+        decoder = as_decoder(model)
         half, twins = (
-            repeated_half(model, training_length),
-            default_twins(model) if self.twins is None else self.twins,
+            repeated_half(decoder, training_length),
+            default_twins(decoder) if self.twins is None else self.twins,
         )
         if half < SHORTEST_HALF and ON_RANDOM & self._asked:
             raise InputError(
@@ -210,13 +215,13 @@ class Atlas(Experiment):
             # Controls take the same passes as the model.
             lengths * (1 + twins),
             lambda batch_size, store, progress: {
-                self.name: self._measured(model, chosen, half, twins, progress, store)
+                self.name: self._measured(decoder, chosen, half, twins, progress, store)
             },
         )
 
     def _measured(
         self,
-        model: PreTrainedModel,
+        decoder: Decoder,
         prompts: Sequence[Prompt],
         half: int,
         twins: int,
@@ -230,9 +235,9 @@ class Atlas(Experiment):
             `named [label, layer, head]`, `null [label, twin]` and `threshold [label]`, which is NaN
             for names whose rule no head of this run can meet.
         """
-        decoder, config, asked = as_decoder(model), model.config, self._asked
+        config, asked = decoder.module.config, self._asked
         learned = np.isin(np.arange(decoder.layer_count), decoder.learned_layers)
-        first = first_token(model, prompts)
+        first = first_token(decoder, prompts)
         tokens = repeated_tokens(
             self.sequences, half, config.vocab_size, _special(config), first, self.seed
         )
@@ -245,9 +250,7 @@ class Atlas(Experiment):
             "rows": self.rows,
             "top": self.top,
         }
-        parts: tuple[
-            tuple[frozenset[str], dict[str, Any], Callable[[PreTrainedModel], Scores]], ...
-        ] = (
+        parts: tuple[tuple[frozenset[str], dict[str, Any], Callable[[Decoder], Scores]], ...] = (
             (
                 asked & ON_RANDOM,
                 # Apart, since scores on random tokens are the same whatever the
@@ -267,7 +270,7 @@ class Atlas(Experiment):
             scores = {
                 name: values.tolist()
                 for *_, measure in parts
-                for name, values in measure(model).items()
+                for name, values in measure(decoder).items()
             }
             if not scores:
                 raise InputError(
@@ -279,18 +282,18 @@ class Atlas(Experiment):
 
         def of_twin(seed: int) -> dict[str, float]:
             # drawn where something of it is not kept
-            twin, found = cache(lambda: fresh_twin(model, seed)), {}
+            twin, found = cache(lambda: fresh_twin(decoder, seed)), {}
             for names, question, measure in parts:
                 rules = [rule for rule in RULES if rule.score in names]
 
                 # The defaults bind this round's values; a closure would see
                 # those of the last round.
                 def largest(measure=measure, rules=rules) -> dict[str, float]:
-                    scores = measure(twin())
+                    scores = measure(as_decoder(twin()))
                     return {rule.name: rule.largest(scores, learned) for rule in rules}
 
                 found |= kept_scores(
-                    model,
+                    decoder,
                     seed,
                     question | {"scores": sorted(names)},
                     [rule.name for rule in rules],

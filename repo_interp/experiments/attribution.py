@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from repo_interp.interventions.edits import PositionEdit
 from repo_interp.interventions.replacing import replaced
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 
@@ -36,14 +36,14 @@ SCREENINGS = ("positions", "output")
 
 
 def attributed(
-    model: nn.Module,
+    decoder: Decoder,
     objective: Callable[[], Float[Tensor, "prompt"]],
     changes: Mapping[str, PositionEdit],
 ) -> dict[str, Float[Tensor, "screening layer head prompt"]]:
     """Estimate by one backward pass how much each change of positions raises an objective.
 
     Args:
-        model: A repositioned model; its parameters get no gradient.
+        decoder: Decoder of the model.
         objective: Runs the model once, on prompts padded on the right; returns a number per prompt.
         changes: Changes of positions by name.
 
@@ -51,10 +51,9 @@ def attributed(
         For every change the estimated rise [screening, layer, head, prompt], float64; NaN for
         layers without positions.
     """
-    decoder = as_decoder(model)
     # Layers without positions have nothing to change, and stay NaN below.
     watched = {layer: _Watched(attention) for layer, attention in decoder.positioned.items()}
-    with torch.enable_grad(), frozen_weights(model), ExitStack() as hooks:
+    with torch.enable_grad(), frozen_weights(decoder), ExitStack() as hooks:
         for watch in watched.values():
             watch.attach(hooks)
         # Prompts do not see one another, so the gradient of the sum
@@ -76,7 +75,7 @@ def attributed(
         )
         # The replay goes through the change, but every layer gets the clean
         # pass's input: no change before it.
-        with torch.no_grad(), replaced(model, edit):
+        with torch.no_grad(), replaced(decoder.module, edit):
             for layer, watch in watched.items():
                 estimate[:, layer] = watch.first_order(*by_layer[layer]).cpu()
         estimates[name] = estimate
@@ -139,20 +138,20 @@ class _Watched:
 
 
 @contextmanager
-def frozen_weights(model: nn.Module) -> Iterator[None]:
+def frozen_weights(decoder: Decoder) -> Iterator[None]:
     """Take no gradient of weights while the context lasts.
 
     A forward pass then keeps nothing for them, and a backward pass takes half as long.
 
     Args:
-        model: Module whose parameters are frozen.
+        decoder: Decoder of the model.
 
     Yields:
         None.
     """
     # Only those that were trainable, so that parameters frozen by the
     # caller stay frozen afterwards.
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in decoder.module.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
     try:

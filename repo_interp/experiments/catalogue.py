@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from torch import nn
-
 from repo_interp.entry_points import EXPERIMENTS, called, named, names, require_once
 from repo_interp.errors import InputError, one_line
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.models.audit import spans
 from repo_interp.models.capture import layers_by_pair
-from repo_interp.models.decoder import as_decoder
-from repo_interp.models.wrapped import model_of
+from repo_interp.models.decoder import Decoder
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.prompt import require_index
 
@@ -90,7 +87,7 @@ def experiments_named(experiments: Sequence[str | Experiment | Plan]) -> list[Ex
 
 
 def planned(
-    bridge: nn.Module,
+    decoder: Decoder,
     prompts: Sequence[Prompt],
     experiments: Sequence[str | Experiment | Plan],
     task: Task | None = None,
@@ -98,7 +95,7 @@ def planned(
     """Plan experiments on prompts.
 
     Args:
-        bridge: Bridge, Hugging Face model or `Decoder`.
+        decoder: Decoder of the model.
         prompts: Prompts to measure on.
         experiments: Names, experiments, or plans, which are returned as they are.
         task: Task of the prompts; None: they are scored as `scoring_of` decides.
@@ -117,7 +114,6 @@ def planned(
     # Experiments move positions that they take for the token index, so
     # prompts must not bring others.
     require_index(prompts)
-    decoder = as_decoder(bridge)
     vocabulary = decoder.vocabulary_size
     # Token ids beyond the embedding would fail deep in the first pass, with an error of torch.
     if task is not None and task.vocabulary_size > vocabulary:
@@ -125,13 +121,8 @@ def planned(
             f"the task {task.name} has {task.vocabulary_size} tokens, the model {vocabulary}; "
             "wanted a model trained on it, or another task"
         )
-    scoring, model, length = (
-        scoring_of(prompts) if task is None else task,
-        model_of(bridge),
-        decoder.training_length,
-    )
-
-    by_pair = layers_by_pair(bridge)
+    scoring = scoring_of(prompts) if task is None else task
+    by_pair = layers_by_pair(decoder)
 
     def plan_of(experiment: Experiment) -> Plan:
         if by_pair and not experiment.by_pair:
@@ -139,7 +130,7 @@ def planned(
                 f"{experiment.name} is about one position per token, and every rotary pair has its "
                 f"own in layers {spans(by_pair)}; leave it out"
             )
-        plan = experiment.plan(model, scoring, prompts, length)
+        plan = experiment.plan(decoder.owner, scoring, prompts, decoder.training_length)
         # Plans of other packages are checked: memory and the announced
         # cost are computed from `passes`.
         passes = plan.passes if isinstance(plan, Plan) else None

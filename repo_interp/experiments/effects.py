@@ -55,9 +55,8 @@ from repo_interp.experiments.position_changes import (
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.experiments.responses import batches_by_length
 from repo_interp.intervals import half_interval
-from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.measures.labels import described_group
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.run import with_schemes
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt
@@ -70,14 +69,14 @@ TOP = 16
 """Heads that are measured exactly, beside as many at random, where there are more."""
 
 
-def whole_passes(model: PreTrainedModel, kinds: int, top: int, draws: int) -> int:
+def whole_passes(decoder: Decoder, kinds: int, top: int, draws: int) -> int:
     """Count the forward passes that `effects` costs per prompt, rounded up.
 
     Two undisturbed passes and one with its gradient (three); attention of all layers per kind (a
     third); from layer l on, the share (L - l) / L for every layer and every measured head.
 
     Args:
-        model: A repositioned model.
+        decoder: Decoder of the model.
         kinds: Number of changes of positions.
         top: Heads that are measured exactly, see `Effects.top`.
         draws: Control sets.
@@ -85,8 +84,8 @@ def whole_passes(model: PreTrainedModel, kinds: int, top: int, draws: int) -> in
     Returns:
         Number of whole passes.
     """
-    heads = heads_with_positions(model)
-    count = as_decoder(model).layer_count
+    heads = decoder.positioned_heads
+    count = decoder.layer_count
     # Effects resume at the first changed layer: of a whole pass, the share of layers from there on.
     share = {layer: (count - layer) / count for layer, _ in heads}
     measured = _confirmed(len(heads), top)
@@ -339,15 +338,16 @@ class Effects(Experiment):
 
         Raises InputError for prompts and models that cannot be measured.
         """
-        kinds = self._kinds(model, scoring, prompts)
+        decoder = as_decoder(model)
+        kinds = self._kinds(decoder, scoring, prompts)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 
         return Plan(
             self,
-            lengths * whole_passes(model, len(kinds), self.top, self.draws),
+            lengths * whole_passes(decoder, len(kinds), self.top, self.draws),
             lambda batch_size, store, progress: {
                 self.name: self.measured(
-                    model,
+                    decoder,
                     scoring,
                     prompts,
                     # A screening keeps activations for its backward pass, so the
@@ -360,19 +360,19 @@ class Effects(Experiment):
         )
 
     def _kinds(
-        self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt]
+        self, decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt]
     ) -> tuple[str, ...]:
         """The kinds of changes, each once.
 
         Raises InputError for what cannot be measured on `model`.
         """
-        if not heads_with_positions(model):
-            schemes = dict.fromkeys(attention.scheme for attention in as_decoder(model).layers)
+        if not decoder.positioned_heads:
+            schemes = dict.fromkeys(attention.scheme for attention in decoder.layers)
             raise InputError(
                 f"no layer of this model ({', '.join(schemes)}) assigns positions, so none "
                 "can be changed; leave effects out"
             )
-        heads = len(heads_with_positions(model))
+        heads = len(decoder.positioned_heads)
         # Controls need as many other heads, and only measured heads can be ranked as needed.
         most = max(1, min(_confirmed(heads, self.top), heads // 2))
         if self.set_size > most:
@@ -381,14 +381,14 @@ class Effects(Experiment):
                 "that are measured, half of the "
                 f"{heads} heads with positions, so that as many others are left to compare with"
             )
-        kinds = tuple(dict.fromkeys(self.kinds or default_kinds(model)))
+        kinds = tuple(dict.fromkeys(self.kinds or default_kinds(decoder)))
         require_targets(self.name, scoring, prompts)
         require_kinds(kinds, prompts, self.span)
         return kinds
 
     def measured(
         self,
-        model: PreTrainedModel,
+        decoder: Decoder,
         scoring: Scoring,
         prompts: Sequence[Prompt],
         batch_size: int = 16,
@@ -398,7 +398,7 @@ class Effects(Experiment):
         """Measure changes of log-probability, logit difference and score by head, layer and set.
 
         Args:
-            model: A repositioned model.
+            decoder: Decoder of the model.
             scoring: Names the targets of a prompt and scores the answers.
             prompts: Prompts.
             batch_size: Prompts side by side.
@@ -411,14 +411,14 @@ class Effects(Experiment):
         Raises:
             InputError: The model or the prompts cannot be measured.
         """
-        kinds = self._kinds(model, scoring, prompts)
-        decoder, heads = as_decoder(model), heads_with_positions(model)
+        kinds = self._kinds(decoder, scoring, prompts)
+        heads = decoder.positioned_heads
         layers, head_count = sorted({layer for layer, _ in heads}), decoder.shape[1]
         # Tuples, because `Measurement` caches the batch by its numbers
-        cut = [tuple(numbers) for numbers in batches_by_length(model, prompts, batch_size)]
+        cut = [tuple(numbers) for numbers in batches_by_length(decoder, prompts, batch_size)]
         # Points of the three stages - screening, layers, sets -, so that progress shows one bar
         points = [len(cut) * count for count in (1, len(kinds) * len(layers), len(kinds))]
-        measurement = Measurement(model, scoring, prompts, self.strength)
+        measurement = Measurement(decoder, scoring, prompts, self.strength)
         read = ("reading", "prompt")
 
         def computed(stage: int, name: str, *grid: Any) -> xr.Dataset:

@@ -69,7 +69,7 @@ from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions.extension import GLOBAL_TOKENS, Method, allowed_methods, extended
 from repo_interp.measures.labels import described_group
 from repo_interp.models.capture import decode
-from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
 from repo_interp.models.reposition import batch_limits, longest_prompt
 from repo_interp.run import with_schemes
@@ -111,7 +111,7 @@ _TRACES = {
 
 
 def judged_outputs(
-    model: PreTrainedModel,
+    decoder: Decoder,
     scoring: Scoring,
     prompts: Sequence[Prompt],
     judged: int,
@@ -120,7 +120,7 @@ def judged_outputs(
     """Read the last `judged` tokens of every prompt.
 
     Args:
-        model: A repositioned model.
+        decoder: Decoder of the model.
         scoring: Names the targets and scores the answers.
         prompts: Prompt n belongs to group n modulo `FOLDS`.
         judged: Last tokens of a prompt that are read.
@@ -130,7 +130,7 @@ def judged_outputs(
         Sums of the outputs of every head over these tokens, by layer, of each group of prompts;
         scores; and the mean of -log p over the targets among these tokens, NaN without any.
     """
-    widths = {attention.layer_idx: attention.d_head for attention in as_decoder(model).layers}
+    widths = {attention.layer_idx: attention.d_head for attention in decoder.layers}
     sums = dict[tuple[int, int], VectorSums]()
     # Filled in place below, before every pass: the hook sees outputs, but not whose they are.
     numbers: list[int] = []
@@ -148,14 +148,14 @@ def judged_outputs(
             sums[fold] = sums[fold] + found if fold in sums else found
 
     asked, answered = list[Prompt](), list[Response]()
-    with attention_outputs(model, receive):
+    with attention_outputs(decoder, receive):
         for part in batches(range(len(prompts)), lengths, batch_size):
             part = sorted(part, key=lengths.__getitem__)
             # Assigned into the same list, which `receive` reads while the pass runs
-            for numbers[:] in batches(part, lengths, batch_limits(model, batch_size)):
+            for numbers[:] in batches(part, lengths, batch_limits(decoder, batch_size)):
                 some = [prompts[number] for number in numbers]
                 with renumber_prompts(numbers):
-                    answered += forced_responses(model, scoring, some, len(some))
+                    answered += forced_responses(decoder.module, scoring, some, len(some))
                 asked += some
     log_likelihoods = [
         value
@@ -191,7 +191,7 @@ def _divergences(judged: Sequence[VectorSums], reference: Sequence[VectorSums]) 
 
 @torch.inference_mode()
 def output_traces(
-    model: PreTrainedModel,
+    decoder: Decoder,
     reference: Sequence[Prompt],
     longer: Prompt,
     training_length: int,
@@ -203,7 +203,7 @@ def output_traces(
     """Trace attention outputs of long prompts in the plane of those at the training length.
 
     Args:
-        model: A repositioned model.
+        decoder: Decoder of the model.
         reference: Prompts, cut to the training length.
         longer: Prompt whose last tokens stand beyond the training length.
         training_length: Tokens of the longest training sequence.
@@ -221,7 +221,7 @@ def output_traces(
     Raises:
         InputError: `longer` is not longer than the training length, or the layer is unknown.
     """
-    (attention,) = attentions_of(model, [layer])
+    (attention,) = attentions_of(decoder, [layer])
     tokens = len(longer.tokens)
     if tokens <= training_length:
         raise InputError(
@@ -229,25 +229,28 @@ def output_traces(
             f"wanted; got {tokens}"
         )
     outputs: list[Tensor] = []
-    with attention_outputs(model, lambda _, some: outputs.append(some[0]), [layer]):
+    with attention_outputs(decoder, lambda _, some: outputs.append(some[0]), [layer]):
         for prompt in reference:
-            _run(model, prompt.tokens[:training_length])
+            _run(decoder, prompt.tokens[:training_length])
     # In float64: the covariance is a difference of large sums.
     normal = torch.cat(outputs).double()
     sums = vector_sums(normal)
     plane, shares = principal_plane(sums)
     with (
-        layer_tensors(model, layer) as tensors,
-        extended(model, "lm_infinite", tokens, training_length, global_tokens),
+        layer_tensors(decoder, layer) as tensors,
+        extended(decoder.module, "lm_infinite", tokens, training_length, global_tokens),
     ):
-        _run(model, longer.tokens)
+        _run(decoder, longer.tokens)
     # A layer that slides sees fewer keys in training than the training length.
     window = min(attention.sliding_window or training_length, training_length)
     starts = range(0, tokens - window + 1, step)
     # Rounding may ask for one token twice where few tokens lie beyond.
     asked = np.unique(np.linspace(training_length, tokens - 1, queries).round().astype(int))
     traces = torch.stack(
-        [outputs_over_windows(model, layer, tensors, int(query), starts, window) for query in asked]
+        [
+            outputs_over_windows(decoder, layer, tensors, int(query), starts, window)
+            for query in asked
+        ]
     ).double()
     # An even sample for drawing; mean, plane and covariance above come from all.
     drawn = normal[:: max(1, len(normal) // REFERENCE_POINTS)]
@@ -283,9 +286,9 @@ def _of_layers(traces: Sequence[xr.Dataset]) -> xr.Dataset:
     )
 
 
-def _run(model: PreTrainedModel, tokens: Sequence[int]) -> None:
-    row = torch.tensor([tokens], device=as_decoder(model).device)
-    decode(model, row, torch.ones_like(row, dtype=torch.bool))
+def _run(decoder: Decoder, tokens: Sequence[int]) -> None:
+    row = torch.tensor([tokens], device=decoder.device)
+    decode(decoder, row, torch.ones_like(row, dtype=torch.bool))
 
 
 def _distances(vectors: Tensor, sums: VectorSums) -> Tensor:
@@ -339,7 +342,8 @@ class Extrapolation(Experiment):
 
         Raises InputError for methods and lengths that the model or the task lacks.
         """
-        table, allowed = longest_prompt(model), allowed_methods(model)
+        decoder = as_decoder(model)
+        table, allowed = longest_prompt(decoder), allowed_methods(decoder)
         if table is not None and table <= training_length:
             raise InputError(
                 f"extrapolation needs longer prompts than the {table} tokens of this model's "
@@ -350,9 +354,9 @@ class Extrapolation(Experiment):
             raise InputError(
                 f"extrapolation by {wrong[0]!r}: this model's positions allow {', '.join(allowed)}"
             )
-        layers = list(as_decoder(model).by_layer)
+        layers = list(decoder.by_layer)
         # Called for its errors: an unknown layer is refused before any pass.
-        attentions_of(model, self.traced_layers)
+        attentions_of(decoder, self.traced_layers)
         chosen = sorted(set(self.traced_layers)) or [layers[len(layers) // 2]]
         judge, by_length = prompts_by_length(
             scoring, prompts, training_length, self.lengths, self.sequences, self.seed
@@ -369,7 +373,7 @@ class Extrapolation(Experiment):
         def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
             size = side_by_side(batch_size, last)
             groups = {
-                self.name: self.measured(model, judge, by_length, first, size, progress, store)
+                self.name: self.measured(decoder, judge, by_length, first, size, progress, store)
             }
             if traced:
                 # A test set holds shorter prompts too, and these lack the
@@ -378,7 +382,7 @@ class Extrapolation(Experiment):
                 longer = max(by_length[last], key=lambda prompt: len(prompt.tokens))
                 traces = [
                     output_traces(
-                        model,
+                        decoder,
                         normal,
                         longer,
                         first,
@@ -396,19 +400,19 @@ class Extrapolation(Experiment):
         # then every method at every length
         passes = (
             *reference[::2],
-            *half * len(self._methods(model)),
+            *half * len(self._methods(decoder)),
             *((*reference, last) * len(chosen) if traced else ()),
         )
         return Plan(self, passes, run)
 
-    def _methods(self, model: PreTrainedModel) -> list[str]:
+    def _methods(self, decoder: Decoder) -> list[str]:
         # Plain comes first: `measured` reads the noise of the fit at method 0.
-        default = (method for method in allowed_methods(model) if method != "infllm")
+        default = (method for method in allowed_methods(decoder) if method != "infllm")
         return list(dict.fromkeys(("plain", *(self.methods or default))))
 
     def measured(
         self,
-        model: PreTrainedModel,
+        decoder: Decoder,
         scoring: Scoring,
         prompts: Mapping[int, Sequence[Prompt]],
         training_length: int,
@@ -421,7 +425,7 @@ class Extrapolation(Experiment):
         Warns where most of a divergence beyond the training length is noise.
 
         Args:
-            model: A repositioned model.
+            decoder: Decoder of the model.
             scoring: Names the targets of a prompt and scores the answers.
             prompts: Prompts by length in tokens; at least `LEAST` of the training length.
             training_length: Tokens of the longest training sequence.
@@ -444,20 +448,20 @@ class Extrapolation(Experiment):
                 f"at least {LEAST} prompts of the training length, {training_length} tokens, "
                 "were wanted to compare with"
             )
-        methods, lengths = self._methods(model), sorted(prompts)
+        methods, lengths = self._methods(decoder), sorted(prompts)
         judged = self.judged or max(2, training_length // 4)
         # Made at the first point that the store lacks, and not at all where it has every point
         reference = cache(
             lambda: judged_outputs(
-                model, scoring, prompts[training_length][::2], judged, batch_size
+                decoder, scoring, prompts[training_length][::2], judged, batch_size
             )[0]
         )
 
         def point(method: str, length: int) -> dict[str, Any]:
             normal = reference()
-            with extended(model, method, length, training_length, self.global_tokens):
+            with extended(decoder.module, method, length, training_length, self.global_tokens):
                 fits, scores, log_perplexity = judged_outputs(
-                    model, scoring, prompts[length][1::2], judged, batch_size
+                    decoder, scoring, prompts[length][1::2], judged, batch_size
                 )
             kl = [_divergences(fits[layer], normal[layer]) for layer in sorted(normal)]
             return {
@@ -499,9 +503,8 @@ class Extrapolation(Experiment):
             kl_above_noise=(axes, above),
             kl_above_noise_low=(axes[:2], above.mean(-1) - width),
             kl_above_noise_high=(axes[:2], above.mean(-1) + width),
-        ).assign_coords(layer=list(as_decoder(model).by_layer))
+        ).assign_coords(layer=list(decoder.by_layer))
         group = described_group(found, score_texts(_TEXTS, scoring))
-        decoder = as_decoder(model)
         group = with_schemes(group, decoder.schemes, decoder.learned_schemes)
         return group.assign_attrs(
             scoring.attributes,

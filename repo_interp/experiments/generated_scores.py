@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from repo_interp.experiments.task_scores import Cost, cost_of, labelled_scores, score_map
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.side_by_side import BatchSize, batches, by_prompt, restore_order
 from repo_interp.store import NOT_KEPT, Store
@@ -30,7 +31,7 @@ from repo_interp.tasks import Prompt, niah_scores
 
 
 def answer_scores(
-    model: PreTrainedModel,
+    decoder: Decoder,
     tokenizer: PreTrainedTokenizerBase,
     asked: Mapping[str, Sequence[Prompt]],
     judge: Callable[[str, list[str]], Float[np.ndarray, " prompt"]],
@@ -44,7 +45,7 @@ def answer_scores(
     """Score greedy answers by test set.
 
     Args:
-        model: Model that answers.
+        decoder: Decoder of the model.
         tokenizer: Tokenizer of the prompts and the answers.
         asked: As many prompts without answers of every test set.
         judge: Function of the name of a test set and its answers that scores them.
@@ -64,7 +65,7 @@ def answer_scores(
     """
     flat = [prompt for prompts in asked.values() for prompt in prompts]
     # Consumed set by set below, in the order in which `flat` was made
-    texts = iter(generated_texts(model, tokenizer, flat, batch_size, store, progress, announce))
+    texts = iter(generated_texts(decoder, tokenizer, flat, batch_size, store, progress, announce))
     scores = np.stack(
         [judge(name, [next(texts) for _ in prompts]) for name, prompts in asked.items()]
     )
@@ -84,7 +85,7 @@ def answer_scores(
 
 
 def found_needles(
-    model: PreTrainedModel,
+    decoder: Decoder,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     batch_size: BatchSize = 8,
@@ -92,7 +93,7 @@ def found_needles(
     """Score greedy answers to prompts of `tasks.niah`.
 
     Args:
-        model: Model that answers.
+        decoder: Decoder of the model.
         tokenizer: Tokenizer of the prompts and the answers.
         prompts: Prompts without answers.
         batch_size: Prompts side by side.
@@ -100,11 +101,11 @@ def found_needles(
     Returns:
         Share of the needles that every answer holds [prompt].
     """
-    return niah_scores(generated_texts(model, tokenizer, prompts, batch_size), prompts) / 100
+    return niah_scores(generated_texts(decoder, tokenizer, prompts, batch_size), prompts) / 100
 
 
 def generated_texts(
-    model: PreTrainedModel,
+    decoder: Decoder,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     batch_size: BatchSize = 8,
@@ -115,7 +116,7 @@ def generated_texts(
     """Generate the greedy answer to every prompt as text.
 
     Args:
-        model: Model that answers.
+        decoder: Decoder of the model.
         tokenizer: Decodes the answers.
         prompts: Prompts whose attribute `new_tokens` bounds the tokens of their answers.
         batch_size: Prompts side by side.
@@ -129,16 +130,18 @@ def generated_texts(
     counts = [int(prompt.attributes["new_tokens"]) for prompt in prompts]
     lengths = [len(prompt.tokens) + count for prompt, count in zip(prompts, counts, strict=True)]
     # Interventions that name tokens must fit before minutes of generation begin.
-    require_named_tokens(model, len(prompts), lengths, counts)
+    require_named_tokens(decoder, len(prompts), lengths, counts)
     # Similar lengths waste no padding, and similar answers end at about the same step.
     order = sorted(
         range(len(prompts)), key=lambda number: (len(prompts[number].tokens), counts[number])
     )
-    ends = _ends(model, tokenizer)
+    ends = _ends(decoder, tokenizer)
 
     def answers(numbers: Sequence[int]) -> dict[str, Any]:
         asked = [prompts[number].tokens for number in numbers]
-        made = continue_greedily(model, asked, [counts[number] for number in numbers], len(numbers))
+        made = continue_greedily(
+            decoder, asked, [counts[number] for number in numbers], len(numbers)
+        )
         said = [[*takewhile(lambda token: token not in ends, tokens)] for tokens in made]
         return {"texts": [str(tokenizer.decode(some, skip_special_tokens=True)) for some in said]}
 
@@ -157,10 +160,13 @@ def generated_texts(
     return restore_order(cut.values(), (point["texts"] for point in found.values()))
 
 
-def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+def _ends(decoder: Decoder, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Tokens that end a text."""
     # Chat models may end with another token than their tokenizer names, so either ends a text.
-    known = [getattr(model.generation_config, "eos_token_id", None), tokenizer.eos_token_id]
+    known = [
+        getattr(decoder.module.generation_config, "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ]
     return {
         token
         for ends in known

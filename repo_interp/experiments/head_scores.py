@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.head_patterns import (
@@ -49,7 +49,7 @@ from repo_interp.measures.kernels.mirror import mirror, mirror_score
 from repo_interp.measures.patterns import PATTERNS, chunk_patterns
 from repo_interp.measures.positions import position_range
 from repo_interp.models.capture import decode, next_token_logits, observing
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.direct_path import DirectPath, direct_path
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.tasks.prompt import Prompt
@@ -186,12 +186,12 @@ def answers_of(prompt: Prompt, device: torch.device | str = "cpu") -> Answers | 
 
 @torch.no_grad()
 def random_scores(
-    model: nn.Module, sequences: Int[np.ndarray, "sequence token"], asked: Collection[str] = SCORES
+    decoder: Decoder, sequences: Int[np.ndarray, "sequence token"], asked: Collection[str] = SCORES
 ) -> dict[str, Float[np.ndarray, "layer head"]]:
     """Compute scores on repeated random tokens by one pass.
 
     Args:
-        model: A repositioned model.
+        decoder: Decoder of the model.
         sequences: Repeated random tokens (`repeated_tokens`).
         asked: Names of scores; those of `ON_RANDOM` are computed.
 
@@ -200,16 +200,15 @@ def random_scores(
     """
     if not ON_RANDOM & set(asked):
         return {}
-    decoder = as_decoder(model)
     # Some scores come from one pass whatever is asked; `_known` drops the others.
     return _known(
-        _on_random(model, torch.from_numpy(sequences).to(decoder.device), decoder.shape), asked
+        _on_random(decoder, torch.from_numpy(sequences).to(decoder.device), decoder.shape), asked
     )
 
 
 @torch.no_grad()
 def prompt_scores(
-    model: nn.Module,
+    decoder: Decoder,
     prompts: Sequence[Prompt],
     rows: int = 512,
     top: int = 1,
@@ -218,7 +217,7 @@ def prompt_scores(
     """Compute scores on prompts by one pass per prompt that has something for them.
 
     Args:
-        model: A repositioned model.
+        decoder: Decoder of the model.
         prompts: Prompts.
         rows: Rows of attention of a prompt, at most.
         top: Strongest keys of a row that count for retrieval.
@@ -227,7 +226,7 @@ def prompt_scores(
     Returns:
         Scores by name, means over prompts.
     """
-    wanted, decoder = set(asked) - ON_RANDOM, as_decoder(model)
+    wanted = set(asked) - ON_RANDOM
     shape, device = decoder.shape, decoder.device
     # Scores of answers alone: prompts without any would be passed for nothing.
     if wanted <= OF_ANSWERS:
@@ -241,10 +240,10 @@ def prompt_scores(
         for _ in range(shape[0])
     ]
     # Values of all layers are kept for the contribution alone.
-    with direct_path(model) if "contribution" in wanted else nullcontext() as path:
+    with direct_path(decoder) if "contribution" in wanted else nullcontext() as path:
         for number, prompt in enumerate(prompts):
             for name, values in _on_prompt(
-                model, path, number, prompt, content, shape, rows, top, wanted
+                decoder, path, number, prompt, content, shape, rows, top, wanted
             ).items():
                 of_prompts.setdefault(name, []).append(values)
     scores = {name: _mean(values) for name, values in of_prompts.items()}
@@ -262,7 +261,7 @@ def _known(scores: Mapping[str, np.ndarray], asked: Collection[str]) -> dict[str
 
 
 def _on_random(
-    model: nn.Module, tokens: Int[Tensor, "sequence token"], shape: tuple[int, int]
+    decoder: Decoder, tokens: Int[Tensor, "sequence token"], shape: tuple[int, int]
 ) -> dict[str, np.ndarray]:
     scores = {name: np.full(shape, np.nan) for name in ON_RANDOM}
     count = tokens.shape[1]
@@ -289,12 +288,12 @@ def _on_random(
             # The lower of both ends, so that a head that looks at one end alone is no U.
             scores["place_u"][inputs.layer] = (torch.minimum(first, last) - middle).cpu().numpy()
 
-    _pass(model, tokens, receive)
+    _pass(decoder, tokens, receive)
     return scores
 
 
 def _on_prompt(
-    model: nn.Module,
+    decoder: Decoder,
     path: DirectPath | None,
     number: int,
     prompt: Prompt,
@@ -305,7 +304,7 @@ def _on_prompt(
     asked: Collection[str],
 ) -> dict[str, np.ndarray]:
     """The scores [layer, head] of one prompt but `content`, to which its rows are added."""
-    device = as_decoder(model).device
+    device = decoder.device
     tokens, answers = torch.tensor([prompt.tokens], device=device), answers_of(prompt, device)
     # NaN where a layer has no such score: without attention, positions or a direct path.
     scores = {
@@ -342,15 +341,15 @@ def _on_prompt(
                 # The part of the head's output that comes from the source: [answer, head, d_value].
                 moved[inputs.layer] = (on_source.to(values.dtype) @ values).transpose(0, 1)
 
-    hidden = _pass(model, tokens, receive, number)
+    hidden = _pass(decoder, tokens, receive, number)
     # Whether the model says the token is known only when all layers have run.
     if answers is not None and on_token:
-        _finish(model, path, hidden, answers, moved, on_token, scores)
+        _finish(decoder, path, hidden, answers, moved, on_token, scores)
     return scores
 
 
 def _finish(
-    model: nn.Module,
+    decoder: Decoder,
     path: DirectPath | None,
     hidden: Float[Tensor, "1 token width"],
     answers: Answers,
@@ -361,7 +360,7 @@ def _finish(
     """Retrieval and contribution, which need the end of the pass."""
     copied = answers.same.any(-1)
     if copied.any():
-        said = next_token_logits(model, hidden[0, answers.rows]).argmax(-1) == answers.tokens
+        said = next_token_logits(decoder, hidden[0, answers.rows]).argmax(-1) == answers.tokens
         for layer, found in on_token.items():
             # Only tokens that stand in the source can be retrieved, so the others are no failures.
             scores["retrieval"][layer] = ((found * said).sum(-1) / copied.sum()).cpu().numpy()
@@ -453,14 +452,14 @@ def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarr
     return scores
 
 
-def _pass(model: nn.Module, tokens: Int[Tensor, "prompt token"], receive, first: int = 0) -> Tensor:
+def _pass(decoder: Decoder, tokens: Int[Tensor, "prompt token"], receive, first: int = 0) -> Tensor:
     """A forward pass that hands every layer to `receive`; its last hidden states.
 
     `first`: the number of the first prompt.
     """
     valid = torch.ones_like(tokens, dtype=torch.bool)
-    with observing(model, valid, torch.arange(first, first + len(tokens)), receive):
-        return decode(model, tokens, valid)
+    with observing(decoder, valid, torch.arange(first, first + len(tokens)), receive):
+        return decode(decoder, tokens, valid)
 
 
 def _parts(rows: Int[Tensor, "row"], inputs: AttentionInputs) -> tuple[Tensor, ...]:

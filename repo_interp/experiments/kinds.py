@@ -52,7 +52,7 @@ from repo_interp.measures.labels import described_group
 from repo_interp.measures.position_sources import KINDS_OF_HEADS, PositionSources
 from repo_interp.measures.statistics import Statistics, merge
 from repo_interp.models.capture import capture, next_token_logits
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.resuming import Recording, record_pass, resume_pass
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, Response
@@ -78,11 +78,11 @@ AT_ONCE = 256
 Heads = list[tuple[int, int]]
 
 
-def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tuple[str, Heads]]:
+def rows_by_kind(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[str, Heads]]:
     """Find the kind of every group of heads that share learned positions.
 
     Args:
-        model: A repositioned model.
+        decoder: Decoder of the model.
         prompts: Prompts; every one costs a forward pass.
 
     Returns:
@@ -96,7 +96,7 @@ def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tupl
         | prompt_structure(measure.kinds, len(prompt.tokens), prompt.spans, prompt.token_text)
         for prompt in prompts
     ]
-    device = as_decoder(model).device
+    device = decoder.device
 
     def receive(spans: Spans, inputs: AttentionInputs) -> None:
         parts.append(measure.observe(inputs, spans))
@@ -115,7 +115,12 @@ def rows_by_kind(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[tupl
         valid, receiver = torch.ones_like(tokens, dtype=torch.bool), partial(receive, spans)
         # Kinds are about learned positions, so other layers need not be observed.
         capture(
-            model, tokens, valid, torch.tensor([number]), receiver, as_decoder(model).learned_layers
+            decoder,
+            tokens,
+            valid,
+            torch.tensor([number]),
+            receiver,
+            decoder.learned_layers,
         )
     kind = measure.conclude(merge(parts))["kind"]
     return [
@@ -207,7 +212,7 @@ def intervals(changes: xr.DataArray) -> xr.DataArray:
 
 @torch.no_grad()
 def _read(
-    model: PreTrainedModel,
+    decoder: Decoder,
     scoring: Scoring,
     prompt: Prompt,
     recording: Callable[[], Recording],
@@ -220,13 +225,13 @@ def _read(
     # A set that does not exist: drawn sets may be fewer than `draws`.
     if heads == []:
         return [np.nan] * len(prompt.tokens)
-    with nullcontext() if heads is None else change(model, heads):
+    with nullcontext() if heads is None else change(decoder.module, heads):
         # Layers below the first changed one are as they were.
-        hidden = clean.last_hidden if heads is None else resume_pass(model, clean, min(heads)[0])
+        hidden = clean.last_hidden if heads is None else resume_pass(decoder, clean, min(heads)[0])
     for states, following in zip(
         hidden[0, :-1].split(AT_ONCE), clean.tokens[0, 1:].split(AT_ONCE), strict=True
     ):
-        logits = next_token_logits(model, states)
+        logits = next_token_logits(decoder, states)
         losses += torch.nn.functional.cross_entropy(logits, following, reduction="none").tolist()
         likeliest += logits.argmax(-1).tolist()
     # Losses begin with token 1, so those of token t stand at t - 1.
@@ -275,19 +280,19 @@ class Kinds(Experiment):
             self,
             tuple(len(prompt.tokens) for prompt in prompts) * (2 + ceil(changed)),
             # Two more: one to find the kinds, one undisturbed
-            partial(self._measured, model, scoring, prompts),
+            partial(self._measured, decoder, scoring, prompts),
         )
 
     def _measured(
         self,
-        model: PreTrainedModel,
+        decoder: Decoder,
         scoring: Scoring,
         prompts: Sequence[Prompt],
         batch_size: int,
         store: Store,
         progress: Progress | None,
     ) -> dict[str, xr.Dataset]:
-        rows, sets = rows_by_kind(model, prompts), dict[str, list[list[Heads]]]()
+        rows, sets = rows_by_kind(decoder, prompts), dict[str, list[list[Heads]]]()
         for kind in (*CASES, *KINDS_OF_HEADS):
             own = [heads for known, heads in rows if kind == known or kind in CASES]
             others = [heads for _, heads in rows if heads not in own]
@@ -297,17 +302,17 @@ class Kinds(Experiment):
             sets |= {kind: [own, *drawn, *[[]] * (self.draws - len(drawn))]} if own else {}
         heads = [sum(some, start=Heads()) for of_kind in sets.values() for some in of_kind]
         edits = [CASES.get(kind, frozen) for kind, of_kind in sets.items() for _ in of_kind]
-        device = as_decoder(model).device
+        device = decoder.device
         # The grid runs prompt by prompt, so one recording serves all sets of a prompt.
         recording = lru_cache(1)(
-            lambda tokens: record_pass(model, torch.tensor([tokens], device=device))
+            lambda tokens: record_pass(decoder, torch.tensor([tokens], device=device))
         )
 
         def point(number: int, place: int) -> dict[str, Any]:
             # Set 0 changes nothing: what the others are compared with
             prompt, some = prompts[number], None if place == 0 else heads[place - 1]
             clean, change = partial(recording, prompt.tokens), edits[place - 1]
-            return {"reading": _read(model, scoring, prompt, clean, some, change)}
+            return {"reading": _read(decoder, scoring, prompt, clean, some, change)}
 
         axes = {"prompt": range(len(prompts)), "set": range(1 + len(heads))}
         grid = Grid(axes, point, {"reading": ("token",)})

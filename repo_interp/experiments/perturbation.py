@@ -48,7 +48,7 @@ import torch
 import xarray as xr
 from annotated_types import MinLen
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, renumber_prompts
@@ -66,7 +66,7 @@ from repo_interp.experiments.responses import batches_by_length, forced_response
 from repo_interp.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.keys import has_keys_to_move
 from repo_interp.measures.labels import described_group
-from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.run import with_schemes
 from repo_interp.side_by_side import restore_order
@@ -109,12 +109,12 @@ _TEXTS = {
 
 
 def disturbed(
-    model: nn.Module, prompts: Sequence[Prompt], numbers: Sequence[int], point: Disturbance
+    decoder: Decoder, prompts: Sequence[Prompt], numbers: Sequence[int], point: Disturbance
 ) -> tuple[list[Prompt], AbstractContextManager[None], np.ndarray]:
     """Disturb prompts at one point.
 
     Args:
-        model: A repositioned model.
+        decoder: Decoder of the model.
         prompts: Prompts side by side.
         numbers: Numbers of the prompts in the experiment. With the seed, the layer and l_max they
             decide what is drawn.
@@ -155,17 +155,17 @@ def disturbed(
             for prompt, order in zip(prompts, orders[0], strict=True)
         ]
         return changed, nullcontext(), moved
-    device = as_decoder(model).device
+    device = decoder.device
     by_layer = dict(zip(layers, torch.from_numpy(into).to(device), strict=True))
     if point.kind == "feature_order":
-        return list(prompts), exchanged_keys(model, by_layer), moved
+        return list(prompts), exchanged_keys(decoder.module, by_layer), moved
     # An exchange written as a shift too, since the distance differs by head.
     shift_of: Callable[[Tensor], Shift] = _exchange
     if point.kind == "position_offset":
         counts = torch.tensor([len(prompt.tokens) for prompt in prompts], device=device)
         shift_of = partial(_shift, counts=counts, unit=point.offset_unit)
     shifts = {layer: shift_of(moves) for layer, moves in by_layer.items()}
-    return list(prompts), moved_keys(model, shifts), moved
+    return list(prompts), moved_keys(decoder.module, shifts), moved
 
 
 def _exchange(order: Tensor) -> Shift:
@@ -231,7 +231,7 @@ class Answers:
 
 
 def answers_at(
-    model: PreTrainedModel,
+    decoder: Decoder,
     scoring: Scoring,
     prompts: Sequence[Prompt],
     plain: Sequence[Response],
@@ -242,7 +242,7 @@ def answers_at(
     """Answer disturbed prompts, those of similar length side by side.
 
     Args:
-        model: A repositioned model.
+        decoder: Decoder of the model.
         scoring: Names the targets of a prompt.
         prompts: Undisturbed prompts.
         plain: Responses to them.
@@ -254,31 +254,31 @@ def answers_at(
     Returns:
         Answers in the order of the prompts.
     """
-    cut, found = batches_by_length(model, prompts, batch_size), []
+    cut, found = batches_by_length(decoder, prompts, batch_size), []
     for numbers in cut:
         found.append([])
         some, context, moved = disturbed(
-            model, [prompts[number] for number in numbers], numbers, point
+            decoder, [prompts[number] for number in numbers], numbers, point
         )
         # Outputs by layer, undisturbed and disturbed; lists of hooks in the order of both passes.
         outputs: tuple[dict[int, Tensor], ...] = ({}, {})
         observed = [nullcontext(), nullcontext()]
         if receive_outputs is not None:
-            observed = [attention_outputs(model, found.__setitem__) for found in outputs]
+            observed = [attention_outputs(decoder, found.__setitem__) for found in outputs]
             with observed[0]:
                 same = [prompts[number] for number in numbers]
                 # Run again with the same padding: keeping outputs of all
                 # prompts would need too much memory.
-                forced_responses(model, scoring, same, len(same))
+                forced_responses(decoder.module, scoring, same, len(same))
         with context, renumber_prompts(numbers), observed[1]:
-            answers = forced_responses(model, scoring, some, len(some))
+            answers = forced_responses(decoder.module, scoring, some, len(some))
         if receive_outputs is not None:
             compared = np.arange(moved.shape[-1]) < np.array([[len(each.tokens)] for each in some])
             # A moved token's output is another token's, so only the others can be compared.
             if point.kind == "text_order":
                 compared &= ~moved[:, 0]
-            known = torch.from_numpy(compared).to(as_decoder(model).device)
-            receive_outputs(_squares(model, *outputs, known))
+            known = torch.from_numpy(compared).to(decoder.device)
+            receive_outputs(_squares(decoder, *outputs, known))
         for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
             targets = np.array(scoring.targets(prompt))
             # Moves of keys leave every token its target; only text puts other tokens at a target.
@@ -292,11 +292,11 @@ def answers_at(
 
 
 def _squares(
-    model: nn.Module, plain: dict[int, Tensor], changed: dict[int, Tensor], compared: Tensor
+    decoder: Decoder, plain: dict[int, Tensor], changed: dict[int, Tensor], compared: Tensor
 ) -> np.ndarray:
     """Sums of |o' - o|^2 and |o|^2 [2, layer, head] over `compared` tokens [prompt, token]."""
     sums = []
-    for attention in as_decoder(model).layers:
+    for attention in decoder.layers:
         before, after = (
             # Popped, so that two copies of one layer at a time are widened to float64
             outputs.pop(attention.layer_idx)[compared].double().unflatten(-1, (attention.heads, -1))
@@ -411,7 +411,8 @@ class Perturbation(Experiment):
         Raises InputError for layers that have nothing to disturb, and prompts without anything to
         predict.
         """
-        self._layers(model)
+        decoder = as_decoder(model)
+        self._layers(decoder)
         require_targets(self.name, scoring, prompts)
         # Share 0 is one plain pass, whatever kind and reach.
         points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
@@ -422,13 +423,15 @@ class Perturbation(Experiment):
             # Every point runs the undisturbed prompts again, to compare outputs token by token.
             lengths * (1 + 2 * points),
             lambda batch_size, store, progress: {
-                self.name: self.measured(model, scoring, prompts, size(batch_size), progress, store)
+                self.name: self.measured(
+                    decoder, scoring, prompts, size(batch_size), progress, store
+                )
             },
         )
 
     def measured(
         self,
-        model: PreTrainedModel,
+        decoder: Decoder,
         scoring: Scoring,
         prompts: Sequence[Prompt],
         batch_size: int = 16,
@@ -442,7 +445,7 @@ class Perturbation(Experiment):
         measured.
 
         Args:
-            model: A repositioned model.
+            decoder: Decoder of the model.
             scoring: Names the targets of a prompt and scores the answers.
             prompts: Prompts.
             batch_size: Prompts side by side.
@@ -458,10 +461,12 @@ class Perturbation(Experiment):
         Raises:
             InputError: The layers have nothing to disturb.
         """
-        layers, numbers = self._layers(model), list(as_decoder(model).by_layer)
-        shape = (len(numbers), as_decoder(model).heads)
+        layers, numbers = self._layers(decoder), list(decoder.by_layer)
+        shape = (len(numbers), decoder.heads)
         # Not run at all where the store has every point.
-        plain = cache(lambda: undisturbed or forced_responses(model, scoring, prompts, batch_size))
+        plain = cache(
+            lambda: undisturbed or forced_responses(decoder.module, scoring, prompts, batch_size)
+        )
 
         def point(kind: str, gamma: float, l_max: int) -> dict[str, Any]:
             squares: list[np.ndarray] = []
@@ -472,7 +477,7 @@ class Perturbation(Experiment):
             else:
                 disturbance = Disturbance(kind, gamma, l_max, layers, self.offset_unit, self.seed)
                 answers = answers_at(
-                    model, scoring, prompts, plain(), disturbance, batch_size, squares.append
+                    decoder, scoring, prompts, plain(), disturbance, batch_size, squares.append
                 )
             # Squares are summed over batches before the root: a ratio
             # of totals, not a mean of ratios.
@@ -485,7 +490,6 @@ class Perturbation(Experiment):
             found.assign_coords(layer=numbers, head=np.arange(shape[1])),
             score_texts(_TEXTS, scoring),
         )
-        decoder = as_decoder(model)
         group = with_schemes(group, decoder.schemes, decoder.learned_schemes)
         group["l_max"].attrs = {"long_name": "largest distance of a move", "units": "tokens"}
         group["gamma"].attrs = {"long_name": "share of tokens moved", "units": "1"}
@@ -497,12 +501,12 @@ class Perturbation(Experiment):
             prompts=len(prompts),
         )
 
-    def _layers(self, model: nn.Module) -> tuple[int, ...]:
+    def _layers(self, decoder: Decoder) -> tuple[int, ...]:
         """The layers that are disturbed.
 
         Raises InputError for some that the model lacks, or where no key has a position to move.
         """
-        layers = attentions_of(model, self.layers)
+        layers = attentions_of(decoder, self.layers)
         moving = [kind for kind in self.kinds if kind in ("position_offset", "feature_placement")]
         # Layers may be chosen where keys have no positions to move, and
         # the grid would show no effect.
@@ -520,4 +524,4 @@ class Perturbation(Experiment):
                 f"{moving[0]} moves the positions of keys, and there are none in "
                 f"{named}{learned}; name other layers, or leave the kind out"
             )
-        return tuple(sorted(set(self.layers) or as_decoder(model).by_layer))
+        return tuple(sorted(set(self.layers) or decoder.by_layer))

@@ -25,13 +25,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.interventions.edits import PositionEdit
 from repo_interp.interventions.positions import positions_of
 from repo_interp.interventions.replacing import token_table
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.tasks import Prompt
@@ -72,17 +72,17 @@ class Strength:
     seed: int = 0
 
 
-def default_kinds(model: nn.Module) -> tuple[str, ...]:
+def default_kinds(decoder: Decoder) -> tuple[str, ...]:
     """Return the default kinds of changes for a model.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Returns:
         "frozen" and "permuted"; before them "linearised" where a layer learns positions.
     """
     # Where all layers go by the index, linearising changes nothing and would cost passes.
-    learned = not all(isinstance(assigner, TokenIndex) for assigner in as_decoder(model).assigners)
+    learned = not all(isinstance(assigner, TokenIndex) for assigner in decoder.assigners)
     return ("linearised", "frozen", "permuted") if learned else ("frozen", "permuted")
 
 
@@ -145,7 +145,7 @@ def partner(prompts: Sequence[Prompt], number: int) -> int:
 
 
 def edit_prompts(
-    model: nn.Module,
+    decoder: Decoder,
     kind: str,
     prompts: Sequence[Prompt],
     numbers: Sequence[int],
@@ -154,7 +154,7 @@ def edit_prompts(
     """Make the edit of one kind for prompts side by side, padded on the right.
 
     Args:
-        model: Repositioned model, whose positions are recorded for `transplanted`.
+        decoder: Decoder of the model.
         kind: One of `KINDS`.
         prompts: All prompts.
         numbers: The prompts that are side by side.
@@ -196,22 +196,22 @@ def edit_prompts(
         # position is the segment's number.
         value = token_table([starts or [0] for starts in ends]), 0.0, 1.0
     elif kind == "transplanted":
-        value = _positions_of_partners(model, prompts, numbers, torch.zeros_like(index))
+        value = _positions_of_partners(decoder, prompts, numbers, torch.zeros_like(index))
     return PositionEdit(_EDITS.get(kind, kind), value, token_table(tokens))
 
 
 def _positions_of_partners(
-    model: nn.Module, prompts: Sequence[Prompt], numbers: Sequence[int], rows: Tensor
+    decoder: Decoder, prompts: Sequence[Prompt], numbers: Sequence[int], rows: Tensor
 ) -> dict[int, Tensor]:
     for row, number in zip(rows, numbers, strict=True):
         # Causal: the partner's first tokens have the positions that they have in the whole prompt.
         given = prompts[partner(prompts, number)].tokens[: len(prompts[number].tokens)]
         row[: len(given)] = torch.tensor(given)
-    heads = as_decoder(model).heads
+    heads = decoder.heads
     return {
         # One row per head, since edits choose heads while layers may share rows.
         layer: expand_heads(positions, heads)
-        for layer, positions in positions_of(model, rows).items()
+        for layer, positions in positions_of(decoder.module, rows).items()
     }
 
 

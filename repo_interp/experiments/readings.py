@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from repo_interp.experiments.attribution import attributed
 from repo_interp.experiments.experiment import TOKENS
@@ -42,7 +41,7 @@ from repo_interp.experiments.responses import (
     to_responses,
 )
 from repo_interp.interventions.replacing import replaced
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.resuming import Recording, record_pass, resume_pass
 from repo_interp.side_by_side import WORTHWHILE
 from repo_interp.tasks import Prompt
@@ -58,13 +57,13 @@ class Measurement:
     """Points of a grid over batches of prompts: readings under changes of positions.
 
     Attributes:
-        model: A repositioned model.
+        decoder: Decoder of the model.
         scoring: Names the targets of a prompt and scores the answers.
         prompts: All prompts; a batch is a tuple of their numbers.
         strength: How strongly positions are changed.
     """
 
-    model: PreTrainedModel
+    decoder: Decoder
     scoring: Scoring
     prompts: Sequence[Prompt]
     strength: Strength
@@ -75,7 +74,7 @@ class Measurement:
         """The last batch is kept: its undisturbed pass serves all points of the batch."""
         return lru_cache(1)(
             lambda numbers: Batch(
-                self.model, self.scoring, [self.prompts[number] for number in numbers]
+                self.decoder, self.scoring, [self.prompts[number] for number in numbers]
             )
         )
 
@@ -91,16 +90,16 @@ class Measurement:
         """
         batch = self._batch(numbers)
         changes = {
-            kind: edit_prompts(self.model, kind, self.prompts, numbers, self.strength)
+            kind: edit_prompts(self.decoder, kind, self.prompts, numbers, self.strength)
             for kind in kinds
         }
 
         def objective() -> Tensor:
-            return batch.logit_difference(target_logits(self.model, batch.question))
+            return batch.logit_difference(target_logits(self.decoder, batch.question))
 
-        estimates = attributed(self.model, objective, changes)
+        estimates = attributed(self.decoder, objective, changes)
         with torch.no_grad():
-            clean = batch.readings(target_logits(self.model, batch.question))
+            clean = batch.readings(target_logits(self.decoder, batch.question))
         return {
             "clean": clean.tolist(),
             "screened": [estimates[kind].tolist() for kind in kinds],
@@ -122,13 +121,15 @@ class Measurement:
         # one: two edits serve all of them.
         edit_of = lru_cache(2)(
             lambda copies: edit_prompts(
-                self.model, kind, self.prompts, [*numbers] * copies, self.strength
+                self.decoder, kind, self.prompts, [*numbers] * copies, self.strength
             )
         )
 
         def changed(of_rows: list[Heads]) -> AbstractContextManager:
             # An edit knows its prompts by row, so it is made for as many copies as the pass has.
-            return replaced(self.model, edit_of(len(of_rows) // len(numbers)), sets=of_rows)
+            return replaced(
+                self.decoder.module, edit_of(len(of_rows) // len(numbers)), sets=of_rows
+            )
 
         edited = self._batch(numbers).under_edits(sets, changed)
         return [readings.tolist() for readings in edited]
@@ -137,13 +138,13 @@ class Measurement:
 class Batch:
     """Prompts side by side: what is asked of them, and how an answer is read."""
 
-    def __init__(self, model: PreTrainedModel, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
-        self.model, self.scoring, self.prompts = model, scoring, prompts
-        self.question: Question = to_question(padded(prompts, scoring), as_decoder(model).device)
+    def __init__(self, decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
+        self.decoder, self.scoring, self.prompts = decoder, scoring, prompts
+        self.question: Question = to_question(padded(prompts, scoring), decoder.device)
         # [prompt, token_id]: candidates that the answer's logit is compared with.
         self.others = torch.zeros(
             len(prompts),
-            model.config.vocab_size,
+            decoder.vocabulary_size,
             dtype=torch.bool,
             device=self.question.tokens.device,
         )
@@ -163,7 +164,7 @@ class Batch:
     @cached_property
     def recording(self) -> Recording:
         """The undisturbed pass."""
-        return record_pass(self.model, self.question.tokens)
+        return record_pass(self.decoder, self.question.tokens)
 
     @torch.no_grad()
     def under_edits(
@@ -180,7 +181,7 @@ class Batch:
         """
         # recorded before anything is edited
         recording, read = self.recording, dict[int, np.ndarray]()
-        most_logits = max(1, MOST_LOGITS // int(self.model.config.vocab_size))
+        most_logits = max(1, MOST_LOGITS // self.decoder.vocabulary_size)
         # -1 where a set is empty, so nothing is changed
         firsts = [min((layer for layer, _ in heads), default=-1) for heads in sets]
         # One group per first layer, since a pass resumes at one layer for all its copies
@@ -195,11 +196,11 @@ class Batch:
                     # Copy by copy, as `resume_pass` repeats the prompts: all prompts
                     # with the first set, then again.
                     with edited([sets[place] for place in some for _ in self.prompts]):
-                        hidden = resume_pass(self.model, recording, first, len(some))
+                        hidden = resume_pass(self.decoder, recording, first, len(some))
                 question = tiled(self.question, len(some))
                 # In parts: logits of all targets of all copies would not fit into memory.
                 told = [
-                    self._of_targets(logits_at(self.model, hidden, part), part)
+                    self._of_targets(logits_at(self.decoder, hidden, part), part)
                     for part in parts(question, most_logits)
                 ]
                 read |= zip(

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.models.capture import next_token_logits
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.padding import right_padding
 from repo_interp.models.reposition import at_rest, batch_limits
@@ -87,44 +87,44 @@ def tiled(question: Question, copies: int) -> Question:
     )
 
 
-def target_logits(model: PreTrainedModel, question: Question) -> Float[Tensor, "target token_id"]:
+def target_logits(decoder: Decoder, question: Question) -> Float[Tensor, "target token_id"]:
     """Run the model and predict every target; logits of other tokens are never made.
 
     Args:
-        model: Model that answers.
+        decoder: Decoder of the model.
         question: Sequences and targets.
 
     Returns:
         Logits, float32.
     """
     return logits_at(
-        model, as_decoder(model).stack(question.tokens, use_cache=False).last_hidden_state, question
+        decoder, decoder.stack(question.tokens, use_cache=False).last_hidden_state, question
     )
 
 
 def logits_at(
-    model: PreTrainedModel, hidden: Float[Tensor, "sequence token d_model"], question: Question
+    decoder: Decoder, hidden: Float[Tensor, "sequence token d_model"], question: Question
 ) -> Float[Tensor, "target token_id"]:
     """Predict every target from last hidden states.
 
     Args:
-        model: Model whose final norm and head are applied.
+        decoder: Decoder of the model.
         hidden: Last hidden states of the decoder.
         question: Sequences and targets.
 
     Returns:
         Logits, float32.
     """
-    return next_token_logits(model, hidden[question.rows, question.columns])
+    return next_token_logits(decoder, hidden[question.rows, question.columns])
 
 
 def batches_by_length(
-    model: PreTrainedModel, prompts: Sequence[Prompt], batch_size: BatchSize
+    decoder: Decoder, prompts: Sequence[Prompt], batch_size: BatchSize
 ) -> list[list[int]]:
     """Cut prompts into batches of similar length.
 
     Args:
-        model: Model that bounds the size of a batch.
+        decoder: Decoder of the model.
         prompts: Prompts.
         batch_size: Prompts side by side, at most.
 
@@ -133,7 +133,7 @@ def batches_by_length(
     """
     lengths = [len(prompt.tokens) for prompt in prompts]
     order = sorted(range(len(prompts)), key=lengths.__getitem__)
-    return batches(order, lengths, batch_limits(model, batch_size))
+    return batches(order, lengths, batch_limits(decoder, batch_size))
 
 
 @torch.inference_mode()
@@ -151,21 +151,20 @@ def forced_responses(
     Returns:
         One response per prompt, with log-probabilities in nats.
     """
-    cut, responses = batches_by_length(model, prompts, batch_size), []
+    decoder = as_decoder(model)
+    cut, responses = batches_by_length(decoder, prompts, batch_size), []
     for chosen in cut:
-        question = to_question(
-            padded([prompts[number] for number in chosen], task), as_decoder(model).device
-        )
+        question = to_question(padded([prompts[number] for number in chosen], task), decoder.device)
         with (
             # Dropout and autocast off; padding is stated, since no attention mask is given.
-            at_rest(model),
+            at_rest(decoder),
             right_padding([len(prompts[number].tokens) for number in chosen]),
         ):
-            hidden = as_decoder(model).stack(question.tokens, use_cache=False).last_hidden_state
+            hidden = decoder.stack(question.tokens, use_cache=False).last_hidden_state
         reference, likeliest = [], []
         # In parts, as a long text has a target at every token and the vocabulary is large
         for part in parts(question, max(1, MOST_LOGITS // int(model.config.vocab_size))):
-            logits = logits_at(model, hidden, part)
+            logits = logits_at(decoder, hidden, part)
             _require_finite(logits, [chosen[row] for row in part.rows.tolist()])
             # Float64, as perplexities sum thousands of them and effects subtract them
             log_probabilities = logits.double().log_softmax(-1)
@@ -252,7 +251,10 @@ def generated_responses(
         starts.append(targets[0])
     questions = [prompt.tokens[:start] for prompt, start in zip(prompts, starts, strict=True)]
     counts = [len(prompt.tokens) - start for prompt, start in zip(prompts, starts, strict=True)]
-    return [Response(tokens) for tokens in continue_greedily(model, questions, counts, batch_size)]
+    return [
+        Response(tokens)
+        for tokens in continue_greedily(as_decoder(model), questions, counts, batch_size)
+    ]
 
 
 def prompts_of(task: Task, batch: Batch) -> list[Prompt]:

@@ -56,7 +56,7 @@ from repo_interp.experiments.grid import Grid, padded
 from repo_interp.experiments.responses import target_logits, to_question
 from repo_interp.measures.labels import described_group
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.run import with_schemes
@@ -102,12 +102,12 @@ _BY_PROMPT = {
 
 
 def position_gradients(
-    model: PreTrainedModel, scoring: Scoring, prompt: Prompt
+    decoder: Decoder, scoring: Scoring, prompt: Prompt
 ) -> tuple[list[Float[Tensor, "1 head token"]], list[Float[Tensor, "1 head token"]], float]:
     """Differentiate the log-probability of the answer by all positions, in one pass.
 
     Args:
-        model: A repositioned model.
+        decoder: Decoder of the model.
         scoring: Names the targets of a prompt.
         prompt: Prompt.
 
@@ -115,7 +115,7 @@ def position_gradients(
         Positions of every layer that assigns some, a row for every head; d f / d z there; and f, in
         nats per token of the answer.
     """
-    layers = list(as_decoder(model).positioned.values())
+    layers = list(decoder.positioned.values())
     # All layers of a decoder have as many heads.
     heads = layers[0].heads
     positions: list[Tensor] = []
@@ -132,13 +132,13 @@ def position_gradients(
 
     # Callers may be inside no_grad, as measuring is elsewhere.
     with torch.enable_grad(), _positions_changed(layers, move):
-        (log_probability,) = _log_probabilities(model, scoring, prompt, 1)
+        (log_probability,) = _log_probabilities(decoder, scoring, prompt, 1)
         gradients = torch.autograd.grad(log_probability, moves)
     return positions, list(gradients), float(log_probability.detach())
 
 
 def integrated_gradients(
-    model: PreTrainedModel,
+    decoder: Decoder,
     scoring: Scoring,
     prompt: Prompt,
     positions: Sequence[Float[Tensor, "1 head token"]],
@@ -149,7 +149,7 @@ def integrated_gradients(
     """Integrate gradients along the straight path from a baseline to the positions.
 
     Args:
-        model: A repositioned model.
+        decoder: Decoder of the model.
         scoring: Names the targets of a prompt.
         prompt: Prompt.
         positions: Positions of the layers that assign some.
@@ -163,12 +163,12 @@ def integrated_gradients(
     # takes most of a second: only who asks for a path pays it
     from captum.attr import IntegratedGradients
 
-    layers = list(as_decoder(model).positioned.values())
+    layers = list(decoder.positioned.values())
 
     # One tensor of positions per layer: Captum attributes to inputs, whatever the model reads.
     def probability(*given: Float[Tensor, "point head token"]) -> Float[Tensor, "point"]:
         with _positions_changed(layers, lambda place, assigned: given[place]):
-            return _log_probabilities(model, scoring, prompt, len(given[0]))
+            return _log_probabilities(decoder, scoring, prompt, len(given[0]))
 
     inputs = tuple(of_layer.contiguous() for of_layer in positions)
     index = torch.arange(len(prompt.tokens), device=inputs[0].device)
@@ -192,16 +192,16 @@ def integrated_gradients(
 
 
 def _log_probabilities(
-    model: PreTrainedModel, scoring: Scoring, prompt: Prompt, copies: int
+    decoder: Decoder, scoring: Scoring, prompt: Prompt, copies: int
 ) -> Float[Tensor, "copy"]:
     """Log-probability of the targets of `prompt`, nats per target, of each copy in one pass."""
     targets = np.zeros((copies, len(prompt.tokens)), dtype=bool)
     targets[:, list(scoring.targets(prompt))] = True
     # Copies of the prompt differ in positions alone: one copy per point of the path.
     batch = Batch(np.tile(prompt.tokens, (copies, 1)), targets)
-    question = to_question(batch, as_decoder(model).device)
+    question = to_question(batch, decoder.device)
     by_target = (
-        target_logits(model, question).log_softmax(-1).gather(-1, question.targets[:, None])[:, 0]
+        target_logits(decoder, question).log_softmax(-1).gather(-1, question.targets[:, None])[:, 0]
     )
     # A mean over targets by copy; every copy has as many targets.
     return by_target.new_zeros(copies).index_add(0, question.rows, by_target) / targets[0].sum()
@@ -280,7 +280,7 @@ class Saliency(Experiment):
             lengths * (BACKWARD * (1 + self.steps)),
             lambda batch_size, store, progress: {
                 self.name: self.measured(
-                    model,
+                    decoder,
                     scoring,
                     prompts,
                     # As many points as fit into a pass that keeps its activations
@@ -293,7 +293,7 @@ class Saliency(Experiment):
 
     def measured(
         self,
-        model: PreTrainedModel,
+        decoder: Decoder,
         scoring: Scoring,
         prompts: Sequence[Prompt],
         tokens_at_once: int = PATH_TOKENS,
@@ -305,7 +305,7 @@ class Saliency(Experiment):
         Costs a forward and a backward pass per prompt and step.
 
         Args:
-            model: A repositioned model.
+            decoder: Decoder of the model.
             scoring: Names the targets of a prompt.
             prompts: Prompts.
             tokens_at_once: Tokens of the points of a path that are run side by side.
@@ -319,10 +319,10 @@ class Saliency(Experiment):
             `baseline_log_probability` and `completeness_error` [prompt], nats per token, NaN without
             `steps`; and the tokens of the prompts.
         """
-        decoder, axes = as_decoder(model), ("layer", "head", "token")
+        axes = ("layer", "head", "token")
 
         def point(number: int) -> dict[str, Any]:
-            return self._of_prompt(model, scoring, prompts[number], tokens_at_once)
+            return self._of_prompt(decoder, scoring, prompts[number], tokens_at_once)
 
         grid = Grid({"prompt": range(len(prompts))}, point, dict.fromkeys(_BY_TOKEN, axes))
         values = grid.compute(store, progress)
@@ -346,17 +346,17 @@ class Saliency(Experiment):
         return group.assign_attrs(task=scoring.name, baseline=self.baseline, steps=self.steps)
 
     def _of_prompt(
-        self, model: PreTrainedModel, scoring: Scoring, prompt: Prompt, tokens_at_once: int
+        self, decoder: Decoder, scoring: Scoring, prompt: Prompt, tokens_at_once: int
     ) -> dict[str, Any]:
         """Values of one prompt: `_BY_TOKEN` by layer with positions, `_BY_PROMPT` numbers."""
-        with frozen_weights(model):
-            positions, gradients, log_probability = position_gradients(model, scoring, prompt)
+        with frozen_weights(decoder):
+            positions, gradients, log_probability = position_gradients(decoder, scoring, prompt)
             start = end = float("nan")
             attributions = [torch.full_like(of_layer, torch.nan) for of_layer in positions]
             if self.steps:
                 copies = max(1, tokens_at_once // len(prompt.tokens))
                 attributions, start, end = integrated_gradients(
-                    model, scoring, prompt, positions, self.baseline, self.steps, copies
+                    decoder, scoring, prompt, positions, self.baseline, self.steps, copies
                 )
         # Float64: the error of completeness is a small difference of this sum.
         total = sum(float(of_layer.double().sum()) for of_layer in attributions)

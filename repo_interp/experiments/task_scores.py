@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
-from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, renumber_prompts
 from repo_interp.experiments.responses import forced_responses, generated_responses
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described, described_group
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches, by_prompt
 from repo_interp.store import NOT_KEPT, Store
@@ -47,7 +47,7 @@ class Cost(NamedTuple):
 
 
 def task_scores(
-    model: PreTrainedModel,
+    decoder: Decoder,
     task: Task,
     test_sets: Sequence[str] | None = None,
     count: int = 200,
@@ -61,7 +61,7 @@ def task_scores(
     """Score a model on test sets of a task.
 
     Args:
-        model: Model that answers.
+        decoder: Decoder of the model.
         task: Makes prompts and scores answers.
         test_sets: Names; None: all that the task has. Of these, sets longer than a learned position
             table are left out, and named in the attribute `left_out`.
@@ -90,7 +90,7 @@ def task_scores(
             "generated; leave the answers out"
         )
     sets = list(task.test_sets) if test_sets is None else sets_named(test_sets)
-    longest = longest_prompt(model)
+    longest = longest_prompt(decoder)
     asked = {test_set: task.prompts(count, seed, test_set) for test_set in sets}
     # Sets that were named are kept and refused later; of all sets, the too long ones are left out.
     if test_sets is None and longest is not None:
@@ -104,9 +104,9 @@ def task_scores(
         )
     # Before any pass: an intervention may name tokens that no prompt has.
     require_named_tokens(
-        model, count, [len(prompt.tokens) for prompts in asked.values() for prompt in prompts]
+        decoder, count, [len(prompt.tokens) for prompts in asked.values() for prompt in prompts]
     )
-    answered = _responses(model, task, asked, answers, batch_size, store, progress, announce)
+    answered = _responses(decoder, task, asked, answers, batch_size, store, progress, announce)
     options = {
         f"task_{name}": value if isinstance(value, str) else repr(value)
         for name, value in task.options().items()
@@ -278,7 +278,7 @@ def score_map(
 
 
 def _responses(
-    model: PreTrainedModel,
+    decoder: Decoder,
     task: Task,
     asked: Mapping[str, Sequence[Prompt]],
     answers: str,
@@ -303,7 +303,7 @@ def _responses(
         key=lambda name: -max(len(asked[cut[name][0]][number].tokens) for number in cut[name][1]),
     )
     points = {
-        name: partial(_respond, model, task, *cut[name], asked[cut[name][0]], answers)
+        name: partial(_respond, decoder, task, *cut[name], asked[cut[name][0]], answers)
         for name in longest_first
     }
     cuts = [cut[name][1] for name in longest_first]
@@ -329,7 +329,7 @@ def _responses(
 
 
 def _respond(
-    model: PreTrainedModel,
+    decoder: Decoder,
     task: Task,
     test_set: str,
     numbers: Sequence[int],
@@ -343,7 +343,7 @@ def _respond(
     )
     try:
         with renumber_prompts(numbers, f"test set {test_set}"):
-            responses = make(model, task, some, len(some))
+            responses = make(decoder.module, task, some, len(some))
     # Already a line for the user; it is a ValueError too, so it must go first.
     except InputError:
         raise

@@ -21,12 +21,11 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, warn
 from repo_interp.files import cache_directory
 from repo_interp.models.configuration import own_layout_of, plain
-from repo_interp.models.reposition import layout
+from repo_interp.models.decoder import Decoder
 from repo_interp.store import POINTS, Damaged
 
 _PACKAGES = ("positions", "models", "measures", "experiments")
@@ -36,7 +35,7 @@ _IDLE = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers
 
 
 def kept_scores(
-    model: PreTrainedModel,
+    decoder: Decoder,
     seed: int,
     asked: Mapping[str, Any],
     names: Collection[str],
@@ -47,7 +46,7 @@ def kept_scores(
     A damaged file is computed again, with a warning.
 
     Args:
-        model: A repositioned model; its configuration and layout are part of the key.
+        decoder: Decoder of the model.
         seed: Seed of the weights.
         asked: All else that decides the numbers, such as the tokens.
         names: Names of the numbers.
@@ -58,13 +57,13 @@ def kept_scores(
     """
     if not names:
         return {}
-    config = model.config
+    config = decoder.module.config
     # Everything that decides the twin or its scores is part of the key; weights and name are not.
     question = {
         "config": {
             name: value for name, value in plain(config).to_dict().items() if name not in _IDLE
         },
-        "layout": layout(model),
+        "layout": decoder.schemes,
         "options": own_layout_of(config)[1],
         "seed": seed,
         # Another version may draw other weights from one seed, or compute other scores.

@@ -109,7 +109,7 @@ class Explored:
         """
         self.bridge, self.name, self.others = bridge, name, others
         self.decoder = as_decoder(bridge)
-        self.prompts = indexed_prompts(prompts, bridge)
+        self.prompts = indexed_prompts(prompts, self.decoder.tokenizer)
         if not self.prompts:
             raise InputError("there are no prompts to explore; give one, or a text")
         self.run = run
@@ -228,14 +228,14 @@ class Explored:
                     "this checkpoint has no tokenizer, so it reads no text; choose a "
                     "numbered prompt"
                 )
-            (prompt,) = indexed_prompts(given, self.bridge)
+            (prompt,) = indexed_prompts(given, self.decoder.tokenizer)
         if len(prompt.tokens) > MOST_TOKENS:
             raise InputError(
                 f"the prompt has {len(prompt.tokens):,} tokens; the explorer shows up to "
                 f"{MOST_TOKENS:,}: give a part of it"
             )
         # A page may send any text, and a process that is out of memory is killed without a word
-        require_memory_for_pass(self.bridge, len(prompt.tokens), 1)
+        require_memory_for_pass(self.decoder, len(prompt.tokens), 1)
         return Passes(self.bridge, prompt)
 
     def _open(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:

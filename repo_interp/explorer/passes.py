@@ -190,9 +190,9 @@ class Passes:
                     layer.register_forward_pre_hook(partial(enter, number), with_kwargs=True).remove
                 )
             if clean is None:
-                recording = record_pass(self.model, self.batch.tokens)
+                recording = record_pass(self.decoder, self.batch.tokens)
             else:
-                hidden = resume_pass(self.model, clean.recording, first)
+                hidden = resume_pass(self.decoder, clean.recording, first)
                 before, later = (
                     # What enters the first edited block is still unchanged
                     clean.recording.residuals[: first + 1],
@@ -232,7 +232,7 @@ class Passes:
             stack.enter_context(self._observing(receive, [layer]))
             try:
                 # Ends in the hook by `_Seen`, right after the projections of this layer
-                resume_pass(self.model, recording, self._block(layer))
+                resume_pass(self.decoder, recording, self._block(layer))
             except _Seen:
                 return found[0]
         raise AssertionError(f"the pass did not reach layer {layer}")
@@ -240,7 +240,7 @@ class Passes:
     def _observing(
         self, receive: Callable[[AttentionInputs], None], layers: Sequence[int] | None = None
     ) -> Any:
-        return observing(self.model, self.batch.valid, torch.arange(1), receive, layers)
+        return observing(self.decoder, self.batch.valid, torch.arange(1), receive, layers)
 
     def _block(self, layer: int) -> int:
         """The block to begin with for a layer of attention; the first where a block has several."""

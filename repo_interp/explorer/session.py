@@ -113,7 +113,7 @@ class Session:
 
     def __post_init__(self) -> None:
         """Raises InputError for several prompts, edits or answers that do not fit the prompt."""
-        given = indexed_prompts(self.prompt, self.bridge)
+        given = indexed_prompts(self.prompt, as_decoder(self.bridge).tokenizer)
         if len(given) != 1:
             raise InputError(f"a session has one prompt; got {len(given)}")
         (self.prompt,) = given
@@ -225,7 +225,7 @@ class Session:
             "head_score": described(stacked.astype("float64"), "score of each head", "1"),
             "outline": described(sampled, "position at evenly spaced tokens", "positions"),
         }
-        decoder = as_decoder(self.bridge)
+        decoder = self._passes.decoder
         return with_schemes(xr.Dataset(named), decoder.schemes, decoder.learned_schemes)
 
     def look(
@@ -324,7 +324,7 @@ class Session:
         for _ in range(count):
             self.check()
             # Entered anew for every token: in between the caller may use the model
-            with torch.no_grad(), at_rest(model), ExitStack() as stack:
+            with torch.no_grad(), at_rest(self._passes.decoder), ExitStack() as stack:
                 for context in contexts:
                     stack.enter_context(context())
                 logits = model(given, **{argument: cache}, use_cache=True, logits_to_keep=1).logits[
@@ -371,11 +371,11 @@ class Session:
             if progress is not None:
                 progress(done, total)
 
-        kind: Any = default_kinds(self._passes.model)[0]
-        with at_rest(self._passes.model):
+        kind: Any = default_kinds(self._passes.decoder)[0]
+        with at_rest(self._passes.decoder):
             # One draw: suggestions are ranked, not tested against controls
             effects = Effects((kind,), draws=1).measured(
-                self._passes.model, self.scoring, [self.prompt], progress=advance
+                self._passes.decoder, self.scoring, [self.prompt], progress=advance
             )
         group = effects.isel(kind=0)
         layers: list[int] = group["layer"].values.tolist()
@@ -391,7 +391,7 @@ class Session:
         ]
         # NaN where no head was measured
         needed = [each for each in zip(changes, lost, strict=True) if each[1] < 0]
-        with at_rest(self._passes.model):
+        with at_rest(self._passes.decoder):
             sources = analyze(self.bridge, [self.prompt], ("position_sources",))[
                 "position_sources"
             ].to_dataset()
@@ -446,7 +446,7 @@ class Session:
         """
         self._require(heads, token)
         spans = self.prompt.all_spans()
-        source = as_decoder(self.bridge).origin
+        source = self._passes.decoder.origin
         name = self.name or ("CHECKPOINT" if source is None else str(source.directory))
         calls = [
             edit.python(self._passes.model, edit.tokens_in(spans, self.count))
@@ -511,7 +511,7 @@ class Session:
             masses.append([float(np.nansum(weight[places])) for places in spans.values()])
         rows = np.stack([position.sel(layer=layer, head=head).values for layer, head in heads])
         expected = (
-            next_token_logits(self._passes.model, passed.recording.last_hidden[0, [token]])[0]
+            next_token_logits(self._passes.decoder, passed.recording.last_hidden[0, [token]])[0]
             .double()
             .log_softmax(-1)
         )
@@ -532,15 +532,15 @@ class Session:
             _TEXTS | {"score": (self.scoring.metric, self.scoring.units)},
             coords,
         )
-        return describe_predictions(seen, self.prompt, as_decoder(self.bridge).tokenizer)
+        return describe_predictions(seen, self.prompt, self._passes.decoder.tokenizer)
 
     @torch.no_grad()
     def _readings(self, passed: Pass) -> np.ndarray:
         """Log-probability, logit difference and score of the answer."""
         # Kept with the pass, by answer: the same pass may be asked about other tokens
         if self._places not in passed.results:
-            batch = Batch(self._passes.model, self.scoring, [self.prompt])
-            logits = logits_at(self._passes.model, passed.recording.last_hidden, batch.question)
+            batch = Batch(self._passes.decoder, self.scoring, [self.prompt])
+            logits = logits_at(self._passes.decoder, passed.recording.last_hidden, batch.question)
             passed.results[self._places] = batch.readings(logits)[:, 0]
         return passed.results[self._places]
 
@@ -557,9 +557,7 @@ class Session:
             raise InputError(
                 f"token {token} was chosen; the prompt's tokens are 0 to {self.count - 1}"
             )
-        known = {
-            attention.layer_idx: attention.heads for attention in as_decoder(self.bridge).layers
-        }
+        known = {attention.layer_idx: attention.heads for attention in self._passes.decoder.layers}
         for layer, head in heads:
             if not 0 <= head < known.get(layer, 0):
                 raise InputError(

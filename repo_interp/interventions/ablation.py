@@ -31,7 +31,7 @@ from repo_interp.interventions.positions import token_ids
 from repo_interp.interventions.replacing import heads_by_layer
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode
-from repo_interp.models.decoder import attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
 from repo_interp.models.lasting import intervention
 from repo_interp.models.reposition import called_at
 from repo_interp.values import TokensOrNone, checked
@@ -71,20 +71,21 @@ def ablate(
         InputError: The model lacks heads or pairs, a layer does not rotate, the means are of
             another shape, or they need keys that a head shares with one that is not named.
     """
+    decoder = as_decoder(model)
     if pairs is not None and sets is not None:
         raise InputError("pairs of heads are the same in all prompts; leave sets out")
     given = [heads] if sets is None else sets
     # An empty set is a prompt that is left as it is; `heads` that name none are a mistake
-    by_prompt = [heads_by_layer(model, some) if some or sets is None else {} for some in given]
+    by_prompt = [heads_by_layer(decoder, some) if some or sets is None else {} for some in given]
     if pairs is not None:
-        written = _pairs_removed(model, by_prompt[0], pairs, means)
+        written = _pairs_removed(decoder, by_prompt[0], pairs, means)
     else:
         chosen = {layer for some in by_prompt for layer in some}
         written = {
             ("attended", each.layer_idx): _outputs_removed(
                 each, [some.get(each.layer_idx, frozenset()) for some in by_prompt], means
             )
-            for each in attentions_of(model, chosen)
+            for each in attentions_of(decoder, chosen)
         }
 
     def put(site: str, attention: RepositionedAttention, tensor: Tensor) -> Tensor:
@@ -98,9 +99,9 @@ def ablate(
             )
         return torch.where(mask.to(tensor.device), value.to(tensor), tensor)
 
-    with intervention(model) as undo:
+    with intervention(decoder) as undo:
         for site, layer in written:
-            undo.enter_context(called_at(model, site, partial(put, site), [layer]))
+            undo.enter_context(called_at(decoder, site, partial(put, site), [layer]))
         yield
 
 
@@ -147,7 +148,8 @@ def query_key_means(
     Raises:
         InputError: `tokens` is no table of ids that the model knows.
     """
-    given = token_ids(model, tokens)
+    decoder = as_decoder(model)
+    given = token_ids(decoder, tokens)
     means: dict[str, dict[int, Tensor]] = {"queries": {}, "keys": {}}
 
     def record(site: str, attention: RepositionedAttention, vectors: Tensor) -> None:
@@ -156,19 +158,19 @@ def query_key_means(
 
     with ExitStack() as stack:
         for site in means:
-            stack.enter_context(called_at(model, site, partial(record, site)))
-        decode(model, given)
+            stack.enter_context(called_at(decoder, site, partial(record, site)))
+        decode(decoder, given)
     return {layer: (mean, means["keys"][layer]) for layer, mean in means["queries"].items()}
 
 
 def _pairs_removed(
-    model: nn.Module, chosen: Mapping[int, frozenset[int]], pairs: Any, means: Any
+    decoder: Decoder, chosen: Mapping[int, frozenset[int]], pairs: Any, means: Any
 ) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
     """By site and layer, which entries of heads are chosen [head, 1, d_head], and their values."""
     removed = {}
     some = list(pairs) if isinstance(pairs, range) else pairs
     pairs = checked(some, tuple[TokensOrNone, ...], "pairs")
-    for attention in attentions_of(model, chosen):
+    for attention in attentions_of(decoder, chosen):
         require_rotation(attention)
         layer, half = attention.layer_idx, attention.d_head // 2
         if not pairs or max(pairs) >= half:

@@ -50,7 +50,7 @@ from repo_interp.interventions.replacing import (
     number_of,
 )
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
 from repo_interp.models.lasting import intervention, patch_attribute
 from repo_interp.models.masks import visible
 from repo_interp.positions.biases import PositionBias
@@ -111,16 +111,16 @@ def extended(
     return ways[method]()
 
 
-def allowed_methods(model: nn.Module) -> tuple[str, ...]:
+def allowed_methods(decoder: Decoder) -> tuple[str, ...]:
     """List the methods that the positions of a model allow.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Returns:
         Names from `METHODS`, in their order.
     """
-    layers = as_decoder(model).layers
+    layers = decoder.layers
     rotates = any(layer.frequencies is not None for layer in layers)
     added = [layer.position_logits for layer in layers if layer.position_logits is not None]
     by_distance = [isinstance(position_logits, PositionBias) for position_logits in added]
@@ -149,9 +149,10 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
     Raises:
         InputError: No layer has distances, or the factor is no positive number.
     """
+    decoder = as_decoder(model)
     factor = checked(factor, _Factor, "the factor of an extension")
-    rotating, biased = _with_distances(model, "position interpolation")
-    with intervention(model) as undo:
+    rotating, biased = _with_distances(decoder, "position interpolation")
+    with intervention(decoder) as undo:
         for attention in rotating:
             _retune(undo, attention, lambda frequencies: interpolate(frequencies, factor), 1.0)
         for attention in biased:
@@ -179,15 +180,16 @@ def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None
     Raises:
         InputError: No layer rotates, or a number is out of range.
     """
+    decoder = as_decoder(model)
     factor = checked(factor, _Factor, "the factor of an extension")
     training_length = checked(training_length, Length, "the training length")
-    rotating, _ = _with_distances(model, "YaRN")
+    rotating, _ = _with_distances(decoder, "YaRN")
     if not rotating:
         raise InputError(
             "YaRN changes how layers rotate, and no layer of this model does; leave the method out"
         )
     scaling = yarn_attention_scaling(factor)
-    with intervention(model) as undo:
+    with intervention(decoder) as undo:
         for attention in rotating:
             _retune(
                 undo,
@@ -262,9 +264,9 @@ def rescaled(
     if heads is None and layer is None and not rotating:
         schemes = ", ".join(dict.fromkeys(decoder.schemes))
         raise InputError(f"no layer of this model ({schemes}) rotates; choose another model")
-    chosen = choose_heads(model, heads, layer, rotating)
-    with intervention(model) as undo:
-        for attention in attentions_of(model, chosen):
+    chosen = choose_heads(decoder, heads, layer, rotating)
+    with intervention(decoder) as undo:
+        for attention in attentions_of(decoder, chosen):
             require_rotation(attention)
             change = partial(_changed_frequencies, attention, name, value)
             scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0
@@ -337,7 +339,7 @@ def lm_infinite(
         InputError: Positions are contextual; or, in the pass, keys are cached.
     """
     global_tokens = checked(global_tokens, TokensOrNone, "the number of global tokens")
-    return _capped(model, "LM-Infinite", length, global_tokens)
+    return _capped(as_decoder(model), "LM-Infinite", length, global_tokens)
 
 
 def infllm(model: nn.Module, length: int) -> AbstractContextManager[None]:
@@ -355,14 +357,14 @@ def infllm(model: nn.Module, length: int) -> AbstractContextManager[None]:
     Raises:
         InputError: Positions are contextual; or, in the pass, keys are cached.
     """
-    return _capped(model, "InfLLM", length, MOST_TOKENS)
+    return _capped(as_decoder(model), "InfLLM", length, MOST_TOKENS)
 
 
 @contextmanager
-def _capped(model: nn.Module, method: str, length: int, global_tokens: int) -> Iterator[None]:
+def _capped(decoder: Decoder, method: str, length: int, global_tokens: int) -> Iterator[None]:
     length = checked(length, Length, f"the window of {method}")
-    with intervention(model) as undo:
-        for attention in as_decoder(model).layers:
+    with intervention(decoder) as undo:
+        for attention in decoder.layers:
             if attention.position_logits is not None and not isinstance(
                 attention.position_logits, PositionBias
             ):
@@ -506,10 +508,10 @@ class _Lambda:
 
 
 def _with_distances(
-    model: nn.Module, method: str
+    decoder: Decoder, method: str
 ) -> tuple[list[RepositionedAttention], list[RepositionedAttention]]:
     """Layers that rotate, and layers that add a function of the distance."""
-    layers = as_decoder(model).layers
+    layers = decoder.layers
     rotating = [layer for layer in layers if layer.frequencies is not None]
     biased = [layer for layer in layers if isinstance(layer.position_logits, PositionBias)]
     if not rotating and not biased:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import intervention
 from repo_interp.models.reposition import called_at
 
@@ -34,11 +35,12 @@ def hard_attention(model: nn.Module, layers: Collection[int] | None = None) -> I
     Raises:
         InputError: The model lacks a layer.
     """
+    decoder = as_decoder(model)
 
     def harden(attention: RepositionedAttention, pattern: Tensor) -> Tensor:
         hard = torch.zeros_like(pattern).scatter(-1, pattern.argmax(-1, keepdim=True), 1)
         # The value is `hard`, but the derivative is that of `pattern` (straight-through)
         return hard + pattern - pattern.detach()
 
-    with intervention(model), called_at(model, "pattern", harden, layers):
+    with intervention(decoder), called_at(decoder, "pattern", harden, layers):
         yield

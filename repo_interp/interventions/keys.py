@@ -57,6 +57,7 @@ def exchanged_keys(
     Raises:
         InputError: The model lacks a layer, or an order is none or of another shape.
     """
+    decoder = as_decoder(model)
     _require_by_layer(orders, "orders", "tokens [prompt, token] as whole numbers from 0", _is_order)
 
     def exchange(attention: RepositionedAttention, keys: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ def exchanged_keys(
         # [prompt, kv_head, token, d_head]: all heads of a layer exchange keys alike
         return keys.gather(2, order.to(keys.device)[:, None, :, None].expand_as(keys))
 
-    with intervention(model), called_at(model, "keys", exchange, orders):
+    with intervention(decoder), called_at(decoder, "keys", exchange, orders):
         yield
 
 
@@ -90,6 +91,7 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
     Raises:
         InputError: The model lacks a layer, or a shift is no function or of another shape.
     """
+    decoder = as_decoder(model)
     _require_by_layer(shifts, "shifts", "functions of positions", callable)
 
     def turn_further(attention: RepositionedAttention, keys: Tensor) -> Tensor:
@@ -103,17 +105,18 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
         cosines, sines = rotation_tables(shifted, attention.frequencies, 1.0, keys.dtype)
         return turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
 
-    with intervention(model) as undo, called_at(model, "rotated_keys", turn_further, shifts):
-        for attention in attentions_of(model, shifts):
+    with (
+        intervention(decoder) as undo,
+        called_at(decoder, "rotated_keys", turn_further, shifts),
+    ):
+        for attention in attentions_of(decoder, shifts):
             shift = shifts[attention.layer_idx]
             if isinstance(attention.position_logits, PositionBias):
                 undo.callback(
                     attention.position_logits.register_forward_pre_hook(_shift_index(shift)).remove
                 )
             if attention.scheme == "learned" and attention.layer_idx == 0:
-                undo.callback(
-                    change_index(table_of(as_decoder(model).stack), _shifted_by(shift)).remove
-                )
+                undo.callback(change_index(table_of(decoder.stack), _shifted_by(shift)).remove)
         yield
 
 

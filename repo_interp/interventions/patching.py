@@ -26,6 +26,7 @@ from torch import Tensor
 from repo_interp.errors import InputError, one_line
 from repo_interp.interventions.positions import HOOK, token_ids
 from repo_interp.interventions.replacing import heads_with_positions
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import intervention, patch_attribute
 from repo_interp.positions.rotary import expand_heads
 
@@ -106,8 +107,10 @@ def _patched(
             "patching was asked of a model that is no bridge of ours; give what ri.load or "
             "ri.bridge returns"
         )
+    decoder = as_decoder(model)
     tokens = token_ids(
-        model, tokens[None] if isinstance(tokens, Tensor) and tokens.ndim == 1 else tokens
+        decoder,
+        tokens[None] if isinstance(tokens, Tensor) and tokens.ndim == 1 else tokens,
     )
     heads = int(model.cfg.n_heads)
     clean = {
@@ -165,7 +168,7 @@ def _patched(
         metric = {name: partial(judged, each) for name, each in metric.items()}
     elif callable(metric):
         metric = partial(judged, metric)
-    with _named_shortly(model):
+    with _named_shortly(decoder):
         # Its annotations ask for classes of TransformerLens where it takes any mapping and callable.
         patch: Any = generic_activation_patch
         return patch(
@@ -181,10 +184,10 @@ def _patched(
 
 
 @contextmanager
-def _named_shortly(model: Any) -> Iterator[None]:
+def _named_shortly(decoder: Decoder) -> Iterator[None]:
     """While it lasts, every block answers to "hook_positions" as to "attn.hook_positions"."""
-    with intervention(model) as undo:
-        for block in model.blocks:
+    with intervention(decoder) as undo:
+        for block in decoder.module.blocks:
             patch_attribute(
                 undo,
                 block,

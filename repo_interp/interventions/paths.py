@@ -71,18 +71,22 @@ def ablate_paths(
             keys, values or positions with a head that is not named, a layer learns no positions, or
             outputs have another shape.
     """
+    decoder = as_decoder(model)
     sites = (into,) if isinstance(into, str) else tuple(into)
     if not sites or any(site not in SITES for site in sites):
         raise InputError(
             f"paths lead into some of {', '.join(SITES)}; got {one_line(repr(into), 80)}"
         )
-    sending, receiving = heads_by_layer(model, senders), heads_by_layer(model, receivers)
+    sending, receiving = (
+        heads_by_layer(decoder, senders),
+        heads_by_layer(decoder, receivers),
+    )
     if max(sending) >= min(receiving):
         raise InputError(
             f"a path leads from a layer to a later one; got one from layer {max(sending)} to layer "
             f"{min(receiving)}"
         )
-    added = added_outputs(model)
+    added = added_outputs(decoder)
     for layer in sending:
         if layer not in added:
             raise InputError(
@@ -91,7 +95,7 @@ def ablate_paths(
             )
         if outputs is not None and not isinstance(outputs.get(layer), Tensor):
             raise InputError(f"outputs lack layer {layer}, whose heads were to be patched")
-    for attention in attentions_of(model, receiving):
+    for attention in attentions_of(decoder, receiving):
         counts = {"queries": attention.heads, "keys": attention.kv_heads}
         for site in sites:
             if site != "positions":
@@ -166,21 +170,21 @@ def ablate_paths(
             raise _Recorded
         return None
 
-    blocks = as_decoder(model).blocks
-    with intervention(model) as undo:
-        undo.enter_context(called_at(model, "attended", keep, sending))
-        for attention in attentions_of(model, sending):
+    blocks = decoder.blocks
+    with intervention(decoder) as undo:
+        undo.enter_context(called_at(decoder, "attended", keep, sending))
+        for attention in attentions_of(decoder, sending):
             hook: Any = partial(send, attention)
             projection = attention.output_projection
             assert projection is not None  # `added_outputs` has seen it
             undo.callback(projection.register_forward_hook(hook).remove)
-        for attention in attentions_of(model, receiving):
+        for attention in attentions_of(decoder, receiving):
             # The block, not the module: its norm comes first, and so it reads the residual stream
             block = next(part for part in blocks if attention.module in [*part.modules()])
             hook = partial(enter, attention)
             undo.callback(block.register_forward_pre_hook(hook, with_kwargs=True).remove)
         for site in dict.fromkeys((*sites, "queries")):
-            undo.enter_context(called_at(model, site, partial(put, site), receiving))
+            undo.enter_context(called_at(decoder, site, partial(put, site), receiving))
         yield
 
 

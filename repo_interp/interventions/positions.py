@@ -50,7 +50,7 @@ from repo_interp.interventions.replacing import (
 )
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.reposition import called_at
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Finite, Seed, checked
@@ -440,14 +440,14 @@ def transplanted(
             shape; or, in the pass, it lacks the layer, or has other prompts or a longer one.
     """
     decoder = as_decoder(model)
-    by_layer = _by_layer(model, recorded)
+    by_layer = _by_layer(decoder, recorded)
     # Before rows are repeated for all heads: where prompts were recorded with one row for all
     # heads, `replaced` need not repeat the rows of the pass
     rows = max((positions.shape[1] for positions in by_layer.values()), default=1)
     prompts = max((len(positions) for positions in by_layer.values()), default=1)
     by_layer = {name: expand_heads(rows_of, decoder.heads) for name, rows_of in by_layer.items()}
     if from_head is not None:
-        ((source, (head,)),) = heads_by_layer(model, [layer_and_head(from_head)]).items()
+        ((source, (head,)),) = heads_by_layer(decoder, [layer_and_head(from_head)]).items()
         given = recorded_at(by_layer, source)[:, [head]].expand(-1, decoder.heads, -1)
         # One row goes to all chosen heads, so these may go on sharing theirs
         rows, by_layer = 1, dict.fromkeys(decoder.by_layer, given)
@@ -580,23 +580,24 @@ def positions_of(
     Raises:
         InputError: `tokens` is no table of ids that the model knows.
     """
-    given = token_ids(model, tokens)
+    decoder = as_decoder(model)
+    given = token_ids(decoder, tokens)
     recorded: dict[int, Tensor] = {}
 
     def record(attention: RepositionedAttention, positions: Tensor) -> None:
         # Layers may share one tensor of positions, and a hook after this one may write into it
         recorded[attention.layer_idx] = positions.clone()
 
-    with called_at(model, "positions", record):
-        decode(model, given)
+    with called_at(decoder, "positions", record):
+        decode(decoder, given)
     return recorded
 
 
-def token_ids(model: nn.Module, tokens: Any) -> Int[Tensor, "prompt token"]:
+def token_ids(decoder: Decoder, tokens: Any) -> Int[Tensor, "prompt token"]:
     """Check tokens, and place them on the device of a model.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         tokens: Ids, one row per prompt.
 
     Returns:
@@ -605,7 +606,6 @@ def token_ids(model: nn.Module, tokens: Any) -> Int[Tensor, "prompt token"]:
     Raises:
         InputError: `tokens` is no table of ids that the model knows.
     """
-    decoder = as_decoder(model)
     vocabulary = decoder.vocabulary_size
     try:
         # as_tensor fails on ragged lists and texts: they get the message below as well
@@ -637,7 +637,7 @@ def _edited(
 
 
 def _by_layer(
-    model: nn.Module, recorded: Mapping[Any, Tensor] | ActivationCache
+    decoder: Decoder, recorded: Mapping[Any, Tensor] | ActivationCache
 ) -> dict[int, Tensor]:
     """Recorded positions by the number of their layer, from either form."""
     if not isinstance(recorded, Mapping) and not hasattr(recorded, "cache_dict"):
@@ -645,7 +645,7 @@ def _by_layer(
             "recorded positions are a result of positions_of, or a cache; got "
             f"{one_line(repr(recorded), 160)}"
         )
-    decoder, given = as_decoder(model), dict(recorded.items())
+    given = dict(recorded.items())
     shapes, by_layer = (1, decoder.kv_heads, decoder.heads), {}
     for layer in decoder.by_layer:
         # `positions_of` names layers by number, a cache of TransformerLens by hook

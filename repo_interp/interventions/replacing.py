@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import RepositionedAttention, require_one_position
-from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
 from repo_interp.models.lasting import intervention
 from repo_interp.models.padding import valid_tokens
 from repo_interp.models.tables import change_index, table_of
@@ -138,11 +138,11 @@ def replaced(
                 f"no layer of this model ({', '.join(schemes)}) assigns positions, so none "
                 "can be set"
             )
-        chosen = choose_heads(model, heads, layer, decoder.positioned)
-    with intervention(model) as undo:
+        chosen = choose_heads(decoder, heads, layer, decoder.positioned)
+    with intervention(decoder) as undo:
         if learned is not None and not chosen:
             undo.callback(change_index(learned, partial(_changed_index, change, named)).remove)
-        for attention in attentions_of(model, chosen):
+        for attention in attentions_of(decoder, chosen):
             if not attention.uses_positions:
                 raise InputError(
                     f"layer {attention.layer_idx} ({attention.scheme}) assigns no positions, so "
@@ -170,12 +170,12 @@ def replaced(
 
 
 def require_named_tokens(
-    model: nn.Module, count: int, lengths: Sequence[int], generated: Sequence[int] = (0,)
+    decoder: Decoder, count: int, lengths: Sequence[int], generated: Sequence[int] = (0,)
 ) -> None:
     """Check that the interventions under way fit the prompts that will be measured.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         count: Number of prompts.
         lengths: Tokens of each prompt.
         generated: Generated tokens of each prompt.
@@ -185,7 +185,7 @@ def require_named_tokens(
     """
     under_way = [
         named
-        for layer in as_decoder(model).repositioned
+        for layer in decoder.repositioned
         for named in layer.interventions
         if isinstance(named, _Named)
     ]
@@ -223,11 +223,7 @@ def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
     Returns:
         (layer, head) pairs in the order of the model.
     """
-    return [
-        (layer, head)
-        for layer, attention in as_decoder(model).positioned.items()
-        for head in range(attention.heads)
-    ]
+    return as_decoder(model).positioned_heads
 
 
 def changed_rows(
@@ -436,12 +432,12 @@ def _rows(
 
 
 def choose_heads(
-    model: nn.Module, heads: Heads, layer: Layers, default: Collection[int]
+    decoder: Decoder, heads: Heads, layer: Layers, default: Collection[int]
 ) -> dict[int, frozenset[int]]:
     """Find the heads of every layer that an intervention changes.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         heads: (layer, head) pairs, one or several; None: all heads of the layers.
         layer: One layer or several; None, without `heads` either: the layers of `default`.
         default: Layers that can be changed.
@@ -456,24 +452,24 @@ def choose_heads(
         raise InputError(
             "heads as (layer, head) pairs or a layer were wanted, not both; leave one out"
         )
-    layers = as_decoder(model).by_layer
+    layers = decoder.by_layer
     if heads is not None:
-        chosen = heads_by_layer(model, heads)
+        chosen = heads_by_layer(decoder, heads)
     else:
         named: Any = default if layer is None else [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
         numbers = [number_of(each, "a layer") for each in named]
-        attentions_of(model, numbers)  # refuses a layer that the model lacks
+        attentions_of(decoder, numbers)  # refuses a layer that the model lacks
         chosen = {number: frozenset(range(layers[number].heads)) for number in numbers}
     if not chosen:
         raise InputError("no layer was named; name some, or leave them out for all")
     return chosen
 
 
-def heads_by_layer(model: nn.Module, heads: Any) -> dict[int, frozenset[int]]:
+def heads_by_layer(decoder: Decoder, heads: Any) -> dict[int, frozenset[int]]:
     """Group heads by layer.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         heads: (layer, head) pairs, one or several.
 
     Returns:
@@ -483,7 +479,7 @@ def heads_by_layer(model: nn.Module, heads: Any) -> dict[int, frozenset[int]]:
         InputError: The model lacks one of them.
     """
     pairs = head_pairs(heads)
-    named = attentions_of(model, {layer for layer, _ in pairs})
+    named = attentions_of(decoder, {layer for layer, _ in pairs})
     counts = {attention.layer_idx: attention.heads for attention in named}
     chosen: dict[int, frozenset[int]] = {}
     for layer, head in pairs:

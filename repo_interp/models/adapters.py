@@ -36,6 +36,7 @@ from repo_interp.checkpoint_files.weights import read_weights
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
 from repo_interp.models.configuration import make_config, written_configuration
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import (
     assigner_parameters,
     scheme_modules,
@@ -171,7 +172,7 @@ def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
         "layers_to_transform": list(range(first_layer, layers)),
     }
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, **changed), model)
-    for module in scheme_modules(model):
+    for module in scheme_modules(as_decoder(model)):
         module.requires_grad_(True)
 
 
@@ -309,7 +310,7 @@ def merge_adapter(
     # Fresh weights of schemes are drawn, then replaced by the stored ones.
     with torch.random.fork_rng():
         with_layout(model, ",".join(checkpoint.layout), **checkpoint.options)
-    for parameter in assigner_parameters(model).values():
+    for parameter in assigner_parameters(as_decoder(model)).values():
         parameter.data = parameter.data.to(of_positions)
     changes = fitting_changes(model, checkpoint.directory)
     model.config.max_position_embeddings = checkpoint.config.max_position_embeddings
@@ -343,7 +344,7 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
     """
     file = directory / _CONFIGURATION
     lora = validate(read_json(file, "the configuration that peft writes"), _LoRA, str(file))
-    learned = scheme_parameters(model)
+    learned = scheme_parameters(as_decoder(model))
     full, down, up = {}, {}, {}
     # By name in the file: which kind of change, of which parameter, and its shape
     wanted: dict[str, tuple[dict[str, StoredWeight], str, tuple[int, ...]]] = {}

@@ -649,7 +649,7 @@ def _open(model: Any, weights: bool) -> Any:
         owner = model_of(model)
         # those of rotation, which alone matter
         if any(buffer.is_meta for buffer in owner.buffers()):
-            require_weights(owner)
+            require_weights(as_decoder(owner))
         return owner
     checkpoint = read_checkpoint(path_of(model, "a checkpoint or a model"))
     config = checkpoint.config

@@ -105,7 +105,7 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
         # float32, as differences in half precision would be rounded once more.
         return owner(input_ids=some, use_cache=False, **arguments).logits.float()
 
-    with torch.no_grad(), at_rest(model):
+    with torch.no_grad(), at_rest(decoder):
         whole = logits(tokens, **others)
         vocabulary = int(owner.get_input_embeddings().weight.shape[0])
         # Two passes for any number of documents: every second one of a row is replaced, so a

@@ -277,11 +277,12 @@ def bridge(
         )
         # the tokens that `analyze` measures, none added
         wrapped.cfg.default_prepend_bos = wrapped.cfg.tokenizer_prepends_bos
-        set_tokenizer(model, tokenizer)
+        set_tokenizer(opened, tokenizer)
     # Some adapters force eager attention for the whole model.
     model.set_attn_implementation("sdpa" if implementation is None else implementation)
-    as_decoder(wrapped).origin = opened.origin
-    remember_computation(wrapped)
+    found = as_decoder(wrapped)
+    found.origin = opened.origin
+    remember_computation(found)
     return wrapped
 
 

@@ -23,14 +23,13 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError, NotFinite
 from repo_interp.inputs import AttentionInputs, Predictions
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.layer_pass import LogitsOfRows
 from repo_interp.models.masks import visible
 from repo_interp.models.padding import known_padding
 from repo_interp.models.reposition import at_rest, length_matters
 from repo_interp.models.tables import positions_in, table_of
-from repo_interp.models.wrapped import model_of
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.layouts import NO_ATTENTION, SCHEMES
 from repo_interp.positions.logits import exact
@@ -38,7 +37,7 @@ from repo_interp.positions.logits import exact
 
 @torch.no_grad()
 def capture(
-    model: nn.Module,
+    decoder: Decoder,
     tokens: Int[Tensor, "prompt token"],
     valid: Bool[Tensor, "prompt token"],
     prompts: Int[Tensor, "prompt"],
@@ -52,7 +51,7 @@ def capture(
     wider.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         tokens: Token ids [prompt, token].
         valid: Tokens that are no padding [prompt, token]; padding may be on either side.
         prompts: Numbers of the prompts [prompt].
@@ -68,21 +67,21 @@ def capture(
         require_finite(inputs)
         receive(replace(inputs, tokens=tokens))
 
-    with observing(model, valid, prompts, receive_finite, layers, position_ids):
+    with observing(decoder, valid, prompts, receive_finite, layers, position_ids):
         last = None if layers is None else max(layers, default=None)
-        decode(model, tokens, valid, last, position_ids)
+        decode(decoder, tokens, valid, last, position_ids)
 
 
-def layers_by_pair(model: nn.Module) -> list[int]:
+def layers_by_pair(decoder: Decoder) -> list[int]:
     """List the layers that give every rotary pair of a token its own position.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Returns:
         Layers, as a pass of one token shows them; no scheme of ours has such layers.
     """
-    decoder, found = as_decoder(model), list[int]()
+    found = list[int]()
     if {*decoder.schemes} - {*SCHEMES, NO_ATTENTION}:
         token = torch.zeros(1, 1, dtype=torch.long, device=decoder.device)
 
@@ -90,7 +89,7 @@ def layers_by_pair(model: nn.Module) -> list[int]:
             if inputs.differ_by_pair:
                 found.append(inputs.layer)
 
-        capture(decoder.owner, token, token == token, token[0], receive)
+        capture(decoder, token, token == token, token[0], receive)
     return found
 
 
@@ -99,7 +98,7 @@ class _EndOfPass(Exception):
 
 
 def decode(
-    model: nn.Module,
+    decoder: Decoder,
     tokens: Int[Tensor, "prompt token"],
     valid: Bool[Tensor, "prompt token"] | None = None,
     last_layer: int | None = None,
@@ -110,7 +109,7 @@ def decode(
     Feed-forward parts work in blocks of tokens.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         tokens: Token ids [prompt, token].
         valid: Tokens that are no padding [prompt, token]; None: all.
         last_layer: The pass ends inside this layer, once its queries, keys and values were
@@ -126,32 +125,30 @@ def decode(
     """
     valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
     if position_ids is not None:
-        _require_taken(model, position_ids)
-    with at_rest(model), in_blocks(model), known_padding(valid):
-        return _run_stack(model, tokens, valid, last_layer, position_ids)
+        _require_taken(decoder, position_ids)
+    with at_rest(decoder), in_blocks(decoder), known_padding(valid):
+        return _run_stack(decoder, tokens, valid, last_layer, position_ids)
 
 
-def _require_taken(model: nn.Module, position_ids: Tensor) -> None:
+def _require_taken(decoder: Decoder, position_ids: Tensor) -> None:
     """Raise InputError for position ids that a decoder ignores or has no vectors for."""
-    decoder = as_decoder(model).stack
-    if position_ids.ndim == 3 and all(
-        layer.rotation.axes is None for layer in as_decoder(model).layers
-    ):
+    stack = decoder.stack
+    if position_ids.ndim == 3 and all(layer.rotation.axes is None for layer in decoder.layers):
         raise InputError(
-            f"{type(decoder).__name__} takes one position id per token, and a prompt has "
+            f"{type(stack).__name__} takes one position id per token, and a prompt has "
             "three axes (an image's)"
         )
-    if "position_ids" not in inspect.signature(decoder.forward).parameters:
+    if "position_ids" not in inspect.signature(stack.forward).parameters:
         raise InputError(
-            f"{type(decoder).__name__} takes no position ids; leave them out of the prompts"
+            f"{type(stack).__name__} takes no position ids; leave them out of the prompts"
         )
-    table = table_of(decoder)
+    table = table_of(stack)
     if table is not None and int(position_ids.max()) >= positions_in(table):
         raise InputError(
             f"a prompt has position id {int(position_ids.max())}; the table of the model has "
             f"positions 0 to {positions_in(table) - 1}"
         )
-    if length_matters(model) and position_ids.shape[-2] > 1:
+    if length_matters(decoder) and position_ids.shape[-2] > 1:
         raise InputError(
             "frequencies of this model depend on the largest position of a pass; give prompts "
             "with position ids one by one (batch_size=1)"
@@ -159,14 +156,13 @@ def _require_taken(model: nn.Module, position_ids: Tensor) -> None:
 
 
 def _run_stack(
-    model: nn.Module,
+    decoder: Decoder,
     tokens: Tensor,
     valid: Tensor,
     last_layer: int | None,
     position_ids: Tensor | None,
 ) -> Tensor:
-    decoder = as_decoder(model).stack
-    if not bool(valid.all()) and length_matters(model):
+    if not bool(valid.all()) and length_matters(decoder):
         raise InputError(
             "frequencies of this model depend on the length of a pass; give prompts of equal "
             "length to one pass"
@@ -185,8 +181,8 @@ def _run_stack(
     }
     inputs = {name: value for name, value in inputs.items() if value is not None}
     if last_layer is None:
-        return decoder(**inputs).last_hidden_state
-    observers = as_decoder(model).by_layer[last_layer].observers
+        return decoder.stack(**inputs).last_hidden_state
+    observers = decoder.by_layer[last_layer].observers
 
     def finish(*observed: Any) -> None:
         raise _EndOfPass
@@ -194,9 +190,9 @@ def _run_stack(
     # An exception ends the pass: what follows would cost time and memory.
     observers.append(finish)
     entered = deque[Tensor](maxlen=1)
-    with entering(model, entered.append):
+    with entering(decoder, entered.append):
         try:
-            decoder(**inputs)
+            decoder.stack(**inputs)
         except _EndOfPass:
             return entered[0]
         finally:
@@ -205,28 +201,28 @@ def _run_stack(
 
 
 def next_token_logits(
-    model: nn.Module, hidden: Float[Tensor, "row width"]
+    decoder: Decoder, hidden: Float[Tensor, "row width"]
 ) -> Float[Tensor, "row token_id"]:
     """Return the logits of the next token.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         hidden: Last hidden states, as `decode` gives them [row, width].
 
     Returns:
         Logits [row, token_id], float32.
     """
-    owner: Any = model_of(model)
+    owner: Any = decoder.owner
     # The head's forward applies soft caps, scales and biases of a family. No hook
     # on the decoder is called.
     prefix = owner.base_model_prefix
     name = prefix if prefix in owner._modules else "model"  # Llama 4's prefix names another model
-    decoder = owner._modules[name]
-    owner._modules[name] = _FixedDecoder(hidden[None], decoder)
+    stack = owner._modules[name]
+    owner._modules[name] = _FixedDecoder(hidden[None], stack)
     try:
         return owner(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
     finally:
-        owner._modules[name] = decoder
+        owner._modules[name] = stack
 
 
 class _FixedDecoder:
@@ -251,7 +247,7 @@ class _FixedStates(tuple):
 
 
 def predictions_of(
-    model: nn.Module,
+    decoder: Decoder,
     hidden: Float[Tensor, "prompt token width"],
     tokens: Int[Tensor, "prompt token"],
     valid: Bool[Tensor, "prompt token"],
@@ -260,7 +256,7 @@ def predictions_of(
     """Return the predictions of a model for the next tokens.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         hidden: Last hidden states [prompt, token, width].
         tokens: Token ids [prompt, token].
         valid: Tokens that are no padding [prompt, token].
@@ -269,19 +265,19 @@ def predictions_of(
     Returns:
         Predictions, whose logits are made row by row on demand.
     """
-    vocabulary = as_decoder(model).vocabulary_size
+    vocabulary = decoder.vocabulary_size
     return Predictions(
         tokens,
         valid,
         prompts,
         vocabulary,
-        lambda row, rows: next_token_logits(model, hidden[row, rows]),
+        lambda row, rows: next_token_logits(decoder, hidden[row, rows]),
     )
 
 
 @contextmanager
 def observing(
-    model: nn.Module,
+    decoder: Decoder,
     valid: Bool[Tensor, "prompt token"],
     prompts: Int[Tensor, "prompt"],
     receive: Callable[[AttentionInputs], None],
@@ -291,7 +287,7 @@ def observing(
     """Hand attention inputs of every forward pass to a receiver while the context lasts.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         valid: Tokens that are no padding [prompt, token].
         prompts: Numbers of the prompts [prompt].
         receive: Called inside the pass, once a layer, with finite values or not.
@@ -361,8 +357,8 @@ def observing(
         receive(inputs)
 
     entered = deque[Tensor](maxlen=1)  # by the layer that runs
-    with entering(model, entered.append), ExitStack() as undo:
-        for attention in as_decoder(model).layers:
+    with entering(decoder, entered.append), ExitStack() as undo:
+        for attention in decoder.layers:
             if layers is None or attention.layer_idx in layers:
                 attention.observers.append(observe)
                 undo.callback(attention.observers.remove, observe)
@@ -370,11 +366,11 @@ def observing(
 
 
 @contextmanager
-def entering(model: nn.Module, receive: Callable[[Tensor], object]) -> Iterator[None]:
+def entering(decoder: Decoder, receive: Callable[[Tensor], object]) -> Iterator[None]:
     """Hand the hidden states that enter every layer to a receiver while the context lasts.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         receive: Called before a layer, with [prompt, token, d_model].
 
     Yields:
@@ -386,7 +382,7 @@ def entering(model: nn.Module, receive: Callable[[Tensor], object]) -> Iterator[
         receive(arguments[0] if arguments else keywords["hidden_states"])
 
     with ExitStack() as undo:
-        for block in as_decoder(model).blocks:
+        for block in decoder.blocks:
             undo.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
         yield
 

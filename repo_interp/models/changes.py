@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.tables import TABLE
 
 _RECORDING = (
@@ -41,52 +41,49 @@ _NAMED = 3
 """Names of weights or modules that are listed."""
 
 
-def remember_computation(model: nn.Module) -> None:
+def remember_computation(decoder: Decoder) -> None:
     """Remember the hooks and rotations that a model has now, so that later ones count as changes.
 
     Args:
-        model: Bridge or repositioned model.
+        decoder: Decoder of the model.
     """
-    decoder = as_decoder(model)
-    decoder.first_hook, decoder.rotations = RemovableHandle.next_id, _rotations(model)
+    decoder.first_hook, decoder.rotations = RemovableHandle.next_id, _rotations(decoder)
 
 
-def remember_scheme(model: nn.Module) -> None:
+def remember_scheme(decoder: Decoder) -> None:
     """Remember weights and rotations of new schemes, where those of the model were remembered.
 
     Args:
-        model: Model that was repositioned; other edits still count as changes.
+        decoder: Decoder of the model.
     """
-    decoder = as_decoder(model)
     if decoder.rotations is not None:
-        decoder.rotations = _rotations(model)
+        decoder.rotations = _rotations(decoder)
     if decoder.weights is not None:
-        now, before = _weights(model), decoder.weights
+        now, before = _weights(decoder), decoder.weights
         added = {name: now[name] for name in now if _is_of_scheme(name)}
         kept = {name: value for name, value in before.items() if not _is_of_scheme(name)}
         decoder.weights = kept | fingerprints(added)
 
 
-def remember_weights(model: nn.Module) -> None:
+def remember_weights(decoder: Decoder) -> None:
     """Remember the weights that a model has now, so that later edits count as changes.
 
     Args:
-        model: Bridge or model of Hugging Face.
+        decoder: Decoder of the model.
     """
-    as_decoder(model).weights = fingerprints(_weights(model))
+    decoder.weights = fingerprints(_weights(decoder))
 
 
-def changes(model: nn.Module) -> str:
+def changes(decoder: Decoder) -> str:
     """Describe the changes of a model since it was loaded or bridged.
 
     Args:
-        model: Bridge or repositioned model.
+        decoder: Decoder of the model.
 
     Returns:
         Text that names changed layers, weights and hooks; empty without changes, or where nothing
         was remembered.
     """
-    decoder = as_decoder(model)
     rotating = (attention for attention in decoder.layers if attention.frequencies is not None)
     found = {
         "another rotation than the configuration's in": [
@@ -94,9 +91,11 @@ def changes(model: nn.Module) -> str:
         ]
     }
     if decoder.weights is not None:
-        found["other weights in"] = _different_names(decoder.weights, fingerprints(_weights(model)))
+        found["other weights in"] = _different_names(
+            decoder.weights, fingerprints(_weights(decoder))
+        )
     if decoder.rotations is not None:
-        found["other rotation in"] = _different_names(decoder.rotations, _rotations(model))
+        found["other rotation in"] = _different_names(decoder.rotations, _rotations(decoder))
         # A hook changes results as an edited weight does, and no digest shows it.
         parts = {module: name for name, module in decoder.owner.named_modules()}
         for attention in decoder.layers:  # of hook sites, those that are no part of a bridge
@@ -118,8 +117,8 @@ def changes(model: nn.Module) -> str:
     return "; ".join(f"{change} {_join_names(names)}" for change, names in found.items() if names)
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    named = as_decoder(model).owner.named_parameters()
+def _weights(decoder: Decoder) -> dict[str, Tensor]:
+    named = decoder.owner.named_parameters()
     return {
         _short(name): parameter.detach()
         for name, parameter in named
@@ -162,8 +161,8 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return found
 
 
-def _rotations(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    layers = as_decoder(model).by_layer
+def _rotations(decoder: Decoder) -> dict[str, tuple[Any, ...]]:
+    layers = decoder.by_layer
     tensors = {
         f"{name} {layer}": tensor
         for layer, attention in layers.items()

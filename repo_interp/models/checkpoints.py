@@ -70,6 +70,7 @@ from repo_interp.models.configuration import (
     scaled_configuration,
     written_configuration,
 )
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.dispatch import (
     DeviceMap,
     MostMemory,
@@ -81,12 +82,11 @@ from repo_interp.models.reposition import (
     assigner_parameters,
     layout,
     reposition,  # noqa: F401 - `ri.reposition` is found here
-    require_model,
     require_weights,
     with_layout,
 )
 from repo_interp.models.text_part import text_model
-from repo_interp.models.wrapped import model_of, unwrapped
+from repo_interp.models.wrapped import unwrapped
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import validate
 from repo_interp.values import shortened
@@ -188,7 +188,7 @@ def load_model(
     if device_map is not None:
         places = device_of_weights(model, device_map, most_memory, precision)
     # Maps of positions may have a wider precision than other weights.
-    exact, values = assigner_parameters(model), {}
+    exact, values = assigner_parameters(as_decoder(model)), {}
     for names, wanted in (
         (stored.keys() - exact.keys(), precision),
         (stored.keys() & exact.keys(), of_positions),
@@ -300,34 +300,33 @@ def save(
         raise InputError(
             f"wanted a tokenizer of transformers to save, got {shortened(repr(tokenizer))}"
         )
-    model = unwrapped(model)
-    decoder: Any = model_of(model)
-    require_model(model)
-    if any(name.endswith(".base_layer") for name, _ in decoder.named_modules()):
+    decoder = as_decoder(model)
+    owner = decoder.owner
+    if any(name.endswith(".base_layer") for name, _ in owner.named_modules()):
         raise InputError(
             "this model has an adapter of peft; give what merge_and_unload() of the "
             "PeftModel returns, to save it"
         )
-    if is_dispatched(decoder):
+    if is_dispatched(owner):
         raise InputError(
             "weights of this model are offloaded; load it without a device map to save it"
         )
-    layout(decoder)  # refuses a model that was never repositioned
+    _ = decoder.layers  # refuses a model that was never repositioned
     require_weights(decoder)
     place = _replaceable_directory(directory)
     place.parent.mkdir(parents=True, exist_ok=True)
     with replaced(place) as unfinished:
         unfinished.mkdir()
         with replaced(unfinished / "model.safetensors") as weights:
-            save_file(stored := _weights_to_save(decoder), weights, metadata={"format": "pt"})
-        configuration, tied = written_configuration(decoder), set(tied_parameters(decoder))
+            save_file(stored := _weights_to_save(owner), weights, metadata={"format": "pt"})
+        configuration, tied = written_configuration(owner), set(tied_parameters(owner))
         if tied and tied <= stored.keys():  # they differ, whatever the configuration says
             configuration["tie_word_embeddings"] = False
         write_text(
             unfinished / "config.json", json.dumps(configuration, indent=1, sort_keys=True) + "\n"
         )
-        if decoder.generation_config is not None:
-            decoder.generation_config.save_pretrained(unfinished)
+        if owner.generation_config is not None:
+            owner.generation_config.save_pretrained(unfinished)
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
         _keep_others(place, unfinished)

@@ -154,6 +154,15 @@ class Decoder:
         }
 
     @property
+    def positioned_heads(self) -> list[tuple[int, int]]:
+        """(layer, head) of the heads of these layers, in the order of the model."""
+        return [
+            (layer, head)
+            for layer, attention in self.positioned.items()
+            for head in range(attention.heads)
+        ]
+
+    @property
     def assigners(self) -> list[nn.Module]:
         """Modules that assign positions, one for every layer that has one."""
         return [attention.assigner for attention in self.layers if attention.assigner is not None]
@@ -291,11 +300,11 @@ def require_model(model: object) -> None:
         )
 
 
-def attentions_of(model: nn.Module, layers: Collection[int]) -> list[RepositionedAttention]:
+def attentions_of(decoder: Decoder, layers: Collection[int]) -> list[RepositionedAttention]:
     """Return the attention of some layers.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         layers: Numbers of layers.
 
     Returns:
@@ -304,7 +313,7 @@ def attentions_of(model: nn.Module, layers: Collection[int]) -> list[Repositione
     Raises:
         InputError: The model lacks one of `layers`.
     """
-    by_layer = as_decoder(model).by_layer
+    by_layer = decoder.by_layer
     for layer in layers:
         if layer not in by_layer:
             raise InputError(

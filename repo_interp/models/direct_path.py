@@ -30,9 +30,8 @@ from torch import Tensor, nn
 
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode, next_token_logits
-from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, attentions_of
 from repo_interp.models.outputs import attention_values
-from repo_interp.models.wrapped import model_of
 
 LARGE = 1e4
 """Input of a norm that shows its gain: so large that its epsilon is nothing beside it."""
@@ -74,7 +73,7 @@ class Norm:
 class DirectPath:
     """Tensors of the latest pass of one prompt, from which contributions to logits are computed."""
 
-    model: Any
+    decoder: Decoder
     factors: dict[int, float]
     """Factor of attention's output when it is added to the residual stream, by layer."""
     logit_factor: float
@@ -115,7 +114,7 @@ class DirectPath:
         directions = directions * self.factors[layer] * self.logit_factor
         if layer in self.after_attention:
             directions = self.after_attention[layer].pull_back(directions, rows)
-        (attention,) = attentions_of(self.model, [layer])
+        (attention,) = attentions_of(self.decoder, [layer])
         projection = inner(attention.output_projection)
         written = (
             _pull_back(projection, directions, self.gates[layer].shape[-1])
@@ -125,7 +124,7 @@ class DirectPath:
 
     @cached_property
     def _unembedding(self) -> Tensor:
-        return inner(self.model.get_output_embeddings()).weight
+        return inner(self.decoder.owner.get_output_embeddings()).weight
 
     @cached_property
     def _mean_row(self) -> Tensor:
@@ -134,28 +133,28 @@ class DirectPath:
 
 
 @contextmanager
-def direct_path(model: nn.Module) -> Iterator[DirectPath]:
+def direct_path(decoder: Decoder) -> Iterator[DirectPath]:
     """Record the direct path of passes of one prompt.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Yields:
         The path of the latest pass.
     """
-    final, added = _measure(model)
+    final, added = _measure(decoder)
     path = DirectPath(
-        model_of(model),
+        decoder,
         {layer: factor for layer, (_, factor) in added.items()},
-        _logit_factor(model),
+        _logit_factor(decoder),
     )
 
     def store_final(norm: Norm) -> None:
         path.final = norm
 
     with ExitStack() as hooks:
-        hooks.enter_context(attention_values(model, path.values.__setitem__))
-        for attention in as_decoder(model).layers:
+        hooks.enter_context(attention_values(decoder, path.values.__setitem__))
+        for attention in decoder.layers:
             if attention.layer_idx not in added:
                 continue
             after = added[attention.layer_idx][0]
@@ -172,17 +171,17 @@ def direct_path(model: nn.Module) -> Iterator[DirectPath]:
         yield path
 
 
-def added_outputs(model: nn.Module) -> dict[int, tuple[nn.Module | None, float]]:
+def added_outputs(decoder: Decoder) -> dict[int, tuple[nn.Module | None, float]]:
     """Find how outputs of attention are added to the residual stream; costs one short pass.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Returns:
         By layer, the norm of attention's output (None: there is none) and its factor; layers that
         add no such outputs are left out.
     """
-    return _measure(model)[1]
+    return _measure(decoder)[1]
 
 
 def _norm_hook(store: Callable[[Norm], None]) -> Callable:
@@ -247,28 +246,27 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower()
 
 
-def _logit_factor(model: nn.Module) -> float:
+def _logit_factor(decoder: Decoder) -> float:
     """Factor of the logits over the product of unembedding and last hidden states."""
-    owner = model_of(model)
+    owner = decoder.owner
     unembedding = inner(owner.get_output_embeddings()).weight
     hidden = SMALL * unembedding[:TOKENS]
     with torch.no_grad():
         plain = (hidden @ unembedding.mT).float()
         # The difference takes a bias of the unembedding away.
-        given = next_token_logits(owner, hidden) - next_token_logits(
-            owner, torch.zeros_like(hidden)
+        given = next_token_logits(decoder, hidden) - next_token_logits(
+            decoder, torch.zeros_like(hidden)
         )
     return float((plain * given).sum() / plain.square().sum())
 
 
 def _measure(
-    model: nn.Module,
+    decoder: Decoder,
 ) -> tuple[nn.Module | None, dict[int, tuple[nn.Module | None, float]]]:
     """Norm outside of layers that a pass calls last, and the results of `_added` by layer.
 
     Costs one pass of `TOKENS` tokens, in which `calls` are noted in the order in which they end.
     """
-    decoder = as_decoder(model)
     layers = [{*block.modules()} for block in decoder.blocks]
     inside = set().union(*layers)
     within = {module for attention in decoder.layers for module in attention.module.modules()}
@@ -288,7 +286,7 @@ def _measure(
             if module not in unseen and (module in inside or _is_norm(module)):
                 hooks.callback(module.register_forward_hook(see, with_kwargs=True).remove)
         tokens = torch.arange(TOKENS, device=decoder.device)[None] % decoder.vocabulary_size
-        decode(model, tokens)
+        decode(decoder, tokens)
     width = inner(decoder.owner.get_output_embeddings()).weight.shape[-1]
     # The last of these stands before the unembedding, and so has its width.
     final = [

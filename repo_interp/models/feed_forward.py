@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from repo_interp.memory import memory_for
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.lasting import patch_attribute
 
 _CELLS = 2**22
@@ -42,17 +42,17 @@ def block_of(intermediate: int, device: torch.device) -> int:
 
 
 @contextmanager
-def in_blocks(model: nn.Module) -> Iterator[None]:
+def in_blocks(decoder: Decoder) -> Iterator[None]:
     """Let feed-forward parts work in blocks of tokens while the context lasts.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Yields:
         None.
     """
     with ExitStack() as stack:
-        for layer in as_decoder(model).blocks:
+        for layer in decoder.blocks:
             mlp = getattr(layer, "mlp", None)
             part = getattr(mlp, "_original_component", mlp)  # of a bridge
             size = getattr(part, "intermediate_size", None)

@@ -8,23 +8,22 @@ nothing about tasks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from repo_interp.errors import NotFinitePrediction
 from repo_interp.models.attention import cache_argument
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.reposition import at_rest, batch_limits
 from repo_interp.side_by_side import BatchSize, batches
 
 
 @torch.inference_mode()
 def continue_greedily(
-    model: PreTrainedModel,
+    decoder: Decoder,
     prompts: Sequence[Sequence[int]],
     counts: Sequence[int],
     batch_size: BatchSize = 32,
@@ -34,7 +33,7 @@ def continue_greedily(
     Prompts of similar length share a forward pass, whatever their order.
 
     Args:
-        model: Repositioned model of Hugging Face.
+        decoder: Decoder of the model.
         prompts: Token ids.
         counts: How many tokens to add to every prompt.
         batch_size: Prompts or tokens of a pass.
@@ -53,16 +52,16 @@ def continue_greedily(
     # Prompts of similar length share a pass, so that little is padded.
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), counts[number]))
     continuations: dict[int, tuple[int, ...]] = {}
-    size = batch_limits(model, batch_size)
+    size = batch_limits(decoder, batch_size)
     # then prompts of one length have one length
     ahead = counts if size.padding else [max(counts, default=0)] * len(counts)
     for chosen in batches(
         order, [len(prompt) + count for prompt, count in zip(prompts, ahead, strict=True)], size
     ):
         wanted = [counts[number] for number in chosen]
-        with at_rest(model):
+        with at_rest(decoder):
             made = _continue_batch(
-                model, [prompts[number] for number in chosen], max(wanted), chosen
+                decoder, [prompts[number] for number in chosen], max(wanted), chosen
             )
         continuations.update(
             (number, tuple(row[:count]))
@@ -72,21 +71,21 @@ def continue_greedily(
 
 
 def _continue_batch(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], count: int, numbers: Sequence[int]
+    decoder: Decoder, prompts: Sequence[Sequence[int]], count: int, numbers: Sequence[int]
 ) -> Tensor:
     """Added tokens [prompt, count]; `numbers` of the prompts are for errors."""
-    device = as_decoder(model).device
+    device = decoder.device
     tokens, valid = pad_left(prompts, device)
     continued = torch.empty(len(prompts), count, dtype=torch.long, device=device)
-    of_cache = cache_argument(model.forward)
+    stock = decoder.owner
+    of_cache = cache_argument(stock.forward)
     # MiniMax takes no other cache than one that it makes.
-    stock: Any = model
-    cache = DynamicCache(config=model.config) if stock._supports_default_dynamic_cache() else None
+    cache = DynamicCache(config=stock.config) if stock._supports_default_dynamic_cache() else None
     padded = not bool(valid.all())
     # Padding counts as -1, which a learned table could not look up.
     index = (valid.cumsum(1) - 1).clamp(min=0)
     for step in range(count):
-        output = model(
+        output = stock(
             tokens,
             attention_mask=valid.long() if padded else None,
             position_ids=index,

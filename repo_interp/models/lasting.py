@@ -23,7 +23,7 @@ from torch import nn
 
 from repo_interp.errors import InputError
 from repo_interp.models.attention import CHANGED
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.wrapped import eager
 
 _ABSENT = object()
@@ -31,11 +31,11 @@ _ENTERING = threading.Lock()
 
 
 @contextmanager
-def intervention(model: nn.Module) -> Iterator[ExitStack]:
+def intervention(decoder: Decoder) -> Iterator[ExitStack]:
     """Enter an intervention in all layers of a model.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Yields:
         A stack for callbacks that undo the changes when the context ends.
@@ -48,7 +48,7 @@ def intervention(model: nn.Module) -> Iterator[ExitStack]:
         vars(undo)["thread"] = here = threading.get_ident()
         # Two threads that enter at once would both find no other.
         with _ENTERING:
-            for attention in as_decoder(model).layers:
+            for attention in decoder.layers:
                 if any(getattr(other, "thread", here) != here for other in attention.interventions):
                     raise InputError(
                         "an intervention of another thread lasts in this model; use one "

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     PretrainedConfig,
@@ -26,12 +25,11 @@ from repo_interp.errors import InputError
 from repo_interp.models.changes import remember_computation
 from repo_interp.models.checkpoints import LoadOptions, load_model, load_tokenizer
 from repo_interp.models.configuration import identify, own_layout_of, plain
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.provenance import Origin, origin, remember_origin
 from repo_interp.models.reposition import longest_prompt, with_layout
 from repo_interp.models.tokenizing import set_tokenizer
-from repo_interp.models.wrapped import model_of
 from repo_interp.shipped import zoo_path
 
 if TYPE_CHECKING:
@@ -72,9 +70,10 @@ def open_model(
             invalid.
     """
     model, tokenizer, source = _open(path, device, dtype, options)
-    set_tokenizer(model, tokenizer)
-    remember_computation(model)
-    remember_origin(model, source)
+    decoder = as_decoder(model)
+    set_tokenizer(decoder, tokenizer)
+    remember_computation(decoder)
+    remember_origin(decoder, source)
     return model
 
 
@@ -108,7 +107,7 @@ def load(
 
     model, tokenizer, source = _open(path, device, dtype, options)
     wrapped = bridge(model, tokenizer)
-    remember_origin(wrapped, source)
+    remember_origin(as_decoder(wrapped), source)
     wrapped.cfg.model_name = source.name
     return wrapped
 
@@ -121,7 +120,7 @@ def _open(
     # Before the weights, which can then use the memory that reading it took.
     tokenizer = load_tokenizer(checkpoint)
     model = load_model(checkpoint, device, dtype, **options)
-    require_parity(model)
+    require_parity(as_decoder(model))
     return model, tokenizer, origin(checkpoint, path, options.get("rope_scaling"))
 
 
@@ -142,18 +141,18 @@ def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBr
     return load(zoo_path(name), device, dtype)
 
 
-def require_parity(model: nn.Module) -> None:
+def require_parity(decoder: Decoder) -> None:
     """Refuse a model that attends otherwise than measures would see, tried on a few tokens.
 
     Windows longer than 64 tokens are not reached by them.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Raises:
         InputError: Outputs of a layer differ from those remade of its captured inputs.
     """
-    layers = as_decoder(model).layers
+    layers = decoder.layers
     # A window is confirmed only by prompts that are longer.
     windows = [
         layer.sliding_window
@@ -162,13 +161,13 @@ def require_parity(model: nn.Module) -> None:
     ]
     # A decoder with a learned table cannot take more tokens than that holds.
     count = min(
-        max([_TOKENS, *(window + 4 for window in windows)]), longest_prompt(model) or sys.maxsize
+        max([_TOKENS, *(window + 4 for window in windows)]), longest_prompt(decoder) or sys.maxsize
     )
-    weight = as_decoder(model).weight
+    weight = decoder.weight
     # A stride by a prime spreads the tokens over the vocabulary.
     tokens = torch.arange(count, device=weight.device)[None] * 7919 % layers[0].config.vocab_size
     tolerance = _TOLERANCE if torch.finfo(weight.dtype).bits >= 32 else _TOLERANCE_HALF
-    for layer, error in zip(layers, parity_errors(model, tokens), strict=True):
+    for layer, error in zip(layers, parity_errors(decoder, tokens), strict=True):
         # So written, NaN is refused too.
         if not error <= tolerance:
             raise InputError(
@@ -204,21 +203,21 @@ def load_fresh(
     return bridge(model.to(torch.device(device)).eval(), load_tokenizer(checkpoint))  # pyright: ignore[reportArgumentType]
 
 
-def fresh_twin(model: nn.Module, seed: int = 0) -> PreTrainedModel:
+def fresh_twin(decoder: Decoder, seed: int = 0) -> PreTrainedModel:
     """Build a model like another one, with freshly drawn weights, in float32, on its device.
 
     The state of torch's random numbers stays.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         seed: Seed of the weights.
 
     Returns:
         The twin, in evaluation mode.
     """
-    config = model_of(model).config
-    twin = fresh_model(plain(config), as_decoder(model).schemes, own_layout_of(config)[1], seed)
-    return twin.to(as_decoder(model).device).eval()  # pyright: ignore[reportArgumentType]
+    config = decoder.owner.config
+    twin = fresh_model(plain(config), decoder.schemes, own_layout_of(config)[1], seed)
+    return twin.to(decoder.device).eval()  # pyright: ignore[reportArgumentType]
 
 
 def fresh_model(

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import capture
-from repo_interp.models.decoder import attentions_of
+from repo_interp.models.decoder import Decoder, attentions_of
 from repo_interp.models.layer_pass import Content
 from repo_interp.models.reposition import called_at
 from repo_interp.positions.assigners import TokenIndex
@@ -30,14 +30,14 @@ from repo_interp.positions.rotary import expand_heads
 
 
 def attention_outputs(
-    model: nn.Module,
+    decoder: Decoder,
     receive: Callable[[int, Float[Tensor, "batch token width"]], object],
     layers: Collection[int] | None = None,
 ) -> AbstractContextManager[None]:
     """Hand the outputs of layers, sum_j w_ij v_j before Wo, to a receiver in every pass.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         receive: Called with layer and outputs [batch, token, width], heads side by side.
         layers: Numbers of layers; None: all.
 
@@ -48,17 +48,17 @@ def attention_outputs(
     def hand_on(attention: RepositionedAttention, attended: Tensor) -> None:
         receive(attention.layer_idx, attended.flatten(2))
 
-    return called_at(model, "attended", hand_on, layers)
+    return called_at(decoder, "attended", hand_on, layers)
 
 
 def attention_values(
-    model: nn.Module,
+    decoder: Decoder,
     receive: Callable[[int, Float[Tensor, "batch kv_head token d_head"]], object],
 ) -> AbstractContextManager[None]:
     """Hand the values v_j of all layers to a receiver in every pass.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         receive: Called with layer and values [batch, kv_head, token, d_head].
 
     Returns:
@@ -68,10 +68,10 @@ def attention_values(
     def hand_on(attention: RepositionedAttention, values: Tensor) -> None:
         receive(attention.layer_idx, values)
 
-    return called_at(model, "values", hand_on)
+    return called_at(decoder, "values", hand_on)
 
 
-def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[float]:
+def parity_errors(decoder: Decoder, tokens: Int[Tensor, "1 token"]) -> list[float]:
     """Compare attention's outputs with those remade of the inputs that `capture` shows to measures.
 
         o_i = sum_j softmax_j(W_ij) v_j
@@ -80,7 +80,7 @@ def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[floa
     forward pass and maps of these tokens, one layer at a time.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         tokens: Token ids [1, token].
 
     Returns:
@@ -107,9 +107,9 @@ def parity_errors(model: nn.Module, tokens: Int[Tensor, "1 token"]) -> list[floa
             / remade.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
         )
 
-    with attention_values(model, values.__setitem__), attention_outputs(model, receive_outputs):
+    with attention_values(decoder, values.__setitem__), attention_outputs(decoder, receive_outputs):
         capture(
-            model,
+            decoder,
             tokens,
             torch.ones_like(tokens, dtype=torch.bool),
             torch.zeros(1, dtype=torch.long),
@@ -128,11 +128,11 @@ class LayerTensors:
 
 
 @contextmanager
-def layer_tensors(model: nn.Module, layer: int) -> Iterator[LayerTensors]:
+def layer_tensors(decoder: Decoder, layer: int) -> Iterator[LayerTensors]:
     """Keep the tensors of a layer's latest pass.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         layer: Number of the layer.
 
     Yields:
@@ -144,12 +144,12 @@ def layer_tensors(model: nn.Module, layer: int) -> Iterator[LayerTensors]:
         current = attention.active_pass
         seen.content, seen.positions, seen.sinks = current.content, current.positions, current.sinks
 
-    with called_at(model, "attended", keep, [layer]):
+    with called_at(decoder, "attended", keep, [layer]):
         yield seen
 
 
 def outputs_over_windows(
-    model: nn.Module,
+    decoder: Decoder,
     layer: int,
     tensors: LayerTensors,
     query: int,
@@ -159,7 +159,7 @@ def outputs_over_windows(
     """Compute the outputs of one query over sliding windows of keys.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         layer: Number of the layer.
         tensors: Tensors of a pass of that layer.
         query: Token of the query.
@@ -169,7 +169,7 @@ def outputs_over_windows(
     Returns:
         Outputs [start, width], heads side by side.
     """
-    (attention,) = attentions_of(model, [layer])
+    (attention,) = attentions_of(decoder, [layer])
     content = tensors.content
     assert content is not None
     heads = content.queries.shape[1]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.stated import Checkpoint, digested
@@ -20,7 +19,7 @@ from repo_interp.checkpoint_files.stored import digest_of, weight_files
 from repo_interp.errors import InputError
 from repo_interp.files import cache_directory, write_text
 from repo_interp.models.changes import changes, fingerprints, remember_weights
-from repo_interp.models.decoder import Origin, as_decoder
+from repo_interp.models.decoder import Decoder, Origin
 from repo_interp.shipped import training_record
 
 TRAINED = "training.toml"
@@ -61,29 +60,28 @@ def origin(
     return Origin(name, digest, trained, checkpoint.directory, scaling, checkpoint.remarks)
 
 
-def remember_origin(model: nn.Module, source: Origin) -> None:
+def remember_origin(decoder: Decoder, source: Origin) -> None:
     """Remember the origin of a model, and its weights as those of the checkpoint.
 
     Args:
-        model: Bridge or repositioned model, just loaded.
+        decoder: Decoder of the model.
         source: The origin.
     """
-    as_decoder(model).origin = source
-    remember_weights(model)
+    decoder.origin = source
+    remember_weights(decoder)
 
 
-def identity(model: nn.Module) -> dict[str, str | int]:
+def identity(decoder: Decoder) -> dict[str, str | int]:
     """Return names and digests of a model, for a run; paths are left out, since checkpoints move.
 
     Args:
-        model: Bridge or repositioned model.
+        decoder: Decoder of the model.
 
     Returns:
         Attributes of a run. `positions_dtype` is there where learned positions have another
         precision than the model, `scaling` where rotation was scaled on loading, `changed` where
         the model changed since: the digest of the checkpoint then says where it began.
     """
-    decoder = as_decoder(model)
     checkpoint = decoder.origin
     stated: dict[str, str | int] = {
         "layout": ",".join(decoder.schemes),
@@ -91,9 +89,9 @@ def identity(model: nn.Module) -> dict[str, str | int]:
         "positions_dtype": _dtype_name(decoder.positions_dtype),
         "training_length": decoder.training_length,
         "scaling": checkpoint.scaling if checkpoint else "",
-        "changed": changes(model),
+        "changed": changes(decoder),
         "checkpoint": checkpoint.name if checkpoint else "",
-        "checkpoint_digest": checkpoint.digest if checkpoint else weights_digest(model),
+        "checkpoint_digest": checkpoint.digest if checkpoint else weights_digest(decoder),
     }
     usual = {"positions_dtype": stated["dtype"], "scaling": "", "changed": ""}
     return {name: value for name, value in stated.items() if usual.get(name) != value}
@@ -139,18 +137,18 @@ def _states(files: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
     return [(path, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns) for path, it in stated]
 
 
-def weights_digest(model: nn.Module) -> str:
+def weights_digest(decoder: Decoder) -> str:
     """Return the SHA-256 over names and values of parameters, for models without a checkpoint.
 
     It is kept on the `Decoder` while the parameters keep their checksums.
 
     Args:
-        model: Bridge or model of Hugging Face.
+        decoder: Decoder of the model.
 
     Returns:
         Hexadecimal digits.
     """
-    decoder, named = as_decoder(model), dict(model.named_parameters())
+    named = dict(decoder.module.named_parameters())
     # Hashing takes far longer than the sums that tell whether a weight was edited.
     state = fingerprints({name: weight for name, weight in named.items() if not weight.is_meta})
     if decoder.hashed is None or decoder.hashed[0] != state:

@@ -32,7 +32,7 @@ from repo_interp.models.attention import RepositionedAttention, cache_argument, 
 from repo_interp.models.attention_modules import attends, attention_modules
 from repo_interp.models.changes import remember_scheme
 from repo_interp.models.configuration import repositioned
-from repo_interp.models.decoder import as_decoder, attentions_of, require_model
+from repo_interp.models.decoder import Decoder, as_decoder, attentions_of, require_model
 from repo_interp.models.rotation import (
     OF_TABLES,
     Prober,
@@ -43,7 +43,7 @@ from repo_interp.models.rotation import (
 )
 from repo_interp.models.schemes import SchemeBuilder
 from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
-from repo_interp.models.wrapped import eager, model_of, unwrapped
+from repo_interp.models.wrapped import eager, unwrapped
 from repo_interp.positions.assigners import IndexSharing
 from repo_interp.positions.embedding import AbsoluteEmbedding
 from repo_interp.positions.layouts import NO_ATTENTION, format_layout, parse_layout
@@ -79,7 +79,8 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
     require_family(model.config)
     require_useful(_schemes(model, layout), scheme_options(options))
     with_layout(model, layout, **options)
-    remember_scheme(model)  # else a run would note it as an edit of a loaded model
+    # Else a run would note it as an edit of a loaded model.
+    remember_scheme(as_decoder(model))
     return model
 
 
@@ -98,7 +99,7 @@ def observable(model: nn.Module) -> nn.Module:
     model = unwrapped(model)
     if not isinstance(model, PreTrainedModel) or as_decoder(model).repositioned:
         return model
-    require_weights(model)
+    require_weights(as_decoder(model))
     # A copy of modules alone: tensors are shared, so no memory is needed.
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return with_layout(copy.deepcopy(model, shared), None)
@@ -125,10 +126,11 @@ def with_layout(
     if getattr(model.config, "text_config", None) is not None:
         require_family(model.config)
     schemes = () if layout is None else _schemes(model, layout)
-    rotations = _rotations(model)  # first, because it refuses decoders
-    builder, decoder = SchemeBuilder(model.config, scheme_options(options)), as_decoder(model)
+    decoder = as_decoder(model)
+    rotations = _rotations(decoder)  # first, because it refuses decoders
+    builder = SchemeBuilder(model.config, scheme_options(options))
     adds_table = "learned" in schemes and stock_table(decoder.stack) is None
-    learn_absolute_positions(model, builder.length if adds_table else None, builder.deviation)
+    learn_absolute_positions(decoder, builder.length if adds_table else None, builder.deviation)
     # Without rotation a decoder has no positions, or those of its table.
     still = "nope" if stock_table(decoder.stack) is None else "learned"
     native = {
@@ -160,8 +162,8 @@ def with_layout(
             parts.assigner.train(stock.training)
         RepositionedAttention(stock, parts, rotation)
     decoder.found.clear()  # schemes were attached to modules that may have been without
-    _settle(model)
-    _declare_shared(model)
+    _settle(decoder)
+    _declare_shared(decoder)
     repositioned(model.config, schemes, builder.stated_options())
     added = added_parameters(model)
     share = 100 * added / max(1, sum(p.numel() for p in model.parameters()) - added)
@@ -169,30 +171,30 @@ def with_layout(
     return model
 
 
-def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
+def _rotations(decoder: Decoder) -> dict[Any, Rotation]:
     """How every attention module of the model's layers rotates.
 
     A layer that does not takes the frequencies of one that does.
     """
-    decoder = as_decoder(model).stack
+    model, stack = decoder.owner, decoder.stack
     # Weights on "meta" are fine, as for counting parameters; frequencies are measured.
     if not hasattr(model, "hf_device_map") and any(
-        buffer.is_meta for rotary in rotaries(decoder) for buffer in rotary.buffers()
+        buffer.is_meta for rotary in rotaries(stack) for buffer in rotary.buffers()
     ):
         raise InputError(
             "the rotary frequencies of this model are on 'meta' and hold no numbers; load "
             "the model first, as ri.load does, or make it with real buffers"
         )
     # Importing the families that compute attention themselves takes a tenth of a second.
-    if not any(attends(type(module)) for module in decoder.modules()):
+    if not any(attends(type(module)) for module in stack.modules()):
         from repo_interp.models.own_attention import use_interface
 
-        use_interface(decoder)
-    prober = Prober(decoder)
-    attending = list(attention_modules(decoder))
-    if sum(
-        module in attending for block in as_decoder(model).blocks for module in block.modules()
-    ) > len(attending):
+        use_interface(stack)
+    prober = Prober(stack)
+    attending = list(attention_modules(stack))
+    if sum(module in attending for block in decoder.blocks for module in block.modules()) > len(
+        attending
+    ):
         raise InputError(
             f"layers of this {model.config.model_type} share an attention module, which is "
             "not supported"
@@ -208,7 +210,7 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
         like = turning.get(len(rotation.frequencies))
         if not rotation.rotates and like is not None:
             measured[stock] = replace(rotation, **{name: getattr(like, name) for name in OF_TABLES})
-    for rotary in rotaries(decoder):
+    for rotary in rotaries(stack):
         # A second layout on the same model must not add a second hook.
         if remember_index not in rotary._forward_hooks.values():
             rotary.register_forward_hook(remember_index, with_kwargs=True)
@@ -225,11 +227,11 @@ def _rotations(model: PreTrainedModel) -> dict[Any, Rotation]:
     return measured
 
 
-def batch_limits(model: nn.Module, size: BatchSize) -> SideBySide:
+def batch_limits(decoder: Decoder, size: BatchSize) -> SideBySide:
     """Return the limits of a pass.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         size: Prompts or tokens of a pass.
 
     Returns:
@@ -240,22 +242,22 @@ def batch_limits(model: nn.Module, size: BatchSize) -> SideBySide:
     counts_padding = any(
         getattr(attention.module, "indexer", None) is not None
         or getattr(attention.module, "attn_temperature_tuning", False)
-        for attention in as_decoder(model).layers
+        for attention in decoder.layers
     )
-    alike = counts_padding or length_matters(model)
+    alike = counts_padding or length_matters(decoder)
     return replace(limit(size), padding=0) if alike else limit(size)
 
 
-def length_matters(model: nn.Module) -> bool:
+def length_matters(decoder: Decoder) -> bool:
     """Return whether frequencies depend on the length of a pass (dynamic NTK, longrope).
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Returns:
         True where they do; the length is that of the longest prompt.
     """
-    found = as_decoder(model).modules("rotaries", lambda decoder: list(rotaries(decoder.stack)))
+    found = decoder.modules("rotaries", lambda decoder: list(rotaries(decoder.stack)))
     return any(map(depends_on_length, found))
 
 
@@ -273,13 +275,13 @@ def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
+def at_rest(decoder: Decoder) -> Iterator[None]:
     """Keep a model in evaluation mode, without autocast, while the context lasts.
 
     So dropout changes no number, and numbers have the precision that the run states.
 
     Args:
-        model: Model of Hugging Face or bridge.
+        decoder: Decoder of the model.
 
     Yields:
         None.
@@ -287,8 +289,8 @@ def at_rest(model: nn.Module) -> Iterator[None]:
     Raises:
         InputError: Weights are on "meta", and Accelerate does not fetch them from a disk.
     """
-    owner: Any = model_of(model)
-    require_weights(owner)
+    owner: Any = decoder.owner
+    require_weights(decoder)
     training = (
         [vars(module) for module in owner.modules() if module.training] if owner.training else []
     )
@@ -305,16 +307,16 @@ def at_rest(model: nn.Module) -> Iterator[None]:
                 module["training"] = True
 
 
-def require_weights(model: nn.Module) -> None:
+def require_weights(decoder: Decoder) -> None:
     """Refuse a model whose weights hold no numbers.
 
     Args:
-        model: Model of Hugging Face.
+        decoder: Decoder of the model.
 
     Raises:
         InputError: Weights are on "meta", and nothing fetches them from elsewhere.
     """
-    if as_decoder(model).weight.is_meta and not hasattr(model, "hf_device_map"):
+    if decoder.weight.is_meta and not hasattr(decoder.owner, "hf_device_map"):
         raise InputError(
             "the weights of this model are on 'meta' and hold no numbers; load them first, "
             "as ri.load does"
@@ -323,7 +325,7 @@ def require_weights(model: nn.Module) -> None:
 
 @contextmanager
 def called_at(
-    model: nn.Module,
+    decoder: Decoder,
     site: str,
     act: Callable[[RepositionedAttention, Tensor], Tensor | None],
     layers: Collection[int] | None = None,
@@ -331,7 +333,7 @@ def called_at(
     """Call a function with the tensor at a hook site in every pass, while the context lasts.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         site: Name of a field of `HookSites`.
         act: Called with the layer's attention and the tensor; the pass goes on with its result,
             unless that is None.
@@ -341,9 +343,7 @@ def called_at(
         None.
     """
     with ExitStack() as undo:
-        for attention in (
-            as_decoder(model).layers if layers is None else attentions_of(model, layers)
-        ):
+        for attention in decoder.layers if layers is None else attentions_of(decoder, layers):
             undo.callback(attention.sites.call(site, partial(act, attention)))
         yield
 
@@ -360,16 +360,15 @@ def layout(model: nn.Module) -> tuple[str, ...]:
     return as_decoder(model).schemes
 
 
-def scheme_modules(model: nn.Module) -> list[nn.Module]:
+def scheme_modules(decoder: Decoder) -> list[nn.Module]:
     """Return the modules with parameters of position schemes.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Returns:
         Modules, without duplicates.
     """
-    decoder = as_decoder(model)
     parts = [getattr(decoder.stack, TABLE, None)]
     parts += [
         part
@@ -379,32 +378,32 @@ def scheme_modules(model: nn.Module) -> list[nn.Module]:
     return [part for part in dict.fromkeys(parts) if part is not None]
 
 
-def scheme_parameters(model: nn.Module) -> set[nn.Parameter]:
+def scheme_parameters(decoder: Decoder) -> set[nn.Parameter]:
     """Return the parameters of position schemes.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Returns:
         Parameters; one that layers share stands once.
     """
-    return {weight for module in scheme_modules(model) for weight in module.parameters()}
+    return {weight for module in scheme_modules(decoder) for weight in module.parameters()}
 
 
-def assigner_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+def assigner_parameters(decoder: Decoder) -> dict[str, nn.Parameter]:
     """Return the parameters that assign positions.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Returns:
         Parameters by all names that they have in the model.
     """
-    assigners = as_decoder(model).assigners
+    assigners = decoder.assigners
     assigning = {parameter for assigner in assigners for parameter in assigner.parameters()}
     return {
         name: parameter
-        for name, parameter in model.named_parameters(remove_duplicate=False)
+        for name, parameter in decoder.module.named_parameters(remove_duplicate=False)
         if parameter in assigning
     }
 
@@ -418,27 +417,27 @@ def added_parameters(model: nn.Module) -> int:
     Returns:
         Number of parameters.
     """
-    return sum(weight.numel() for weight in scheme_parameters(model))
+    return sum(weight.numel() for weight in scheme_parameters(as_decoder(model)))
 
 
-def longest_prompt(model: nn.Module) -> int | None:
+def longest_prompt(decoder: Decoder) -> int | None:
     """Return the tokens of the longest prompt that the model can take.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
 
     Returns:
         Length of its learned table; None where it lacks one.
     """
-    table = table_of(as_decoder(model).stack)
+    table = table_of(decoder.stack)
     return None if table is None else positions_in(table)
 
 
-def mix_with_index(model: nn.Module, share: float) -> None:
+def mix_with_index(decoder: Decoder, share: float) -> None:
     """Mix learned positions with the token index i: (1 - share) z + share i.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         share: Share of the index: 1 is plain RoPE, 0 learned positions alone (pdrop of the released
             code).
 
@@ -447,15 +446,15 @@ def mix_with_index(model: nn.Module, share: float) -> None:
     """
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"a share lies between 0 and 1, not {share}")
-    for assigner in as_decoder(model).assigners:
+    for assigner in decoder.assigners:
         if isinstance(assigner, IndexSharing):
             assigner.index_share = share
 
 
-def _declare_shared(model: PreTrainedModel) -> None:
+def _declare_shared(decoder: Decoder) -> None:
     """State which parameters layers share (a map of CoPE), else save_pretrained refuses them."""
     owners: dict[int, str] = {}
-    for attention in as_decoder(model).layers:
+    for attention in decoder.layers:
         prefix = f"layers.{attention.layer_idx}."
         shared = {
             name: owner
@@ -465,36 +464,34 @@ def _declare_shared(model: PreTrainedModel) -> None:
         attention.module._tied_weights_keys = shared  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
 
 
-def _settle(model: PreTrainedModel) -> None:
+def _settle(decoder: Decoder) -> None:
     """Move the parts of schemes to the device and dtype of the decoder."""
     # Weights on "meta" are replaced on loading, in the dtype asked for.
-    reference: Tensor = model.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType]
+    reference: Tensor = decoder.owner.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType]
     if reference.device.type != "meta":
-        for module in scheme_modules(model):
+        for module in scheme_modules(decoder):
             module.to(device=reference.device, dtype=reference.dtype)
 
 
-def learn_absolute_positions(model: PreTrainedModel, length: int | None, deviation: float) -> None:
+def learn_absolute_positions(decoder: Decoder, length: int | None, deviation: float) -> None:
     """Give a model a table of learned positions, in place of any that it has.
 
     Args:
-        model: Model of Hugging Face.
+        decoder: Decoder of the model.
         length: Number of positions; None: no table.
         deviation: Standard deviation of the vectors as drawn.
     """
-    decoder = as_decoder(model).stack
-    if getattr(decoder, TABLE, None) is not None:
-        decoder.__dict__.pop(_HANDLE).remove()
-        delattr(decoder, TABLE)
+    stack = decoder.stack
+    if getattr(stack, TABLE, None) is not None:
+        stack.__dict__.pop(_HANDLE).remove()
+        delattr(stack, TABLE)
     if length is not None:
         setattr(
-            decoder,
+            stack,
             TABLE,
-            AbsoluteEmbedding(length, model.config.hidden_size, deviation),
+            AbsoluteEmbedding(length, decoder.owner.config.hidden_size, deviation),
         )
-        decoder.__dict__[_HANDLE] = decoder.register_forward_pre_hook(
-            _add_vectors, with_kwargs=True
-        )
+        stack.__dict__[_HANDLE] = stack.register_forward_pre_hook(_add_vectors, with_kwargs=True)
 
 
 def _add_vectors(

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repo_interp.models.capture import entering
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.reposition import at_rest
 
 
@@ -37,30 +37,30 @@ class Recording:
 
 
 @torch.no_grad()
-def record_pass(model: nn.Module, tokens: Int[Tensor, "prompt token"]) -> Recording:
+def record_pass(decoder: Decoder, tokens: Int[Tensor, "prompt token"]) -> Recording:
     """Run a forward pass and keep the hidden states that enter every layer.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         tokens: Token ids [prompt, token].
 
     Returns:
         The recording: one array [prompt, token, d_model] for every layer.
     """
     residuals: list[Tensor] = []
-    with at_rest(model), entering(model, residuals.append):
-        output = as_decoder(model).stack(input_ids=tokens, use_cache=False)
+    with at_rest(decoder), entering(decoder, residuals.append):
+        output = decoder.stack(input_ids=tokens, use_cache=False)
     return Recording(tokens, tuple(residuals), output.last_hidden_state)
 
 
 @torch.no_grad()
 def resume_pass(
-    model: nn.Module, recording: Recording, first_layer: int, copies: int = 1
+    decoder: Decoder, recording: Recording, first_layer: int, copies: int = 1
 ) -> Float[Tensor, "copy_and_prompt token d_model"]:
     """Run the layers of a recorded pass again, from one of them on.
 
     Args:
-        model: Repositioned model or bridge.
+        decoder: Decoder of the model.
         recording: A pass of the same model.
         first_layer: The first layer that runs.
         copies: How often the prompts stand side by side: all prompts, then all again.
@@ -68,7 +68,6 @@ def resume_pass(
     Returns:
         Last hidden states [copy and prompt, token, d_model].
     """
-    decoder = as_decoder(model)
     entering = recording.residuals[first_layer].repeat(copies, 1, 1)
 
     def enter(
@@ -77,7 +76,7 @@ def resume_pass(
         keywords.pop("hidden_states", None)
         return (entering, *arguments[1:]), keywords
 
-    with at_rest(model), ExitStack() as undo:
+    with at_rest(decoder), ExitStack() as undo:
         # The forward is exchanged, not a hook added: the layer must not compute.
         for layer in decoder.blocks[:first_layer]:
             # The __setattr__ of a bridge would set it on the layer inside.

@@ -87,7 +87,7 @@ def verify_scheme(layout: str, **options: str | float) -> xr.Dataset:
             LlamaConfig(**_CONFIG), attn_implementation="eager"
         )
         model = _running(lambda: reposition(plain.eval(), layout, **options), layout, "be built")
-        of_scheme = scheme_parameters(model)
+        of_scheme = scheme_parameters(as_decoder(model))
         for weight in model.parameters():  # in their order, so that every process draws the same
             if weight in of_scheme:
                 weight.data += DEVIATION * torch.randn_like(weight)
@@ -187,7 +187,7 @@ def _attention(model: PreTrainedModel, tokens: Tensor) -> dict[str, Callable[[],
     def largest(of_layer: Callable[[AttentionInputs], Tensor]) -> float:
         found: list[Tensor] = []
         capture(
-            model,
+            as_decoder(model),
             tokens,
             tokens >= 0,
             torch.zeros(1, dtype=torch.long),
@@ -210,15 +210,16 @@ def _parameters(model: PreTrainedModel, tokens: Tensor) -> list[str]:
     """Findings about parameters of the scheme."""
     model.zero_grad()
     model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
-    of_scheme = scheme_parameters(model)
+    decoder = as_decoder(model)
+    of_scheme = scheme_parameters(decoder)
     still = [
         name
         for name, weight in model.named_parameters()
         if weight in of_scheme and (weight.grad is None or not weight.grad.any())
     ]
     found = [f"gradient: the loss does not reach {', '.join(still)}"] if still else []
-    by_pair = layers_by_pair(model)
-    for layer, attention in as_decoder(model).by_layer.items():
+    by_pair = layers_by_pair(decoder)
+    for layer, attention in decoder.by_layer.items():
         # Of positions by pair nothing is said as of learned positions.
         learns = layer not in by_pair and any(
             weight in of_scheme for weight in (attention.assigner or nn.Module()).parameters()

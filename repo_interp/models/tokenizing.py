@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder
 
 
-def set_tokenizer(model: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> None:
+def set_tokenizer(decoder: Decoder, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Remember the tokenizer of a model, and the BOS that it puts before a text.
 
     Args:
-        model: Bridge or model of Hugging Face.
+        decoder: Decoder of the model.
         tokenizer: Reads text for the model; None: no tokenizer.
     """
     prepends = tokenizer is not None and special_tokens_around(tokenizer)[0]
-    object.__setattr__(model, "tokenizer", tokenizer)
+    object.__setattr__(decoder.module, "tokenizer", tokenizer)
     bos: Any = tokenizer.bos_token_id if tokenizer is not None and prepends else None
-    as_decoder(model).prepended = bos
+    decoder.prepended = bos
 
 
 def special_tokens_around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:

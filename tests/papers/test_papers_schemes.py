@@ -135,7 +135,7 @@ def test_selective_rope_turns_by_sums_between_key_and_query_and_measures_follow(
         found[inputs.layer] = inputs
 
     handle = layer.module.register_forward_pre_hook(keep, with_kwargs=True, prepend=True)
-    capture(model, tokens, torch.ones(2, 12, dtype=torch.bool), torch.arange(2), note)
+    capture(as_decoder(model), tokens, torch.ones(2, 12, dtype=torch.bool), torch.arange(2), note)
     handle.remove()
     inputs, angles = found[1], layer.assigner.angle(hidden[0])
     logits, half = inputs.logits(torch.arange(12)), inputs.queries.shape[-1] // 2

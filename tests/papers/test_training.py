@@ -238,7 +238,9 @@ def test_a_loss_in_parts_has_the_gradient_of_the_whole_and_never_all_logits(monk
     model.lm_head.register_forward_hook(note)
     monkeypatch.setattr(schedule, "MOST_LOGITS", at_a_time * 50 + 3)
     # of the package they are float32
-    monkeypatch.setattr(schedule, "next_token_logits", lambda model, states: model.lm_head(states))
+    monkeypatch.setattr(
+        schedule, "next_token_logits", lambda decoder, states: model.lm_head(states)
+    )
     losses = add_gradient(model, question, 3)
     assert len(losses) == len(made) == -(-count // at_a_time) and count > 7
     assert_allclose(sum(losses).item(), whole.item() / 3, rtol=1e-14)
@@ -335,9 +337,9 @@ def test_going_on_from_rope_changes_nothing_while_positions_are_the_index(rope):
     before = load_model(rope.directory)(tokens).logits
     going_on = {"continue_from": str(rope.directory), "index_share_until": 0.5}
     on = prepare(replaced(TINY, going_on)).model
-    mix_with_index(on, 1.0)
+    mix_with_index(as_decoder(on), 1.0)
     assert_allclose(on(tokens).logits.detach(), before.detach(), atol=1e-6)
-    mix_with_index(on, 0.0)
+    mix_with_index(as_decoder(on), 0.0)
     assert (on(tokens).logits - before).abs().max() > 1e-4
 
 

@@ -24,6 +24,7 @@ from repo_interp.cli import score as score_command
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.decoder import as_decoder
 from repo_interp.run import read_run
 from repo_interp.tasks import make_task
 
@@ -148,7 +149,7 @@ def test_prompts_beyond_a_learned_table_are_left_out_and_said(somewhere):
     assert train(f"niah --scheme learned {sizes} {task} --out learned") == 0
     means = json.loads(Path("learned/scores.json").read_text())["test_sets"]
     assert {name: value is None for name, value in means.items()} == {"64": False, "128": True}
-    result = task_scores(load_model("learned"), make_task("niah", **size), count=4)
+    result = task_scores(as_decoder(load_model("learned")), make_task("niah", **size), count=4)
     assert result["test_set"].values.tolist() == ["64"] and result.attrs["left_out"] == ["128"]
 
 

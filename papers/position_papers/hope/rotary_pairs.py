@@ -47,6 +47,7 @@ def components_of_pair(bridge: Any, tokens: Sequence[int], query: int, key: int)
 
     Raises InputError where one of them is not there, or the key comes after the query.
     """
+    decoder = as_decoder(bridge)
     if not 0 <= key <= query < len(tokens):
         raise InputError(
             f"a pair needs 0 <= key <= query < {len(tokens)}, not key {key} and query {query}"
@@ -58,8 +59,14 @@ def components_of_pair(bridge: Any, tokens: Sequence[int], query: int, key: int)
             of_layer(inputs, ("layer", "head", "component"), pair_components(inputs, query, key)[0])
         )
 
-    batch = torch.tensor([tokens], device=as_decoder(bridge).device)
-    capture(bridge, batch, torch.ones_like(batch, dtype=torch.bool), torch.tensor([0]), receive)
+    batch = torch.tensor([tokens], device=decoder.device)
+    capture(
+        decoder,
+        batch,
+        torch.ones_like(batch, dtype=torch.bool),
+        torch.tensor([0]),
+        receive,
+    )
     components = xr.concat(by_layer, dim="layer", join="exact", coords="minimal", compat="override")
     return described(components, "component of the logit of a pair", "q·k")
 

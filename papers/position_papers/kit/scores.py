@@ -36,6 +36,7 @@ from repo_interp.experiments.task_scores import task_scores
 from repo_interp.interventions.extension import extended
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.scores import layout_name
 from repo_interp.positions.layouts import format_layout, parse_layout
 from repo_interp.values import Count, Seed
@@ -313,13 +314,20 @@ def _live(
     task = subject.task
     length = subject.training_length
     assert task is not None, subject.path
-    plain = task_scores(model, task, None, count, options.seed, batch_size=options.batch_size)
+    plain = task_scores(
+        as_decoder(model), task, None, count, options.seed, batch_size=options.batch_size
+    )
     sets = plain["test_set"].values.astype(str).tolist()
     tokens = plain["tokens"].values.tolist()
 
     def again(place: int) -> np.ndarray:
         return task_scores(
-            model, task, [sets[place]], count, options.seed, batch_size=options.batch_size
+            as_decoder(model),
+            task,
+            [sets[place]],
+            count,
+            options.seed,
+            batch_size=options.batch_size,
         )["score"].values[0]
 
     scores = with_methods(model, methods, plain["score"].values, tokens, length, again)

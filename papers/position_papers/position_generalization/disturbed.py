@@ -139,7 +139,11 @@ def measure_kind(subject: Subject, options: Options, plain: xr.Dataset, kind: Ki
         seed=options.seed,
     )
     return asked.measured(
-        model, task, prompts, options.batch_size, undisturbed=_answers(plain)[: len(prompts)]
+        as_decoder(model),
+        task,
+        prompts,
+        options.batch_size,
+        undisturbed=_answers(plain)[: len(prompts)],
     )
 
 
@@ -159,7 +163,8 @@ def measure_judged(
         for draw in range(options.draws)
     ]
     draws = [
-        answers_at(model, task, prompts, undisturbed, point, options.batch_size) for point in points
+        answers_at(as_decoder(model), task, prompts, undisturbed, point, options.batch_size)
+        for point in points
     ]
     numbers = [draw.summary(task) for draw in draws]
     rises = [[rise.mean() if len(rise) else np.nan for rise in draw.rises] for draw in draws]

@@ -125,7 +125,12 @@ def measure_extrapolation(subject: Subject, options: Options, store: Store) -> x
     model, task = load_model(subject.path, options.device), task_of(subject, options)
     by_length = cut(task.describe, longer_prompts(subject, options), _lengths(subject, options))
     return Extrapolation().measured(
-        model, task, by_length, length_of(subject, options), options.batch_size, store=store
+        as_decoder(model),
+        task,
+        by_length,
+        length_of(subject, options),
+        options.batch_size,
+        store=store,
     )
 
 
@@ -134,7 +139,7 @@ def measure_traces(subject: Subject, options: Options) -> xr.Dataset:
     model = load_model(subject.path, options.device)
     layer, longer = len(as_decoder(model).layers) // 2, longer_prompts(subject, options)[0]
     return output_traces(
-        model, prompts_of(subject, options), longer, length_of(subject, options), layer
+        as_decoder(model), prompts_of(subject, options), longer, length_of(subject, options), layer
     )
 
 

@@ -40,6 +40,7 @@ from position_papers.kit import (
 from position_papers.repo.checkpoints import OLMO
 from position_papers.repo.options import Options
 from repo_interp.measures.labels import described
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import added_parameters, reposition
 from repo_interp.plots.style import PaperFigure
@@ -168,7 +169,7 @@ def _seconds(model: PreTrainedModel, prompt: list[int], options: Options) -> flo
     elapsed = []
     for count in (1, 1 + options.efficiency_tokens):
         start = timer()  # which waits until an accelerator is done
-        continue_greedily(model, [prompt], [count])
+        continue_greedily(as_decoder(model), [prompt], [count])
         elapsed.append(timer() - start)
     return (elapsed[1] - elapsed[0]) / options.efficiency_tokens
 

@@ -38,6 +38,7 @@ from position_papers.repo.options import Options
 from repo_interp.experiments.generated_scores import found_needles
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.decoder import as_decoder
 
 YARN = "yarn"
 METHODS = {PLAIN: "plain", YARN: "YaRN beyond L"}
@@ -135,7 +136,9 @@ def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: 
     }
 
     def found(place: int) -> np.ndarray:
-        return found_needles(model, subject.tokenizer, prompts[lengths[place]], options.batch_size)
+        return found_needles(
+            as_decoder(model), subject.tokenizer, prompts[lengths[place]], options.batch_size
+        )
 
     methods = [YARN] if rotates else []
     plain = np.stack([found(place) for place in range(len(lengths))])

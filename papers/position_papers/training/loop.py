@@ -39,6 +39,7 @@ from repo_interp.errors import InputError, Unfinished
 from repo_interp.experiments.responses import forced_responses, prompts_of
 from repo_interp.failures import is_out_of_memory
 from repo_interp.models.adapters import round_trained
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import mix_with_index
 from repo_interp.side_by_side import SideBySide
 
@@ -206,7 +207,7 @@ def _step(prepared: Prepared, step: int) -> float:
         training_question(prepared.task, configuration, first + part, difficulty)
         for part in range(configuration.accumulation)
     ]
-    mix_with_index(prepared.model, index_share(configuration, step))
+    mix_with_index(as_decoder(prepared.model), index_share(configuration, step))
     rate = learning_rate(configuration, step)
     return take_step(
         prepared.model,

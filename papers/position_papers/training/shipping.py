@@ -39,6 +39,7 @@ from repo_interp.analysis.trained_task import trained_task
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.files import replaced, write_text
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.decoder import as_decoder
 from repo_interp.processes import from_first
 from repo_interp.tasks import make_task
 
@@ -141,7 +142,7 @@ def _scores(checkpoint: Path, count: int, seed: int) -> dict[str, list[float]]:
     # it was trained here
     task = None if configuration is None else trained_task(checkpoint, **configuration.task_options)
     assert task is not None, checkpoint
-    scores = task_scores(load_model(checkpoint), task, None, count, seed)["score"]
+    scores = task_scores(as_decoder(load_model(checkpoint)), task, None, count, seed)["score"]
     return {str(each["test_set"].item()): each.values.round(6).tolist() for each in scores}
 
 

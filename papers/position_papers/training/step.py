@@ -104,6 +104,7 @@ def add_gradient(
     Returns:
         The loss of every part of the targets, in nats; their sum is that of the question.
     """
+    decoder = as_decoder(model)
 
     def mixed() -> torch.autocast:
         return torch.autocast(
@@ -111,14 +112,14 @@ def add_gradient(
         )
 
     with mixed():
-        states = as_decoder(model).stack(question.tokens, use_cache=False).last_hidden_state
+        states = decoder.stack(question.tokens, use_cache=False).last_hidden_state
     states = states[question.rows, question.columns]
     size = max(1, MOST_LOGITS // int(model.config.vocab_size))
     losses, gradients = [], []
     for part, targets in zip(states.split(size), question.targets.split(size), strict=True):
         leaf = part.detach().requires_grad_()
         with mixed():
-            logits = next_token_logits(model, leaf)
+            logits = next_token_logits(decoder, leaf)
         share = len(targets) / len(question.targets)
         loss = nn.functional.cross_entropy(logits, targets) * share / count
         del logits  # the next part's take their place

@@ -19,6 +19,7 @@ from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import _parser
 from repo_interp.cli.analyze import _job
 from repo_interp.explorer import Session
+from repo_interp.models.decoder import as_decoder
 from repo_interp.shipped import zoo_path
 
 
@@ -108,14 +109,14 @@ def test_prompts_may_be_given_in_any_form(niah, task_prompts):
     forms = [*([one] for one in (prompt, prompt.text, ids)), prompt, prompt.text, ids, tuple(ids)]
     forms += [np.array(ids), torch.tensor([ids]), [torch.tensor(ids)], iter([np.array(ids)])]
     for form in forms:
-        (one,) = as_prompts(form, niah)
+        (one,) = as_prompts(form, niah.tokenizer)
         assert one.tokens == prompt.tokens and len(one.token_text) == len(ids) and one.text
     texts = ["w1 w2 w3", "w1"]
     alone = niah.tokenizer(texts)
     given = {"padding": "max_length", "max_length": 7, "return_tensors": "pt"}
     batches = [niah.tokenizer(texts, padding_side=side, **given) for side in ("left", "right")]
     for batch in (alone, *batches):
-        assert [list(one.tokens) for one in as_prompts(batch, niah)] == alone["input_ids"]
+        assert [list(one.tokens) for one in as_prompts(batch, niah.tokenizer)] == alone["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,9 @@ def test_analyze_has_the_defaults_of_the_command():
     assert typed.question == called.question and typed.provenance == called.provenance
     assert typed.question["experiments"].keys() > {"atlas", "effects"}
     given = ri.zoo("reversal/rope")
-    chosen = defaults.default_experiments(given, *defaults.default_prompts(given))
+    chosen = defaults.default_experiments(
+        as_decoder(given), *defaults.default_prompts(as_decoder(given))
+    )
     assert [each.name for each in chosen] == ["atlas"]
 
 

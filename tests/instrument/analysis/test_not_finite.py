@@ -144,7 +144,7 @@ def test_rounded_positions_are_warned_about_and_noted(model):
         run = ri.analyze(model.bfloat16(), PROMPTS, ("positions",))
     assert len(warned) == 1 and "(positions_dtype)" in run.attrs["notes"]
     # those of the index are not
-    assert notes_on(ri.reposition(tiny("llama"), "rope").bfloat16()) == ()
+    assert notes_on(as_decoder(ri.reposition(tiny("llama"), "rope").bfloat16())) == ()
 
 
 def test_prompts_beyond_training_and_measures_that_say_nothing_are_noted(model):

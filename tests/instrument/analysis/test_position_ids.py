@@ -23,6 +23,7 @@ from transformers import (
 import repo_interp as ri
 from repo_interp.errors import Note
 from repo_interp.models.capture import capture
+from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks.prompt import Prompt, digest
 from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
 
@@ -89,7 +90,7 @@ def test_captured_attention_is_that_of_the_pass(layout, ids):
     seen = []
     valid = torch.ones(1, len(TOKENS), dtype=torch.bool)
     capture(
-        *(observed, torch.tensor([TOKENS]), valid, torch.arange(1)),
+        *(as_decoder(observed), torch.tensor([TOKENS]), valid, torch.arange(1)),
         lambda inputs: seen.append(inputs.pattern(torch.arange(len(TOKENS)))),
         position_ids=torch.tensor([ids]),
     )

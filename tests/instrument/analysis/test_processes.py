@@ -26,6 +26,7 @@ from repo_interp.analysis.publication import stage
 from repo_interp.analysis.score import task_of
 from repo_interp.cli import main
 from repo_interp.errors import InputError
+from repo_interp.models.decoder import as_decoder
 from repo_interp.shipped import zoo_path
 from repo_interp.side_by_side import SideBySide, batches
 
@@ -239,10 +240,12 @@ def test_batches_hold_every_prompt_once_and_no_more_than_fits(size):
 
 def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
     bridge = ri.zoo("reversal/rope")
-    assert memory.batch_limit(bridge, 3) == SideBySide(prompts=3)
-    assert memory.batch_limit(bridge, "auto").tokens == memory.WORTHWHILE["cpu"]
-    monkeypatch.setattr(memory, "machine_memory", lambda: 8 * 100 * memory.bytes_per_token(bridge))
-    assert memory.batch_limit(bridge, "auto").tokens == 100
+    assert memory.batch_limit(as_decoder(bridge), 3) == SideBySide(prompts=3)
+    assert memory.batch_limit(as_decoder(bridge), "auto").tokens == memory.WORTHWHILE["cpu"]
+    monkeypatch.setattr(
+        memory, "machine_memory", lambda: 8 * 100 * memory.bytes_per_token(as_decoder(bridge))
+    )
+    assert memory.batch_limit(as_decoder(bridge), "auto").tokens == 100
     rows = [[3 + n % 5 for n in range(length)] for length in (9, 40, 60, 12)]
     alone, together = (
         ri.analyze(bridge, rows, ["components"], batch_size=size)["components"].to_dataset()

@@ -21,6 +21,7 @@ from repo_interp.analysis.publication import claim_results
 from repo_interp.experiments import Atlas
 from repo_interp.experiments import atlas as atlas_experiment
 from repo_interp.experiments.head_names import RULES, Rule, name_heads, null_of
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import fresh_twin
 from repo_interp.plots.catalogue import tables
 from repo_interp.plots.pages.report import write_report
@@ -89,7 +90,7 @@ def test_heads_built_by_hand_get_their_names_and_no_others(by_hand):
 
 
 def test_a_model_with_random_weights_gets_no_name():
-    twin = ri.bridge(fresh_twin(ri.zoo("reversal/repo"), seed=1000))
+    twin = ri.bridge(fresh_twin(as_decoder(ri.zoo("reversal/repo")), seed=1000))
     run = ri.analyze(twin, PROMPTS[:1], (), experiments=[Atlas(twins=10, sequences=1)])
     assert not any(of for row in names(run) for of in row)
     assert np.isfinite(run["atlas"]["null"]).any("label").all()
@@ -112,7 +113,7 @@ def test_the_first_of_random_tokens_is_the_models_and_not_the_number_of_prompts(
     # its tokenizer puts <bos>, which no prompt need have; its configuration names none
     reads = ri.zoo("reversal/repo")
     assert atlas(reads, words).attrs["first_token"] == 1
-    unread = ri.bridge(fresh_twin(reads, seed=0))
+    unread = ri.bridge(fresh_twin(as_decoder(reads), seed=0))
     assert atlas(unread, PROMPTS[:1]).attrs["first_token"] == 1, "prompts say so themselves"
 
 

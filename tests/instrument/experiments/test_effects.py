@@ -54,21 +54,21 @@ def group(model):
     """Read a few logits at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readings, "MOST_LOGITS", 3 * model.config.vocab_size)
-        return Effects(MEASURED, draws=3).measured(model, TASK, PROMPTS, batch_size=2)
+        return Effects(MEASURED, draws=3).measured(as_decoder(model), TASK, PROMPTS, batch_size=2)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llama", "gemma3", "smollm3"])
 def test_a_pass_from_a_layer_on_is_the_whole_pass_to_the_last_bit(family):
     model = ri.reposition(tiny(family), "repo@1")
-    recording = record_pass(model, TOKENS)
+    recording = record_pass(as_decoder(model), TOKENS)
     assert torch.equal(recording.last_hidden, model.model(TOKENS).last_hidden_state)
     before = hooks_of(model)
     for layer in range(3):
-        assert torch.equal(resume_pass(model, recording, layer), recording.last_hidden)
+        assert torch.equal(resume_pass(as_decoder(model), recording, layer), recording.last_hidden)
         with iv.frozen(model, layer=layer):
             whole = model.model(TOKENS).last_hidden_state
-            assert torch.equal(resume_pass(model, recording, layer), whole)
+            assert torch.equal(resume_pass(as_decoder(model), recording, layer), whole)
     assert hooks_of(model) == before
     assert torch.equal(model.model(TOKENS).last_hidden_state, recording.last_hidden)
 
@@ -76,19 +76,22 @@ def test_a_pass_from_a_layer_on_is_the_whole_pass_to_the_last_bit(family):
 @torch.no_grad()
 def test_so_it_is_inside_a_bridge_and_after_an_error():
     bridge = ri.bridge(ri.reposition(tiny("llama"), "learned"))
-    recording = record_pass(bridge, TOKENS)
+    recording = record_pass(as_decoder(bridge), TOKENS)
     for layer in range(3):
-        assert torch.equal(resume_pass(bridge, recording, layer), recording.last_hidden)
+        assert torch.equal(resume_pass(as_decoder(bridge), recording, layer), recording.last_hidden)
     handle = as_decoder(bridge).stack.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        resume_pass(bridge, recording, 1)
+        resume_pass(as_decoder(bridge), recording, 1)
     handle.remove()
     assert torch.equal(as_decoder(bridge).stack(TOKENS).last_hidden_state, recording.last_hidden)
 
 
 def by_hand(model, kind, heads, number):
     """Changes of log-probability and score of one prompt, by whole passes of this prompt alone."""
-    change, prompts = edit_prompts(model, kind, PROMPTS, [number], Strength()), [PROMPTS[number]]
+    change, prompts = (
+        edit_prompts(as_decoder(model), kind, PROMPTS, [number], Strength()),
+        [PROMPTS[number]],
+    )
     with iv.replaced(model, change, heads):
         after = forced_responses(model, TASK, prompts)
     changes = [
@@ -150,7 +153,9 @@ def test_many_edits_are_rows_of_one_pass(model, group, monkeypatch):
         for tokens, most in ((1, kinds * (heads + 3 + sets)), (4096, kinds * (3 + 3))):
             monkeypatch.setitem(WORTHWHILE, "cpu", tokens)
             passes.clear()
-            read = Effects(MEASURED, draws=3).measured(model, TASK, PROMPTS, batch_size=2)
+            read = Effects(MEASURED, draws=3).measured(
+                as_decoder(model), TASK, PROMPTS, batch_size=2
+            )
             assert len(passes) <= batches * (screening + 2 + most)
             for name, array in read.data_vars.items():
                 assert_allclose(array, group[name], atol=1e-5, rtol=1e-4, err_msg=str(name))
@@ -172,7 +177,7 @@ def test_distractors_of_a_prompt_are_the_candidates_beside_the_answer():
     tokens = (1, 8, 8, 20, 9, 8, 8, 30, 31, 3, 20)
     spans = {"needle": (1, 2, 3), "distractor": (5, 6, 7, 8)}, {}, {"distractor": (3,)}
     prompts = [Prompt(tokens, some, (10,)) for some in spans]
-    batch = Batch(ri.reposition(tiny("llama"), "rope"), Answers(), prompts)
+    batch = Batch(as_decoder(ri.reposition(tiny("llama"), "rope")), Answers(), prompts)
     logits = torch.arange(64.0).repeat(3, 1)
     assert batch.logit_difference(logits).tolist() == [20 - 31, 20 - 63, 20 - 63]
 
@@ -182,19 +187,23 @@ def test_the_screening_is_exact_to_first_order(model):
     outputs are then the same.
     """
     asked = Effects(("scaled",), scale=1.001, draws=1)
-    group = asked.measured(model, TASK, PROMPTS, batch_size=4).sel(kind="scaled")
+    group = asked.measured(as_decoder(model), TASK, PROMPTS, batch_size=4).sel(kind="scaled")
     exact = group["logit_difference_change"].mean("prompt").values
     for screening in ("positions", "output"):
         estimate = group["screened_effect"].sel(screening=screening).values
         assert_allclose(estimate, exact, atol=0.03 * np.abs(exact).max(), err_msg=screening)
         assert float(group["rank_correlation"].sel(screening=screening)) > 0.9
-    still = Effects(("scaled",), scale=1.0, draws=1).measured(model, TASK, PROMPTS)
+    still = Effects(("scaled",), scale=1.0, draws=1).measured(as_decoder(model), TASK, PROMPTS)
     assert_allclose(still["effect"], 0, atol=1e-6)
     assert not still["screened_effect"].any()
 
 
 def test_of_many_heads_the_top_and_as_many_others_are_measured(model):
-    few = Effects(("frozen",), top=2, draws=2).measured(model, TASK, PROMPTS).squeeze("kind")
+    few = (
+        Effects(("frozen",), top=2, draws=2)
+        .measured(as_decoder(model), TASK, PROMPTS)
+        .squeeze("kind")
+    )
     measured = np.isfinite(few["effect"])
     assert measured.sum() == 4
     assert np.isfinite(few["layer_effect"]).all() and np.isfinite(few["screened_effect"]).all()
@@ -227,7 +236,7 @@ def test_controls_are_as_many_other_heads():
 
 def test_of_few_heads_every_other_set_is_measured_once_and_the_table_says_how_many_there_are():
     model = model_for(TASK, "n2r1")
-    group = Effects(kinds=("frozen",)).measured(model, TASK, PROMPTS)
+    group = Effects(kinds=("frozen",)).measured(as_decoder(model), TASK, PROMPTS)
     controls = group["control_effect"].squeeze("kind")
     assert controls.notnull().sum() == group.attrs["control_sets"] == 1
     assert controls.sizes["draw"] == 8
@@ -247,7 +256,7 @@ def test_kinds_are_the_interventions_on_the_tokens_of_each_prompt(model):
             return iv.positions_of(model, tokens)[1][0]
 
     def changed(kind):
-        edit = edit_prompts(model, kind, PROMPTS, range(4), strength)
+        edit = edit_prompts(as_decoder(model), kind, PROMPTS, range(4), strength)
         return under(iv.replaced(model, edit, layer=1), padded)
 
     whole = under(torch.no_grad(), padded)
@@ -286,7 +295,7 @@ def test_kinds_are_the_interventions_on_the_tokens_of_each_prompt(model):
 
 @pytest.mark.parametrize(("layout", "learned"), [("repo@1", ("linearised",)), ("n2r1", ())])
 def test_what_is_asked_by_default_changes_something(layout, learned):
-    assert default_kinds(model_for(TASK, layout)) == (*learned, "frozen", "permuted")
+    assert default_kinds(as_decoder(model_for(TASK, layout))) == (*learned, "frozen", "permuted")
 
 
 @pytest.mark.parametrize(
@@ -300,12 +309,12 @@ def test_what_is_asked_by_default_changes_something(layout, learned):
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is_run(line, scheme, prompts, asked):
     with refused(re.escape(line)):
-        planned(bridge_for(TASK, scheme), prompts, (Effects(**asked),), TASK)
+        planned(as_decoder(bridge_for(TASK, scheme)), prompts, (Effects(**asked),), TASK)
 
 
 def test_the_cost_that_is_said_is_near_what_is_run(model):
     asked = Effects(kinds=("frozen", "permuted"), draws=4)
-    (plan,) = planned(model, PROMPTS, (asked,), TASK)
+    (plan,) = planned(as_decoder(model), PROMPTS, (asked,), TASK)
     layers = []
     with ExitStack() as hooks:
         for layer in model.model.layers:
@@ -344,6 +353,8 @@ def test_tables_have_a_row_for_each_kind_and_the_largest_effects_first(run):
 def test_an_experiment_that_is_asked_for_twice_is_refused_before_anything_is_planned(model):
     """Found: it ran twice."""
     with refused("the experiment 'effects' was asked for twice"):
-        planned(model, PROMPTS, ["effects", Effects(kinds=("frozen",))])
+        planned(as_decoder(model), PROMPTS, ["effects", Effects(kinds=("frozen",))])
     with refused("there is no experiment 'nonsense'"):
-        planned(model, PROMPTS, [Effects(span="no such", kinds=("shifted",)), "nonsense"])
+        planned(
+            as_decoder(model), PROMPTS, [Effects(span="no such", kinds=("shifted",)), "nonsense"]
+        )

@@ -52,7 +52,9 @@ def test_the_run_file_holds_what_the_experiments_find_by_themselves(tmp_path):
     assert task is not None
     model, asked = load_model(identify(path)), Perturbation(gammas=(0.1, 0.5), l_maxes=(2,))
     xr.testing.assert_allclose(
-        run["perturbation"].to_dataset(), asked.measured(model, task, task.prompts(4)), rtol=1e-4
+        run["perturbation"].to_dataset(),
+        asked.measured(as_decoder(model), task, task.prompts(4)),
+        rtol=1e-4,
     )
     group = run["extrapolation"].to_dataset()
     assert group["method"].values.tolist() == ["plain", "lm_infinite", "interpolation", "yarn"]
@@ -88,7 +90,7 @@ def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
 )
 def test_a_model_or_prompts_without_what_is_measured_are_refused(scheme, prompt, experiment, line):
     with refused(line):
-        planned(bridge_for(TASK, scheme), [prompt], (experiment,), TASK)
+        planned(as_decoder(bridge_for(TASK, scheme)), [prompt], (experiment,), TASK)
 
 
 class Stopped(KeyboardInterrupt):
@@ -166,7 +168,7 @@ def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes
     ],
 )
 def test_the_passes_that_are_said_are_those_that_are_made(asked, bridge):
-    (plan,) = planned(bridge, TASK.prompts(5), (asked,), TASK)
+    (plan,) = planned(as_decoder(bridge), TASK.prompts(5), (asked,), TASK)
     rows = []
     embed = as_decoder(bridge).stack.embed_tokens
     with embed.register_forward_hook(lambda module, arguments, out: rows.append(len(out))):
@@ -215,8 +217,8 @@ def test_given_prompts_are_scored_by_what_they_mark():
 
 
 def test_what_is_planned_is_not_planned_again(bridge):
-    (plan,) = planned(bridge, TASK.prompts(4), (SMALL,), TASK)
-    assert planned(bridge, TASK.prompts(4), (plan,), TASK) == [plan]
+    (plan,) = planned(as_decoder(bridge), TASK.prompts(4), (SMALL,), TASK)
+    assert planned(as_decoder(bridge), TASK.prompts(4), (plan,), TASK) == [plan]
     run = ri.analyze(bridge, TASK.prompts(4), (), experiments=(plan,))
     assert run["perturbation"].attrs["task"] == "reversal"
 

@@ -232,7 +232,7 @@ def measured(task, layout, prompts, **asked):
     """What a random decoder with the task's tokens makes of prompts longer than 16; the decoder."""
     model = model_for(task, layout)
     with warnings.catch_warnings(action="ignore", category=Note):
-        return Extrapolation(**asked).measured(model, task, prompts, 16), model
+        return Extrapolation(**asked).measured(as_decoder(model), task, prompts, 16), model
 
 
 def rows_of(group):
@@ -308,13 +308,13 @@ def test_only_different_texts_are_compared():
 def test_outputs_are_traced_over_the_layers_own_window():
     model = ri.reposition(tiny("gemma3"), "rope")  # windows of 8 tokens in the first two layers
     texts = [Prompt(tuple(torch.randint(3, 64, (length,)).tolist())) for length in (16, 16, 40)]
-    traces = output_traces(model, texts[:2], texts[2], 16, 1, queries=2, step=4)
+    traces = output_traces(as_decoder(model), texts[:2], texts[2], 16, 1, queries=2, step=4)
     assert traces.attrs["window"] == 8 and traces["step"].values.tolist() == list(range(0, 33, 4))
     outputs = {}
-    keep = attention_outputs(model, outputs.__setitem__, [1])
-    with keep, layer_tensors(model, 1) as tensors:
+    keep = attention_outputs(as_decoder(model), outputs.__setitem__, [1])
+    with keep, layer_tensors(as_decoder(model), 1) as tensors:
         model(torch.tensor([texts[2].tokens]))
-    (found,) = outputs_over_windows(model, 1, tensors, 39, [32], 8)
+    (found,) = outputs_over_windows(as_decoder(model), 1, tensors, 39, [32], 8)
     assert_close(found, outputs[1][0, 39], atol=1e-5, rtol=1e-4)
 
 

@@ -26,6 +26,7 @@ from repo_interp.experiments.kinds import (
     rows_by_kind,
     token_classes,
 )
+from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks import number
 from repo_interp.plots.views.kinds import VIEW, kind_table, losses_by_kind
 from repo_interp.tasks import Prompt, make_task
@@ -64,7 +65,7 @@ def losses(model, prompt, context):
 
 
 def test_losses_and_controls_are_those_of_whole_passes(model, run):
-    group, rows = run["kinds"], rows_by_kind(model, PROMPTS)
+    group, rows = run["kinds"], rows_by_kind(as_decoder(model), PROMPTS)
     blocks = np.concatenate(blocks_of([len(prompt.tokens) for prompt in PROMPTS]))
     every = [head for _, heads in rows for head in heads]
     assert every == [(layer, head) for layer in (1, 2) for head in range(4)]
@@ -95,7 +96,7 @@ def test_losses_and_controls_are_those_of_whole_passes(model, run):
 
 def test_kinds_are_those_of_the_measure_and_rows_are_shared_positions(model, run):
     named = run["position_sources"]["kind"]
-    for kind, heads in rows_by_kind(model, PROMPTS):
+    for kind, heads in rows_by_kind(as_decoder(model), PROMPTS):
         assert len(heads) == 2
         assert {str(named.sel(layer=layer, head=head).values) for layer, head in heads} == {kind}
 
@@ -148,13 +149,13 @@ def test_classes_and_their_counts_sum_to_all(run):
 
 
 def test_it_plans_what_it_can_need_and_refuses_models_without_learned_positions(model):
-    (plan,) = planned(model, PROMPTS, [Kinds()])
+    (plan,) = planned(as_decoder(model), PROMPTS, [Kinds()])
     assert sum(plan.passes) == 186 * (2 + np.ceil(15 * 2 / 3))
-    assert [each.name for each in default_experiments(model, [TEXT], None)] == ["kinds"]
+    assert [each.name for each in default_experiments(as_decoder(model), [TEXT], None)] == ["kinds"]
     with refused(r"no layer of this model \(rope\) learns any"):
-        planned(ri.reposition(tiny("llama"), "rope"), PROMPTS, [Kinds()])
+        planned(as_decoder(ri.reposition(tiny("llama"), "rope")), PROMPTS, [Kinds()])
     with refused("nothing to predict"):
-        planned(model, [Prompt(tokens=(3,))], [Kinds()])
+        planned(as_decoder(model), [Prompt(tokens=(3,))], [Kinds()])
 
 
 def edited(run, kind, on_copies=10, **losses):

@@ -117,7 +117,9 @@ def model():
 def test_no_perturbation_is_the_plain_model_and_the_same_seed_the_same_numbers(model):
     prompts = TASK.prompts(5, seed=1)
     group, again = (
-        Perturbation(KINDS, (0.3,), (2, 4)).measured(model, TASK, prompts, batch_size=size)
+        Perturbation(KINDS, (0.3,), (2, 4)).measured(
+            as_decoder(model), TASK, prompts, batch_size=size
+        )
         for size in (2, 5)
     )
     assert group["log_perplexity"].dims == ("kind", "gamma", "l_max")
@@ -139,7 +141,7 @@ def test_answers_and_the_first_token_stay_where_they_are(model):
     prompts = TASK.prompts(4, seed=2)
     for kind in KINDS:
         changed, _, moved = disturbed(
-            model, prompts, range(4), Disturbance(kind, 1.0, 3, (0, 1, 2))
+            as_decoder(model), prompts, range(4), Disturbance(kind, 1.0, 3, (0, 1, 2))
         )
         for prompt, other, moves in zip(prompts, changed, moved, strict=True):
             assert not moves[:, [0, *prompt.generated]].any()
@@ -151,7 +153,9 @@ def test_answers_and_the_first_token_stay_where_they_are(model):
 def test_chosen_layers_alone_are_disturbed(model):
     prompts = TASK.prompts(3, seed=3)
     some, every = (
-        Perturbation(("position_offset",), (1.0,), (3,), layers).measured(model, TASK, prompts)
+        Perturbation(("position_offset",), (1.0,), (3,), layers).measured(
+            as_decoder(model), TASK, prompts
+        )
         for layers in ((1,), ())
     )
     assert some.attrs["layers"] == [1]
@@ -161,7 +165,7 @@ def test_chosen_layers_alone_are_disturbed(model):
 def test_placing_features_elsewhere_means_nothing_without_positions():
     nope = model_for(TASK, "nope")
     group = Perturbation(("feature_placement", "position_offset"), (1.0,), (4,)).measured(
-        nope, TASK, TASK.prompts(3)
+        as_decoder(nope), TASK, TASK.prompts(3)
     )
     assert_allclose(group["log_perplexity_rise"], 0, atol=1e-6)
 
@@ -172,8 +176,8 @@ def test_layers_without_positions_to_move_are_refused_by_number(layout, layers):
     asked = partial(Perturbation, ("position_offset",), (1.0,), (4,))
     model, prompts = model_for(TASK, layout), TASK.prompts(3)
     with refused("position_offset moves the positions of keys, and there are none in layer"):
-        asked(layers).measured(model, TASK, prompts)
-    rise = asked((0, *layers)).measured(model, TASK, prompts)["log_perplexity_rise"]
+        asked(layers).measured(as_decoder(model), TASK, prompts)
+    rise = asked((0, *layers)).measured(as_decoder(model), TASK, prompts)["log_perplexity_rise"]
     assert (rise.sel(gamma=1.0) != 0).all()
 
 
@@ -181,7 +185,7 @@ def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
     rope = model_for(TASK, "rope")
     one, other = (
         Perturbation(("position_offset",), (0.5,), (4,), offset_unit=unit).measured(
-            rope, TASK, TASK.prompts(3)
+            as_decoder(rope), TASK, TASK.prompts(3)
         )
         for unit in ("positions", "range")
     )
@@ -192,10 +196,12 @@ def test_offsets_in_the_unit_of_the_range_are_those_in_positions_for_an_index():
 def test_changes_of_outputs_are_those_of_passes_one_by_one(model, kind):
     """Against what reaches the output projections, prompt by prompt and without padding."""
     prompts, squares = TASK.prompts(4, seed=6), 0
-    group = Perturbation((kind,), (0.5,), (3,)).measured(model, TASK, prompts, batch_size=3)
+    group = Perturbation((kind,), (0.5,), (3,)).measured(
+        as_decoder(model), TASK, prompts, batch_size=3
+    )
     for number, prompt in enumerate(prompts):
         point = Disturbance(kind, 0.5, 3, (0, 1, 2))
-        (changed,), context, moved = disturbed(model, [prompt], [number], point)
+        (changed,), context, moved = disturbed(as_decoder(model), [prompt], [number], point)
         before = _into_output_projections(model, prompt.tokens)
         with context:
             after = _into_output_projections(model, changed.tokens)

@@ -13,6 +13,7 @@ from transformers import MiniMaxConfig, MiniMaxForCausalLM
 from repo_interp.experiments import responses
 from repo_interp.experiments.responses import forced_responses, generated_responses, prompts_of
 from repo_interp.experiments.task_scores import score_map, task_scores
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import reposition
 from repo_interp.tasks import Prompt, make_task
@@ -46,7 +47,7 @@ def test_greedy_answers_equal_those_made_one_by_one_without_a_cache(model, promp
         for question, prompt in zip(questions, prompts, strict=True)
     ]
     with pytest.raises(ValueError, match="one count per prompt"):
-        continue_greedily(model, questions, [1])
+        continue_greedily(as_decoder(model), questions, [1])
 
 
 def test_a_model_with_a_cache_of_its_own_continues_as_transformers_does():
@@ -74,7 +75,9 @@ def test_a_model_with_a_cache_of_its_own_continues_as_transformers_does():
         model.generate(torch.tensor([prompt]), max_new_tokens=3, do_sample=False)[0, -3:].tolist()
         for prompt in prompts
     ]
-    assert [list(made) for made in continue_greedily(model, prompts, [3, 3], 2)] == stock
+    assert [
+        list(made) for made in continue_greedily(as_decoder(model), prompts, [3, 3], 2)
+    ] == stock
 
 
 @pytest.mark.parametrize("most_rows", [3, 1000])
@@ -108,7 +111,7 @@ def test_sequences_of_a_batch_are_read_back_without_their_padding():
 
 
 def test_scores_have_their_mean_error_and_perplexity(model):
-    scores = task_scores(model, TASK, test_sets=["2", "7"], count=20)
+    scores = task_scores(as_decoder(model), TASK, test_sets=["2", "7"], count=20)
     assert scores.score.dims == ("test_set", "prompt") and scores.score.isin([0, 1]).all()
     assert_allclose(scores.mean_score, scores.score.mean("prompt"))
     assert_allclose(scores.standard_error, scores.score.std("prompt", ddof=1) / np.sqrt(20))
@@ -117,7 +120,7 @@ def test_scores_have_their_mean_error_and_perplexity(model):
     assert_allclose(scores.log_perplexity.sel(test_set="7"), -surprises.mean())
     assert scores.attrs["task"] == "reversal" and scores.attrs["task_words"] == "6"
     with refused("answers 'guessed'"):
-        task_scores(model, TASK, answers="guessed")
+        task_scores(as_decoder(model), TASK, answers="guessed")
 
 
 def test_the_map_is_the_mean_of_the_prompts_in_each_cell():

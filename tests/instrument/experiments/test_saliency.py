@@ -16,6 +16,7 @@ from torch.nn.functional import rms_norm
 import repo_interp as ri
 from repo_interp.experiments import Saliency
 from repo_interp.experiments.catalogue import planned
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.wrapped import model_of
 from repo_interp.plots.views import saliency as view
 from repo_interp.tasks import Prompt, make_task
@@ -174,7 +175,7 @@ def test_heads_that_share_one_row_of_positions_are_told_apart_and_sum_to_its_slo
 def test_text_is_judged_by_every_token_and_the_passes_are_known(bridge):
     text = Prompt(asked().tokens)
     assert measured(bridge, [text], steps=0)["answer"].values.tolist() == [[0] + [1] * 8]
-    (plan,) = planned(bridge, [asked(), asked(12)], (Saliency(steps=4),))
+    (plan,) = planned(as_decoder(bridge), [asked(), asked(12)], (Saliency(steps=4),))
     assert sum(plan.passes) == 3 * 5 * (9 + 12)
 
 
@@ -187,7 +188,7 @@ def test_text_is_judged_by_every_token_and_the_passes_are_known(bridge):
 )
 def test_what_cannot_be_is_refused_before_anything_is_run(layout, prompt, line):
     with refused(line):
-        planned(ri.reposition(tiny("llama"), layout), [prompt], ("saliency",), TASK)
+        planned(as_decoder(ri.reposition(tiny("llama"), layout)), [prompt], ("saliency",), TASK)
 
 
 # what is drawn
@@ -253,7 +254,7 @@ def test_the_answer_of_the_mirror_hangs_on_layer_2():
     layer, of four that learn positions.
     """
     task = make_task("reversal")
-    group = Saliency().measured(model_of(ri.zoo("reversal/repo")), task, task.prompts(1))
+    group = Saliency().measured(as_decoder(ri.zoo("reversal/repo")), task, task.prompts(1))
     group = group.squeeze("prompt")
     added = float(group["log_probability"] - group["baseline_log_probability"])
     assert added > 5 and abs(float(group["completeness_error"])) < 0.01 * added

@@ -44,7 +44,7 @@ def reversal(bridge):
 
 def test_a_bridge_has_the_scores_of_its_model_bit_for_bit(reversal):
     model, found = load_model(zoo_path("reversal/repo")), reversal["scores"]
-    alone = task_scores(model, make_task("reversal"), ["5", "20", "21", "30"], count=8)
+    alone = task_scores(as_decoder(model), make_task("reversal"), ["5", "20", "21", "30"], count=8)
     for name in ("score", "log_perplexity"):
         assert_array_equal(found[name], alone[name])
     assert reversal.attrs["checkpoint"] == "reversal/repo"
@@ -319,7 +319,10 @@ def test_answers_are_read_in_the_order_of_the_text(bridge):
 def test_runs_of_a_scaled_model_say_so(bridge):
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256}
     scaled = ri.load(zoo_path("niah/rope"), rope_scaling=yarn)
-    assert "scaling" not in identity(bridge) and identity(scaled)["scaling"] == "yarn 2.0"
+    assert (
+        "scaling" not in identity(as_decoder(bridge))
+        and identity(as_decoder(scaled))["scaling"] == "yarn 2.0"
+    )
 
 
 @pytest.mark.parametrize("one", ["12", 12, ("012",)])

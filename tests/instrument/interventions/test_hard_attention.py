@@ -26,7 +26,7 @@ def test_a_query_reads_the_key_of_its_largest_logit(layout, layers):
     soft = model(TOKENS).logits
     with ri.interventions.hard_attention(model, layers):
         output = model(TOKENS, output_attentions=True)
-        capture(model, TOKENS, valid, torch.arange(2), found.append)
+        capture(as_decoder(model), TOKENS, valid, torch.arange(2), found.append)
     for inputs, pattern in zip(found, output.attentions, strict=True):
         sharp = (inputs.logits(rows).double() * 1e9).softmax(-1).float()  # tau = 1e-9
         is_hard = layers is None or inputs.layer in layers

@@ -74,7 +74,7 @@ FORWARD = {
     "yarn": lambda model: iv.yarn(model, 4.0, 8),
     "lm_infinite": lambda model: iv.lm_infinite(model, 6, 2),
     "infllm": lambda model: iv.infllm(model, 6),
-    "patching": patching._named_shortly,
+    "patching": lambda bridge: patching._named_shortly(as_decoder(bridge)),
 }
 SCHEMES = ("rope", "repo", "repo head", "repo layer")
 
@@ -531,7 +531,7 @@ def test_answers_of_several_lengths_pass_in_another_order_than_prompts_of_one_le
         iv.set_positions(model, 1, None, torch.zeros(2, 20)),
         refused("something else of each of 2 prompts"),
     ):
-        generated_texts(model, tokenizer("byte_level_bpe"), prompts)
+        generated_texts(as_decoder(model), tokenizer("byte_level_bpe"), prompts)
 
 
 def test_in_half_precision_the_index_is_not_rounded():
@@ -702,7 +702,7 @@ def test_what_is_cached_beside_keys_follows_heads_that_rotate_their_own_copy(sch
     """
     model, tokens = repositioned(scheme), TOKENS
     with iv.frozen(model, [(1, 0)]), torch.no_grad():
-        cached = continue_greedily(model, TOKENS.tolist(), [5, 5], 2)
+        cached = continue_greedily(as_decoder(model), TOKENS.tolist(), [5, 5], 2)
         for _ in range(5):
             new = model(tokens, use_cache=False).logits[:, -1:].argmax(-1)
             tokens = torch.cat([tokens, new], dim=1)

@@ -44,7 +44,7 @@ def seen(bridge, layer=2, tokens=TOKENS):
         found.update({site: getattr(inputs, site).transpose(1, 2) for site in SITES})
 
     valid = torch.ones_like(tokens, dtype=torch.bool)
-    with observing(bridge, valid, torch.arange(len(tokens)), receive, [layer]):
+    with observing(as_decoder(bridge), valid, torch.arange(len(tokens)), receive, [layer]):
         bridge(tokens)
     return found
 

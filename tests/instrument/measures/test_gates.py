@@ -226,7 +226,7 @@ def test_capture_hands_over_what_the_gates_of_each_variant_look_at(layout, optio
     for layer in layers:
         handles.append(layer.module.register_forward_pre_hook(note, with_kwargs=True))
         handles.append(layer.position_logits.register_forward_hook(keep))
-    capture(model, TOKENS, valid, torch.arange(2), seen.append)
+    capture(as_decoder(model), TOKENS, valid, torch.arange(2), seen.append)
     for handle in handles:
         handle.remove()
     in_pass = [result for result in called if result.shape[2]]  # without those asked for no row

@@ -31,6 +31,7 @@ from repo_interp.measures.kernels.head_patterns import (
     place_sums,
 )
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.wrapped import model_of
 from repo_interp.tasks import Prompt, make_task
 
@@ -39,7 +40,9 @@ THEIRS = ("previous_token", "duplicate_token", "induction")
 
 def head_scores(model, prompts, sequences, rows=512, top=1):
     """Scores on repeated tokens and on prompts, in the order of SCORES."""
-    found = random_scores(model, sequences) | prompt_scores(model, prompts, rows, top)
+    found = random_scores(as_decoder(model), sequences) | prompt_scores(
+        as_decoder(model), prompts, rows, top
+    )
     return {name: found[name] for name in SCORES if name in found}
 
 

@@ -11,6 +11,7 @@ from refusals import refused
 import repo_interp as ri
 from repo_interp.inputs import select_heads, select_prompts
 from repo_interp.models.capture import capture
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.outputs import attention_values
 
 
@@ -19,14 +20,16 @@ from repo_interp.models.outputs import attention_values
 def test_values_are_those_of_the_pass_and_a_copy(precision):
     bridge = ri.bridge(repositioned("rope,nope,repo").to(precision))
     expected, found = {}, {}
-    with attention_values(bridge, expected.__setitem__):
+    with attention_values(as_decoder(bridge), expected.__setitem__):
         bridge(TOKENS)
 
     def read(inputs):
         found[inputs.layer] = inputs.values.clone()
         inputs.values.zero_()  # else layers above would have other ones
 
-    capture(bridge, TOKENS, torch.ones_like(TOKENS, dtype=torch.bool), torch.arange(2), read)
+    capture(
+        as_decoder(bridge), TOKENS, torch.ones_like(TOKENS, dtype=torch.bool), torch.arange(2), read
+    )
     for layer, values in expected.items():
         assert found[layer].shape == (2, 2, 20, 8)
         torch.testing.assert_close(found[layer], values.float(), atol=0, rtol=0)

@@ -18,7 +18,7 @@ NUMBERS = torch.arange(2)
 
 def seen(model, tokens=TOKENS, valid=VALID, layers=None):
     inputs = []
-    capture(model, tokens, valid, NUMBERS, inputs.append, layers)
+    capture(as_decoder(model), tokens, valid, NUMBERS, inputs.append, layers)
     return inputs
 
 
@@ -75,7 +75,7 @@ def test_a_pass_ends_inside_the_last_layer_that_is_asked_for(wrap):
             assert torch.equal(inputs.queries, whole[inputs.layer].queries)
     for layer in range(3):
         with torch.no_grad():
-            assert_close(decode(wrapped, TOKENS, VALID, layer), states[layer])
+            assert_close(decode(as_decoder(wrapped), TOKENS, VALID, layer), states[layer])
     assert all(not layer._forward_pre_hooks for layer in model.model.layers)
     assert all(not attention.observers for attention in as_decoder(wrapped).layers)
 
@@ -87,7 +87,7 @@ def test_observers_are_gone_after_a_pass_that_raised():
         raise KeyError("stop")
 
     with pytest.raises(KeyError, match="stop"):
-        capture(model, TOKENS, VALID, NUMBERS, stop)
+        capture(as_decoder(model), TOKENS, VALID, NUMBERS, stop)
     assert all(not attention.observers for attention in as_decoder(model).layers)
 
 
@@ -98,7 +98,7 @@ def test_nothing_of_a_layer_is_kept():
         assert all(reference() is None for reference in alive), "an earlier layer is in memory"
         alive.append(weakref.ref(inputs))
 
-    capture(ri.reposition(tiny("llama"), "repo"), TOKENS, VALID, NUMBERS, receive)
+    capture(as_decoder(ri.reposition(tiny("llama"), "repo")), TOKENS, VALID, NUMBERS, receive)
     assert len(alive) == 3
 
 

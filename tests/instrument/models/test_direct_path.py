@@ -71,8 +71,8 @@ def test_contributions_of_all_heads_and_keys_are_those_of_attention_through_norm
         values = expand_heads(path.values.pop(inputs.layer), inputs.heads)[0]
         moved[inputs.layer] = (inputs.pattern(ROWS)[0].to(values.dtype) @ values).transpose(0, 1)
 
-    with direct_path(model) as path:
-        capture(model, tokens, tokens > 0, torch.zeros(1, dtype=torch.long), receive)
+    with direct_path(as_decoder(model)) as path:
+        capture(as_decoder(model), tokens, tokens > 0, torch.zeros(1, dtype=torch.long), receive)
         found = {
             layer: path.contributions(layer, values, ROWS, ANSWERS)
             for layer, values in moved.items()
@@ -120,7 +120,7 @@ def test_norms_and_factors_are_measured_in_one_pass():
     model = ri.reposition(tiny("llama"), "rope")
     passes: list[int] = []
     handle = as_decoder(model).stack.register_forward_hook(lambda *given: passes.append(1))
-    with direct_path(model):
+    with direct_path(as_decoder(model)):
         assert len(passes) == 1
     handle.remove()
 
@@ -135,7 +135,7 @@ def test_layers_whose_sum_with_attention_is_not_found_have_no_direct_path(family
     asked = [ri.experiments.Atlas(twins=1, sequences=1)]
     run = ri.analyze(model, [prompt], ["positions"], experiments=asked)
     atlas = run["atlas"].to_dataset()
-    with direct_path(model) as path:
+    with direct_path(as_decoder(model)) as path:
         without = sorted(set(range(as_decoder(model).layer_count)) - set(path.layers))
     assert without and atlas["source_mass"].notnull().all()
     if "contribution" in atlas:

@@ -111,7 +111,7 @@ def test_slopes_are_those_of_the_family(family, options):
         series = with_layout(copy.deepcopy(stock), "alibi")
         for ours in (model, series):
             assert_close(ours(TOKENS).logits, expected, atol=1e-5, rtol=1e-5)
-        assert max(parity_errors(model, TOKENS[:1])) < 1e-5
+        assert max(parity_errors(as_decoder(model), TOKENS[:1])) < 1e-5
         for layer in as_decoder(series).layers:
             layer.position_logits.slopes = None
         assert float((series(TOKENS).logits - expected).abs().max()) > 1e-3
@@ -198,8 +198,8 @@ def test_a_module_that_counts_padding_has_none(family, options):
     )
     assert_close(together.values, np.concatenate(alone), atol=1e-6, rtol=0)
     tokens = [prompt.tokens for prompt in prompts]
-    assert continue_greedily(model, tokens, [3, 3, 3]) == [
-        continue_greedily(model, [prompt], [3])[0] for prompt in tokens
+    assert continue_greedily(as_decoder(model), tokens, [3, 3, 3]) == [
+        continue_greedily(as_decoder(model), [prompt], [3])[0] for prompt in tokens
     ]
 
 
@@ -262,7 +262,7 @@ def test_scaling_on_loading_and_by_an_intervention_is_that_of_the_stock_model(fa
 def test_schemes_run_in_families_that_rotate_a_part_of_a_head_or_have_sinks(stock, family, layout):
     options = {"training_length": 400} if layout in ("hope", "rope_high") else {}
     model = ri.reposition(copy.deepcopy(stock(family)), layout, **options)
-    for module in scheme_modules(model):
+    for module in scheme_modules(as_decoder(model)):
         for parameter in module.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
     assert torch.equal(generated(model), generated(model, use_cache=False))
@@ -315,7 +315,7 @@ def test_half_precision_stays_as_near_to_float32_as_the_stock_model(stock, famil
 def test_positions_at_the_input_are_exchanged_in_the_table_of_the_stock_model(stock):
     model = observed(stock("gpt2"))
     assert ri.models.reposition.layout(model) == ("learned",) * 4
-    assert longest_prompt(model) == 128
+    assert longest_prompt(as_decoder(model)) == 128
     index, by_five = torch.arange(5, 17)[None], {0: lambda positions: positions * 0.0 + 5.0}
     with torch.no_grad():
         expected = stock("gpt2")(TOKENS, position_ids=index, use_cache=False).logits

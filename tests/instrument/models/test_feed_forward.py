@@ -32,7 +32,9 @@ def passed(bridge):
         )
     try:
         with torch.no_grad():
-            return decode(bridge, TOKENS, torch.ones_like(TOKENS, dtype=torch.bool)), tokens
+            return decode(
+                as_decoder(bridge), TOKENS, torch.ones_like(TOKENS, dtype=torch.bool)
+            ), tokens
     finally:
         for activation in activations:
             del activation.forward
@@ -70,7 +72,7 @@ def test_hooks_see_all_tokens_at_a_time(bridge, monkeypatch):
 
 def test_nothing_stays_behind_also_after_a_failure(bridge):
     parts = parts_of(bridge)
-    with in_blocks(bridge):
+    with in_blocks(as_decoder(bridge)):
         assert all("forward" in vars(part) for part in parts)
     assert not any("forward" in vars(part) for part in parts)
 

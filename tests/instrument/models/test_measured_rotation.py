@@ -174,10 +174,10 @@ def test_responses_do_not_depend_on_the_prompts_beside_them(stock):
         assert together.log_probabilities == pytest.approx(alone.log_probabilities)
     tokens, counts = drawn(10, 14, 15), [8, 4, 3]
     alone = [
-        continue_greedily(model, [prompt], [count])[0]
+        continue_greedily(as_decoder(model), [prompt], [count])[0]
         for prompt, count in zip(tokens, counts, strict=True)
     ]
-    assert continue_greedily(model, tokens, counts) == alone
+    assert continue_greedily(as_decoder(model), tokens, counts) == alone
 
 
 def test_experiments_take_prompts_of_one_length_together(stock):
@@ -198,7 +198,7 @@ def test_experiments_take_prompts_of_one_length_together(stock):
 def test_prompts_of_different_lengths_in_one_pass_are_refused(stock):
     tokens, valid = pad_left(drawn(10, 12), "cpu")
     with refused("give prompts of equal length to one pass"):
-        decode(ri.reposition(stock, "rope"), tokens, valid)
+        decode(as_decoder(ri.reposition(stock, "rope")), tokens, valid)
 
 
 def test_a_scheme_that_leaves_out_frequencies_keeps_them_out_at_every_length(stock):

@@ -70,7 +70,7 @@ def test_yarn_takes_its_factor_as_stock_transformers_does_not_as_the_fork(offici
 def test_positions_mixed_with_the_index(share, official, expected):
     arrays = expected("repo_scaled")
     model = load_model(official / "repo_scaled")
-    mix_with_index(model, share)
+    mix_with_index(as_decoder(model), share)
     with torch.no_grad():
         logits = model(torch.as_tensor(arrays["input_ids"])).logits
     assert_allclose(logits, arrays[f"logits_pdrop{share}"], atol=2e-4)

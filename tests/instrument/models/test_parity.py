@@ -72,7 +72,7 @@ def test_windows_scales_and_caps_are_those_of_the_stock_module(family):
         if family != "gemma2":  # offers no other than eager
             model.set_attn_implementation("sdpa")
         assert_close(model(TOKENS).logits, stock, atol=1e-5, rtol=1e-5)
-    assert max(parity_errors(model, TOKENS)) < 1e-5
+    assert max(parity_errors(as_decoder(model), TOKENS)) < 1e-5
     layers = as_decoder(model).layers
     assert [layer.sliding_window for layer in layers] == WINDOWS.get(family, [None] * 3)
     caps = {layer.attn_logit_softcapping for layer in layers}
@@ -88,7 +88,7 @@ def test_windows_scales_and_caps_are_those_of_the_stock_module(family):
     ],
 )
 def test_captured_inputs_give_the_outputs_of_every_scheme(family, layout):
-    assert max(parity_errors(ri.reposition(tiny(family), layout), TOKENS)) < 1e-5
+    assert max(parity_errors(as_decoder(ri.reposition(tiny(family), layout)), TOKENS)) < 1e-5
 
 
 def test_layers_without_rotation_are_those_whose_modules_do_not_rotate(tmp_path):
@@ -118,12 +118,12 @@ def test_full_layers_without_sliding_ones_rotate_as_their_modules_do(family, win
 
 def test_loading_refuses_a_layer_that_measures_would_see_otherwise():
     model = ri.reposition(tiny("llama"), "repo")
-    require_parity(model)
+    require_parity(as_decoder(model))
     as_decoder(model).layers[1].sites.attended.register_forward_hook(
         lambda module, arguments, attended: 1.1 * attended
     )
     with refused(r"layer 1 \(repo\) attends otherwise than its captured"):
-        require_parity(model)
+        require_parity(as_decoder(model))
 
 
 def test_attention_to_later_tokens_is_refused():

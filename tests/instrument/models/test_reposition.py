@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.checkpoint_files.architectures import native_layout
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import mix_with_index
 
 
@@ -25,7 +26,7 @@ def test_learned_positions_mixed_wholly_with_the_index_are_rope(family):
         stock = model(TOKENS).logits
         ri.reposition(model, ",".join("repo" if layer in rotated else "nope" for layer in range(3)))
         learned = model(TOKENS).logits
-        mix_with_index(model, 1.0)
+        mix_with_index(as_decoder(model), 1.0)
         assert_close(model(TOKENS).logits, stock, atol=1e-5, rtol=0)
     assert (learned - stock).abs().max() > 1e-2
 
@@ -54,7 +55,7 @@ def test_repositioning_again_starts_the_new_scheme_afresh():
     with torch.no_grad():
         before = model(TOKENS).logits
         ri.reposition(model, "repo")
-        mix_with_index(model, 1.0)
+        mix_with_index(as_decoder(model), 1.0)
         assert_close(model(TOKENS).logits, before)
         assert_close(ri.reposition(model, "rope")(TOKENS).logits, before)
     assert ri.added_parameters(model) == 0

@@ -12,6 +12,7 @@ from repo_interp import installed_points
 from repo_interp.analysis.defaults import default_experiments, default_prompts
 from repo_interp.errors import InputError, NotFinite
 from repo_interp.models.attention import SchemeParts
+from repo_interp.models.decoder import as_decoder
 from repo_interp.positions.assigners import LearnedPositions, RememberingAssigner, TokenIndex
 from repo_interp.positions.biases import PositionBias, distances
 from repo_interp.positions.logits import PositionLogits
@@ -253,5 +254,5 @@ def test_experiments_about_one_position_per_token_are_refused_before_a_pass():
     ri.reposition(model, "selective_rope")
     with pytest.raises(InputError, match=r"saliency .* in layers 0-\d"):
         ri.analyze(model, measures=("positions",), experiments=("saliency",))
-    chosen = default_experiments(model, *default_prompts(model, 2))
+    chosen = default_experiments(as_decoder(model), *default_prompts(as_decoder(model), 2))
     assert "atlas" in [each.name for each in chosen]

@@ -17,6 +17,7 @@ import repo_interp as ri
 from position_papers.position_generalization.length_figures import extrapolation_by_length
 from repo_interp.errors import InputError
 from repo_interp.experiments.extrapolation import output_traces
+from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.views import three_axis as fits
 from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane
 from repo_interp.plots.views.fake_distance import fake_distance_fit
@@ -100,7 +101,7 @@ def test_extrapolation_is_drawn_by_method_and_length():
 def test_traces_wander_in_the_plane_of_the_reference():
     prompts = [Prompt(tuple(torch.randint(3, 64, (64,)).tolist())) for _ in range(4)]
     model = ri.reposition(tiny("llama"), "repo@2")
-    group = output_traces(model, prompts, prompts[0], 32, 1, queries=3, step=8)
+    group = output_traces(as_decoder(model), prompts, prompts[0], 32, 1, queries=3, step=8)
     figure = traces_in_plane(xr.DataTree.from_dict({"output_traces": group}))
     panels, lines = starting(figure, "reference"), starting(figure, "trace")
     traces = group["pca_trace"].transpose("trace", "step", "axis").values

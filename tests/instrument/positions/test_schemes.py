@@ -79,7 +79,7 @@ def test_fused_and_open_attention_the_bridge_with_both_and_what_is_captured_agre
     logits, cache = wrapped.run_with_cache(TOKENS)
     assert_close(logits, fused, atol=1e-5, rtol=1e-5)
     rows, inputs = torch.tensor([0, 7, 19]), []
-    capture(wrapped, TOKENS, VALID, torch.arange(2), inputs.append)
+    capture(as_decoder(wrapped), TOKENS, VALID, torch.arange(2), inputs.append)
     for one, attention in zip(inputs, as_decoder(wrapped).layers, strict=True):
         site = f"blocks.{one.layer}.attn.hook_"
         assert (f"{site}position_logits" in cache) == (attention.position_logits is not None)
@@ -121,7 +121,7 @@ def test_saving_and_loading_gives_the_same_bits(variant, tmp_path):
 def test_gradients_reach_everything_a_scheme_learns(variant):
     model = repositioned(variant).train()
     model(TOKENS, labels=TOKENS, use_cache=False).loss.backward()
-    for module in scheme_modules(model):
+    for module in scheme_modules(as_decoder(model)):
         for name, parameter in module.named_parameters():
             assert parameter.grad is not None and parameter.grad.any(), name
 
@@ -249,7 +249,7 @@ def test_taking_learned_positions_away_again_leaves_nothing():
 @pytest.mark.parametrize("wrong", [lambda z: z.mT, lambda z: z[:, 0], lambda z: z[:, [0] * 3]])
 def test_positions_of_another_shape_are_refused_with_both_shapes(wrong):
     model = repositioned("repo")
-    (assigner, *_) = scheme_modules(model)
+    (assigner, *_) = scheme_modules(as_decoder(model))
     assigner.register_forward_hook(lambda module, arguments, positions: wrong(positions))
     with refused(r"layer 0 \(repo\) gave positions \[.*; wanted \[batch, row, token\]"):
         model(TOKENS)
