@@ -122,15 +122,15 @@ class Job:
         self._require_seen()
         _require_prompts(self.prompts, self.measures, decoder.vocabulary_size)
         self.experiments = planned(decoder, self.prompts, experiments, task)
-        self._require_names()
-        # refuses kinds of segments that are not known
-        structure_for(self.prompts[:1], self.measures, decoder.tokenizer)
         # Prompts of experiments count too: a named token may be reached there alone
         require_named_tokens(
             decoder,
             len(self.prompts),
             [*(self.lengths if self.measures else ()), *self.passes],
         )
+        # refuses kinds of segments that are not known
+        structure_for(self.prompts[:1], self.measures, decoder.tokenizer)
+        self._require_names()
         self.batch_size, self.size = batch_size, batch_limit(decoder, batch_size)
 
     @property
