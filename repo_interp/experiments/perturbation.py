@@ -277,8 +277,7 @@ def answers_at(
             # A moved token's output is another token's, so only the others can be compared.
             if point.kind == "text_order":
                 compared &= ~moved[:, 0]
-            known = torch.from_numpy(compared).to(decoder.device)
-            receive_outputs(_squares(decoder, *outputs, known))
+            receive_outputs(_squares(decoder, *outputs, compared))
         for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
             targets = np.array(scoring.targets(prompt))
             # Moves of keys leave every token its target; only text puts other tokens at a target.
@@ -292,19 +291,24 @@ def answers_at(
 
 
 def _squares(
-    decoder: Decoder, plain: dict[int, Tensor], changed: dict[int, Tensor], compared: Tensor
+    decoder: Decoder, plain: dict[int, Tensor], changed: dict[int, Tensor], compared: np.ndarray
 ) -> np.ndarray:
     """Sums of |o' - o|^2 and |o|^2 [2, layer, head] over `compared` tokens [prompt, token]."""
-    sums = []
+    # By number: an accelerator would be waited for to count the tokens of a mask.
+    chosen, sums = [torch.from_numpy(places) for places in compared.nonzero()], []
     for attention in decoder.layers:
         before, after = (
             # Popped, so that two copies of one layer at a time are widened to float64
-            outputs.pop(attention.layer_idx)[compared].double().unflatten(-1, (attention.heads, -1))
-            for outputs in (plain, changed)
+            outputs[tuple(places.to(outputs.device) for places in chosen)]
+            .double()
+            .unflatten(-1, (attention.heads, -1))
+            for outputs in (by_layer.pop(attention.layer_idx) for by_layer in (plain, changed))
         )
         # Over tokens and d_head: one sum per head.
-        sums.append([(each**2).sum((0, 2)).tolist() for each in (after - before, before)])
-    return np.array(sums).swapaxes(0, 1)
+        sums.append(torch.stack([(values**2).sum((0, 2)) for values in (after - before, before)]))
+    return (
+        torch.stack([of_layer.to(decoder.device) for of_layer in sums]).cpu().numpy().swapaxes(0, 1)
+    )
 
 
 def transposed(
