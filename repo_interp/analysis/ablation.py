@@ -31,7 +31,7 @@ from repo_interp.intervals import half_interval
 from repo_interp.interventions.ablation import HeadMeans, ablate
 from repo_interp.interventions.replacing import head_pairs
 from repo_interp.models.capture import decode
-from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.tasks import Prompt
 from repo_interp.values import CountOrNone, Seed, checked
@@ -211,7 +211,7 @@ def _others(decoder: Decoder, pairs: Sequence[tuple[int, int]]) -> dict[int, tup
     """By layer of `pairs`, how many heads a control draws there, and from which."""
     counts = Counter(layer for layer, _ in pairs)
     others = {}
-    for attention in attentions_of(decoder, sorted(counts)):
+    for attention in decoder.attentions(sorted(counts)):
         layer, count = attention.layer_idx, counts[attention.layer_idx]
         left = [head for head in range(attention.heads) if (layer, head) not in pairs]
         if len(left) < count:

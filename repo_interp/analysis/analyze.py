@@ -40,7 +40,7 @@ from repo_interp.errors import InputError, NotFinite, warn
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import Measure, Statistics, accumulate, merge
-from repo_interp.models.reposition import at_rest
+from repo_interp.models.lasting import at_rest
 from repo_interp.processes import from_first
 from repo_interp.progress import steps
 from repo_interp.run import KEPT, checked_group, make_run, require_name

@@ -45,7 +45,7 @@ from repo_interp.measures.statistics import (
     require_declared,
 )
 from repo_interp.models.capture import decode, observing, predictions_of
-from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import observable
 from repo_interp.run import KEPT, checked_group, require_name, versions, with_schemes
@@ -113,7 +113,7 @@ class Job:
             if layers is None
             else within(layers, len(decoder.schemes), "layer")
         )
-        attentions_of(decoder, self.layers)  # refuses a layer without attention
+        decoder.attentions(self.layers)  # refuses a layer without attention
         self.heads = None if heads is None else within(heads, heads_of_layer, "head")
         """None: all."""
         for measure in self.measures:

@@ -30,7 +30,6 @@ from repo_interp.errors import InputError
 from repo_interp.memory import free_memory
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.feed_forward import block_of
-from repo_interp.models.reposition import batch_limits
 from repo_interp.side_by_side import WORTHWHILE, BatchSize, SideBySide
 
 _BYTES_PER_TOKEN = 150
@@ -52,14 +51,13 @@ def batch_limit(decoder: Decoder, size: BatchSize | Literal["auto"]) -> SideBySi
         The limit: prompts of equal length where frequencies depend on the length of a pass.
     """
     if size != "auto":
-        return batch_limits(decoder, size)
+        return decoder.batch_limits(size)
     device = decoder.device
     fitting = int(_SHARE * _present(device) / (2 * bytes_per_token(decoder)))
     if device.type != "cpu":  # about as much is free the next time: it is cut alike
         fitting = 1 << max(0, fitting.bit_length() - 1)
-    return batch_limits(
-        decoder,
-        SideBySide(tokens=max(1, min(WORTHWHILE.get(device.type, WORTHWHILE["cpu"]), fitting))),
+    return decoder.batch_limits(
+        SideBySide(tokens=max(1, min(WORTHWHILE.get(device.type, WORTHWHILE["cpu"]), fitting)))
     )
 
 

@@ -42,7 +42,7 @@ from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import described, described_group
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.capture import capture
-from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.positions.logits import cap_logits
 from repo_interp.values import CountOrNone, checked
 
@@ -199,7 +199,7 @@ def _capture_head(
             f"{most}; give a part of it, or analyze it with "
             'measures=("attention_rows",), which keeps the strongest keys of every row'
         )
-    (attention,) = attentions_of(decoder, [checked(layer, CountOrNone, "layer")])
+    (attention,) = decoder.attentions([checked(layer, CountOrNone, "layer")])
     if checked(head, CountOrNone, "head") >= attention.heads:
         raise InputError(f"head {head} was asked for; the model's are 0 to {attention.heads - 1}")
     ids, valid = tokens(given, decoder.module)

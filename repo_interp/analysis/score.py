@@ -34,7 +34,6 @@ from repo_interp.experiments.generated_scores import answer_scores
 from repo_interp.experiments.task_scores import Cost, sets_named, task_scores
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.provenance import identity
-from repo_interp.models.reposition import longest_prompt
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks import Prompt, Task, make_task
@@ -352,7 +351,7 @@ def _score_answers(
     flat = [prompt for prompts in asked.values() for prompt in prompts]
     # The last generated token needs a position too
     longest = max(len(prompt.tokens) + int(prompt.attributes["new_tokens"]) for prompt in flat)
-    most, task = longest_prompt(decoder), flat[0].attributes["task"]
+    most, task = decoder.longest_prompt, flat[0].attributes["task"]
     if most is not None and longest > most:
         raise InputError(
             f"a prompt of {task} with its answer has {longest} tokens, the model's learned "

@@ -40,7 +40,6 @@ from repo_interp.experiments.twins import kept_scores
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.load import fresh_twin
-from repo_interp.models.reposition import longest_prompt
 from repo_interp.run import with_schemes
 from repo_interp.store import Store
 from repo_interp.tasks.prompt import SPECIAL, Prompt, digest
@@ -88,7 +87,7 @@ def repeated_half(decoder: Decoder, training_length: int) -> int:
     Returns:
         Number of tokens, `HALF` at most.
     """
-    longest = longest_prompt(decoder)
+    longest = decoder.longest_prompt
     # The first token takes one place, and the rest holds the random tokens twice.
     return min(HALF, (min(training_length, longest or training_length) - 1) // 2)
 

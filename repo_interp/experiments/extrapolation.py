@@ -69,9 +69,8 @@ from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions.extension import GLOBAL_TOKENS, Method, allowed_methods, extended
 from repo_interp.measures.labels import described_group
 from repo_interp.models.capture import decode
-from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
-from repo_interp.models.reposition import batch_limits, longest_prompt
 from repo_interp.run import with_schemes
 from repo_interp.side_by_side import batches
 from repo_interp.store import NOT_KEPT, Store
@@ -152,7 +151,7 @@ def judged_outputs(
         for part in batches(range(len(prompts)), lengths, batch_size):
             part = sorted(part, key=lengths.__getitem__)
             # Assigned into the same list, which `receive` reads while the pass runs
-            for numbers[:] in batches(part, lengths, batch_limits(decoder, batch_size)):
+            for numbers[:] in batches(part, lengths, decoder.batch_limits(batch_size)):
                 some = [prompts[number] for number in numbers]
                 with renumber_prompts(numbers):
                     answered += forced_responses(decoder.module, scoring, some, len(some))
@@ -221,7 +220,7 @@ def output_traces(
     Raises:
         InputError: `longer` is not longer than the training length, or the layer is unknown.
     """
-    (attention,) = attentions_of(decoder, [layer])
+    (attention,) = decoder.attentions([layer])
     tokens = len(longer.tokens)
     if tokens <= training_length:
         raise InputError(
@@ -343,7 +342,7 @@ class Extrapolation(Experiment):
         Raises InputError for methods and lengths that the model or the task lacks.
         """
         decoder = as_decoder(model)
-        table, allowed = longest_prompt(decoder), allowed_methods(decoder)
+        table, allowed = decoder.longest_prompt, allowed_methods(decoder)
         if table is not None and table <= training_length:
             raise InputError(
                 f"extrapolation needs longer prompts than the {table} tokens of this model's "
@@ -356,7 +355,7 @@ class Extrapolation(Experiment):
             )
         layers = list(decoder.by_layer)
         # Called for its errors: an unknown layer is refused before any pass.
-        attentions_of(decoder, self.traced_layers)
+        decoder.attentions(self.traced_layers)
         chosen = sorted(set(self.traced_layers)) or [layers[len(layers) // 2]]
         judge, by_length = prompts_by_length(
             scoring, prompts, training_length, self.lengths, self.sequences, self.seed

@@ -66,7 +66,7 @@ from repo_interp.experiments.responses import batches_by_length, forced_response
 from repo_interp.interventions import Shift, exchanged_keys, moved_keys
 from repo_interp.interventions.keys import has_keys_to_move
 from repo_interp.measures.labels import described_group
-from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.run import with_schemes
 from repo_interp.side_by_side import restore_order
@@ -510,7 +510,7 @@ class Perturbation(Experiment):
 
         Raises InputError for some that the model lacks, or where no key has a position to move.
         """
-        layers = attentions_of(decoder, self.layers)
+        layers = decoder.attentions(self.layers)
         moving = [kind for kind in self.kinds if kind in ("position_offset", "feature_placement")]
         # Layers may be chosen where keys have no positions to move, and
         # the grid would show no effect.

@@ -24,8 +24,8 @@ from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.generation import continue_greedily
+from repo_interp.models.lasting import at_rest
 from repo_interp.models.padding import right_padding
-from repo_interp.models.reposition import at_rest, batch_limits
 from repo_interp.side_by_side import BatchSize, batches, restore_order
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.prompt import require_index
@@ -133,7 +133,7 @@ def batches_by_length(
     """
     lengths = [len(prompt.tokens) for prompt in prompts]
     order = sorted(range(len(prompts)), key=lengths.__getitem__)
-    return batches(order, lengths, batch_limits(decoder, batch_size))
+    return batches(order, lengths, decoder.batch_limits(batch_size))
 
 
 @torch.inference_mode()

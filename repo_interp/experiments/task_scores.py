@@ -24,7 +24,6 @@ from repo_interp.experiments.responses import forced_responses, generated_respon
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described, described_group
 from repo_interp.models.decoder import Decoder
-from repo_interp.models.reposition import longest_prompt
 from repo_interp.side_by_side import BatchSize, batches, by_prompt
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response, Task
@@ -90,7 +89,7 @@ def task_scores(
             "generated; leave the answers out"
         )
     sets = list(task.test_sets) if test_sets is None else sets_named(test_sets)
-    longest = longest_prompt(decoder)
+    longest = decoder.longest_prompt
     asked = {test_set: task.prompts(count, seed, test_set) for test_set in sets}
     # Sets that were named are kept and refused later; of all sets, the too long ones are left out.
     if test_sets is None and longest is not None:

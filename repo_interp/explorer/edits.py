@@ -41,7 +41,7 @@ from repo_interp.interventions.edits import EditKind, PositionEdit
 from repo_interp.interventions.extension import require_rotation, rescaled
 from repo_interp.interventions.replacing import replaced, token_table
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.decoder import as_decoder
 from repo_interp.values import Finite, Seed
 
 Kind = Literal[
@@ -266,7 +266,7 @@ class Edit(BaseModel):
     def _call(self, model: nn.Module) -> tuple[Callable[..., Any], dict[str, Any]]:
         """The function for frequencies or outputs, and its arguments beside model and means."""
         # The first layer stands for all: others are checked when the context is entered
-        (attention,) = attentions_of(as_decoder(model), [self.first_layer])
+        (attention,) = as_decoder(model).attentions([self.first_layer])
         heads = list(self.heads or ((self.first_layer, head) for head in range(attention.heads)))
         count = rotating_pairs(attention)
         if self.pairs is not None:

@@ -47,7 +47,7 @@ from repo_interp.measures.position_sources import KINDS_OF_HEADS
 from repo_interp.models.attention import cache_argument
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.reposition import at_rest
+from repo_interp.models.lasting import at_rest
 from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt

@@ -31,9 +31,8 @@ from repo_interp.interventions.positions import token_ids
 from repo_interp.interventions.replacing import heads_by_layer
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode
-from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
-from repo_interp.models.lasting import intervention
-from repo_interp.models.reposition import called_at
+from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.models.lasting import called_at, intervention
 from repo_interp.values import TokensOrNone, checked
 
 HeadMeans = Mapping[int, Float[Tensor, "head d_head"]]
@@ -85,7 +84,7 @@ def ablate(
             ("attended", each.layer_idx): _outputs_removed(
                 each, [some.get(each.layer_idx, frozenset()) for some in by_prompt], means
             )
-            for each in attentions_of(decoder, chosen)
+            for each in decoder.attentions(chosen)
         }
 
     def put(site: str, attention: RepositionedAttention, tensor: Tensor) -> Tensor:
@@ -170,7 +169,7 @@ def _pairs_removed(
     removed = {}
     some = list(pairs) if isinstance(pairs, range) else pairs
     pairs = checked(some, tuple[TokensOrNone, ...], "pairs")
-    for attention in attentions_of(decoder, chosen):
+    for attention in decoder.attentions(chosen):
         require_rotation(attention)
         layer, half = attention.layer_idx, attention.d_head // 2
         if not pairs or max(pairs) >= half:

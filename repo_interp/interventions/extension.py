@@ -50,7 +50,7 @@ from repo_interp.interventions.replacing import (
     number_of,
 )
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import intervention, patch_attribute
 from repo_interp.models.masks import visible
 from repo_interp.positions.biases import PositionBias
@@ -266,7 +266,7 @@ def rescaled(
         raise InputError(f"no layer of this model ({schemes}) rotates; choose another model")
     chosen = choose_heads(decoder, heads, layer, rotating)
     with intervention(decoder) as undo:
-        for attention in attentions_of(decoder, chosen):
+        for attention in decoder.attentions(chosen):
             require_rotation(attention)
             change = partial(_changed_frequencies, attention, name, value)
             scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.lasting import intervention
-from repo_interp.models.reposition import called_at
+from repo_interp.models.lasting import called_at, intervention
 
 
 @contextmanager

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError, one_line
 from repo_interp.interventions.replacing import finite_positions
 from repo_interp.models.attention import RepositionedAttention, require_one_position
-from repo_interp.models.decoder import as_decoder, attentions_of
-from repo_interp.models.lasting import intervention
-from repo_interp.models.reposition import called_at
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.lasting import called_at, intervention
 from repo_interp.models.tables import change_index, table_of
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
@@ -109,7 +108,7 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
         intervention(decoder) as undo,
         called_at(decoder, "rotated_keys", turn_further, shifts),
     ):
-        for attention in attentions_of(decoder, shifts):
+        for attention in decoder.attentions(shifts):
             shift = shifts[attention.layer_idx]
             if isinstance(attention.position_logits, PositionBias):
                 undo.callback(

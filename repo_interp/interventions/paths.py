@@ -25,10 +25,9 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError, one_line
 from repo_interp.interventions.replacing import heads_by_layer
 from repo_interp.models.attention import CACHES, RepositionedAttention
-from repo_interp.models.decoder import as_decoder, attentions_of
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.direct_path import added_outputs, inner
-from repo_interp.models.lasting import intervention
-from repo_interp.models.reposition import called_at
+from repo_interp.models.lasting import called_at, intervention
 
 SITES = ("queries", "keys", "values", "positions")
 """Tensors of the receiver that a path may lead into."""
@@ -95,7 +94,7 @@ def ablate_paths(
             )
         if outputs is not None and not isinstance(outputs.get(layer), Tensor):
             raise InputError(f"outputs lack layer {layer}, whose heads were to be patched")
-    for attention in attentions_of(decoder, receiving):
+    for attention in decoder.attentions(receiving):
         counts = {"queries": attention.heads, "keys": attention.kv_heads}
         for site in sites:
             if site != "positions":
@@ -173,12 +172,12 @@ def ablate_paths(
     blocks = decoder.blocks
     with intervention(decoder) as undo:
         undo.enter_context(called_at(decoder, "attended", keep, sending))
-        for attention in attentions_of(decoder, sending):
+        for attention in decoder.attentions(sending):
             hook: Any = partial(send, attention)
             projection = attention.output_projection
             assert projection is not None  # `added_outputs` has seen it
             undo.callback(projection.register_forward_hook(hook).remove)
-        for attention in attentions_of(decoder, receiving):
+        for attention in decoder.attentions(receiving):
             # The block, not the module: its norm comes first, and so it reads the residual stream
             block = next(part for part in blocks if attention.module in [*part.modules()])
             hook = partial(enter, attention)

@@ -51,7 +51,7 @@ from repo_interp.interventions.replacing import (
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode
 from repo_interp.models.decoder import Decoder, as_decoder
-from repo_interp.models.reposition import called_at
+from repo_interp.models.lasting import called_at
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Finite, Seed, checked
 

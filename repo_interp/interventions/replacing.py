@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import RepositionedAttention, require_one_position
-from repo_interp.models.decoder import Decoder, as_decoder, attentions_of
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import intervention
 from repo_interp.models.padding import valid_tokens
 from repo_interp.models.tables import change_index, table_of
@@ -142,7 +142,7 @@ def replaced(
     with intervention(decoder) as undo:
         if learned is not None and not chosen:
             undo.callback(change_index(learned, partial(_changed_index, change, named)).remove)
-        for attention in attentions_of(decoder, chosen):
+        for attention in decoder.attentions(chosen):
             if not attention.uses_positions:
                 raise InputError(
                     f"layer {attention.layer_idx} ({attention.scheme}) assigns no positions, so "
@@ -458,7 +458,7 @@ def choose_heads(
     else:
         named: Any = default if layer is None else [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
         numbers = [number_of(each, "a layer") for each in named]
-        attentions_of(decoder, numbers)  # refuses a layer that the model lacks
+        decoder.attentions(numbers)  # refuses a layer that the model lacks
         chosen = {number: frozenset(range(layers[number].heads)) for number in numbers}
     if not chosen:
         raise InputError("no layer was named; name some, or leave them out for all")
@@ -479,7 +479,7 @@ def heads_by_layer(decoder: Decoder, heads: Any) -> dict[int, frozenset[int]]:
         InputError: The model lacks one of them.
     """
     pairs = head_pairs(heads)
-    named = attentions_of(decoder, {layer for layer, _ in pairs})
+    named = decoder.attentions({layer for layer, _ in pairs})
     counts = {attention.layer_idx: attention.heads for attention in named}
     chosen: dict[int, frozenset[int]] = {}
     for layer, head in pairs:

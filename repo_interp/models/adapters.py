@@ -38,9 +38,6 @@ from repo_interp.files import replaced, write_text
 from repo_interp.models.configuration import make_config, written_configuration
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import (
-    assigner_parameters,
-    scheme_modules,
-    scheme_parameters,
     with_layout,
 )
 from repo_interp.models.tables import TABLE
@@ -172,7 +169,7 @@ def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
         "layers_to_transform": list(range(first_layer, layers)),
     }
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, **changed), model)
-    for module in scheme_modules(as_decoder(model)):
+    for module in as_decoder(model).scheme_modules:
         module.requires_grad_(True)
 
 
@@ -310,7 +307,7 @@ def merge_adapter(
     # Fresh weights of schemes are drawn, then replaced by the stored ones.
     with torch.random.fork_rng():
         with_layout(model, ",".join(checkpoint.layout), **checkpoint.options)
-    for parameter in assigner_parameters(as_decoder(model)).values():
+    for parameter in as_decoder(model).assigner_parameters.values():
         parameter.data = parameter.data.to(of_positions)
     changes = fitting_changes(model, checkpoint.directory)
     model.config.max_position_embeddings = checkpoint.config.max_position_embeddings
@@ -344,7 +341,7 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
     """
     file = directory / _CONFIGURATION
     lora = validate(read_json(file, "the configuration that peft writes"), _LoRA, str(file))
-    learned = scheme_parameters(as_decoder(model))
+    learned = as_decoder(model).scheme_parameters
     full, down, up = {}, {}, {}
     # By name in the file: which kind of change, of which parameter, and its shape
     wanted: dict[str, tuple[dict[str, StoredWeight], str, tuple[int, ...]]] = {}

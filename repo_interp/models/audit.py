@@ -49,7 +49,7 @@ from repo_interp.models.checkpoints import load_model, read_checkpoint
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.dumped_tables import SUFFIXES, read_tables
 from repo_interp.models.identity_tables import identity_tables
-from repo_interp.models.reposition import require_weights
+from repo_interp.models.lasting import require_weights
 from repo_interp.models.rotation import (
     Source,
     find_pairs,

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.reposition import at_rest
+from repo_interp.models.lasting import at_rest
 from repo_interp.values import shortened
 
 TOLERANCE = 1e-3

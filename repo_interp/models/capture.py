@@ -25,10 +25,10 @@ from repo_interp.inputs import AttentionInputs, Predictions
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.feed_forward import in_blocks
+from repo_interp.models.lasting import at_rest
 from repo_interp.models.layer_pass import LogitsOfRows
 from repo_interp.models.masks import visible
 from repo_interp.models.padding import known_padding
-from repo_interp.models.reposition import at_rest, length_matters
 from repo_interp.models.tables import positions_in, table_of
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.layouts import NO_ATTENTION, SCHEMES
@@ -148,7 +148,7 @@ def _require_taken(decoder: Decoder, position_ids: Tensor) -> None:
             f"a prompt has position id {int(position_ids.max())}; the table of the model has "
             f"positions 0 to {positions_in(table) - 1}"
         )
-    if length_matters(decoder) and position_ids.shape[-2] > 1:
+    if decoder.length_matters and position_ids.shape[-2] > 1:
         raise InputError(
             "frequencies of this model depend on the largest position of a pass; give prompts "
             "with position ids one by one (batch_size=1)"
@@ -162,7 +162,7 @@ def _run_stack(
     last_layer: int | None,
     position_ids: Tensor | None,
 ) -> Tensor:
-    if not bool(valid.all()) and length_matters(decoder):
+    if not bool(valid.all()) and decoder.length_matters:
         raise InputError(
             "frequencies of this model depend on the length of a pass; give prompts of equal "
             "length to one pass"

@@ -78,11 +78,10 @@ from repo_interp.models.dispatch import (
     dispatch,
     is_dispatched,
 )
+from repo_interp.models.lasting import require_weights
 from repo_interp.models.reposition import (
-    assigner_parameters,
     layout,
     reposition,  # noqa: F401 - `ri.reposition` is found here
-    require_weights,
     with_layout,
 )
 from repo_interp.models.text_part import text_model
@@ -188,7 +187,7 @@ def load_model(
     if device_map is not None:
         places = device_of_weights(model, device_map, most_memory, precision)
     # Maps of positions may have a wider precision than other weights.
-    exact, values = assigner_parameters(as_decoder(model)), {}
+    exact, values = as_decoder(model).assigner_parameters, {}
     for names, wanted in (
         (stored.keys() - exact.keys(), precision),
         (stored.keys() & exact.keys(), of_positions),

@@ -22,8 +22,11 @@ from torch import nn
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.errors import InputError, one_line
 from repo_interp.models.attention import RepositionedAttention, scheme_of
+from repo_interp.models.rotation import depends_on_length, rotaries
+from repo_interp.models.tables import TABLE, positions_in, table_of
 from repo_interp.models.wrapped import model_of, unwrapped
 from repo_interp.positions.layouts import NO_ATTENTION
+from repo_interp.side_by_side import BatchSize, SideBySide, limit
 
 _DECODER = "_repo_interp_decoder"
 """The one attribute of a model for all of this: unlike the entry of a weak table it goes with
@@ -174,6 +177,41 @@ class Decoder:
         return next(learned, self.weight).dtype
 
     @property
+    def longest_prompt(self) -> int | None:
+        """Tokens of the longest prompt: the length of a learned table; None where there is none."""
+        table = table_of(self.stack)
+        return None if table is None else positions_in(table)
+
+    @property
+    def length_matters(self) -> bool:
+        """Whether frequencies depend on the longest prompt of a pass (dynamic NTK, longrope)."""
+        found = self.modules("rotaries", lambda decoder: list(rotaries(decoder.stack)))
+        return any(map(depends_on_length, found))
+
+    @property
+    def scheme_modules(self) -> list[nn.Module]:
+        """Modules with parameters of position schemes, without duplicates."""
+        parts = [getattr(self.stack, TABLE, None)]
+        parts += [
+            part
+            for attention in self.layers
+            for part in (attention.assigner, attention.position_logits)
+        ]
+        return [part for part in dict.fromkeys(parts) if part is not None]
+
+    @property
+    def scheme_parameters(self) -> set[nn.Parameter]:
+        """Parameters of position schemes; one that layers share stands once."""
+        return {weight for module in self.scheme_modules for weight in module.parameters()}
+
+    @property
+    def assigner_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters that assign positions, by all names that they have in the model."""
+        assigning = {weight for assigner in self.assigners for weight in assigner.parameters()}
+        named = self.module.named_parameters(remove_duplicate=False)
+        return {name: parameter for name, parameter in named if parameter in assigning}
+
+    @property
     def training_length(self) -> int:
         """Tokens of the longest prompts that the model was trained on."""
         return self.origin.training_length if self.origin else training_length(self.config)
@@ -220,6 +258,45 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         """The precision of the weights."""
         return self.weight.dtype
+
+    def attentions(self, layers: Collection[int]) -> list[RepositionedAttention]:
+        """Return the attention of some layers.
+
+        Args:
+            layers: Numbers of layers.
+
+        Returns:
+            Their attention, in the order of the model.
+
+        Raises:
+            InputError: The model lacks one of `layers`.
+        """
+        by_layer = self.by_layer
+        for layer in layers:
+            if layer not in by_layer:
+                raise InputError(
+                    f"layer {layer} was asked for; the model's are {_format_layers(by_layer)}"
+                )
+        return [by_layer[layer] for layer in sorted(layers)]
+
+    def batch_limits(self, size: BatchSize) -> SideBySide:
+        """Return the limits of a pass.
+
+        Args:
+            size: Prompts or tokens of a pass.
+
+        Returns:
+            The limits: prompts of equal length where frequencies depend on the length of the pass,
+            and where padding changes what a stock module computes: DeepSeek's sparse attention
+            selects other keys, Llama 4 scales queries by their row.
+        """
+        counts_padding = any(
+            getattr(attention.module, "indexer", None) is not None
+            or getattr(attention.module, "attn_temperature_tuning", False)
+            for attention in self.layers
+        )
+        alike = counts_padding or self.length_matters
+        return replace(limit(size), padding=0) if alike else limit(size)
 
     def modules(self, name: str, find: Callable[[Any], list[nn.Module]]) -> list[nn.Module]:
         """Find modules of the decoder, kept while all modules above have the same children.
@@ -298,28 +375,6 @@ def require_model(model: object) -> None:
             "a model or a bridge was wanted, as ri.load returns it; got a "
             f"{type(model).__name__}: give the model inside, if it has one"
         )
-
-
-def attentions_of(decoder: Decoder, layers: Collection[int]) -> list[RepositionedAttention]:
-    """Return the attention of some layers.
-
-    Args:
-        decoder: Decoder of the model.
-        layers: Numbers of layers.
-
-    Returns:
-        Their attention, in the order of the model.
-
-    Raises:
-        InputError: The model lacks one of `layers`.
-    """
-    by_layer = decoder.by_layer
-    for layer in layers:
-        if layer not in by_layer:
-            raise InputError(
-                f"layer {layer} was asked for; the model's are {_format_layers(by_layer)}"
-            )
-    return [by_layer[layer] for layer in sorted(layers)]
 
 
 def _format_layers(layers: Collection[int]) -> str:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode, next_token_logits
-from repo_interp.models.decoder import Decoder, attentions_of
+from repo_interp.models.decoder import Decoder
 from repo_interp.models.outputs import attention_values
 
 LARGE = 1e4
@@ -114,7 +114,7 @@ class DirectPath:
         directions = directions * self.factors[layer] * self.logit_factor
         if layer in self.after_attention:
             directions = self.after_attention[layer].pull_back(directions, rows)
-        (attention,) = attentions_of(self.decoder, [layer])
+        (attention,) = self.decoder.attentions([layer])
         projection = inner(attention.output_projection)
         written = (
             _pull_back(projection, directions, self.gates[layer].shape[-1])

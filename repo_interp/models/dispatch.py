@@ -27,7 +27,6 @@ from repo_interp.checkpoint_files.stored import StoredWeight
 from repo_interp.checkpoint_files.weights import tied_parameters
 from repo_interp.errors import InputError
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.reposition import scheme_parameters
 
 DeviceMap = str | Mapping[str, str | int]
 """`auto`, or a device for every part of the model by the name of its module."""
@@ -148,7 +147,7 @@ def is_dispatched(model: nn.Module) -> bool:
 
 def _resident(model: PreTrainedModel) -> set[str]:
     """Names of the weights that are never offloaded."""
-    schemes = scheme_parameters(as_decoder(model))
+    schemes = as_decoder(model).scheme_parameters
     embedding = model.get_input_embeddings().weight
     tied = {
         *tied_parameters(model),

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from repo_interp.errors import NotFinitePrediction
 from repo_interp.models.attention import cache_argument
 from repo_interp.models.decoder import Decoder
-from repo_interp.models.reposition import at_rest, batch_limits
+from repo_interp.models.lasting import at_rest
 from repo_interp.side_by_side import BatchSize, batches
 
 
@@ -52,7 +52,7 @@ def continue_greedily(
     # Prompts of similar length share a pass, so that little is padded.
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), counts[number]))
     continuations: dict[int, tuple[int, ...]] = {}
-    size = batch_limits(decoder, batch_size)
+    size = decoder.batch_limits(batch_size)
     # then prompts of one length have one length
     ahead = counts if size.padding else [max(counts, default=0)] * len(counts)
     for chosen in batches(

@@ -9,20 +9,23 @@ value that a context found would not do: it may hold another's change.
 
 While a context lasts its layers list it, and refuse to be copied
 (`RepositionedAttention.interventions`): a copy would keep its changes for good. Knows nothing about
-the kind of change.
+the kind of change. `at_rest` keeps a model in evaluation mode, and `called_at` calls a function at
+a hook site, while their contexts last.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.models.attention import CHANGED
+from repo_interp.models.attention import CHANGED, RepositionedAttention
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.wrapped import eager
 
@@ -57,6 +60,80 @@ def intervention(decoder: Decoder) -> Iterator[ExitStack]:
                 attention.interventions.append(undo)
                 undo.callback(attention.interventions.remove, undo)
         yield undo
+
+
+@contextmanager
+def at_rest(decoder: Decoder) -> Iterator[None]:
+    """Keep a model in evaluation mode, without autocast, while the context lasts.
+
+    So dropout changes no number, and numbers have the precision that the run states.
+
+    Args:
+        decoder: Decoder of the model.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: Weights are on "meta", and Accelerate does not fetch them from a disk.
+    """
+    owner: Any = decoder.owner
+    require_weights(decoder)
+    training = (
+        [vars(module) for module in owner.modules() if module.training] if owner.training else []
+    )
+    # Compiled code would not see hooks that were added after it.
+    with eager(), ExitStack() as exact:
+        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps")):
+            exact.enter_context(torch.autocast(device, enabled=False))
+        try:
+            for module in training:
+                module["training"] = False
+            yield
+        finally:
+            for module in training:
+                module["training"] = True
+
+
+def require_weights(decoder: Decoder) -> None:
+    """Refuse a model whose weights hold no numbers.
+
+    Args:
+        decoder: Decoder of the model.
+
+    Raises:
+        InputError: Weights are on "meta", and nothing fetches them from elsewhere.
+    """
+    if decoder.weight.is_meta and not hasattr(decoder.owner, "hf_device_map"):
+        raise InputError(
+            "the weights of this model are on 'meta' and hold no numbers; load them first, "
+            "as ri.load does"
+        )
+
+
+@contextmanager
+def called_at(
+    decoder: Decoder,
+    site: str,
+    act: Callable[[RepositionedAttention, Tensor], Tensor | None],
+    layers: Collection[int] | None = None,
+) -> Iterator[None]:
+    """Call a function with the tensor at a hook site in every pass, while the context lasts.
+
+    Args:
+        decoder: Decoder of the model.
+        site: Name of a field of `HookSites`.
+        act: Called with the layer's attention and the tensor; the pass goes on with its result,
+            unless that is None.
+        layers: Numbers of layers; None: all.
+
+    Yields:
+        None.
+    """
+    with ExitStack() as undo:
+        for attention in decoder.layers if layers is None else decoder.attentions(layers):
+            undo.callback(attention.sites.call(site, partial(act, attention)))
+        yield
 
 
 def patch_attribute(undo: ExitStack, owner: Any, name: str, change: Callable[[Any], Any]) -> None:

@@ -28,7 +28,7 @@ from repo_interp.models.configuration import identify, own_layout_of, plain
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.provenance import Origin, origin, remember_origin
-from repo_interp.models.reposition import longest_prompt, with_layout
+from repo_interp.models.reposition import with_layout
 from repo_interp.models.tokenizing import set_tokenizer
 from repo_interp.shipped import zoo_path
 
@@ -161,7 +161,7 @@ def require_parity(decoder: Decoder) -> None:
     ]
     # A decoder with a learned table cannot take more tokens than that holds.
     count = min(
-        max([_TOKENS, *(window + 4 for window in windows)]), longest_prompt(decoder) or sys.maxsize
+        max([_TOKENS, *(window + 4 for window in windows)]), decoder.longest_prompt or sys.maxsize
     )
     weight = decoder.weight
     # A stride by a prime spreads the tokens over the vocabulary.

@@ -21,9 +21,9 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import capture
-from repo_interp.models.decoder import Decoder, attentions_of
+from repo_interp.models.decoder import Decoder
+from repo_interp.models.lasting import called_at
 from repo_interp.models.layer_pass import Content
-from repo_interp.models.reposition import called_at
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.logits import cap_logits, exact
 from repo_interp.positions.rotary import expand_heads
@@ -169,7 +169,7 @@ def outputs_over_windows(
     Returns:
         Outputs [start, width], heads side by side.
     """
-    (attention,) = attentions_of(decoder, [layer])
+    (attention,) = decoder.attentions([layer])
     content = tensors.content
     assert content is not None
     heads = content.queries.shape[1]

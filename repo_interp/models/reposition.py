@@ -15,10 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +29,8 @@ from repo_interp.models.attention import RepositionedAttention, cache_argument, 
 from repo_interp.models.attention_modules import attends, attention_modules
 from repo_interp.models.changes import remember_scheme
 from repo_interp.models.configuration import repositioned
-from repo_interp.models.decoder import Decoder, as_decoder, attentions_of, require_model
+from repo_interp.models.decoder import Decoder, as_decoder, require_model
+from repo_interp.models.lasting import require_weights
 from repo_interp.models.rotation import (
     OF_TABLES,
     Prober,
@@ -42,12 +40,11 @@ from repo_interp.models.rotation import (
     rotaries,
 )
 from repo_interp.models.schemes import SchemeBuilder
-from repo_interp.models.tables import TABLE, positions_in, stock_table, table_of
-from repo_interp.models.wrapped import eager, unwrapped
+from repo_interp.models.tables import TABLE, stock_table
+from repo_interp.models.wrapped import unwrapped
 from repo_interp.positions.assigners import IndexSharing
 from repo_interp.positions.embedding import AbsoluteEmbedding
 from repo_interp.positions.layouts import NO_ATTENTION, format_layout, parse_layout
-from repo_interp.side_by_side import BatchSize, SideBySide, limit
 
 logger = logging.getLogger(__name__)
 
@@ -227,40 +224,6 @@ def _rotations(decoder: Decoder) -> dict[Any, Rotation]:
     return measured
 
 
-def batch_limits(decoder: Decoder, size: BatchSize) -> SideBySide:
-    """Return the limits of a pass.
-
-    Args:
-        decoder: Decoder of the model.
-        size: Prompts or tokens of a pass.
-
-    Returns:
-        The limits: prompts of equal length where frequencies depend on the length of the pass, and
-        where padding changes what a stock module computes: DeepSeek's sparse attention selects
-        other keys, Llama 4 scales queries by their row.
-    """
-    counts_padding = any(
-        getattr(attention.module, "indexer", None) is not None
-        or getattr(attention.module, "attn_temperature_tuning", False)
-        for attention in decoder.layers
-    )
-    alike = counts_padding or length_matters(decoder)
-    return replace(limit(size), padding=0) if alike else limit(size)
-
-
-def length_matters(decoder: Decoder) -> bool:
-    """Return whether frequencies depend on the length of a pass (dynamic NTK, longrope).
-
-    Args:
-        decoder: Decoder of the model.
-
-    Returns:
-        True where they do; the length is that of the longest prompt.
-    """
-    found = decoder.modules("rotaries", lambda decoder: list(rotaries(decoder.stack)))
-    return any(map(depends_on_length, found))
-
-
 def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
     """Scheme of every layer of `model` in `layout`; InputError for a layout that does not fit."""
     if not isinstance(layout, str):
@@ -272,80 +235,6 @@ def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
         return parse_layout(layout, model.config.num_hidden_layers)
     except ValueError as error:
         raise InputError(str(error)) from None
-
-
-@contextmanager
-def at_rest(decoder: Decoder) -> Iterator[None]:
-    """Keep a model in evaluation mode, without autocast, while the context lasts.
-
-    So dropout changes no number, and numbers have the precision that the run states.
-
-    Args:
-        decoder: Decoder of the model.
-
-    Yields:
-        None.
-
-    Raises:
-        InputError: Weights are on "meta", and Accelerate does not fetch them from a disk.
-    """
-    owner: Any = decoder.owner
-    require_weights(decoder)
-    training = (
-        [vars(module) for module in owner.modules() if module.training] if owner.training else []
-    )
-    # Compiled code would not see hooks that were added after it.
-    with eager(), ExitStack() as exact:
-        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps")):
-            exact.enter_context(torch.autocast(device, enabled=False))
-        try:
-            for module in training:
-                module["training"] = False
-            yield
-        finally:
-            for module in training:
-                module["training"] = True
-
-
-def require_weights(decoder: Decoder) -> None:
-    """Refuse a model whose weights hold no numbers.
-
-    Args:
-        decoder: Decoder of the model.
-
-    Raises:
-        InputError: Weights are on "meta", and nothing fetches them from elsewhere.
-    """
-    if decoder.weight.is_meta and not hasattr(decoder.owner, "hf_device_map"):
-        raise InputError(
-            "the weights of this model are on 'meta' and hold no numbers; load them first, "
-            "as ri.load does"
-        )
-
-
-@contextmanager
-def called_at(
-    decoder: Decoder,
-    site: str,
-    act: Callable[[RepositionedAttention, Tensor], Tensor | None],
-    layers: Collection[int] | None = None,
-) -> Iterator[None]:
-    """Call a function with the tensor at a hook site in every pass, while the context lasts.
-
-    Args:
-        decoder: Decoder of the model.
-        site: Name of a field of `HookSites`.
-        act: Called with the layer's attention and the tensor; the pass goes on with its result,
-            unless that is None.
-        layers: Numbers of layers; None: all.
-
-    Yields:
-        None.
-    """
-    with ExitStack() as undo:
-        for attention in decoder.layers if layers is None else attentions_of(decoder, layers):
-            undo.callback(attention.sites.call(site, partial(act, attention)))
-        yield
 
 
 def layout(model: nn.Module) -> tuple[str, ...]:
@@ -360,54 +249,6 @@ def layout(model: nn.Module) -> tuple[str, ...]:
     return as_decoder(model).schemes
 
 
-def scheme_modules(decoder: Decoder) -> list[nn.Module]:
-    """Return the modules with parameters of position schemes.
-
-    Args:
-        decoder: Decoder of the model.
-
-    Returns:
-        Modules, without duplicates.
-    """
-    parts = [getattr(decoder.stack, TABLE, None)]
-    parts += [
-        part
-        for attention in decoder.layers
-        for part in (attention.assigner, attention.position_logits)
-    ]
-    return [part for part in dict.fromkeys(parts) if part is not None]
-
-
-def scheme_parameters(decoder: Decoder) -> set[nn.Parameter]:
-    """Return the parameters of position schemes.
-
-    Args:
-        decoder: Decoder of the model.
-
-    Returns:
-        Parameters; one that layers share stands once.
-    """
-    return {weight for module in scheme_modules(decoder) for weight in module.parameters()}
-
-
-def assigner_parameters(decoder: Decoder) -> dict[str, nn.Parameter]:
-    """Return the parameters that assign positions.
-
-    Args:
-        decoder: Decoder of the model.
-
-    Returns:
-        Parameters by all names that they have in the model.
-    """
-    assigners = decoder.assigners
-    assigning = {parameter for assigner in assigners for parameter in assigner.parameters()}
-    return {
-        name: parameter
-        for name, parameter in decoder.module.named_parameters(remove_duplicate=False)
-        if parameter in assigning
-    }
-
-
 def added_parameters(model: nn.Module) -> int:
     """Count the parameters that position schemes added to the stock decoder.
 
@@ -417,20 +258,7 @@ def added_parameters(model: nn.Module) -> int:
     Returns:
         Number of parameters.
     """
-    return sum(weight.numel() for weight in scheme_parameters(as_decoder(model)))
-
-
-def longest_prompt(decoder: Decoder) -> int | None:
-    """Return the tokens of the longest prompt that the model can take.
-
-    Args:
-        decoder: Decoder of the model.
-
-    Returns:
-        Length of its learned table; None where it lacks one.
-    """
-    table = table_of(decoder.stack)
-    return None if table is None else positions_in(table)
+    return sum(weight.numel() for weight in as_decoder(model).scheme_parameters)
 
 
 def mix_with_index(decoder: Decoder, share: float) -> None:
@@ -469,7 +297,7 @@ def _settle(decoder: Decoder) -> None:
     # Weights on "meta" are replaced on loading, in the dtype asked for.
     reference: Tensor = decoder.owner.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType]
     if reference.device.type != "meta":
-        for module in scheme_modules(decoder):
+        for module in decoder.scheme_modules:
             module.to(device=reference.device, dtype=reference.dtype)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from repo_interp.models.capture import entering
 from repo_interp.models.decoder import Decoder
-from repo_interp.models.reposition import at_rest
+from repo_interp.models.lasting import at_rest
 
 
 @dataclass(frozen=True)

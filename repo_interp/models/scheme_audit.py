@@ -34,7 +34,7 @@ from repo_interp.inputs import AttentionInputs
 from repo_interp.models.capture import capture, layers_by_pair
 from repo_interp.models.checkpoints import load_model, save
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.reposition import reposition, scheme_parameters
+from repo_interp.models.reposition import reposition
 
 TOLERANCE = 1e-3
 """Nats, or attention: a larger difference is a finding."""
@@ -87,7 +87,7 @@ def verify_scheme(layout: str, **options: str | float) -> xr.Dataset:
             LlamaConfig(**_CONFIG), attn_implementation="eager"
         )
         model = _running(lambda: reposition(plain.eval(), layout, **options), layout, "be built")
-        of_scheme = scheme_parameters(as_decoder(model))
+        of_scheme = as_decoder(model).scheme_parameters
         for weight in model.parameters():  # in their order, so that every process draws the same
             if weight in of_scheme:
                 weight.data += DEVIATION * torch.randn_like(weight)
@@ -211,7 +211,7 @@ def _parameters(model: PreTrainedModel, tokens: Tensor) -> list[str]:
     model.zero_grad()
     model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
     decoder = as_decoder(model)
-    of_scheme = scheme_parameters(decoder)
+    of_scheme = decoder.scheme_parameters
     still = [
         name
         for name, weight in model.named_parameters()

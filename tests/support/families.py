@@ -20,7 +20,6 @@ from transformers import (
 
 import repo_interp as ri
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.reposition import scheme_modules
 from repo_interp.positions.layouts import SCHEMES
 
 TINY = {
@@ -85,7 +84,7 @@ def repositioned(variant, family="llama"):
     # High frequencies must exist below the training length of 128 for HoPE to keep some.
     model = ri.reposition(tiny(family), variant.split()[0], **VARIANTS.get(variant, {}))
     with torch.no_grad():
-        for module in scheme_modules(as_decoder(model)):
+        for module in as_decoder(model).scheme_modules:
             for parameter in module.parameters():
                 if bool((parameter == 0).any()):
                     parameter.normal_(std=0.5)

@@ -35,7 +35,7 @@ from repo_interp.models.checkpoints import (
     save,
 )
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.reposition import longest_prompt, with_layout
+from repo_interp.models.reposition import with_layout
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.vocabulary import PAD
 
@@ -109,7 +109,7 @@ def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
     the model can take.
     """
     prompts = prepared.task.prompts(count, prepared.configuration.seed, test_set)
-    longest = longest_prompt(as_decoder(prepared.model))
+    longest = as_decoder(prepared.model).longest_prompt
     return (
         []
         if longest is not None and max(len(prompt.tokens) for prompt in prompts) > longest

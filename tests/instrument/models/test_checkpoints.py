@@ -24,7 +24,6 @@ from repo_interp.cli import main
 from repo_interp.errors import Note
 from repo_interp.models.configuration import identify
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.reposition import scheme_modules
 from repo_interp.shipped import shipped_names
 from repo_interp.tasks.prompt import Prompt
 
@@ -318,7 +317,7 @@ def test_weights_are_converted_once(stored, wanted, tmp_path):
 
 def drawn(model, std):
     """The model with random parameters of its schemes."""
-    for module in scheme_modules(as_decoder(model)):
+    for module in as_decoder(model).scheme_modules:
         for parameter in module.parameters():
             torch.nn.init.normal_(parameter, std=std)
     return model

@@ -28,7 +28,7 @@ from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.outputs import parity_errors
-from repo_interp.models.reposition import longest_prompt, scheme_modules, with_layout
+from repo_interp.models.reposition import with_layout
 from repo_interp.tasks import Prompt
 
 DIFFERENT = (
@@ -262,7 +262,7 @@ def test_scaling_on_loading_and_by_an_intervention_is_that_of_the_stock_model(fa
 def test_schemes_run_in_families_that_rotate_a_part_of_a_head_or_have_sinks(stock, family, layout):
     options = {"training_length": 400} if layout in ("hope", "rope_high") else {}
     model = ri.reposition(copy.deepcopy(stock(family)), layout, **options)
-    for module in scheme_modules(as_decoder(model)):
+    for module in as_decoder(model).scheme_modules:
         for parameter in module.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
     assert torch.equal(generated(model), generated(model, use_cache=False))
@@ -315,7 +315,7 @@ def test_half_precision_stays_as_near_to_float32_as_the_stock_model(stock, famil
 def test_positions_at_the_input_are_exchanged_in_the_table_of_the_stock_model(stock):
     model = observed(stock("gpt2"))
     assert ri.models.reposition.layout(model) == ("learned",) * 4
-    assert longest_prompt(as_decoder(model)) == 128
+    assert as_decoder(model).longest_prompt == 128
     index, by_five = torch.arange(5, 17)[None], {0: lambda positions: positions * 0.0 + 5.0}
     with torch.no_grad():
         expected = stock("gpt2")(TOKENS, position_ids=index, use_cache=False).logits

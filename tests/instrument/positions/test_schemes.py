@@ -18,7 +18,6 @@ from repo_interp import interventions as iv
 from repo_interp.models.capture import capture
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.reposition import scheme_modules
 
 ROWS = {"rope": 1, "continuous": 1, "repo": None, "repo_alibi": None}
 """Rows of positions by scheme; None: as many as key-value heads."""
@@ -121,7 +120,7 @@ def test_saving_and_loading_gives_the_same_bits(variant, tmp_path):
 def test_gradients_reach_everything_a_scheme_learns(variant):
     model = repositioned(variant).train()
     model(TOKENS, labels=TOKENS, use_cache=False).loss.backward()
-    for module in scheme_modules(as_decoder(model)):
+    for module in as_decoder(model).scheme_modules:
         for name, parameter in module.named_parameters():
             assert parameter.grad is not None and parameter.grad.any(), name
 
@@ -249,7 +248,7 @@ def test_taking_learned_positions_away_again_leaves_nothing():
 @pytest.mark.parametrize("wrong", [lambda z: z.mT, lambda z: z[:, 0], lambda z: z[:, [0] * 3]])
 def test_positions_of_another_shape_are_refused_with_both_shapes(wrong):
     model = repositioned("repo")
-    (assigner, *_) = scheme_modules(as_decoder(model))
+    (assigner, *_) = as_decoder(model).scheme_modules
     assigner.register_forward_hook(lambda module, arguments, positions: wrong(positions))
     with refused(r"layer 0 \(repo\) gave positions \[.*; wanted \[batch, row, token\]"):
         model(TOKENS)
