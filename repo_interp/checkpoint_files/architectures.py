@@ -310,7 +310,7 @@ def training_length(config: Any) -> int:
     Raises:
         InputError: The configuration does not state it.
     """
-    # Before scaling: max_position_embeddings of a scaled model is what it reaches afterwards.
+    # Before scaling: max_position_embeddings of a scaled model is its length afterwards.
     lengths = [p.get("original_max_position_embeddings") for p in _rope_parameters(config)]
     known = [length for length in lengths if length]
     known = known or [

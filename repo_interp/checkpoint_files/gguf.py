@@ -203,7 +203,7 @@ def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> Pretrain
             | {"rope_type": "llama3", "factor": largest, "original_max_position_embeddings": length}
             | _LLAMA_3
         )
-        # By transformers' own function: what is compared is what the model will compute.
+        # By transformers' function, which the model will call too
         given, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         if torch.allclose(given.double() * factors, frequencies, rtol=1e-4, atol=0):
             return config

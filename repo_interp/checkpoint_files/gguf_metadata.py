@@ -128,7 +128,7 @@ def keys_of(header: Header) -> dict[str, Any]:
     }
     kinds = get_type_hints(Fields, include_extras=True)
 
-    # Popped: what is left at the end was understood by nobody and may be refused.
+    # Popped: keys left at the end were understood by nobody and may be refused.
     def take(key: str, default: Any, name: str) -> Any:
         return checked(stated.pop(key, default), kinds.get(name, float), f"{file}: {prefix}{key}")
 
@@ -176,7 +176,7 @@ def keys_of(header: Header) -> dict[str, Any]:
             )
         local = {
             "rope_type": "default",
-            # llama.cpp's default for layers with a window, and Gemma 3's own value
+            # llama.cpp's default for layers with a window, and Gemma 3's value
             "rope_theta": take("rope.freq_base_swa", 10000.0, "rope_theta"),
         }
         raw["rope_parameters"] = {
@@ -184,7 +184,7 @@ def keys_of(header: Header) -> dict[str, Any]:
             "sliding_attention": local,
         }
     windows = [kind == "sliding_attention" for kind in raw.get("layer_types", ())]
-    # Values that say what the Hugging Face decoder does anyway
+    # Values that the Hugging Face decoder uses anyway
     harmless = {
         "attention.value_length": (head,),
         "attention.causal": (True,),

@@ -245,7 +245,7 @@ def inspect_checkpoint(path: str, configure: Configure) -> Inspection:
         )
     checkpoint = read_checkpoint(path, configure)
     directories = [checkpoint.directory]
-    # An adapter stores only what it changes; the other shapes are its base's.
+    # An adapter stores its changes alone; the other shapes are its base's.
     if checkpoint.base is not None:
         directories.append(base_directory(checkpoint.directory, checkpoint.base))
     shapes = {

@@ -122,8 +122,8 @@ def require_useful(schemes: Collection[str], options: SchemeOptions) -> None:
     """
     useful = options_of(schemes)
     for name in _USED_BY:
-        # Only what differs from the default was set on purpose; a
-        # default is in every configuration.
+        # Only a value other than the default was set on purpose;
+        # a default is in every configuration.
         if name not in useful and getattr(options, name) != getattr(SchemeOptions(), name):
             named = ", ".join(dict.fromkeys(schemes))
             raise InputError(

@@ -472,7 +472,7 @@ def _require_fit(raw: Mapping[str, Any], config: Any) -> None:
             raise ValueError(
                 f"{name} names {len(raw[name])} layers; the model has {config.num_hidden_layers}"
             )
-    # Full attention everywhere is what a family without types does, so it may be stated.
+    # A family without types has full attention everywhere, so it may be stated.
     kinds = [kind for kind in raw.get("layer_types") or () if kind != "full_attention"]
     if kinds and "layer_types" not in class_defaults(family):
         raise ValueError(

@@ -351,7 +351,7 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
             wanted[name] = full, name, shape
         elif _is_changed(name, lora):
             stem = name.removesuffix("weight")
-            # Of what is no matrix nothing fits, so that it is refused.
+            # Nothing fits a parameter that is no matrix, so that it is refused.
             rows, columns = shape if len(shape) == 2 else (0, 0)
             wanted[f"{stem}lora_A.weight"] = down, name, (lora.r, columns)
             wanted[f"{stem}lora_B.weight"] = up, name, (rows, lora.r)

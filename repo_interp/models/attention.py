@@ -407,7 +407,7 @@ class RepositionedAttention:
     def _assign_with_memory(
         self, assigner: RememberingAssigner, hidden_states: Tensor, index: Tensor, cache: Any
     ) -> Float[Tensor, "batch any token *component"]:
-        """Positions of tokens that see what the keys that attention shows them left behind."""
+        """Positions of tokens that see the memory of all keys that attention shows them."""
         current, rows, device = self.active_pass, hidden_states.shape[1], hidden_states.device
         past = None
         if current.start:

@@ -104,7 +104,7 @@ def remembered(keys: Tensor, assigner: RememberingAssigner) -> Float[Tensor, "ba
         assigner: The assigner of the layer.
 
     Returns:
-        What it remembers of the cached tokens, in its precision.
+        Its memory of the cached tokens, in its precision.
     """
     dtype, groups = assigner.dtype, -(-assigner.features // keys.shape[1])
     columns = keys[..., -groups * max(1, dtype.itemsize // keys.dtype.itemsize) :]

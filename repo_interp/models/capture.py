@@ -187,7 +187,7 @@ def _run_stack(
     def finish(*observed: Any) -> None:
         raise _EndOfPass
 
-    # An exception ends the pass: what follows would cost time and memory.
+    # An exception ends the pass: the rest would cost time and memory.
     observers.append(finish)
     entered = deque[Tensor](maxlen=1)
     with entering(decoder, entered.append):

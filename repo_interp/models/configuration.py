@@ -175,8 +175,7 @@ def plain(config: PretrainedConfig) -> PretrainedConfig:
         The copy.
     """
     stock = copy.deepcopy(config)
-    # Not built anew: a constructor of a family may change what it is given, and fills in what is
-    # not.
+    # Not built anew: a constructor of a family may change its arguments, and fills in others.
     stock.__class__ = CONFIG_MAPPING[config.model_type]
     stock.__dict__.pop("position_layout", None)
     return stock

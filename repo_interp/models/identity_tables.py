@@ -34,7 +34,7 @@ _SHAPED = {
     torch.chunk,
     torch.unsqueeze,
 }
-"""What keeps ones ones, and zeros zeros."""
+"""Functions that keep ones ones, and zeros zeros."""
 
 
 class IdentityTable(Tensor):

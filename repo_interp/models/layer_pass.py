@@ -173,7 +173,7 @@ class Pass:
     """Tokens up to the last one of this pass, where frequencies depend on it."""
     positions: Float[Tensor, "batch P token *component"] | None = None
     memory: Float[Tensor, "batch token feature"] | None = None
-    """What the assigner remembers of the tokens of this pass."""
+    """The assigner's memory of the tokens of this pass."""
     gate_keys: Tensor | None = None
     sinks: Float[Tensor, "head"] | None = None
     new_keys: Tensor | None = None

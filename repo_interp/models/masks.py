@@ -83,8 +83,8 @@ def call_mask(
     rows, device = queries.shape[2], queries.device
     seen = visible(rows, keys, attention_mask, device)
     if replaced and attention_mask is not None and attention_mask.dtype != torch.bool:
-        # What is left of an additive mask at visible keys are logits. At hidden keys it is the
-        # lowest number, which would overflow in a sum.
+        # At visible keys an additive mask holds logits. At hidden keys it is the lowest
+        # number, which would overflow in a sum.
         within = attention_mask[..., :keys].masked_fill(~seen, 0.0)
         bias = within if bias is None else bias + within
     # Sparse attention gives numbers of keys; measures need a mask.
@@ -156,7 +156,7 @@ def visible(
         [batch, 1, row, key]; the batch axis is 1 without a mask.
     """
     if attention_mask is None:
-        # Row 0 is token keys - rows, so the diagonal moves by what is in the cache.
+        # Row 0 is token keys - rows, so the diagonal moves by the cached keys.
         return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(keys - rows)[None, None]
     attention_mask = attention_mask[..., :keys]
     return (

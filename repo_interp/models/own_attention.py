@@ -12,7 +12,7 @@ bias goes into the mask.
 """
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOptionalIterable=false, reportOptionalOperand=false
 # pyright: reportOperatorIssue=false
-# Stock signatures, whose annotations are narrower than what decoders pass.
+# Stock signatures, whose annotations are narrower than the arguments of decoders.
 
 from __future__ import annotations
 

@@ -118,14 +118,14 @@ def verify_scheme(layout: str, **options: str | float) -> xr.Dataset:
     )
 
 
-def _running(run: Callable[[], Any], layout: str, what: str) -> Any:
-    """Return what `run` returns; an error in the scheme's code becomes one InputError."""
+def _running(run: Callable[[], Any], layout: str, action: str) -> Any:
+    """Return the result of `run`; an error in the scheme's code becomes one InputError."""
     try:
         return run()
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"the scheme {layout!r} cannot {what}: {_said(error)}") from error
+        raise InputError(f"the scheme {layout!r} cannot {action}: {_said(error)}") from error
 
 
 def _said(error: Exception) -> str:

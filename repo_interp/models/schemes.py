@@ -142,7 +142,7 @@ class SchemeBuilder:
         ]
         if scheme not in LEARNED:
             return TokenIndex()
-        # One row for all heads is what tells it from multihead_continuous.
+        # One row for all heads tells it from multihead_continuous.
         if scheme == "continuous":
             return LinearPositions(width, 1)
         assigners: dict[str, Any] = {

@@ -9,8 +9,8 @@
     convolved  z_i = (sum_{o < 4} c_o * r_{i - o}) Wz      (RePo sec. 3.2: limited access)
 
 r_i = silu(h_i Wg) * (h_i Wc), the position representation. The last two start as RePo's, but for
-the small V: c_0 starts at 1 and the other c at 0. A token sees what attention shows it: neither
-padding, nor other documents, nor what its window leaves out.
+the small V: c_0 starts at 1 and the other c at 0. A token sees those that attention shows it:
+no padding, no other documents, and none outside its window.
 
 h_i is the input of the attention layer; Wg, Wc: d_model -> d_model // 8 (`gate_map`,
 `content_map`), Wz: d_model // 8 -> P (`final_map`); no biases. P is how many rows of positions the
@@ -97,7 +97,7 @@ class MixedAssigner(IndexSharing):
 
 
 class RememberingAssigner(IndexSharing):
-    """Base of assigners that see earlier tokens by what every token leaves behind, its memory.
+    """Base of assigners that see earlier tokens by the memory that every token leaves behind.
 
     The memory of a token is cached beside its key, so that generation equals the full pass.
     """
@@ -264,14 +264,14 @@ class AttendedPositions(RecalledPositions):
     def gather(self, memory: Tensor, seen: Tensor) -> Tensor:
         """r_i + sum_j a_ij V r_j."""
         # The new tokens stand last, behind the cached ones
-        own = memory[:, -seen.shape[2] :]
+        last = memory[:, -seen.shape[2] :]
         attended = nn.functional.scaled_dot_product_attention(
-            self.query_map(own)[:, None],
+            self.query_map(last)[:, None],
             self.key_map(memory)[:, None],
             self.value_map(memory)[:, None],
             seen,
         )
-        return own + attended[:, 0]
+        return last + attended[:, 0]
 
 
 class ConvolvedPositions(RecalledPositions):

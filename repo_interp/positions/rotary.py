@@ -68,7 +68,7 @@ def turn(
         return torch.cat(
             (first * cosines - second * sines, second * cosines + first * sines), dim=-1
         )
-    # The same sums into one tensor: what is made on the way takes most of the time.
+    # The same sums into one tensor: tensors on the way would take most of the time.
     leading = np.broadcast_shapes(features.shape[:-1], cosines.shape[:-1])
     turned = torch.empty(
         (*leading, features.shape[-1]),
