@@ -97,7 +97,7 @@ def rows_of_interest(
     for name, mask in spans.items():
         if name not in _NOT_MARKED and not name.startswith("segments."):
             wanted |= mask[prompt] & valid
-    # Tokens of spans first; what is left of `most` goes to others, evenly spread
+    # Tokens of spans first; the rest of `most` goes to others, evenly spread
     named = _spread(wanted.nonzero()[:, 0], most)
     others = _spread((valid & ~wanted).nonzero()[:, 0], most - len(named))
     return torch.cat([named, others]).sort().values

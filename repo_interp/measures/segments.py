@@ -130,7 +130,7 @@ class Segments(SegmentMeasure):
                 orders = np.stack([random.permutation(count - 1) for _ in range(self.draws)])
                 layouts = edges, shuffled, torch.as_tensor(orders, device=edges.device)
                 places = torch.arange(count, dtype=torch.float64, device=edges.device)
-                # What the index scores by itself, with the same shuffles: a reference for learned
+                # Scores of the index itself, with the same shuffles: a reference for learned
                 # positions
                 line = _scores(places[None], *layouts, self.tolerance)
                 index[:, row, column] = line[of_index, 0].cpu()

@@ -16,7 +16,7 @@ the training length, E the extent of the layer's positions in the prompt (tokens
 position is the token index). The paper estimates the first by a Gaussian; here d takes `distances`
 values. `random_stability` and `random_sensitivity` are the same with random phases of c.
 
-Knows nothing about what tokens mean, nor how attention is used.
+Knows nothing about the meaning of tokens and the use of attention.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def without_trend(axes: Axes, pairs: AdditivePairs) -> Axes:
         axes.distance.shape[-1], dtype=axes.distance.dtype, device=axes.distance.device
     )
     share = pairs.counts.distance / pairs.total.clamp(min=1)[..., None]
-    # Weighted by pairs, since least variance over pairs is what a is to keep
+    # Weighted by pairs, since a is to keep the least variance over pairs
     centred = steps - _mean(share, steps)
     # beta (i - j) is a row and a column effect as well: moving it leaves the map as it is.
     slope = _mean(share, centred * axes.distance) / _mean(share, centred**2).clamp(

@@ -69,7 +69,7 @@ class ClosedForm(Reduction):
         """Return heads whose logits, or f + g, vary little beside their sums of squares."""
         if not self.most:
             return None
-        # Either side may cancel on its own: the logits, or the approximation they are held against
+        # Either side may cancel by itself: the logits, or the approximation they are held against
         count, ours = block.counts.total, self._approximation(inputs, block)[0]
         return (block.pairs.magnitude > block.well_conditioned) | (
             ours.magnitude > ILL_CONDITIONED * ours.scatter(count)

@@ -98,7 +98,7 @@ def distance_sums(
 
     Args:
         weights: Attention [prompt, head, row, key]. Rows of a head with a sink sum to less than
-            1; what the sink takes counts as distance 0.
+            1; the share of the sink counts as distance 0.
         rows: Token numbers of the rows [row].
 
     Returns:

@@ -4,7 +4,7 @@ Logits that are a dot product, W_ij = scale q~_i . k~_j (rotated), are never wri
 causal_pairs and profiles, whose sums they share with whoever else asks in the same pass (heads).
 Soft-capped logits, logits with a position bias and attention weights - the softmax of a row - are
 not bilinear: their rows are written out some at a time, in O(n^2 d) time (about that of the layer's
-own attention, several times over) and O(n) memory per row.
+attention, several times over) and O(n) memory per row.
 
 Knows nothing about the use of the sums.
 """

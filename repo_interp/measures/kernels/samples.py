@@ -1,6 +1,6 @@
 """Queries and keys of a prompt that stand for all, the same whatever batch the prompt is in.
 
-Knows nothing about what is computed of them.
+Knows nothing about their use.
 """
 
 from __future__ import annotations

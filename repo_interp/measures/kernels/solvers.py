@@ -82,7 +82,7 @@ def fit_triangle(sums: Axes, ridge: float) -> Axes:
     else:
         solution = dissect(tokens, ridge, columns.device).solve(columns)
     basis = _gauges(tokens, columns.device)
-    # Takes the gauges out, with what rounding put there divided by the ridge
+    # Takes the gauges out, with rounding errors there, which were divided by the ridge
     axes = torch.addmm(solution, basis, basis.T @ solution, alpha=-1).T
     return Axes(*axes.reshape(*shape, 3, tokens).unbind(-2))
 
