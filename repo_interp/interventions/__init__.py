@@ -13,9 +13,9 @@ Public as `ri.interventions`.
     edits        position edits as data, which `positions`, the explorer and `effects` share
     extension    position interpolation, YaRN, LM-Infinite, InfLLM; other frequencies for heads, layers or the model
 
-Each is a context manager; what it changes is undone when it ends, also when the pass raised. They
+Changes are context managers, undone when they end, also when the pass raised. They
 nest, `with frozen(...), shifted(...):`, and end in any order. While one lasts, its model cannot be
-copied (`copy.deepcopy`): the copy would keep what it changes for good. They work on repositioned
+copied (`copy.deepcopy`): the copy would keep the changes for good. They work on repositioned
 models and the bridges around them. Knows no task and no measure.
 """
 

@@ -4,8 +4,8 @@ The output before the output projection:
 
     o_h = sum_j w_ij v_j   <-   0, or m_h      at `hook_z`; all other heads of the layer keep theirs
 
-With all heads of a layer at zero the layer writes the bias of its output projection alone. What the
-heads look at is still computed, so that measures see it. With `pairs`, rotary pairs of a head's
+With all heads of a layer at zero the layer writes the bias of its output projection alone. Their
+attention is still computed, so that measures see it. With `pairs`, rotary pairs of a head's
 queries and keys are removed instead, before rotation:
 
     q_r, k_r   <-   0, or their means       at `hook_q`, `hook_k`: pair r is the dimensions r, r + d/2
@@ -81,10 +81,10 @@ def ablate(
     else:
         chosen = {layer for some in by_prompt for layer in some}
         written = {
-            ("attended", each.layer_idx): _outputs_removed(
-                each, [some.get(each.layer_idx, frozenset()) for some in by_prompt], means
+            ("attended", attention.layer_idx): _outputs_removed(
+                attention, [some.get(attention.layer_idx, frozenset()) for some in by_prompt], means
             )
-            for each in decoder.attentions(chosen)
+            for attention in decoder.attentions(chosen)
         }
 
     def put(site: str, attention: RepositionedAttention, tensor: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def _outputs_removed(
     by_prompt: Sequence[Collection[int]],
     means: HeadMeans | PairMeans | None,
 ) -> tuple[Tensor, Tensor]:
-    """Which heads of a layer are chosen [prompt, 1, head, 1], and what they write."""
+    """Which heads of a layer are chosen [prompt, 1, head, 1], and their new outputs."""
     count, layer = attention.heads, attention.layer_idx
     # One row for all prompts, or one per prompt where `sets` are given
     mask = torch.tensor([[[[head in some] for head in range(count)]] for some in by_prompt])

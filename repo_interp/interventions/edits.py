@@ -114,7 +114,7 @@ class PositionEdit:
         # Other kinds need no positions of the prompt when new tokens come
         if self.kind not in _BY_PROMPT and (self.kind, self.value) != ("frozen", None):
             return edit(self.value, positions, here)
-        # No token is cached: this pass is the prompt. Later ones find what it left here
+        # No token is cached: this pass is the prompt. Later ones find its positions here
         if here.start == 0:
             self._of_prompt[rows] = edit(self.value, positions, here)
         elif len(self._of_prompt.get(rows, ())) != len(positions):

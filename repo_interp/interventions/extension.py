@@ -13,7 +13,7 @@ distance are given divided indices, or the capped distance.
 
 LM-Infinite's capped distance is no position of a token: it depends on the pair. Only the G global
 keys are ever further than L, so their logits alone are computed anew, rotate(q_i, min(z_i - z_j,
-L)) . k_j - what the authors get from a second pass with the query at L and global keys at 0 - in
+L)) . k_j - the authors get them from a second pass with the query at L and global keys at 0 - in
 O(n G d); the other far keys are never computed. For InfLLM all keys are global. ROWS queries at a time meet the keys that they may
 see: ROWS (L + G + ROWS) scores per head at once, n (L + G) in all; the whole map where a hook asks
 for it, or a scheme adds to the logits. Learned positions are masked by the index; of global keys
@@ -66,7 +66,7 @@ from repo_interp.positions.scaling import (
 from repo_interp.values import TokensOrNone, checked
 
 _Factor = Annotated[float, Interval(ge=1e-9, le=1e9)]
-"""What distances may be divided by."""
+"""Divisors of distances."""
 Method = Literal["plain", "lm_infinite", "interpolation", "yarn", "infllm"]
 METHODS: tuple[Method, ...] = get_args(Method)
 GLOBAL_TOKENS = 10
@@ -420,7 +420,7 @@ class _Lambda:
             )
         index = torch.arange(tokens, device=queries.device)
         dropout = keywords.get("dropout") or 0.0
-        # A hook on the pattern gets all rows at once, as from the layer's own `attend`
+        # A hook on the pattern gets all rows at once, as from the layer's `attend`
         whole = attention.sites.needs_eager
         parts, pattern = [], None
         for rows in index.split(tokens if whole else ROWS):

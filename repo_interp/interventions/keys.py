@@ -1,7 +1,7 @@
 """Exchange or move keys alone, while a context lasts; queries and values stay.
 
     exchanged_keys    k_j <- k_order(j)        features change places; values and positions stay
-    moved_keys        z_j <- z_j + shift_j(z)  for keys alone; the query keeps its own position
+    moved_keys        z_j <- z_j + shift_j(z)  for keys alone; the query keeps its position
 
 A rotated key is turned by theta_r shift_j once more, which is exact: rotations add up. Schemes that
 add a function of the distance are given the moved position of the key. Layers without positions
@@ -32,7 +32,7 @@ from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
 
 Shift = Callable[[Float[Tensor, "batch any token"]], Float[Tensor, "batch any token"]]
-"""What is added to the positions of keys, in positions, given those positions; axes of 1 broadcast.
+"""Shifts of the positions of keys, in positions, given those positions; axes of 1 broadcast.
 """
 KEY_INDEX = 3
 """Place of `key_index` among the arguments of PositionLogits."""
@@ -134,9 +134,9 @@ def has_keys_to_move(attention: RepositionedAttention) -> bool:
     return by_distance or (attention.scheme == "learned" and attention.layer_idx == 0)
 
 
-def _require_by_layer(given: Any, what: str, wanted: str, fits: Callable[[Any], bool]) -> None:
-    if not isinstance(given, Mapping) or not all(fits(each) for each in given.values()):
-        raise InputError(f"{what} are {wanted}, by layer; got {one_line(repr(given), 80)}")
+def _require_by_layer(given: Any, name: str, wanted: str, fits: Callable[[Any], bool]) -> None:
+    if not isinstance(given, Mapping) or not all(fits(value) for value in given.values()):
+        raise InputError(f"{name} are {wanted}, by layer; got {one_line(repr(given), 80)}")
 
 
 def _is_order(given: Any) -> bool:
@@ -150,9 +150,9 @@ def _is_order(given: Any) -> bool:
 
 
 def _shift_of(shift: Shift, positions: Tensor) -> Tensor:
-    """What `shift` adds to `positions` of keys.
+    """The shifts of keys by `shift`, given their `positions`.
 
-    Raises InputError where that is not finite, no numbers, or of another shape.
+    Raises InputError where they are not finite, no numbers, or of another shape.
     """
     shifts = finite_positions(shift(positions), positions, "the shifts of keys")
     # positions may be the same in all prompts, or heads

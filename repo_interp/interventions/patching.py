@@ -165,7 +165,7 @@ def _patched(
         return value
 
     if isinstance(metric, Mapping):
-        metric = {name: partial(judged, each) for name, each in metric.items()}
+        metric = {name: partial(judged, function) for name, function in metric.items()}
     elif callable(metric):
         metric = partial(judged, metric)
     with _named_shortly(decoder):

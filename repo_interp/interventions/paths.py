@@ -2,7 +2,7 @@
 
     q, k, v, z of a receiver   <-   those that it computes of x - d
     x    the residual stream that enters the receiver's layer
-    d    what the senders' outputs add to it: r N(w) - r N(w'), w' what attention writes without them
+    d    its part from the senders' outputs: r N(w) - r N(w'), w' attention's output without them
 
 N is the norm of attention's output and r its factor, in families that have them. All other readers
 of the residual stream, and other heads of the receiver's layer, see x: paths through layers in

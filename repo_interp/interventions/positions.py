@@ -97,7 +97,7 @@ def straightened(
     """Set positions to the straight line over the token index that fits them best.
 
     The line is fitted by least squares, for every prompt and row of positions by itself: RoPE with
-    the head's own slope.
+    the head's slope.
 
     Args:
         model: Repositioned model or bridge.

@@ -6,7 +6,7 @@ All interventions on positions are made of it:
 
 A key has one position per key-value head, and heads that share an f_phi share a row. Rows are
 repeated as far as the choice needs it, and no further: `hook_positions` then has a row per
-key-value head, or per head - and keys are repeated with it, so that every head rotates its own
+key-value head, or per head - and keys are repeated with it, so that every head rotates its
 copy. How many rows there are depends on the choice alone, never on values, so that keys in a cache
 keep their shape.
 
@@ -14,7 +14,7 @@ Tokens are counted as attention counts them: by their number among the prompt's,
 padding and however many the cache holds. Padding is never chosen where the pass says which tokens
 it is (`models.padding`): analyses, scores and attention masks do. While generating with a cache a
 change sees the new tokens alone. Positions in half precision are widened to float32 first. Knows
-nothing about what a change does.
+nothing about the effects of a change.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PassContext:
 
 
 Change = Callable[[Float[Tensor, "prompt row token"], PassContext], Tensor]
-"""New positions of chosen rows, given those that they have; what it returns is broadcast to them.
+"""New positions of chosen rows, given those that they have; the result is broadcast to them.
 """
 
 
@@ -260,13 +260,13 @@ def changed_rows(
     return new if here.chosen is None else torch.where(here.chosen[:, None], new, positions)
 
 
-def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
+def finite_positions(given: Any, positions: Tensor, name: str) -> Tensor:
     """Make a tensor of finite real numbers on the device of `positions`.
 
     Args:
         given: Numbers of any form and shape.
         positions: Positions whose device and type decide.
-        what: Name of the numbers in messages.
+        name: Name of the numbers in messages.
 
     Returns:
         The numbers, in their own type.
@@ -279,15 +279,15 @@ def finite_positions(given: Any, positions: Tensor, what: str) -> Tensor:
         if new.layout != torch.strided or new.is_quantized:
             raise TypeError("they are sparse, nested or quantised")
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{what} are no numbers: {one_line(error)}") from None
+        raise InputError(f"{name} are no numbers: {one_line(error)}") from None
     if new.is_complex() or new.dtype == torch.bool:
         raise InputError(
-            f"{what} are {'complex' if new.is_complex() else 'true and false'}; give real numbers"
+            f"{name} are {'complex' if new.is_complex() else 'true and false'}; give real numbers"
         )
     # In the type of the positions: 1e300 is infinite there. A change of positions that were NaN
     # before is not blamed for it
     if not new.to(positions.dtype).isfinite().all() and positions.isfinite().all():
-        raise InputError(f"{what} are NaN or infinite; give finite ones")
+        raise InputError(f"{name} are NaN or infinite; give finite ones")
     return new
 
 
@@ -376,8 +376,8 @@ def _changed_positions(
     here = PassContext(
         attention.layer_idx, tuple(firsts[row] for row in selected), index, now.start, tokens
     )
-    own = positions[:, selected]
-    new = changed_rows(own, change, here)
+    old = positions[:, selected]
+    new = changed_rows(old, change, here)
     if of_prompts:
         if len(of_prompts) != len(index):
             raise InputError(
@@ -387,11 +387,11 @@ def _changed_positions(
         edited = torch.tensor(
             [[head in some for head in here.heads] for some in of_prompts], device=new.device
         )
-        new = torch.where(edited[:, :, None], new, own)
+        new = torch.where(edited[:, :, None], new, old)
     if len(selected) == rows:
         return new
     parts = dict(zip(selected, new.unbind(1), strict=True))
-    return torch.stack([parts.get(row, own) for row, own in enumerate(positions.unbind(1))], dim=1)
+    return torch.stack([parts.get(row, old) for row, old in enumerate(positions.unbind(1))], dim=1)
 
 
 def _changed_index(
@@ -403,7 +403,7 @@ def _changed_index(
     """
     # The table is looked up once for all prompts unless the change differs between them
     index = index.expand(max(len(index), named.prompts), -1)
-    # The last token's index is right whatever the padding; what is before this pass is cached
+    # The last token's index is right whatever the padding; tokens before this pass are cached
     start = int(index[:, -1].max()) + 1 - index.shape[1]
     here = PassContext(0, (0,), index, max(0, start), named.chosen(index))
     return changed_rows(index[:, None].to(torch.float32), change, here)[:, 0]
@@ -457,7 +457,7 @@ def choose_heads(
         chosen = heads_by_layer(decoder, heads)
     else:
         named: Any = default if layer is None else [layer] if np.ndim(layer) == 0 else layer  # pyright: ignore[reportArgumentType, reportCallIssue]
-        numbers = [number_of(each, "a layer") for each in named]
+        numbers = [number_of(number, "a layer") for number in named]
         decoder.attentions(numbers)  # refuses a layer that the model lacks
         chosen = {number: frozenset(range(layers[number].heads)) for number in numbers}
     if not chosen:
@@ -538,12 +538,12 @@ def layer_and_head(pair: Any) -> tuple[int, int]:
     return number_of(pair[0], "a layer"), number_of(pair[1], "a head")
 
 
-def number_of(value: Any, what: str) -> int:
+def number_of(value: Any, name: str) -> int:
     """Check a whole number; those of numpy and torch are numbers too.
 
     Args:
         value: Any value.
-        what: Name of the number in messages.
+        name: Name of the number in messages.
 
     Returns:
         The number as an int.
@@ -553,7 +553,7 @@ def number_of(value: Any, what: str) -> int:
     """
     # Not isinstance(int): numbers of numpy and torch have __index__, but True has it too
     if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
-        raise InputError(f"{what} is a whole number from 0; got {value!r}")
+        raise InputError(f"{name} is a whole number from 0; got {value!r}")
     return int(value)
 
 
@@ -573,13 +573,13 @@ def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
     if isinstance(tokens, range):  # not listed: it may be as long as a user's mistake makes it
         named = [tokens]
     elif isinstance(tokens, Iterable):
-        named = [each.tolist() if isinstance(each, Tensor) else each for each in tokens]
-    by_prompt: list[Any] = named if all(hasattr(each, "__len__") for each in named) else [named]
+        named = [item.tolist() if isinstance(item, Tensor) else item for item in tokens]
+    by_prompt: list[Any] = named if all(hasattr(item, "__len__") for item in named) else [named]
     # A range holds whole numbers: its ends say all.
     indices: list[Any] = [
         token
-        for each in by_prompt
-        for token in ((each[0], each[-1]) if isinstance(each, range) and each else each)
+        for row in by_prompt
+        for token in ((row[0], row[-1]) if isinstance(row, range) and row else row)
     ]
     if any(isinstance(token, bool | np.bool_) for token in indices):
         raise InputError(
@@ -593,6 +593,6 @@ def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
     if max(indices) >= MOST_TOKENS:
         raise InputError(f"token {max(indices)} was named; no prompt has more than {MOST_TOKENS:,}")
     table = torch.zeros(len(by_prompt), max(indices) + 1, dtype=torch.bool)
-    for row, each in enumerate(by_prompt):
-        table[row, [*map(int, each)]] = True
+    for number, row in enumerate(by_prompt):
+        table[number, [*map(int, row)]] = True
     return table

@@ -287,7 +287,7 @@ class Decoder:
 
         Returns:
             The limits: prompts of equal length where frequencies depend on the length of the pass,
-            and where padding changes what a stock module computes: DeepSeek's sparse attention
+            and where padding changes the result of a stock module: DeepSeek's sparse attention
             selects other keys, Llama 4 scales queries by their row.
         """
         counts_padding = any(
