@@ -9,7 +9,7 @@
 
 Random tokens are drawn once, for the model and every control; the weights of controls have the
 seeds seed, seed + 1, ..., and their scores are kept for the next analysis (`twins`). Knows nothing
-about how scores are computed and what names mean.
+about the computation of scores and the meaning of names.
 """
 
 from __future__ import annotations

@@ -364,7 +364,7 @@ class Effects(Experiment):
     ) -> tuple[str, ...]:
         """The kinds of changes, each once.
 
-        Raises InputError for what cannot be measured on `model`.
+        Raises InputError where they cannot be measured on the model.
         """
         if not decoder.positioned_heads:
             schemes = dict.fromkeys(attention.scheme for attention in decoder.layers)

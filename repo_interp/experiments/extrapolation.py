@@ -12,9 +12,9 @@ methods: plain, lm_infinite (window and cap L), infllm (all keys, cap L), interp
 An attention output is the vector o_i = sum_j w_ij v_j of one head, as in eq. 1, before Wo; a
 layer's divergence is the mean over its heads. Choices where the paper is silent. The judged tokens
 are the last `judged` of a prompt: those furthest beyond training; log perplexity is theirs too. N_L
-comes from the even prompts, N_n from the odd ones: what remains at n = L, plain, is the noise of
+comes from the even prompts, N_n from the odd ones: the divergence at n = L, plain, is the noise of
 the fit and of the choice of documents. It is in every other number too, large where prompts are
-few, and methods are ranked by what is above it. The same prompts are cut to every length, so
+few, and methods are ranked by their excess over it. The same prompts are cut to every length, so
 lengths differ in nothing else but which tokens are judged.
 
     kl_above_noise                             KL(N_n || N_L) - KL(plain N_L || N_L)
@@ -179,7 +179,7 @@ def _divergences(judged: Sequence[VectorSums], reference: Sequence[VectorSums]) 
     whole = [reduce(VectorSums.__add__, groups) for groups in (judged, reference)]
     # Sums of all less those of a group are the sums without it: a leave-one-out fit costs no pass.
     without = [
-        (whole[0] - own, whole[1] - other) for own, other in zip(judged, reference, strict=False)
+        (whole[0] - one, whole[1] - other) for one, other in zip(judged, reference, strict=False)
     ]
     return [
         # One vector has no covariance.

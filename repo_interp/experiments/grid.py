@@ -37,7 +37,7 @@ class Grid:
     """Names of the axes of values that are lists."""
     batches: Sequence[Sequence[int]] = ()
     """Numbers of the prompts that a point takes side by side. All points of a batch follow each
-    other, so that a point can use what the one before it made of the same prompts.
+    other, so that a point can reuse results of the one before it for the same prompts.
     """
     name: str = "point"
     """Begins the keys of finished points; unique among the grids of one store."""
@@ -66,8 +66,8 @@ class Grid:
         points = {
             # Keys of the store: the grid's name, the labels, and the number of the batch
             "-".join(map(str, (self.name, *chosen, number))): partial(self.point, *batch, *chosen)
-            # Batches are the outer loop: a point may reuse what the one
-            # before it made of the same prompts.
+            # Batches are the outer loop: a point may reuse results
+            # of the one before it for the same prompts.
             for number, batch in enumerate([[some] for some in self.batches] or [[]])
             for chosen in labels
         }

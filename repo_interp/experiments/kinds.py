@@ -66,7 +66,7 @@ CASES = {
     "all heads, straight lines": straightened,
     "all heads, token index": linearised,
 }
-"""Kinds of all heads, and what their positions become; those of other kinds are frozen."""
+"""Kinds of all heads, and the changes of their positions; those of other kinds are frozen."""
 CLASSES = ("generated", "numbers", "first of lines", "copies", "others")
 """Classes of tokens; a token belongs to the first that fits."""
 PROMPTS = 10
@@ -193,10 +193,10 @@ def intervals(changes: xr.DataArray) -> xr.DataArray:
         Mean, lower and upper end [kind, ..., of, bound], of the kind, of the controls and of the
         difference; ends are NaN where all blocks are equal.
     """
-    own, others = changes.isel(draw=0), changes.isel(draw=slice(1, None)).mean("draw")
+    of_kind, controls = changes.isel(draw=0), changes.isel(draw=slice(1, None)).mean("draw")
     # Grouped by block over all three at once, since the interval of a
     # difference is not a difference.
-    groups = xr.concat([own, others, own - others], "of").groupby("block")
+    groups = xr.concat([of_kind, controls, of_kind - controls], "of").groupby("block")
     sums, counts = groups.sum(), groups.count()
     # A block without tokens of the class counts neither in the mean nor among the blocks.
     mean, blocks = sums.sum("block") / counts.sum("block"), (counts > 0).sum("block")
@@ -294,12 +294,12 @@ class Kinds(Experiment):
     ) -> dict[str, xr.Dataset]:
         rows, sets = rows_by_kind(decoder, prompts), dict[str, list[list[Heads]]]()
         for kind in (*CASES, *KINDS_OF_HEADS):
-            own = [heads for known, heads in rows if kind == known or kind in CASES]
-            others = [heads for _, heads in rows if heads not in own]
-            drawn = drawn_sets(others, len(own), self.draws, self.seed)
+            members = [heads for known, heads in rows if kind == known or kind in CASES]
+            others = [heads for _, heads in rows if heads not in members]
+            drawn = drawn_sets(others, len(members), self.draws, self.seed)
             # Empty sets fill up to 1 + draws per kind, as `changes` reshapes;
             # kinds without heads are left out.
-            sets |= {kind: [own, *drawn, *[[]] * (self.draws - len(drawn))]} if own else {}
+            sets |= {kind: [members, *drawn, *[[]] * (self.draws - len(drawn))]} if members else {}
         heads = [sum(some, start=Heads()) for of_kind in sets.values() for some in of_kind]
         edits = [CASES.get(kind, frozen) for kind, of_kind in sets.items() for _ in of_kind]
         device = decoder.device
@@ -309,7 +309,7 @@ class Kinds(Experiment):
         )
 
         def point(number: int, place: int) -> dict[str, Any]:
-            # Set 0 changes nothing: what the others are compared with
+            # Set 0 changes nothing: the others are compared with it
             prompt, some = prompts[number], None if place == 0 else heads[place - 1]
             clean, change = partial(recording, prompt.tokens), edits[place - 1]
             return {"reading": _read(decoder, scoring, prompt, clean, some, change)}

@@ -117,7 +117,7 @@ def disturbed(
         decoder: Decoder of the model.
         prompts: Prompts side by side.
         numbers: Numbers of the prompts in the experiment. With the seed, the layer and l_max they
-            decide what is drawn.
+            decide the draws.
         point: Kind, share and reach of the moves.
 
     Returns:
@@ -133,7 +133,7 @@ def disturbed(
     draw, into = (offset, offsets) if point.kind == "position_offset" else (transposed, orders)
     for row, (number, prompt) in enumerate(zip(numbers, prompts, strict=True)):
         count = len(prompt.tokens)
-        # Moving <bos> would disturb the sink, and the answer is what is judged.
+        # Moving <bos> would disturb the sink, and the answer is judged.
         movable = np.setdiff1d(np.arange(count), [0, *prompt.generated])
         for place, layer in enumerate(layers):
             generator = np.random.default_rng(
@@ -197,7 +197,7 @@ def _shift(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model answered to disturbed prompts; every list by prompt."""
+    """Answers of a model to disturbed prompts; every list by prompt."""
 
     asked: Sequence[Prompt]
     """The prompts as they then stood."""
@@ -273,7 +273,9 @@ def answers_at(
         with context, renumber_prompts(numbers), observed[1]:
             answers = forced_responses(decoder.module, scoring, some, len(some))
         if receive_outputs is not None:
-            compared = np.arange(moved.shape[-1]) < np.array([[len(each.tokens)] for each in some])
+            compared = np.arange(moved.shape[-1]) < np.array(
+                [[len(prompt.tokens)] for prompt in some]
+            )
             # A moved token's output is another token's, so only the others can be compared.
             if point.kind == "text_order":
                 compared &= ~moved[:, 0]

@@ -128,12 +128,12 @@ def partner(prompts: Sequence[Prompt], number: int) -> int:
     Raises:
         InputError: No other prompt has as many tokens.
     """
-    own, others = prompts[number].tokens, [*range(number + 1, len(prompts)), *range(number)]
+    tokens, others = prompts[number].tokens, [*range(number + 1, len(prompts)), *range(number)]
     longer = (
         # Positions of the same tokens are the same, so such a partner would change nothing.
         other
         for other in others
-        if len(prompts[other].tokens) >= len(own) and prompts[other].tokens != own
+        if len(prompts[other].tokens) >= len(tokens) and prompts[other].tokens != tokens
     )
     found = next(longer, None)
     if found is None:
@@ -217,6 +217,6 @@ def _positions_of_partners(
 
 def _span(prompt: Prompt, name: str) -> tuple[int, ...] | None:
     spans = prompt.spans
-    # The needle is what an answer depends on; other prompts have their first span.
+    # An answer depends on the needle; other prompts have their first span.
     chosen = name or ("needle" if "needle" in spans else next(iter(spans), ""))
     return tuple(spans.get(chosen, ())) or None

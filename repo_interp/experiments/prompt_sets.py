@@ -5,7 +5,7 @@
     given answers  `Answers`: marked generated tokens are the targets; score: 1 where all are
                    likeliest
 
-and by length, what `extrapolation` is measured on:
+and by length, the prompts of `extrapolation`:
 
     text           (every token a target)     the same windows, cut to every length
     other tasks    test sets as they are      the one that a model is trained on, and longer ones; a

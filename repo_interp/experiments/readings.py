@@ -136,7 +136,7 @@ class Measurement:
 
 
 class Batch:
-    """Prompts side by side: what is asked of them, and how an answer is read."""
+    """Prompts side by side: their questions, and how an answer is read."""
 
     def __init__(self, decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
         self.decoder, self.scoring, self.prompts = decoder, scoring, prompts
@@ -280,5 +280,5 @@ def _candidates(prompt: Prompt, targets: Sequence[int]) -> set[int] | None:
         {prompt.tokens[place] for place in prompt.spans.get(name, ())}
         for name in ("distractor", "needle")
     )
-    # The values of other needles are what a model that mixes up needles would say.
+    # A model that mixes up needles would say the values of other needles.
     return (distractor - needle - {prompt.tokens[place] for place in targets}) or None

@@ -189,8 +189,8 @@ def to_responses(
     """
     # Targets come sequence by sequence: those of a sequence lie between two ends.
     ends = question.rows.bincount(minlength=len(question.tokens)).cumsum(0).tolist()
-    own = [slice(begin, end) for begin, end in pairwise([0, *ends])]
-    return [Response(tuple(likeliest[some]), tuple(log_probabilities[some])) for some in own]
+    stretches = [slice(begin, end) for begin, end in pairwise([0, *ends])]
+    return [Response(tuple(likeliest[some]), tuple(log_probabilities[some])) for some in stretches]
 
 
 def parts(question: Question, size: int) -> Iterator[Question]:

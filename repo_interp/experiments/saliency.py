@@ -126,7 +126,7 @@ def position_gradients(
         # in half precision a path in steps of 0.5 would be none
         rows = exact(expand_heads(assigned, heads))
         positions.append(rows.detach())
-        # A derivative at 0 by what is added is the derivative by the position, learned or not.
+        # A derivative at 0 by the addend is the derivative by the position, learned or not.
         moves.append(torch.zeros_like(rows, requires_grad=True))
         return rows + moves[-1]
 

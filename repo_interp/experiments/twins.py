@@ -6,7 +6,7 @@ holds the largest score by rule, with a seal, for every later analysis.
 
 Neither a model's weights nor its name are in the key: a twin of one checkpoint is a twin of every
 one of its configuration. A file that is damaged, or that cannot be written, costs the time of
-drawing again. Knows nothing about what is scored.
+drawing again. Knows nothing about the scores.
 """
 
 from __future__ import annotations
