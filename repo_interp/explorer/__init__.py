@@ -3,10 +3,10 @@
 The side of the library, the server and the widget.
 
     edits      one change of positions: where and what, as data that a page may send
-    passes     forward passes under edits; what lies before the first edited layer is not computed again
+    passes     forward passes under edits; layers before the first edited one are not computed again
     session    one prompt and its edits: `look`, `changed`, `continuation`, `suggest`, `as_python`
     steps      long work, one step at a time
-    messages   what a page may ask, checked, and the answers as JSON
+    messages   requests of a page, checked, and the answers as JSON
     server     answers over HTTP on this machine, for `repo-interp explore`
     widget     answers in a notebook, for `ri.explore`
 

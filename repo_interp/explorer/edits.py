@@ -103,7 +103,7 @@ class Edit(BaseModel):
     kind: Kind
     heads: Heads = ()
     named: Annotated[str, Len(0, 80)] = ""
-    """What the heads are called in words; it chooses none."""
+    """The name of the heads in words; it chooses none."""
     layer: Index | None = None
     tokens: Tokens = ()
     span: str = ""

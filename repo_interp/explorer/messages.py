@@ -9,7 +9,7 @@ The same over HTTP and in a notebook.
     {"ask": "python", ...}  {"ask": "csv", ...}  {"ask": "netcdf", ...}      the cell, and the numbers of the view as files
 
 A model is a number of those that are compared. A prompt is a number of those that were given, or a
-text. A message names no file and holds no code; what does not fit is an InputError.
+text. A message names no file and holds no code; one that does not fit is an InputError.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ COLUMNS = ("name", "mirror", "retrieval", "induction", "previous_token", "sink",
 
 
 class Asked(BaseModel):
-    """A message: what is asked, and the whole state of the page that it is asked in."""
+    """A message: the question, and the whole state of its page."""
 
-    # Strict: what a browser sends is not converted, so that a text never passes for a number
+    # Strict: values from a browser are not converted, so that a text never passes for a number
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     ask: Literal["open", "prompt", "view", "continue", "suggest", "python", "csv", "netcdf"]
@@ -118,7 +118,7 @@ class Explored:
 
     @property
     def title(self) -> str:
-        """What a page calls the model."""
+        """The name of the model on a page."""
         origin = self.decoder.origin
         return self.name or ("a model" if origin is None else origin.name)
 
@@ -253,19 +253,19 @@ class Explored:
             "models": [self.title, *(other.title for other in self.others)],
             "layers": [
                 {
-                    "layer": each.layer_idx,
-                    "name": scheme_name(schemes[each.layer_idx]),
-                    "colour": scheme_colour(schemes[each.layer_idx]),
-                    "heads": each.heads,
-                    "pairs": rotating_pairs(each),
+                    "layer": attention.layer_idx,
+                    "name": scheme_name(schemes[attention.layer_idx]),
+                    "colour": scheme_colour(schemes[attention.layer_idx]),
+                    "heads": attention.heads,
+                    "pairs": rotating_pairs(attention),
                     "refused": {
-                        kind: Edit(kind=kind, layer=each.layer_idx, value=value).refusal(
+                        kind: Edit(kind=kind, layer=attention.layer_idx, value=value).refusal(
                             self.bridge
                         )
                         for kind, value in PROBED
                     },
                 }
-                for each in self.decoder.layers
+                for attention in self.decoder.layers
             ],
             "prompts": [len(prompt.tokens) for prompt in self.prompts],
             "reads_text": self.decoder.tokenizer is not None,
@@ -310,7 +310,7 @@ class Explored:
             else " ",
             "spans": {
                 name: {
-                    "at": [list(map(int, each)) for each in contiguous(spans[name])],
+                    "at": [list(map(int, ends)) for ends in contiguous(spans[name])],
                     "colour": colours[name],
                 }
                 for name in names
@@ -328,8 +328,8 @@ class Explored:
         session = self.session(asked, check)
         seen = self._seen(asked, session)
         numbers = {
-            name: {"dims": list(map(str, each.dims)), "values": as_json(each.values)}
-            for name, each in seen.data_vars.items()
+            name: {"dims": list(map(str, array.dims)), "values": as_json(array.values)}
+            for name, array in seen.data_vars.items()
         }
         numbers["span"] = {"dims": ["span"], "values": [str(name) for name in seen["span"].values]}
         return {
@@ -506,10 +506,14 @@ def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
     for name in heads["score"].values:
         values, all_values = (
             np.stack(
-                [each["head_score"].sel(score=name).values for each in some if each is not None]
+                [
+                    state["head_score"].sel(score=name).values
+                    for state in states
+                    if state is not None
+                ]
             )
             # Both states share a scale, or halving all scores would leave the map as it was
-            for some in ((heads,), (heads, clean))
+            for states in ((heads,), (heads, clean))
         )
         colours, norm = scale(all_values)
         shades = mpl.colormaps[colours](norm(values[0]))

@@ -1,13 +1,13 @@
 """Forward passes of one prompt under lists of edits.
 
-What lies before the first edited layer is taken from the pass without edits.
+Layers before the first edited one are taken from the pass without edits.
 
     of(edits)               hidden states that enter each layer, those that leave the last, positions and scores of every head
-    inputs(edits, layer)    what one layer attends with (`AttentionInputs`), at the cost of that layer's projections
+    inputs(edits, layer)    the inputs of one layer's attention (`AttentionInputs`), at the cost of its projections
 
 An edit in layer l of L costs the L - l layers after it (`models.resuming`). The last `MOST` passes
 are kept, and forgotten in the order of their use. Hooks are gone when a call returns, also by an
-error. Knows nothing about what a page shows.
+error. Knows nothing about pages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Edits = tuple[Edit, ...]
 
 
 class _Seen(Exception):
-    """Ends a pass that has shown what was wanted."""
+    """Ends a pass that has shown enough."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Pass:
     looks: dict[int, Float[Tensor, "where head"]]
     """By layer, mean attention to token 0 and to the previous token."""
     results: dict[Any, Any] = field(default_factory=dict)
-    """What was made of this pass, for whoever asks again."""
+    """Results of this pass, for whoever asks again."""
 
     @cached_property
     def groups(self) -> dict[str, xr.Dataset]:
@@ -194,7 +194,7 @@ class Passes:
             else:
                 hidden = resume_pass(self.decoder, clean.recording, first)
                 before, later = (
-                    # What enters the first edited block is still unchanged
+                    # The input of the first edited block is still unchanged
                     clean.recording.residuals[: first + 1],
                     range(first + 1, len(self.decoder.blocks)),
                 )
@@ -270,6 +270,6 @@ def _kept(kept: OrderedDict[Any, Kept], key: Any, compute: Callable[[], Kept], m
     kept[key] = value
     while len(kept) > most:
         # The pass without edits stays, since all others begin from it
-        first = next(each for each in kept if each not in ((), key))
+        first = next(other for other in kept if other not in ((), key))
         del kept[first]
     return value

@@ -73,9 +73,17 @@ def assets() -> Mapping[str, bytes]:
     from plotly.offline import get_plotlyjs
 
     # All names that can be served: a path that a browser sends is only looked up among them
-    rooms = (files("repo_interp.explorer") / "page", files("repo_interp.plots") / "pages" / "page")
-    own = (part for room in rooms for part in room.iterdir() if part.name.endswith((".js", ".css")))
-    return {part.name: part.read_bytes() for part in own} | {"plotly.js": get_plotlyjs().encode()}
+    folders = (
+        files("repo_interp.explorer") / "page",
+        files("repo_interp.plots") / "pages" / "page",
+    )
+    parts = (
+        part
+        for folder in folders
+        for part in folder.iterdir()
+        if part.name.endswith((".js", ".css"))
+    )
+    return {part.name: part.read_bytes() for part in parts} | {"plotly.js": get_plotlyjs().encode()}
 
 
 class Turns:

@@ -61,7 +61,7 @@ LOOKED = 64
 SUGGESTED = 5
 """Edits that `suggest` offers."""
 MOVES: tuple[Any, ...] = ("linearised", "frozen")
-"""What `suggest` does to all heads of a kind."""
+"""Edits of all heads of a kind that `suggest` tries."""
 POINTS = 32
 """Tokens at which the map of heads samples positions."""
 MOST_NEW = 512
@@ -104,12 +104,11 @@ class Session:
     answer: Sequence[int] = ()
     """Tokens whose log-probability is followed; empty: the generated ones, else the last."""
     name: str = ""
-    """What `ri.load` is given in `as_python`; empty: the directory that the bridge was loaded from.
-    """
+    """The argument of `ri.load` in `as_python`; empty: the directory of the bridge."""
     passes: Passes | None = None
     """Of another session with the same bridge and prompt, whose passes are used again."""
     check: Callable[[], None] = field(default=lambda: None, repr=False)
-    """Called before each layer of a pass; what it raises ends the answer that is being made."""
+    """Called before every layer of a pass; its exception ends the answer that is being made."""
 
     def __post_init__(self) -> None:
         """Raises InputError for several prompts, edits or answers that do not fit the prompt."""
@@ -206,7 +205,7 @@ class Session:
                 )
             } | scores
         stacked = xr.concat(
-            [each.reset_coords(drop=True) for each in scores.values()],
+            [score.reset_coords(drop=True) for score in scores.values()],
             "score",
             coords="minimal",
             compat="override",
@@ -390,7 +389,7 @@ class Session:
             *group["effect"].transpose("layer", "head").values.ravel().tolist(),
         ]
         # NaN where no head was measured
-        needed = [each for each in zip(changes, lost, strict=True) if each[1] < 0]
+        needed = [(edit, change) for edit, change in zip(changes, lost, strict=True) if change < 0]
         with at_rest(self._passes.decoder):
             sources = analyze(self.bridge, [self.prompt], ("position_sources",))[
                 "position_sources"
@@ -403,7 +402,7 @@ class Session:
                     kind=move, heads=found, named=f"the {len(found)} heads of kind “{name}”"
                 )
                 whole.append((edit, self._log_probability((edit,)) - clean))
-        return [*sorted(needed, key=lambda each: each[1])[:SUGGESTED], *whole]
+        return [*sorted(needed, key=lambda pair: pair[1])[:SUGGESTED], *whole]
 
     def moves(self, edit: Edit) -> tuple[Head, int]:
         """Find where an edit moves attention most, in its first layer.

@@ -1,10 +1,10 @@
 """Long work, one step at a time: a function with progress calls, as an iterator.
 
     for done, total in (steps := Steps(work)): ...     `work(progress)` goes on until it calls `progress(done, total)`, and waits there
-    steps.result                                        what `work` returned, once the iterator has ended
+    steps.result                                        the result of `work`, once the iterator has ended
     steps.close()                                       ends `work` where it waits
 
-The work has a thread of its own, and runs only while the next step is awaited: between two steps
+The work has a separate thread, and runs only while the next step is awaited: between two steps
 others may use the model. Knows nothing about models and pages.
 """
 
@@ -36,7 +36,7 @@ class Steps(Iterator[tuple[int, int]]):
         self._thread.start()
 
     def __next__(self) -> tuple[int, int]:
-        """The next step. Raises what `work` raises."""
+        """The next step. Raises the errors of `work`."""
         self._awaited.release()
         given = self._given.get()
         if isinstance(given, BaseException):

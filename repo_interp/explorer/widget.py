@@ -48,8 +48,8 @@ MOST_STREAMS = 4
 
 def _text(name: str) -> str:
     # Some modules are shared with the page of results and belong to `plots`
-    own = files("repo_interp.explorer") / "page" / name
-    return own.read_text(encoding="utf-8") if own.is_file() else packaged(name)
+    file = files("repo_interp.explorer") / "page" / name
+    return file.read_text(encoding="utf-8") if file.is_file() else packaged(name)
 
 
 _LOADER = """
@@ -118,7 +118,7 @@ class ExplorerWidget(anywidget.AnyWidget):
         self.send({"number": given.get("number"), "answer": answer})
 
     def answer(self, given: Any) -> dict[str, Any]:
-        """The answer to what a page sends. Raises InputError for what does not fit."""
+        """The answer to a message. Raises InputError for one that does not fit."""
         if given == {"ask": "plotly", "model": 0}:
             # Sent apart, packed, and only when a page asks for it: it has megabytes
             from plotly.offline import get_plotlyjs
