@@ -14,7 +14,7 @@ everything that cannot be compared or was measured differently.
                (`performance`), and the attribute `performance` that says it
     a measure  every variable that two runs or more have, with `run` first; scheme (run, layer)
 
-Knows run files; knows nothing about models, and not what a measure means.
+Knows run files; knows nothing about models and the meaning of a measure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from repo_interp.errors import InputError
 from repo_interp.run import DESCRIBED, versions
 
 _BLOCK = "block_size"
-"""The variable that sets what axes of blocks count: where it differs, equal labels mean different
+"""The variable that sets the unit of axes of blocks: where it differs, equal labels mean different
 things.
 """
 
@@ -85,7 +85,7 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
     if steps is not None:
         order = sorted(zip(steps, by_name, strict=True))
         steps, by_name = [step for step, _ in order], {name: by_name[name] for _, name in order}
-    # Lines of what differs come first; what only some runs have follows group by group.
+    # Lines about differences come first; those about missing parts follow group by group.
     lines = [*on_prompts(by_name), *on_runs(by_name)]
     shapes: list[str] = []
     measures: dict[str, xr.Dataset] = {}
@@ -237,7 +237,7 @@ def _joined(
         name: _empty([group[name] for group in plain if name in group])
         for name in [*variables, "scheme"]
     }
-    # By label and without checks of equality: what differs was noted,
+    # By label and without checks of equality: differences were noted,
     # and attributes are joined below.
     joined = xr.concat(
         plain,
@@ -314,7 +314,7 @@ def _on_values(measure: str, joined: xr.Dataset) -> list[str]:
         having = [
             str(run)
             for run in joined["run"].values
-            # Only floats have NaN for what was not measured.
+            # Only floats have NaN where nothing was measured.
             if array.dtype.kind == "f" and np.isfinite(array.sel(run=run)).any()
         ]
         if len(having) == 1:

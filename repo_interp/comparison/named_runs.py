@@ -2,7 +2,7 @@
 
 Runs of one checkpoint that measure different things - an analysis and its scores - are one run. The
 caller names a run; else its checkpoint does, where all checkpoints differ; else its directory.
-Knows nothing about what they are compared by.
+Knows nothing about the comparison.
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ def _merged(
     """Join runs of one checkpoint that complement one another, with names and directories."""
     merged: list[tuple[str | None, str, xr.DataTree]] = []
     for name, directory, run in opened:
-        # The first that fits: a second analysis of the checkpoint stays a run of its own.
+        # The first that fits: a second analysis of the checkpoint stays a separate run.
         for place, (other_name, other_directory, other) in enumerate(merged):
             if (name is None or other_name is None or name == other_name) and _complements(
                 run, other
             ):
                 nodes = {**_nodes(other), **_nodes(run)}
                 both = xr.DataTree.from_dict({f"/{node}": group for node, group in nodes.items()})
-                # The first run's attributes win; those of the scores fill in what it lacks.
+                # The first run's attributes win; those of the scores fill its gaps.
                 both.attrs = {**run.attrs, **other.attrs}
                 merged[place] = (other_name or name, other_directory, both)
                 break

@@ -103,8 +103,8 @@ def on_measure(measure: str, groups: Mapping[str, xr.Dataset]) -> Iterator[str]:
     digests = [group["prompts_digest"] for group in groups.values() if "prompts_digest" in group]
     asked = [
         (str(name), str(digest))
-        for own in digests
-        for name, digest in zip(own["test_set"].values, own.values, strict=True)
+        for by_set in digests
+        for name, digest in zip(by_set["test_set"].values, by_set.values, strict=True)
     ]
     sets = [
         name

@@ -18,7 +18,7 @@ import xarray as xr
 from repo_interp.intervals import paired_difference, same_prompts
 
 _ANSWER = "log p of the answer (nats per token)"
-# In the order of what says most: the answer itself, then text, then other experiments' readings.
+# The most telling first: the answer itself, then text, then other experiments' readings.
 _SOURCES: tuple[tuple[str, dict[str, str]], ...] = (
     (
         "predictions",

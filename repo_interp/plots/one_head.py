@@ -48,7 +48,7 @@ def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.9)
     ax = figure.subplots()
     text = (
-        [token_label(str(each)) for each in pattern["text"].values]
+        [token_label(str(token)) for token in pattern["text"].values]
         if "text" in pattern.coords
         else []
     )

@@ -114,7 +114,7 @@ def shared_rows(values: xr.DataArray, chosen: xr.DataArray) -> str:
     """Say how many rows of positions heads have, where some share one.
 
     Args:
-        values: What was measured of positions [layer, head, ...]; heads that share positions have
+        values: Measurements of positions [layer, head, ...]; heads that share positions have
             equal values.
         chosen: Heads that are counted [layer, head].
 

@@ -230,7 +230,7 @@ class Maps(Drawing):
         base, *others = [place for place, of_run in enumerate(data) if np.isfinite(of_run).any()]
         logarithmic = is_logarithmic(data)
         with np.errstate(divide="ignore", invalid="ignore"):
-            # On a scale of orders of magnitude a ratio is what the eye compares
+            # On a scale of orders of magnitude the eye compares ratios
             differences = np.log10(data / data[base]) if logarithmic else data - data[base]
         height = 0.55 + 0.13 * max(6, min(len(values[row]), 32)) if row == "layer" else 1.75
         rows = 1 if pair or not others else 2

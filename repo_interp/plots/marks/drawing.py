@@ -236,7 +236,7 @@ def panels(
     rows = -(-count // columns)
     width = (PAGE_WIDTH if columns > 1 else COLUMN_WIDTH) if width is None else width
     figure = paper_figure(width, min(PAGE_HEIGHT, around + height * rows))
-    # a caller's own axes hold a figure that asks for one alone
+    # a caller's axes hold a figure that asks for one alone
     if count == 1:
         return figure, [figure.subplots()]
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()

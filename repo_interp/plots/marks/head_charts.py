@@ -5,7 +5,7 @@ The page draws those of the head that is chosen in the explorer.
     curves   float32, base64, [layer, head, point]          images   16 bits between the smallest and the largest value of a head
 
 Images are coarsened by means of 2 x 2 until all heads fit into `MOST_IMAGE` bytes. Knows nothing
-about what the values are.
+about the meaning of the values.
 """
 
 from __future__ import annotations

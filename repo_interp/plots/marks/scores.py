@@ -20,7 +20,7 @@ from repo_interp.plots.style import (
 
 _MIXED = {"r2n1": ("rope", "R2N1"), "n2r1": ("nope", "N2R1")}
 _SHADES = (("white", 0.0), ("black", 0.5), ("white", 0.35), ("black", 0.25), ("white", 0.6))
-"""Of checkpoints of one scheme, in order: what their colour is mixed with, and how much of it."""
+"""Of checkpoints of one scheme, in order: the color mixed into theirs, and its share."""
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 _MARKERS = ("o", "s", "^", "D")
 

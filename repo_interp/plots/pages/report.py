@@ -217,7 +217,9 @@ def _page(
     found = list(until_failure(partial(findings, run), "the findings", failures))
     sides = linked_sides(run, failures) if several else []
     interactives = [
-        part for part in (each.interactive for each in (sides or sections)) if part is not None
+        part
+        for part in (section.interactive for section in (sides or sections))
+        if part is not None
     ]
     # Sections of a comparison are plain pictures; its two sides alone need scripts.
     lively = bool(sides) or (not several and any(section.lively for section in sections))
@@ -243,7 +245,8 @@ def _page(
         # A page without scripts stays small: no explorer, no plotly.
         style=packaged("page.css") + packaged("explorer.css") if lively else packaged("page.css"),
         script=page_script(
-            interactives, bool(interactives) or any(each.content["charts"] for each in sections)
+            interactives,
+            bool(interactives) or any(section.content["charts"] for section in sections),
         )
         if lively
         else "",

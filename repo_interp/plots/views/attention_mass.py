@@ -380,7 +380,7 @@ def _lead(run: xr.DataTree) -> str:
 
 LEAST_MASS, TIMES_CHANCE = 0.1, 3.0
 """A span is found where the head that looks at it most gives it that much of its attention, and as
-many times what equal weights give.
+many times that of equal weights.
 """
 
 

@@ -187,7 +187,7 @@ def extrapolation_table(run: xr.DataTree) -> Table:
 def charts_by_length(run: xr.DataTree) -> Iterator[Lines]:
     """Chart KL and log perplexity by length, and KL by layer at the longest one.
 
-    The plain KL at the first length is the noise of fitting; bars are intervals of what is above.
+    The plain KL at the first length is the noise of fitting; bars are intervals of the KL above.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -210,8 +210,8 @@ def charts_by_length(run: xr.DataTree) -> Iterator[Lines]:
         if "kl_above_noise_low" in dataset:  # runs of before lack it
             axes = ("method", "length")
             ends = {
-                # The lines show the whole KL, so the mean noise is added to intervals of what is
-                # above it.
+                # The lines show the whole KL, so the mean noise is added to intervals of the
+                # KL above it.
                 end: dataset[f"kl_above_noise_{end}"].transpose(*axes).values + float(floor.mean())
                 for end in ("low", "high")
             }

@@ -274,7 +274,7 @@ def draw_counted(
         markeredgewidth=0.7,
         gid="separators",
     )
-    # CoPE caps what is counted at p_max; far below it, the line would only flatten the curve.
+    # CoPE caps counts at p_max; far below it, the line would only flatten the curve.
     if np.isfinite(largest) and np.nanmax(sums) > 0.8 * largest:
         ax.axhline(largest, color="#222222", linestyle="--", linewidth=0.6)
         ax.text(0, largest, f" largest position, {largest:g}", va="bottom", fontsize=5.5)

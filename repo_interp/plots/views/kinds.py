@@ -27,7 +27,7 @@ CASES = {
     "all heads, straight lines": "the straight line fitted to those of each head",
     "all heads, token index": "the token index",
 }
-"""Kinds of all heads that are not frozen, and what their positions become, in words."""
+"""Kinds of all heads that are not frozen, and their new positions, in words."""
 
 
 def _answered(kinds: xr.Dataset) -> str:

@@ -153,7 +153,7 @@ def source_table(run: xr.DataTree) -> Table:
     ]
     different = {}
     # Rounded first: heads that differ only by less than is shown count as the same.
-    columns = [(100 * each).round() for each in percents]
+    columns = [(100 * fraction).round() for fraction in percents]
     for layer, head, *row in head_rows([*columns, dataset["line_step"]], _known_heads(dataset)):
         row = (*row, str(dataset["kind"].sel(layer=layer, head=head).values))
         # Grouped heads and one assigner per layer give the same row many times.

@@ -2,7 +2,7 @@
 
 Position Generalization fig. 4, 9.
 
-    arrow    mean q_r conj(mean k_r) / sqrt(d_head), at distance 0: its horizontal part is what it adds to the logit
+    arrow    mean q_r conj(mean k_r) / sqrt(d_head), at distance 0: its horizontal part is its term in the logit
     circle   the key's deviation times the mean query's size, about the arrow's head
     arc      how far the arrow turns over the largest distance (max_rotation); a whole circle from one turn on
 

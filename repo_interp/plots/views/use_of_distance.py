@@ -144,7 +144,7 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _charts_of_octaves(run: xr.DataTree) -> Iterator[Chart]:
-    """Attention by distance beside even attention, heads, and what tokens receive."""
+    """Attention by distance beside even attention, heads, and attention to tokens."""
     dataset = group(run, "octaves")
     mass = dataset["mass"]
     # Even attention as a second line: octaves hold ever more tokens, so a rising curve alone says
