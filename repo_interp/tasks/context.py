@@ -4,8 +4,8 @@
 
 A curriculum grows the length from `first_length` to `length`, one length per batch, with
 `questions` questions. Test sets are named by the length: `length`, 2 x `length`, ... up to
-`longest_test`; their prompts have one question unless a task says otherwise. The filler is what is
-left of the length, so that contents and questions must fit into the shortest.
+`longest_test`; their prompts have one question unless a task says otherwise. The filler is the
+rest of the length, so that contents and questions must fit into the shortest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from repo_interp.tasks.task import Batch, Number, WordTask, doublings, grown, wh
 class ContextTask(WordTask):
     """Questions behind a context.
 
-    A task states these options as its fields, in its own order and with its own defaults.
+    A task states these options as its fields, in its order and with its defaults.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length",)

@@ -23,7 +23,7 @@ from pathlib import Path
 from repo_interp.errors import InputError
 from repo_interp.files import regular
 
-# Lookbehinds in re have a fixed width, so each abbreviation has its own
+# Lookbehinds in re have a fixed width, so every abbreviation has one
 SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.) (?=[\"'(]?[A-Z0-9])")
 _LEFT_OUT = {
     *(

@@ -1,6 +1,6 @@
 """Prompts and scores of lm-evaluation-harness, such as RULER's variable tracking (`ruler_vt`).
 
-    document of a task -> prompt, reference answer -> greedy answer -> the harness' own metric
+    document of a task -> prompt, reference answer -> greedy answer -> the harness' metric
 
 Tasks that generate text alone. The answer ends before the first of the task's stop texts. The
 prompt is encoded as the tokenizer encodes a text, with its BOS. Spans: `needle`, every reference
@@ -64,7 +64,7 @@ class HarnessDocuments:
             InputError: The task scores a document by something that is no number.
         """
         found = []
-        # The harness' own objects: filters and metrics read answers from there
+        # The harness' objects: filters and metrics read answers from there
         instances = self.task.instances
         for prompt, answer, instance in zip(self.prompts, answers, instances, strict=True):
             # Our models generate past a stop text. An empty one is no separator to str.split
@@ -193,13 +193,13 @@ def _prompt(
     known: Mapping[str, Any],
 ) -> Prompt:
     text, options = arguments
-    targets = [str(each) for each in (target if isinstance(target, list) else [target])]
+    targets = [str(answer) for answer in (target if isinstance(target, list) else [target])]
     # \w around it, since the target may be a number inside another one
     places = [
         match.span()
-        for each in targets
-        for match in re.finditer(rf"(?<!\w){re.escape(each.strip())}(?!\w)", text)
-        if each.strip() and text.count(each.strip()) == 1
+        for answer in targets
+        for match in re.finditer(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", text)
+        if answer.strip() and text.count(answer.strip()) == 1
     ]
     until = options.get("until") or []
     return prompt_from_text(

@@ -264,7 +264,7 @@ def _fitting_size(
     """The largest haystack with which the prompt and the reserve have at most `length` tokens."""
 
     def tokens(size: int) -> int:
-        # Of the whole text, since tokens at the seams depend on what stands beside them
+        # Of the whole text, since tokens at the seams depend on the text beside them
         return count_tokens(_write(question, haystack, size, dialect)[0].text, tokenizer)
 
     size = largest_size(tokens, length - reserve)

@@ -45,6 +45,6 @@ def first_tokens(prompt: Prompt, tokens: int) -> Prompt:
         A prompt of the first `tokens` tokens.
     """
     by_token = ("tokens", "token_text", "position_ids")
-    # The text stays whole: it is what was encoded
+    # The text stays whole, as it was encoded
     parts = {name: part for name in by_token if (part := getattr(prompt, name)) is not None}
     return replace(prompt, **{name: part[:tokens] for name, part in parts.items()})

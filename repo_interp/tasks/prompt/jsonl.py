@@ -129,10 +129,10 @@ def read_prompts(
             prompt = _prompt(record, tokenizer, vocab_size)
             if is_harness_sample(record):
                 # the harness logs a sample once per filter of its answer; only the scores differ
-                own = prompt.attributes["scores"]
-                known = scores.setdefault((prompt.attributes["doc_id"], prompt.text), own)
-                if known is not own and not known.keys() & own.keys():
-                    known.update(own)
+                new = prompt.attributes["scores"]
+                known = scores.setdefault((prompt.attributes["doc_id"], prompt.text), new)
+                if known is not new and not known.keys() & new.keys():
+                    known.update(new)
                     continue
             prompts.append(prompt)
     return prompts or _none(path)
