@@ -351,5 +351,5 @@ def _run_experiment(
     for group in groups:
         require_name(group, f"a group of {source}", (*KEPT, *taken))
     groups = {name: checked_group(group, source) for name, group in groups.items()}
-    # What an experiment says about its group precedes its parameters
+    # An experiment's attributes of its group override its parameters
     return {name: group.assign_attrs(parameters | group.attrs) for name, group in groups.items()}

@@ -1,7 +1,7 @@
 """Prompts from any form: Prompts, texts, token ids; one or many.
 
     "a text"    ["a text", ...]    [5, 17, 3]    tensor [token]    array [prompt, token]    Prompt
-    a generator of any, or what a tokenizer returns  ->  [Prompt, ...]
+    a generator of any, or the result of a tokenizer  ->  [Prompt, ...]
 
 Text is encoded by the checkpoint's tokenizer, with the special tokens that it puts before a text
 and none else. Brings together bridges and prompts; knows nothing about measures.
@@ -71,7 +71,7 @@ def _without_padding(ids: Any, mask: Any) -> Any:
     if mask is None:
         return ids
     try:
-        ids, mask = (each.tolist() if hasattr(each, "tolist") else each for each in (ids, mask))
+        ids, mask = (rows.tolist() if hasattr(rows, "tolist") else rows for rows in (ids, mask))
         # A tokenizer returns one flat list for one text
         if isinstance(ids[0], int):
             ids, mask = [ids], [mask]

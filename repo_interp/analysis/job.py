@@ -337,7 +337,7 @@ class Job:
         ]
         taken = [*KEPT]
         for kind, part in parts:
-            # A class derived from ours may take its name: views can draw what it measures
+            # A class derived from ours may take its name: views can draw its results
             ours = OWN[kind].get(part.name) in [
                 f"{base.__module__}:{base.__qualname__}" for base in type(part).__mro__
             ]
@@ -376,7 +376,7 @@ def results_of(
         Statistics or fault per measure, faults first.
     """
     merged = {name: merge(some) for name, some in parts.items() if name not in faults}
-    # Faults first, in the order in which they occurred: the first one is what is reported
+    # Faults first, in the order in which they occurred: the first one is reported
     return {**faults, **merged}
 
 

@@ -87,7 +87,7 @@ def notes_on(
         )
     for measure in measures:
         wanted = as_measure(measure).needs.schemes
-        # A scheme of another package may be what the measure is about, so nothing is said there
+        # A measure may be about a scheme of another package, so nothing is said there
         if wanted and set(schemes) <= set(SCHEMES) and not set(schemes) & set(wanted):
             notes.append(
                 f"{measure.name} gives nothing here: it measures {', '.join(wanted)}, and "

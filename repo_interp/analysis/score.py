@@ -197,7 +197,9 @@ def score_needles(
         for length in lengths
     }
     one = all(
-        prompt.attributes.get("depth") is not None for each in asked.values() for prompt in each
+        prompt.attributes.get("depth") is not None
+        for test_set in asked.values()
+        for prompt in test_set
     )
     return _score_answers(
         decoder,

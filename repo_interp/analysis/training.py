@@ -130,7 +130,7 @@ class PositionsCallback(TrainerCallback):
         tokenizer = given.get("processing_class")
         # as_prompts asks its model for a tokenizer alone, and the Trainer holds it apart
         self.prompts = as_prompts(self.prompts, tokenizer)
-        # What does not fit the model should stop the training here
+        # Prompts and measures that do not fit the model should stop the training here
         self._measure(args, state, control, given["model"], required=True)
 
     def _begin_evaluation(self, args: Any, model: nn.Module) -> None:
@@ -181,7 +181,7 @@ class PositionsCallback(TrainerCallback):
     def _measure(
         self, args: Any, state: Any, control: Any, model: nn.Module, required: bool = False
     ) -> None:
-        """Measure, write and report; what fails is left out with a warning unless `required`."""
+        """Measure, write and report; a failure becomes a warning unless `required`."""
         step = self._last = state.global_step
         try:
             run = (

@@ -1,7 +1,7 @@
 """The commands: parse, call, print. Nothing below prints.
 
 A command is a module with `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> exit code`; it
-imports what is heavy inside `run`, so that `repo-interp --help` is fast. Bad input is one line and
+imports heavy modules inside `run`, so that `repo-interp --help` is fast. Bad input is one line and
 exit code 2, an interruption 130; 1 says that the numbers are there, but a figure, the page or the
 printed text is not. A Note, which refuses nothing, is one line beside.
 
@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace) -> int:
             or f"code of another package called sys.exit({end.code!r}); nothing was finished"
         )
         return _report(command, line, 1)
-    # The reader of a pipe has gone (head, less): 141 is what a shell reports of SIGPIPE.
+    # The reader of a pipe has gone (head, less): a shell reports SIGPIPE as 141.
     except BrokenPipeError:
         _close(sys.stdout)
         return 141

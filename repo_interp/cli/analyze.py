@@ -64,8 +64,8 @@ _VARIANTS = (
 
 
 _MEASURES = "; ".join(
-    f"{name} ({what})"
-    for name, what in {
+    f"{name} ({content})"
+    for name, content in {
         "positions": "of every token, by head",
         "patterns": "constant, monotonic or mixed stretches of them",
         "position_sources": "whether they read the word, the index, the line",

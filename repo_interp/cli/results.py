@@ -83,7 +83,7 @@ class Command:
     @property
     def replaces(self) -> bool:
         """Whether the results that stand in --out may be replaced."""
-        # Resuming replaces what it finds by the same results.
+        # Resuming replaces results by the same ones.
         return self.resume or self.overwrite
 
     def resume_finished(self, console: Console) -> int | None:
@@ -113,7 +113,7 @@ class Command:
         # Work that was only begun goes on in the ordinary way.
         if reached in ("nothing", "begun"):
             return None
-        # What is left to do, drawing and printing, is for one process.
+        # The rest, drawing and printing, is for one process.
         if not processes.is_first():
             return 0
         run = read_run(out)

@@ -154,7 +154,7 @@ def _widths(table: Table, rows: Sequence[Sequence[str]], most: int) -> list[int]
     widths = next((some for some in (whole, words, numbers) if sum(some) <= most), None)
     if widths is not None:
         for _ in range(min(most, sum(whole)) - sum(widths)):
-            # What is left goes to the columns that are furthest from their full width.
+            # The rest goes to the columns that are furthest from their full width.
             widths[max(range(len(widths)), key=lambda place: whole[place] - widths[place])] += 1
     return widths
 
