@@ -33,8 +33,8 @@ def collection_paused() -> Iterator[None]:
             many = gc.get_count()[0] - before > MANY
             # Unfreezing would undo the user's freezing, whose objects are counted one by one.
             if many and not gc.get_freeze_count():
-                # Through the permanent generation into the oldest: what was
-                # made meanwhile counts as old.
+                # Through the permanent generation into the oldest: objects
+                # made meanwhile count as old.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

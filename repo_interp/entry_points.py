@@ -159,7 +159,7 @@ def require_names(group: str, given: Iterable[str], *more: str) -> None:
     """
     ours = (*more, *OWN.get(group, {}))
     for name in given:
-        # What other packages declare is read last: that takes as long as a short prompt's pass.
+        # Declarations of other packages are read last: that takes as long as a short prompt's pass.
         if name not in ours and name not in (known := (*more, *names(group))):
             raise InputError(
                 f"there is no {_kind(group)} {name!r}; {nearest(name, known)}there are "
@@ -206,14 +206,14 @@ def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> 
             "arguments that gives it"
         )
     made = factory()
-    own = getattr(made, "name", None)
-    if isinstance(own, str) and own != name:
+    declared = getattr(made, "name", None)
+    if isinstance(declared, str) and declared != name:
         raise InputError(
-            f"{called(group, name)} gives an object with the name {own!r}; the entry point and the "
-            "field name must be equal"
+            f"{called(group, name)} gives an object with the name {declared!r}; the entry point and "
+            "the field name must be equal"
         )
     # A class, or a factory of something else
-    if own != name or not is_one(made):
+    if declared != name or not is_one(made):
         raise InputError(f"{called(group, name)} is of type {type(made).__name__}; wanted {wanted}")
     return made
 
@@ -261,7 +261,7 @@ def failure_of(error: BaseException) -> str | None:
         for group in OWN
         for point in installed_points(group)
     }
-    # Entry points may lead into our own package, whose mistakes keep their traceback.
+    # Entry points may lead into our package, whose mistakes keep their traceback.
     of_ours = __name__.partition(".")[0]
     # From the innermost frame outwards: the deepest code of another package is at fault.
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):

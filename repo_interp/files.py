@@ -392,7 +392,7 @@ def remove(path: Path) -> None:
     Args:
         path: The path.
     """
-    # Of a link to a directory the link is removed, not what it points to.
+    # Of a link to a directory the link is removed, not its target.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -473,7 +473,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
 def _followed_by(
     choose: Callable[[Tensor], Tensor], read: Callable[..., Tensor] | None
 ) -> Callable[..., Tensor] | None:
-    """Make a reader that chooses from what `read` returns; None where there is no reader."""
+    """Make a reader that chooses from the result of `read`; None where there is no reader."""
     return None if read is None else lambda *rows: choose(read(*rows))
 
 

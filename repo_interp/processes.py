@@ -4,19 +4,18 @@ Those of `accelerate launch`, `torchrun`, or any launcher of `torch.distributed`
 
     with together(): ...                the processes that were launched meet; one alone where nobody launched several
     spread(items, work)                 [work(item) for item in items], every item done by one process, whichever is free
-    from_first(work)                    what `work` gives in the first process, in every process
+    from_first(work)                    the result of `work` in the first process, for every process
     meet()                              wait until all are here
 
 Every process runs the same program on the same input, so all of them call these functions in the
 same order. Items are taken in their order: with the longest first, whoever is done with a short one
-takes the next, so that all end at about the same time, however fast each of them is. Results are
+takes the next, so that all end at about the same time, however fast they are. Results are
 put together in the order of the items: as long as those of an item do not depend on who works on
-it, one process and a hundred give the same. What `work` calls does not spread again. Where `work`
+it, one process and a hundred give the same. Calls of `spread` inside `work` do not spread again. Where `work`
 fails in one process, the others take nothing more, and all raise the same error; where a process
 ends on its own - killed, or its machine is gone - the others raise `Deserted`.
 
-Nothing here is loaded before it is needed: `--help` needs no torch. Knows nothing about what the
-work is.
+Nothing here is loaded before it is needed: `--help` needs no torch. Knows nothing about the work.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from repo_interp.errors import InputError, one_line
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _MEETING, _PATIENCE = timedelta(minutes=1), timedelta(days=30)
-"""How long a process waits for the others to come, and then for what they do: as long as the
+"""How long a process waits for the others to come, and then for their work: as long as the
 longest item takes.
 """
 _SILENCE = 10.0
@@ -72,7 +71,7 @@ def launched() -> int:
     Raises:
         InputError: The environment holds no such number.
     """
-    # RANK is what every launcher sets; without it nobody launched several.
+    # Every launcher sets RANK; without it nobody launched several.
     if not os.environ.get("RANK"):
         return 1
     size = _of_launcher("WORLD_SIZE", 1, 1_000_000)
@@ -112,7 +111,7 @@ def count() -> int:
     import torch.distributed
 
     return (
-        # Also where the caller's own program has connected processes
+        # Also where the caller's program has connected processes
         torch.distributed.get_world_size()
         if torch.distributed.is_available() and torch.distributed.is_initialized()
         else 1
@@ -158,7 +157,7 @@ def together(
     def end(number: int, frame: object) -> None:
         raise Deserted("asked to terminate")
 
-    # cpu means gloo. Ten times the patience: our own message comes before torch's, and a busy
+    # cpu means gloo. Ten times the patience: our message comes before torch's, and a busy
     # machine has ended this process by then.
     state = _met(lambda: PartialState(cpu=True, timeout=10 * _MEETING), waiting)
     # In turn over the devices, where there are more processes than devices
@@ -240,7 +239,7 @@ def spread(
                     mine[place] = work(items[place])
             except Exception as error:
                 failure = (place, error)
-                # The others take nothing more; they finish what they have.
+                # The others take nothing more; they finish theirs.
                 store.set(f"{section}/failed", "")
                 break
             done = store.add(f"{section}/done", 1)
@@ -327,7 +326,7 @@ def machine() -> str:
 def _of_launcher(name: str, least: int, most: int) -> int:
     """A number that a launcher leaves in the environment, `least` where it leaves none.
 
-    Raises InputError for what is none.
+    Raises InputError for any other text.
     """
     text = os.environ.get(name) or str(least)
     if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
@@ -340,7 +339,7 @@ def _of_launcher(name: str, least: int, most: int) -> int:
 
 
 def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -> Result:
-    """What `connect` gives once all processes are here; `waiting` is told of where that takes long.
+    """The result of `connect`, once all processes are here; `waiting` is told if that takes long.
 
     Raises as `together`.
     """
@@ -401,7 +400,7 @@ def _require_same(asked: Sequence[str]) -> None:
 
 @contextmanager
 def _lost_ones() -> Iterator[None]:
-    """What is raised when the connection to another process breaks, as `Deserted`."""
+    """Raises errors of a broken connection to another process as `Deserted`."""
     try:
         yield
     except RuntimeError as error:  # of gloo and of the store

@@ -92,8 +92,8 @@ def _lines(every: float) -> Iterator[Step]:
     ) -> None:
         nonlocal name, done, total, text, since, first
         with lock:
-            # Time left is estimated within a step, as steps differ in speed, and by what is done
-            # now: resumed work begins with what is done already.
+            # Time left is estimated within a step, as steps differ in speed, and by items done
+            # now: resumed work begins with others done already.
             if current != name:
                 since, first = time.monotonic(), so_far or 0
             name, done, total, text = current, so_far, in_all, more
@@ -121,7 +121,7 @@ def _lines(every: float) -> Iterator[Step]:
         yield step
     finally:
         ended.set()
-        # Else a last line could be written into what is printed next.
+        # Else a last line could be written into the next output.
         thread.join()
 
 

@@ -310,7 +310,7 @@ def require_run(run: object) -> None:
 
 def _map_nodes(run: xr.DataTree, change: Callable[[xr.Dataset], xr.Dataset]) -> xr.DataTree:
     """Run with every node changed; datasets of `run` stay as they are."""
-    # Not what a node inherits: it would be written again into every group.
+    # Inherited coordinates would be written again into every group.
     return xr.DataTree.from_dict(
         {node.path: change(node.to_dataset(inherit=False)) for node in run.subtree}, name=run.name
     )
@@ -370,7 +370,7 @@ def _with_texts(node: xr.Dataset, name: Hashable, change: Callable[[str], str]) 
         variable.shape
     )
     changed = {name: (variable.dims, texts, dict(variable.attrs))}
-    # assign would make a variable of what was a coordinate.
+    # assign would make a variable of a coordinate.
     return node.assign_coords(changed) if name in node.coords else node.assign(changed)
 
 

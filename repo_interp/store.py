@@ -2,14 +2,14 @@
 
 Batches of an analysis, points of an experiment, answers, measurements:
 
-    store.get_or_compute({key: compute, ...})     {key: value, ...}: what `compute` returns, or what it returned before
+    store.get_or_compute({key: compute, ...})     {key: value, ...}: results of `compute`, new or from before
     store.stream({key: compute, ...})             the values alone, one after the other, for those that do not fit into memory together
     DIRECTORY/KEY.json, DIRECTORY/KEY.nc          a value, by its `Form`: written whole or not at all, with a seal
 
 A value comes back as it was, to the last bit; one whose file is damaged is computed again, with a
 note. Several processes share the keys (`processes.spread`). Whether writing pays is decided by the
 time that has passed: a short analysis writes nothing, and one that is interrupted writes what it
-still holds. Without a directory nothing is kept. Knows nothing about what is computed.
+still holds. Without a directory nothing is kept. Knows nothing about the computations.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ Progress = Callable[[int, int], None]
 
 
 class OtherQuestion(Note):
-    """What is kept belongs to another question, and is thrown away."""
+    """Kept values belong to another question, and are thrown away."""
 
 
 class Damaged(Note):
-    """What is kept is damaged, and is computed again."""
+    """A kept value is damaged, and is computed again."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _Waiting:
 
     def add(self, file: Path, form: Form, computed: _Computed) -> None:
         self.values[file] = form, computed
-        # Of several processes each holds what it finished, and a killed one loses all of it.
+        # Every one of several processes holds its results, and a killed one loses them.
         while processes.launched() > 1 and len(self.values) > _MOST_WAITING:
             self.write_first()
         if time.monotonic() - self.last < self.every:
@@ -229,7 +229,7 @@ class Store:
         """Write all that waits after an error."""
         # GeneratorExit means that the caller stopped iterating, which is no failure.
         if kind not in (None, GeneratorExit):
-            with suppress(OSError):  # the disk may be full: then that is what is raised
+            with suppress(OSError):  # the disk may be full: then that is raised
                 self.write()
 
     def _computed_together(
@@ -249,7 +249,7 @@ class Store:
             if progress is not None:
                 progress(there + done, total)
 
-        # An error in any process: all write what they hold before it is raised.
+        # An error in any process: all write their values before it is raised.
         with self:
             return dict(zip(missing, processes.spread(missing, compute, tell), strict=True))
 
@@ -301,7 +301,7 @@ NOT_KEPT = Store()
 
 
 def _make_room(question: str, directory: Path) -> None:
-    """Make `directory`, emptied where it holds what belongs to another `question`."""
+    """Make `directory`, emptied where it belongs to another `question`."""
     mark = directory / "fingerprint"
     if mark.is_file() and mark.read_text(encoding="utf-8") == question:
         return

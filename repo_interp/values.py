@@ -76,7 +76,7 @@ def value_of(text: str, kind: Any, name: str) -> Any:
     is_tuple = get_origin(_bare(kind)) is tuple
     parsed = _items(text, _bare(get_args(_bare(kind))[0]) is int) if is_tuple else text.strip()
     try:
-        # Not strict: "3" becomes 3, which is what text of a command line needs.
+        # Not strict: "3" becomes 3, as text of a command line needs.
         return adapter(_without_none(kind), strict=False).validate_python(parsed)
     except ValidationError:
         raise InputError(f"{name}={shortened(text)}: wanted {in_words(kind)}") from None
@@ -140,7 +140,7 @@ def check_fields(options: DataclassInstance, called: str = "") -> None:
                 given, kinds[field.name], f"{called}.{field.name}" if called else field.name
             )
             if value is not given:
-                # Frozen dataclasses allow no assignment; this is how their own __init__ assigns.
+                # Frozen dataclasses allow no assignment; this is how their __init__ assigns.
                 object.__setattr__(options, field.name, value)
 
 
@@ -285,7 +285,7 @@ def as_json(value: Any) -> Any:
     Returns:
         Dictionaries and lists of Python's numbers; None for NaN and infinities.
     """
-    # JSON has no NaN, and `JSON.parse` in a browser refuses what Python writes for it.
+    # JSON has no NaN, and `JSON.parse` in a browser refuses Python's spelling of it.
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
         return {str(name): as_json(part) for name, part in value.items()}
