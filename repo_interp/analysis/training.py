@@ -70,7 +70,8 @@ class PositionsCallback(TrainerCallback):
     `processing_class`. `evaluated`: without prompts, the batches of an evaluation are measured from
     the first on until they hold as many rows; they are padded on the right, and of several sets the
     first is measured, in the precision of the evaluation. Runs are written to `out`/step-K (None: positions/step-K in the Trainer's
-    output directory), runs of an earlier training there are moved to `out`/earlier-N;
+    output directory), runs of an earlier training there, or after the step at which
+    one is resumed, are moved to `out`/earlier-N;
     `ri.training_scalars` of all go to `state.log_history` and to whatever the Trainer reports to.
     `measures` None: those that the command `analyze` chooses for the model. Prompts and measures
     that do not fit the model are refused before the first step. A later step, or an evaluation,
@@ -112,9 +113,14 @@ class PositionsCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self.out = self.out or Path(args.output_dir) / "positions"
-        earlier = [file.parent for file in self.out.glob("step-*/run.nc")]
-        # A training that is resumed starts at a later step, and its earlier runs belong to it
-        if state.global_step == 0 and earlier:
+        begun = state.global_step
+        # A training that is resumed goes on from its step, so that later ones are of another course
+        earlier = [
+            run
+            for run in (file.parent for file in self.out.glob("step-*/run.nc"))
+            if begun == 0 or _number_of(run) > begun
+        ]
+        if earlier:
             aside = next(
                 place
                 for number in count(1)
@@ -123,7 +129,11 @@ class PositionsCallback(TrainerCallback):
             aside.mkdir()
             for run in earlier:
                 run.rename(aside / run.name)
-            warn(f"{self.out} holds runs of a training that began before; they are in {aside} now")
+            after = f" after step {begun}" if begun else ""
+            warn(
+                f"{self.out} holds runs{after} of a training that began before; they are in "
+                f"{aside} now"
+            )
         if not self.prompts:
             self._begin_evaluation(args, given["model"])
             return
@@ -190,6 +200,12 @@ class PositionsCallback(TrainerCallback):
                 else _finished(self._evaluation.conclude(), self._evaluation.model, step, self.out)
             )
             scalars = training_scalars(run)
+            # A resumed Trainer brings the entry of its first step along.
+            state.log_history[:] = [
+                entry
+                for entry in state.log_history
+                if entry.get("step") != step or not scalars.keys() <= entry.keys()
+            ]
             state.log_history.append({**scalars, "epoch": state.epoch or 0.0, "step": step})
             if self._reporters is None:
                 # The Trainer shows its callbacks neither itself nor the others: these are the
@@ -203,6 +219,12 @@ class PositionsCallback(TrainerCallback):
             if required:
                 raise
             warn(f"positions were not measured at step {step}: {error}")
+
+
+def _number_of(run: Path) -> int:
+    """Step of a directory step-K; -1 of others."""
+    number = run.name.removeprefix("step-")
+    return int(number) if number.isdecimal() else -1
 
 
 class _Evaluation:

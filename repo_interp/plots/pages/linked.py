@@ -99,9 +99,11 @@ def _run_of(comparison: xr.DataTree, name: str) -> xr.DataTree:
             for array in group.data_vars.values()
             if "head" in array.dims and array.dtype.kind == "f"
         ]
-        groups[f"/{measure}"] = (
-            group.isel(head=np.flatnonzero(np.any(having, axis=0))) if having else group
-        )
+        if having:
+            group = group.isel(head=np.flatnonzero(np.any(having, axis=0)))
+        # A measure that other runs alone have
+        if all(group.sizes.values()):
+            groups[f"/{measure}"] = group
     run = xr.DataTree.from_dict({"/": xr.Dataset(), **groups})
     run.attrs = {"checkpoint": name} | {
         key: comparison.attrs[key] for key in ("main_span",) if key in comparison.attrs

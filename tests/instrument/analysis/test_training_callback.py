@@ -347,6 +347,28 @@ def test_a_training_that_begins_again_puts_earlier_runs_aside(tmp_path):
     assert (out / "step-9").is_dir()
 
 
+def test_a_resumed_training_puts_later_runs_aside_and_logs_its_first_step_once(tmp_path):
+    """Found: steps of two courses made one series."""
+    out = tmp_path / "runs"
+    callback = ri.PositionsCallback(2, PROMPTS, out, ["positions"])
+    saved = {"save_strategy": "steps", "save_steps": 2}
+    trainer = trained(tmp_path, decoder("repo"), callback, **saved)
+    before = ri.read_run(out / "step-6")
+    with pytest.warns(Note, match="holds runs after step 4 of a training"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert ri.read_run(out / "earlier-1" / "step-6").identical(before)
+    assert {path.name for path in out.iterdir()} == {
+        "earlier-1",
+        *(f"step-{n}" for n in (0, 2, 4, 6)),
+    }
+    steps = [
+        entry["step"]
+        for entry in trainer.state.log_history
+        if any("positions" in key for key in entry)
+    ]
+    assert steps == [0, 2, 4, 6]
+
+
 def test_cells_are_valid_tied_or_undefined():
     values = np.array([[[1.0, 2.0, 2.0, np.nan], [np.inf, 3.0, 4.0, 5.0]]])
     group = xr.Dataset(
