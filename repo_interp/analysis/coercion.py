@@ -10,7 +10,9 @@ and none else. Brings together bridges and prompts; knows nothing about measures
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, warn
 from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt import require_index
@@ -46,12 +48,15 @@ def as_prompts(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None) -> l
     """
     # Before anything iterable: a text is one prompt, not one per character
     if isinstance(prompts, Prompt | str):
+        _note_file(prompts)
         return [_prompt(prompts, tokenizer, "the prompt")]
     # The BatchEncoding that a tokenizer returns, which is a Mapping but no dict
     if isinstance(prompts, Mapping) and "input_ids" in prompts:
         prompts = _without_padding(prompts["input_ids"], prompts.get("attention_mask"))
     if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
         raise InputError(f"prompts are a {type(prompts).__name__}; {_WANTED}, or several of these")
+    if isinstance(prompts, np.ndarray) and prompts.dtype.kind in "OUT":
+        return as_prompts(prompts.tolist(), tokenizer)  # texts
     if isinstance(prompts, Tensor | np.ndarray):
         rows = prompts[None] if prompts.ndim == 1 else prompts
         if rows.ndim != 2:
@@ -64,6 +69,16 @@ def as_prompts(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None) -> l
     if given and all(isinstance(item, int | np.integer) for item in given):
         return [_prompt(given, tokenizer, "the prompt")]
     return [_prompt(item, tokenizer, f"prompt {number}") for number, item in enumerate(given)]
+
+
+def _note_file(text: Prompt | str) -> None:
+    """Say where a text is the name of a file, which is not read."""
+    with suppress(OSError, ValueError):
+        if isinstance(text, str) and len(text) < 256 and Path(text).is_file():
+            warn(
+                f"{shortened(text)} is measured as a text, and there is a file of this name; "
+                "ri.read_prompts reads prompts from it"
+            )
 
 
 def _without_padding(ids: Any, mask: Any) -> Any:

@@ -28,8 +28,9 @@ def head_table(run: xr.DataTree) -> pd.DataFrame:
     """Return one row per layer and head, and one column per number of a head.
 
     Columns are named GROUP.VARIABLE, and GROUP.VARIABLE[LABEL] where a variable has labels beside
-    the head: "attention_mass.mass[needle]", "octaves.mass[3]". Values of several prompts are
-    averaged, NaN left out. Variables by place in a prompt (token, distance), and those with an axis
+    the head: "attention_mass.mass[needle]", "octaves.mass[3]". Texts of a head, such as
+    "position_sources.kind", have a column too. Values of several prompts are averaged, NaN left
+    out. Variables by place in a prompt (token, distance), and those with an axis
     of more than 32 names or 16 numbers (components of large heads), have no columns: the attribute
     `left_out` of the table names them, and their arrays are in the run.
 
@@ -52,9 +53,11 @@ def head_table(run: xr.DataTree) -> pd.DataFrame:
         if node.dataset is None or not {"layer", "head"} <= set(node.dataset.dims):
             continue
         for name, variable in node.dataset.data_vars.items():
+            title = f"{node.path.strip('/').replace('/', '.')}.{name}"
+            if variable.dtype.kind in "OUT" and {*variable.dims} == {"layer", "head"}:
+                columns[title] = _bare(variable)  # such as the kind of a head
             # Booleans are no numbers for numpy, so flags per head have no column
             if {"layer", "head"} <= set(variable.dims) and np.issubdtype(variable.dtype, np.number):
-                title = f"{node.path.strip('/').replace('/', '.')}.{name}"
                 columns |= columns_of(title, variable)
                 if long := [str(dim) for dim in _further(variable) if not _fits(variable, dim)]:
                     left_out.append(f"{title} ({', '.join(long)})")

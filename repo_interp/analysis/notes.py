@@ -85,6 +85,12 @@ def notes_on(
             f"{which} longer (up to {max(lengths)} tokens) than the training length, "
             f"{trained} tokens"
         )
+    repeated = len(prompts) - len({(prompt.tokens, prompt.position_ids) for prompt in prompts})
+    if repeated:
+        notes.append(
+            f"{repeated} of {len(prompts)} prompts repeat others: errors and intervals count them "
+            "as further prompts, and are too narrow"
+        )
     for measure in measures:
         wanted = as_measure(measure).needs.schemes
         # A measure may be about a scheme of another package, so nothing is said there

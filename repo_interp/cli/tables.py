@@ -166,7 +166,9 @@ def _print_lines(console: Console, table: Table, rows: Sequence[Sequence[str]]) 
     """
     console.print(Text(table.title, "italic"))
     for row in rows:
-        named = [cell for cell, numeric in zip(row, table.numeric, strict=True) if not numeric]
+        named = [
+            cell for cell, numeric in zip(row, table.numeric, strict=True) if cell and not numeric
+        ]
         numbers = [
             f"{column} {cell}"
             for column, cell, numeric in zip(table.columns, row, table.numeric, strict=True)

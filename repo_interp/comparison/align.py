@@ -42,14 +42,15 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> xr.DataTree:
 
     Args:
         runs: Runs, run files or directories, in a list or by name. In a list their checkpoints name
-            them; steps of one training are put in order.
+            them, and a name that comes twice gets a number; different steps of one training are put
+            in order.
 
     Returns:
         One tree with one node per measure, every variable with the axis `run` first.
 
     Raises:
-        InputError: There are fewer than two runs, a name comes twice, two steps of a training have
-            the same weights, or no measure is common to two runs.
+        InputError: There are fewer than two runs, two steps of a training have the same weights, or
+            no measure is common to two runs.
     """
     # A text is iterable too, and its letters would be opened as runs.
     if isinstance(runs, str) or not isinstance(runs, Iterable):

@@ -349,24 +349,7 @@ class RepositionedAttention:
             positions = self._assign_with_memory(self.assigner, hidden_states, index, cache)
         else:
             positions = self.assigner(hidden_states, index)
-        batch, tokens = hidden_states.shape[:2]
-        if not isinstance(positions, Tensor):
-            raise InputError(
-                f"the assigner of layer {self.layer_idx} ({self.scheme}) returns "
-                f"{type(positions).__name__}; wanted positions [batch, row, token]"
-            )
-        if (
-            positions.ndim not in (3, 4)
-            or positions.shape[0] not in (1, batch)
-            or positions.shape[2] != tokens
-            or self.heads % positions.shape[1]
-        ):
-            raise InputError(
-                f"the assigner of layer {self.layer_idx} ({self.scheme}) gave positions "
-                f"{list(positions.shape)}; wanted [batch, row, token], or [batch, row, token, "
-                f"component], of {batch} prompts, as many rows as divide {self.heads} heads, and "
-                f"{tokens} tokens"
-            )
+        self._require_positions(positions, hidden_states, "the assigner of")
         if (
             self.sites.positions._backward_hooks
             and torch.is_grad_enabled()
@@ -374,7 +357,32 @@ class RepositionedAttention:
         ):
             # the token index: without this the hook would never be called
             positions = positions.detach().requires_grad_()
-        return self.sites.positions(positions)
+        hooked = self.sites.positions(positions)
+        if hooked is not positions:
+            self._require_positions(hooked, hidden_states, "a hook on the positions of")
+        return hooked
+
+    def _require_positions(self, positions: object, hidden_states: Tensor, source: str) -> None:
+        """Raise InputError for anything but positions of the tokens of this pass."""
+        batch, tokens = hidden_states.shape[:2]
+        if not isinstance(positions, Tensor):
+            raise InputError(
+                f"{source} layer {self.layer_idx} ({self.scheme}) returns "
+                f"{type(positions).__name__}; wanted positions [batch, row, token]"
+            )
+        if (
+            positions.ndim not in (3, 4)
+            or positions.shape[0] not in (1, batch)
+            or positions.shape[2] != tokens
+            or not positions.shape[1]
+            or self.heads % positions.shape[1]
+        ):
+            raise InputError(
+                f"{source} layer {self.layer_idx} ({self.scheme}) gave positions "
+                f"{list(positions.shape)}; wanted [batch, row, token], or [batch, row, token, "
+                f"component], of {batch} prompts, as many rows as divide {self.heads} heads, and "
+                f"{tokens} tokens"
+            )
 
     @staticmethod
     def _index_by_axis(index: Int[Tensor, "axis batch token"], cache: Any, start: int) -> Tensor:

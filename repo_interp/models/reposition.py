@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +54,9 @@ _HANDLE = "_position_table_hook"
 """
 
 
-def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> PreTrainedModel:
+def reposition(
+    model: PreTrainedModel, layout: str | Sequence[str], **options: str | float
+) -> PreTrainedModel:
     """Give a model the position schemes of a layout, in place.
 
     A model that was repositioned before starts the new schemes afresh. The model trains, generates,
@@ -61,7 +64,8 @@ def reposition(model: PreTrainedModel, layout: str, **options: str | float) -> P
 
     Args:
         model: Model of Hugging Face, also inside torch.compile or a PeftModel.
-        layout: Such as "repo@1/3"; see `positions.layouts`.
+        layout: Such as "repo@1/3", or a scheme for every layer, as `layout` returns them; see
+            `positions.layouts`.
         **options: Choices within schemes (`SchemeOptions`), above all `assignment`: "kv_head",
             "head" or "layer", one row of learned positions for every one of them.
 
@@ -103,7 +107,7 @@ def observable(model: nn.Module) -> nn.Module:
 
 
 def with_layout(
-    model: PreTrainedModel, layout: str | None, **options: str | float
+    model: PreTrainedModel, layout: str | Sequence[str] | None, **options: str | float
 ) -> PreTrainedModel:
     """Give a model the schemes of a layout, in place, whether options have an effect or not.
 
@@ -224,8 +228,10 @@ def _rotations(decoder: Decoder) -> dict[Any, Rotation]:
     return measured
 
 
-def _schemes(model: PreTrainedModel, layout: str) -> tuple[str, ...]:
+def _schemes(model: PreTrainedModel, layout: Any) -> tuple[str, ...]:
     """Scheme of every layer of `model` in `layout`; InputError for a layout that does not fit."""
+    if isinstance(layout, list | tuple) and all(isinstance(name, str) for name in layout):
+        layout = ",".join(layout)
     if not isinstance(layout, str):
         raise InputError(
             'wanted a layout such as "repo@1/3", or a name for every layer with commas '

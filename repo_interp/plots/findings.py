@@ -31,7 +31,7 @@ _OPENING = (
 def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
     """Collect the findings of a run, the heaviest first.
 
-    The heaviest `MOST_OF_GROUP` of every group precede all others.
+    The four heaviest of every group precede all others.
 
     Args:
         run: Tree of a run, a group per measure.

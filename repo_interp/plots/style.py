@@ -34,6 +34,7 @@ from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 import matplotlib as mpl
 import numpy as np
+import xarray as xr
 from annotated_types import Interval
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -188,10 +189,23 @@ class Style:
                         if isinstance(figure, _OnAxes) and ax is not None
                         else figure
                     )
+            except (TypeError, ValueError, LookupError) as error:
+                if isinstance(error, InputError) or not _compares(arguments):
+                    raise
+                raise InputError(
+                    f"{draw.__name__} cannot draw a comparison ({one_line(error, 80)}); give one "
+                    "of its runs, such as comparison.isel(run=0)"
+                ) from error
             finally:
                 _ASKED.reset(before)
 
         return drawn
+
+
+def _compares(arguments: tuple) -> bool:
+    """Whether a figure was asked for of runs joined by `compare`."""
+    tree = arguments[0] if arguments else None
+    return isinstance(tree, xr.DataTree) and any("run" in node.dims for node in tree.subtree)
 
 
 def style() -> Style:

@@ -319,7 +319,7 @@ def _facts(run: xr.DataTree, sections: Sequence[Section]) -> list[tuple[str, str
     given = [(label, _stretches(value) if label == "layout" else value) for label, value in given]
     shown = {section.view.group for section in sections}
     others = [name for name in run.children if name not in shown]
-    given += [("in run.nc, without a section here", ", ".join(others))] if others else []
+    given += [("in the run, without a section here", ", ".join(others))] if others else []
     return [(label, _fact(value)) for label, value in given]
 
 

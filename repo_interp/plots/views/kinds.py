@@ -168,7 +168,8 @@ def _in_words(interval: np.ndarray) -> str:
     if np.abs(interval).max() < ROUNDING:
         return f"less than {ROUNDING:g} nats"
     mean, low, high = map(number, interval)
-    return f"{mean} nats (95 %: {low} to {high})"
+    between = "one block, no interval" if np.isnan(interval[1]) else f"95 %: {low} to {high}"
+    return f"{mean} nats ({between})"
 
 
 VIEW = View(

@@ -167,8 +167,8 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
     """
     if tokenizer is None:
         raise InputError(
-            "text needs a tokenizer, but there is none; give the prompt as token ids, or add "
-            "a tokenizer.json to the checkpoint"
+            "text needs a tokenizer, but there is none; give the prompt as token ids, or a model "
+            "as ri.open_model returns it, from a checkpoint with a tokenizer.json"
         )
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(

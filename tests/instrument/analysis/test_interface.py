@@ -113,6 +113,7 @@ def test_prompts_may_be_given_in_any_form(niah, task_prompts):
         assert one.tokens == prompt.tokens and len(one.token_text) == len(ids) and one.text
     texts = ["w1 w2 w3", "w1"]
     alone = niah.tokenizer(texts)
+    assert as_prompts(np.array(texts), niah.tokenizer) == as_prompts(texts, niah.tokenizer)
     given = {"padding": "max_length", "max_length": 7, "return_tensors": "pt"}
     batches = [niah.tokenizer(texts, padding_side=side, **given) for side in ("left", "right")]
     for batch in (alone, *batches):
@@ -159,12 +160,14 @@ def test_a_table_has_one_row_per_head(niah):
     numbers = xr.DataArray(np.arange(256.0).reshape(2, 2, 2, 2, 16), labels, dims)
     long = numbers.rename(component="pair").pad(pair=(0, 1))
     few = numbers[..., :3].rename(component="token")
-    group = xr.Dataset({"short": numbers, "long": long, "few": few})
+    kind = xr.DataArray([["a", "b"]] * 2, dims=("layer", "head"))
+    group = xr.Dataset({"short": numbers, "long": long, "few": few, "kind": kind})
     table = ri.head_table(xr.DataTree.from_dict({"/m": group}))
     expected = [f"m.short[{name},{number}]" for name in "ab" for number in range(16)]
-    assert table.columns.tolist() == ["layer", "head", *expected]
+    assert table.columns.tolist() == ["layer", "head", *expected, "m.kind"]
     assert table[["layer", "head"]].values.tolist() == [[0, 0], [0, 3], [1, 0], [1, 3]]
     np.testing.assert_array_equal(table[expected], numbers.mean("prompt").values.reshape(4, 32))
+    assert table["m.kind"].tolist() == ["a", "b"] * 2
     assert table.attrs["left_out"] == ["m.long (pair)", "m.few (token)"]
     with refused("no numbers per head"):
         ri.head_table(ri.score(niah, count=1))

@@ -149,9 +149,10 @@ def test_rounded_positions_are_warned_about_and_noted(model):
 
 def test_prompts_beyond_training_and_measures_that_say_nothing_are_noted(model):
     long = Prompt(tokens=tuple(range(2, 32)) * 5)
-    run = ri.analyze(model, [PROMPTS[0], long], ("gates",))
-    long, silent = run.attrs["notes"].splitlines()
-    assert long.startswith("1 of 2 prompts are longer (up to 150 tokens) than the training length")
+    run = ri.analyze(model, [PROMPTS[0], PROMPTS[0], long], ("gates",))
+    long, repeated, silent = run.attrs["notes"].splitlines()
+    assert repeated.startswith("1 of 3 prompts repeat others")
+    assert long.startswith("1 of 3 prompts are longer (up to 150 tokens) than the training length")
     assert silent.startswith("gates gives nothing here") and silent.endswith("layout is repo@1")
     counting = ri.reposition(tiny("llama"), "cope")
     assert "notes" not in ri.analyze(counting, PROMPTS, ("gates",)).attrs

@@ -22,6 +22,7 @@ def test_it_is_made_once_and_says_what_the_layers_are():
     decoder = as_decoder(model)
     assert as_decoder(model) is as_decoder(torch.compile(model, backend="eager")) is decoder
     assert decoder.schemes == ri.layout(model) == ("rope", "nope", "repo")
+    assert ri.layout(ri.reposition(tiny("llama"), list(decoder.schemes))) == decoder.schemes
     assert decoder.shape == (3, decoder.layers[0].heads) and decoder.learned_layers == [2]
     assert list(decoder.positioned) == [0, 2] and list(decoder.by_layer) == [0, 1, 2]
     assert decoder.vocabulary_size == model.config.vocab_size

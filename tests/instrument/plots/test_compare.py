@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from places import tree
+from refusals import refused
 from run_fixture import small_run
 from scipy import stats
 
@@ -186,6 +187,22 @@ def test_a_measure_of_one_run_other_axes_and_other_units_are_left_out_and_said()
         "three_axis: only one has extra",
         "patterns: only one has it",
     ]
+
+
+def test_a_page_leaves_out_what_the_last_run_lacks_and_a_figure_says_that_it_draws_one_run(
+    tmp_path,
+):
+    """Found: the page ended in a traceback, with a measure that all but the last run have."""
+    one, other, last = (small_run() for _ in range(3))
+    for each in (one, other, last):
+        each.attrs["prompts_digest"] = "same"
+    for each in (one, other):
+        each["three_axis"] = run("fits", layers=6)["three_axis"]
+    tree = ri.compare({"one": one, "other": other, "last": last})
+    ri.plots.report_page(tree, tmp_path / "page.html")
+    assert 'id="side-1"' in (tmp_path / "page.html").read_text()
+    with refused("position_grid cannot draw a comparison"):
+        ri.plots.position_grid(tree)
 
 
 def test_labels_and_values_of_another_kind_are_no_tracebacks():

@@ -250,5 +250,16 @@ def test_positions_of_another_shape_are_refused_with_both_shapes(wrong):
     model = repositioned("repo")
     (assigner, *_) = as_decoder(model).scheme_modules
     assigner.register_forward_hook(lambda module, arguments, positions: wrong(positions))
-    with refused(r"layer 0 \(repo\) gave positions \[.*; wanted \[batch, row, token\]"):
+    with refused(r"assigner of layer 0 \(repo\) gave positions \[.*; wanted \[batch, row, token\]"):
+        model(TOKENS)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda z: z[..., :5], lambda z: z[:, 0], lambda z: z[:, :0], lambda z: 0.0]
+)
+def test_a_hook_that_gives_other_positions_is_refused_by_its_layer(wrong):
+    """Found: errors of torch, or that keys of another layer were read."""
+    model = repositioned("repo")
+    as_decoder(model).layers[1].sites.call("positions", wrong)
+    with refused(r"a hook on the positions of layer 1 \(repo\)"):
         model(TOKENS)
