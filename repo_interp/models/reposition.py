@@ -139,6 +139,11 @@ def with_layout(
         for stock, rotation in rotations.items()
     }
     chosen = native if layout is None else dict(enumerate(schemes))
+    if silent := [layer for layer in native if chosen[layer] == NO_ATTENTION]:
+        raise InputError(
+            f'the layout has "{NO_ATTENTION}", no attention, for layers '
+            f"{', '.join(map(str, silent))}, which attend; name schemes for them"
+        )
     schemes = tuple(
         chosen[layer] if layer in native else NO_ATTENTION
         for layer in range(model.config.num_hidden_layers)

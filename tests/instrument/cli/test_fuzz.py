@@ -21,7 +21,7 @@ from repo_interp.cli.options import name_list, number_list, setting
 from repo_interp.errors import InputError
 from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.models.configuration import identify
-from repo_interp.positions.layouts import SCHEMES, parse_layout
+from repo_interp.positions.layouts import NO_ATTENTION, SCHEMES, parse_layout
 from repo_interp.run import make_run, read_run, write_run
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
@@ -77,7 +77,7 @@ layout_words = st.lists(
 @example("repo@1/" + "9" * 5000, 4)
 def test_layouts(text, layers):
     schemes = value_or_refusal(parse_layout, text, layers, errors=ValueError)
-    assert schemes is None or (len(schemes) == layers and set(schemes) <= set(SCHEMES))
+    assert schemes is None or (len(schemes) == layers and set(schemes) <= {*SCHEMES, NO_ATTENTION})
 
 
 # prompts
@@ -178,6 +178,7 @@ odd_numbers = [0, -1, 1, 2.5, 1e308, 10**400, float("nan"), float("inf")]
 odd = st.sampled_from([*odd_numbers, "x", "", None, [], {}, True, "\0", "\ud800"])
 
 
+@pytest.mark.filterwarnings("ignore::repo_interp.errors.Note")
 @given(
     st.sampled_from([RELEASED, STOCK, OURS]),
     st.dictionaries(
