@@ -473,7 +473,13 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure:
     ranges = over_prompts(positions["position_range"])
     learned = positions["scheme"].isin(list(learned_schemes(positions)))
     # Chosen over all runs, so that every row shows the same heads.
-    heads = ranked_heads((ranges.where(learned) if learned.any() else ranges).mean("run"))[:LINES]
+    ranked = ranked_heads((ranges.where(learned) if learned.any() else ranges).mean("run"))
+    # One head of those that share a row of positions
+    rows: dict[tuple[int, bytes], tuple[int, int]] = {}
+    for layer, head in ranked:
+        values = positions["position"].isel(prompt=0).sel(layer=layer, head=head).values
+        rows.setdefault((layer, values.tobytes()), (layer, head))
+    heads = [*rows.values()][:LINES]
     shown = spread(runs_with_values(positions["position"]), BESIDE)
     tokens = prompt_tokens(positions.sel(run=shown[0]), int(positions["prompt"].values[0]))
     names = ordered_spans(_span_names(positions))
