@@ -35,7 +35,7 @@ from repo_interp.checkpoint_files.options import scheme_options
 from repo_interp.checkpoint_files.released import released_layout
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.checkpoint_files.transformers_source import class_defaults
-from repo_interp.errors import InputError, as_input_errors, nearest, warn
+from repo_interp.errors import InputError, as_input_errors, nearest, one_line, warn
 from repo_interp.positions.layouts import NO_ATTENTION, scheme_names
 from repo_interp.records import abbreviate, read_json, validate
 from repo_interp.shipped import means_zoo, shipped_directories, zoo_path
@@ -370,7 +370,11 @@ def json_object(file: Path) -> dict[str, Any]:
     Raises:
         InputError: The file is missing, or holds something else.
     """
-    raw = read_json(file, "a checkpoint directory as save_pretrained writes it")
+    wanted = "a checkpoint directory as save_pretrained writes it"
+    if not os.path.lexists(file) and (inside := sorted(file.parent.glob(f"*/{file.name}"))):
+        named = one_line(", ".join(checkpoint.parent.name for checkpoint in inside), 160)
+        wanted += f", such as one of those in {file.parent}: {named}"
+    raw = read_json(file, wanted)
     if not isinstance(raw, dict):
         raise InputError(f"{file} holds {abbreviate(raw)}; wanted an object")
     return raw
