@@ -249,6 +249,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 f"{over_texts}; of shuffled {of} at most {max(0.0, float(null.max())):.3g}"
                 f"{' %' * (unit == 100)}"
             )
+            if kind == "places words" and of == "positions":
+                evidence += "; untrained positions do so too, since hidden states hold the word"
             yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])
 
 
