@@ -80,8 +80,8 @@ def bytes_per_token(decoder: Decoder) -> int:
     Returns:
         Bytes.
     """
-    config = decoder.config
-    return decoder.dtype.itemsize * (8 * config.hidden_size + 4 * config.intermediate_size)
+    width = 8 * decoder.config.hidden_size + 4 * decoder.intermediate_size
+    return decoder.dtype.itemsize * width
 
 
 def require_memory_for_run(
@@ -106,7 +106,7 @@ def require_memory_for_run(
     together = min(len(lengths), size.of_length(longest))
     tokens = together * longest
     # The feed-forward part runs in blocks of tokens, so a long pass never holds all of its width
-    wide = min(tokens, block_of(config.intermediate_size, device)) * config.intermediate_size
+    wide = min(tokens, block_of(decoder.intermediate_size, device)) * decoder.intermediate_size
     activations = float(decoder.dtype.itemsize) * (8 * tokens * config.hidden_size + 3 * wide)
     # 20 bytes per logit, for experiments that read an answer: in float32 and twice in float64
     logits = 20.0 * config.vocab_size * max(passes, default=0) * together

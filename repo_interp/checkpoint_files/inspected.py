@@ -24,11 +24,13 @@ from repo_interp.checkpoint_files.stated import (
     light_config,
     read_checkpoint,
 )
-from repo_interp.checkpoint_files.stored import file_key, stored_weights
+from repo_interp.checkpoint_files.stored import BYTES, StoredWeight, file_key, stored_weights
 from repo_interp.positions.layouts import CONTEXTUAL, NO_ATTENTION, PARAMETERS, SCHEMES
 
 # Schemes without rotation, whose heads therefore share nothing
 _UNROTATED = ("nope", "learned", NO_ATTENTION)
+_CHUNK = 2**22
+"""Bytes of a matrix that are compared at a time."""
 _TABLE, _EMBEDDING, _UNEMBEDDING = (
     "model.position_table.weight",
     "model.embed_tokens.weight",
@@ -221,6 +223,18 @@ def _text_key(name: str) -> str:
     return "" if part is None else part[1] if part[1].startswith("lm_head.") else f"model.{part[1]}"
 
 
+def _same_bytes(one: StoredWeight, other: StoredWeight) -> bool:
+    """Whether two weights of one shape and precision hold the same numbers."""
+    if (one.shape, one.stored_as) != (other.shape, other.stored_as):
+        return False
+    count = math.prod(one.shape) * BYTES[one.stored_as]
+    with one.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(one.offset)
+        second.seek(other.offset)
+        sizes = (min(_CHUNK, count - start) for start in range(0, count, _CHUNK))
+        return all(first.read(size) == second.read(size) for size in sizes)
+
+
 def inspect_checkpoint(path: str, configure: Configure) -> Inspection:
     """Read a checkpoint's configuration and the shapes of its weights.
 
@@ -248,11 +262,15 @@ def inspect_checkpoint(path: str, configure: Configure) -> Inspection:
     # An adapter stores its changes alone; the other shapes are its base's.
     if checkpoint.base is not None:
         directories.append(base_directory(checkpoint.directory, checkpoint.base))
-    shapes = {
-        weight.key: weight.shape
-        for directory in directories
-        for weight in stored_weights(directory)
+    stored = {
+        weight.key: weight for directory in directories for weight in stored_weights(directory)
     }
+    if {_EMBEDDING, _UNEMBEDDING} <= stored.keys() and not _same_bytes(
+        stored[_EMBEDDING], stored[_UNEMBEDDING]
+    ):
+        # As loading does: the configuration may state ties that the files do not have.
+        checkpoint.config.tie_word_embeddings = False
+    shapes = {name: weight.shape for name, weight in stored.items()}
     if checkpoint.larger is not None:
         shapes = {key: shape for name, shape in shapes.items() if (key := _text_key(name))}
     return Inspection(checkpoint, shapes, PACKAGED[path].description if path in PACKAGED else "")

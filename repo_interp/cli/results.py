@@ -164,7 +164,7 @@ class Command:
 
     @contextmanager
     def same_question(self, console: Console) -> Iterator[None]:
-        """In the context, discard stored work on another question, and print a line about it.
+        """In the context, refuse stored work on another question, or discard it by --overwrite.
 
         Args:
             console: Console to print to.
@@ -173,7 +173,7 @@ class Command:
             Nothing.
 
         Raises:
-            Taken: There is such work and `--resume`; the work is kept.
+            Taken: There is such work and no `--overwrite`; the work is kept.
         """
         from repo_interp.store import OtherQuestion
 
@@ -182,9 +182,9 @@ class Command:
                 f"{kept}: thrown away, all is measured from the beginning", style="yellow"
             )
 
-        # With --resume another question is an error, which ends the
-        # command instead of deleting work.
-        with shown_as(OtherQuestion, show, "error" if self.resume else "always"):
+        # Without --overwrite another question is an error, which ends
+        # the command instead of deleting work.
+        with shown_as(OtherQuestion, show, "always" if self.overwrite else "error"):
             try:
                 yield
             except OtherQuestion as kept:

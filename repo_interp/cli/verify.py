@@ -82,9 +82,13 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.checkpoint,
             f"  {audited.sizes['layer']} layers with attention, {turning} of them rotate; "
             "distances 1 to "
-            f"{audited.attrs['longest']:,} in {audited.attrs['dtype']}; largest error "
-            f"{float(audited['largest_error'].max()):.2g} rad; "
-            f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}",
+            f"{audited.attrs['longest']:,} in {audited.attrs['dtype']}; "
+            + (
+                f"largest error {float(audited['largest_error'].max()):.2g} rad; "
+                if turning
+                else "so no angle was compared; "
+            )
+            + f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}",
         )
     )
     console.print(f"not compared: {audited.attrs['not_compared']}", soft_wrap=True)

@@ -237,6 +237,15 @@ class Decoder:
         return self.layers[0].kv_heads
 
     @property
+    def intermediate_size(self) -> int:
+        """Width of the feed-forward part, the largest of all layers.
+
+        Four times that of the model in families whose configuration states none.
+        """
+        stated = getattr(self.config, "intermediate_size", None) or 4 * self.config.hidden_size
+        return stated if isinstance(stated, int) else max(stated)
+
+    @property
     def tokenizer(self) -> Any:
         """The tokenizer that reads text for the model; None where there is none.
 

@@ -418,8 +418,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if len(heads) > 1:
         who = f"a head of {who}, not always the same,"
     sentence = (
-        f"In {found.sum()} of {known.sum()} prompts {who} gives the needle {least} "
-        f"to {largest} of its attention, in {rows_in_words(measured)}"
+        f"In {found.sum()} of {known.sum()} prompts {who} gives the needle "
+        f"{' to '.join(dict.fromkeys((least, largest)))} of its attention, in {rows_in_words(measured)}"
     )
     mean = percent(float(np.nanmean(by_prompt, 0).max()))
     evidence = (

@@ -20,6 +20,7 @@ from forked import Forked, forked
 from places import tree
 
 import repo_interp as ri
+from benchmarks.families import small_model
 from repo_interp import processes
 from repo_interp.analysis import memory
 from repo_interp.analysis.publication import stage
@@ -27,6 +28,7 @@ from repo_interp.analysis.score import task_of
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.reposition import observable
 from repo_interp.shipped import zoo_path
 from repo_interp.side_by_side import SideBySide, batches
 
@@ -238,6 +240,15 @@ def test_batches_hold_every_prompt_once_and_no_more_than_fits(size):
         SideBySide(prompts=0)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "falcon", "gemma2"])
+def test_memory_is_reckoned_for_families_that_state_no_width_of_their_feed_forward_part(family):
+    """Found: the command ended in a traceback for GPT-2, Falcon, OPT, MPT and Bloom."""
+    decoder = as_decoder(observable(small_model(family)))
+    memory.require_memory_for_run(decoder, [8, 9], SideBySide(prompts=2), [9])
+    stated = getattr(decoder.config, "intermediate_size", 4 * decoder.config.hidden_size)
+    assert memory.bytes_per_token(decoder) == 4 * (8 * decoder.config.hidden_size + 4 * stated)
+
+
 def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
     bridge = ri.zoo("reversal/rope")
     assert memory.batch_limit(as_decoder(bridge), 3) == SideBySide(prompts=3)
@@ -292,7 +303,8 @@ def test_what_is_kept_of_another_question_is_not_thrown_away_unasked(tmp_path, c
     store.mkdir()
     for name, text in (("fingerprint", "of another"), ("batch-00000.nc", "statistics")):
         (store / name).write_text(text)
-    assert "finished parts of another question" in refusal(f"{question} --resume")
+    for again in (question, f"{question} --resume"):
+        assert "finished parts of another question" in refusal(again)
     assert (store / "batch-00000.nc").read_text() == "statistics"
     assert main([*question.split(), "--overwrite"]) == 0
     assert "another question" in " ".join(capsys.readouterr().out.split()) and not store.exists()

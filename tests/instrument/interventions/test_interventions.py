@@ -17,6 +17,7 @@ from hooks import hooks_of
 from refusals import refused
 from task_tokenizers import tokenizer
 from torch.testing import assert_close
+from transformers import MistralConfig, MistralForCausalLM
 
 import repo_interp as ri
 from repo_interp import interventions as iv
@@ -379,6 +380,27 @@ def test_ranks_are_counted(model):
     both = [iv.permuted(model, order=ORDER), iv.ranked(model)]
     either = [iv.ranked(model), iv.permuted(model, order=ORDER)]
     assert torch.equal(positions_under(model, *both), positions_under(model, *either))
+
+
+@pytest.mark.parametrize("edit", [iv.frozen, partial(iv.shifted, by=3.0, tokens=[8, 9])])
+def test_an_edit_holds_while_generating_beyond_a_window(edit):
+    """Found: errors of torch, since the mask of such a layer has the keys of its window alone."""
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=4,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    model, ids = ri.reposition(MistralForCausalLM(config).eval(), "rope"), torch.arange(3, 13)[None]
+    greedy = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    with edit(model):
+        cached, whole = (model.generate(ids, use_cache=cache, **greedy) for cache in (True, False))
+    assert torch.equal(cached, whole) and not torch.equal(whole, model.generate(ids, **greedy))
 
 
 def test_lines_are_those_of_least_squares(model):

@@ -45,7 +45,7 @@ def test_heads_that_share_the_needle_are_named_although_every_mean_is_low():
         taken[prompt, 1, head] = 0.9
     (finding,) = found(mass(taken), "attention_mass")
     assert finding.sentence.startswith(
-        "In 4 of 4 prompts a head of L1 H0-H1, not always the same, gives the needle 90 % to 90 %"
+        "In 4 of 4 prompts a head of L1 H0-H1, not always the same, gives the needle 90 % of its attention"
     )
     assert "on average over prompts is 46 %; equal weights give 2 %" in finding.evidence
     assert (finding.layer, finding.prompt) == (1, 0) and finding.place == "L1 H0, prompt 0"
