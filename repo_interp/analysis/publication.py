@@ -282,6 +282,11 @@ def _require_free(directory: Path, data_file: str, overwrite: bool) -> None:
         raise Taken(f"{directory} is a file; wanted a directory for the results")
     # Half-written files of a process that was killed are no results; `_claim` removes them
     names = {path.name for path in directory.iterdir() if not is_left_behind(path.name)}
+    if not overwrite and data_file == RUN and stage(directory) == "measured":
+        raise Taken(
+            f"{directory} holds numbers without a page; give --resume to draw it, another --out, or "
+            "--overwrite to measure again"
+        )
     if not overwrite and names & {data_file, _PAGE, _FIGURES}:
         raise Taken(
             f"{directory} holds results already; give another --out, or --overwrite to replace them"
