@@ -118,9 +118,7 @@ def explain_cell(
     pairs = [(int(layer), int(head)) for layer, head in table[["layer", "head"]].to_numpy()[:most]]
     # The empty set is the whole model, from which the effect of every head counts
     whole, *ablated = log_probabilities(
-        decoder,
-        [[], *([pair] for pair in pairs)],
-        [prompts[number] for number in passing],
+        decoder, [[], *([pair] for pair in pairs)], [prompts[number] for number in passing]
     )
     # The table is longer: only its first `most` heads were ablated
     for row, values in zip(table.index, ablated, strict=False):

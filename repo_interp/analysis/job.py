@@ -124,9 +124,7 @@ class Job:
         self.experiments = planned(decoder, self.prompts, experiments, task)
         # Prompts of experiments count too: a named token may be reached there alone
         require_named_tokens(
-            decoder,
-            len(self.prompts),
-            [*(self.lengths if self.measures else ()), *self.passes],
+            decoder, len(self.prompts), [*(self.lengths if self.measures else ()), *self.passes]
         )
         # refuses kinds of segments that are not known
         structure_for(self.prompts[:1], self.measures, decoder.tokenizer)
@@ -221,11 +219,7 @@ class Job:
         elif reading:
             # The last layer may be on another device where a model is spread over several
             predictions = predictions_of(
-                self.decoder,
-                hidden.to(batch.tokens.device),
-                batch.tokens,
-                batch.valid,
-                numbers,
+                self.decoder, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers
             )
             for measure in reading:
                 with read_only(measure, predictions, batch.spans):

@@ -129,16 +129,7 @@ def score(
     # The digest of the question needs a pass of the model over one prompt.
     kept = store_of(decoder, first[0], {**asked, "batch_size": size}, store, store_every)
     scores = task_scores(
-        decoder,
-        chosen,
-        test_sets,
-        count,
-        seed,
-        answers,
-        size,
-        progress,
-        kept,
-        announce,
+        decoder, chosen, test_sets, count, seed, answers, size, progress, kept, announce
     )
     return _run(
         decoder,

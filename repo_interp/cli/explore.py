@@ -180,9 +180,7 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
         )
     if arguments.prompts is not None:
         prompts = read_prompts(
-            arguments.prompts,
-            tokenizer=decoder.tokenizer,
-            vocab_size=bridge.config.vocab_size,
+            arguments.prompts, tokenizer=decoder.tokenizer, vocab_size=bridge.config.vocab_size
         )
         source = f"the file {Path(arguments.prompts).name}"
     else:

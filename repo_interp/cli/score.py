@@ -237,11 +237,7 @@ def _scoring(
     """
     from repo_interp.analysis.score import score, score_few_shot, score_harness, score_needles
 
-    amount = {
-        "count": arguments.count,
-        "seed": arguments.seed,
-        "batch_size": arguments.batch_size,
-    }
+    amount = {"count": arguments.count, "seed": arguments.seed, "batch_size": arguments.batch_size}
     if task is not None:
         answers = arguments.answers or "forced"
         return partial(score, bridge, task, arguments.test_sets, answers=answers, **amount)

@@ -479,9 +479,7 @@ class Effects(Experiment):
         by_set = by_set.pad(draw=(0, 1 + self.draws - by_set.sizes["draw"]))
         found = found.assign(set_=by_set.isel(draw=0), control_=by_set.isel(draw=slice(1, None)))
         changed = (found - clean).assign_coords(
-            head=np.arange(head_count),
-            reading=list(READINGS),
-            prompt=np.arange(len(prompts)),
+            head=np.arange(head_count), reading=list(READINGS), prompt=np.arange(len(prompts))
         )
         in_set = np.zeros((len(kinds), *decoder.shape), dtype=np.int8)
         for place, sets in zip(in_set, chosen.values(), strict=True):

@@ -110,11 +110,7 @@ _TRACES = {
 
 
 def judged_outputs(
-    decoder: Decoder,
-    scoring: Scoring,
-    prompts: Sequence[Prompt],
-    judged: int,
-    batch_size: int,
+    decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt], judged: int, batch_size: int
 ) -> tuple[dict[int, list[VectorSums]], np.ndarray, float]:
     """Read the last `judged` tokens of every prompt.
 

@@ -114,14 +114,7 @@ def rows_by_kind(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[str,
         }
         valid, receiver = torch.ones_like(tokens, dtype=torch.bool), partial(receive, spans)
         # Kinds are about learned positions, so other layers need not be observed.
-        capture(
-            decoder,
-            tokens,
-            valid,
-            torch.tensor([number]),
-            receiver,
-            decoder.learned_layers,
-        )
+        capture(decoder, tokens, valid, torch.tensor([number]), receiver, decoder.learned_layers)
     kind = measure.conclude(merge(parts))["kind"]
     return [
         (

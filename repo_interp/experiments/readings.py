@@ -100,10 +100,7 @@ class Measurement:
         estimates = attributed(self.decoder, objective, changes)
         with torch.no_grad():
             clean = batch.readings(target_logits(self.decoder, batch.question))
-        return {
-            "clean": clean.tolist(),
-            "screened": [estimates[kind].tolist() for kind in kinds],
-        }
+        return {"clean": clean.tolist(), "screened": [estimates[kind].tolist() for kind in kinds]}
 
     @torch.no_grad()
     def read(self, numbers: tuple[int, ...], kind: str, sets: Sequence[Heads]) -> list[Any]:

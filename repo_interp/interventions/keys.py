@@ -104,10 +104,7 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
         cosines, sines = rotation_tables(shifted, attention.frequencies, 1.0, keys.dtype)
         return turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
 
-    with (
-        intervention(decoder) as undo,
-        called_at(decoder, "rotated_keys", turn_further, shifts),
-    ):
+    with intervention(decoder) as undo, called_at(decoder, "rotated_keys", turn_further, shifts):
         for attention in decoder.attentions(shifts):
             shift = shifts[attention.layer_idx]
             if isinstance(attention.position_logits, PositionBias):

@@ -109,8 +109,7 @@ def _patched(
         )
     decoder = as_decoder(model)
     tokens = token_ids(
-        decoder,
-        tokens[None] if isinstance(tokens, Tensor) and tokens.ndim == 1 else tokens,
+        decoder, tokens[None] if isinstance(tokens, Tensor) and tokens.ndim == 1 else tokens
     )
     heads = int(model.cfg.n_heads)
     clean = {
@@ -172,14 +171,7 @@ def _patched(
         # Its annotations ask for classes of TransformerLens where it takes any mapping and callable.
         patch: Any = generic_activation_patch
         return patch(
-            model,
-            tokens,
-            clean,
-            metric,
-            set_rows,
-            "positions",
-            index_axis_names=axes,
-            **options,
+            model, tokens, clean, metric, set_rows, "positions", index_axis_names=axes, **options
         )
 
 

@@ -144,9 +144,7 @@ def direct_path(decoder: Decoder) -> Iterator[DirectPath]:
     """
     final, added = _measure(decoder)
     path = DirectPath(
-        decoder,
-        {layer: factor for layer, (_, factor) in added.items()},
-        _logit_factor(decoder),
+        decoder, {layer: factor for layer, (_, factor) in added.items()}, _logit_factor(decoder)
     )
 
     def store_final(norm: Norm) -> None:

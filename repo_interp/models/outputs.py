@@ -52,8 +52,7 @@ def attention_outputs(
 
 
 def attention_values(
-    decoder: Decoder,
-    receive: Callable[[int, Float[Tensor, "batch kv_head token d_head"]], object],
+    decoder: Decoder, receive: Callable[[int, Float[Tensor, "batch kv_head token d_head"]], object]
 ) -> AbstractContextManager[None]:
     """Hand the values v_j of all layers to a receiver in every pass.
 

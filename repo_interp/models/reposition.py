@@ -326,9 +326,7 @@ def learn_absolute_positions(decoder: Decoder, length: int | None, deviation: fl
         delattr(stack, TABLE)
     if length is not None:
         setattr(
-            stack,
-            TABLE,
-            AbsoluteEmbedding(length, decoder.owner.config.hidden_size, deviation),
+            stack, TABLE, AbsoluteEmbedding(length, decoder.owner.config.hidden_size, deviation)
         )
         stack.__dict__[_HANDLE] = stack.register_forward_pre_hook(_add_vectors, with_kwargs=True)
 

@@ -60,13 +60,7 @@ def components_of_pair(bridge: Any, tokens: Sequence[int], query: int, key: int)
         )
 
     batch = torch.tensor([tokens], device=decoder.device)
-    capture(
-        decoder,
-        batch,
-        torch.ones_like(batch, dtype=torch.bool),
-        torch.tensor([0]),
-        receive,
-    )
+    capture(decoder, batch, torch.ones_like(batch, dtype=torch.bool), torch.tensor([0]), receive)
     components = xr.concat(by_layer, dim="layer", join="exact", coords="minimal", compat="override")
     return described(components, "component of the logit of a pair", "q·k")
 
@@ -100,10 +94,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
             f"on {_sequences_of_norms(data)} sequences of random tokens. {named_bands(band, data)}"
         )
         yield Drawing(
-            f"norms_{name}",
-            partial(norms_grid, norms),
-            caption,
-            norms.assign(band.data_vars),
+            f"norms_{name}", partial(norms_grid, norms), caption, norms.assign(band.data_vars)
         )
     if "pair" in tree:
         query, key = _query_and_key(length)
