@@ -72,7 +72,7 @@ def as_prompts(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None) -> l
 
 
 def _note_file(text: Prompt | str) -> None:
-    """Say where a text is the name of a file, which is not read."""
+    """Warn where a text is the name of a file, which is not read."""
     with suppress(OSError, ValueError):
         if isinstance(text, str) and len(text) < 256 and Path(text).is_file():
             warn(

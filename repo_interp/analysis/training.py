@@ -114,7 +114,7 @@ class PositionsCallback(TrainerCallback):
             return
         self.out = self.out or Path(args.output_dir) / "positions"
         begun = state.global_step
-        # A training that is resumed goes on from its step, so that later ones are of another course
+        # A resumed training repeats the steps after its checkpoint, so their runs are from before.
         earlier = [
             run
             for run in (file.parent for file in self.out.glob("step-*/run.nc"))
@@ -200,7 +200,7 @@ class PositionsCallback(TrainerCallback):
                 else _finished(self._evaluation.conclude(), self._evaluation.model, step, self.out)
             )
             scalars = training_scalars(run)
-            # A resumed Trainer brings the entry of its first step along.
+            # The log of a resumed Trainer already has its first step.
             state.log_history[:] = [
                 entry
                 for entry in state.log_history

@@ -71,9 +71,7 @@ def default_twins(decoder: Decoder) -> int:
     """
     # A control costs as much as the model itself, so a large model gets few.
     return (
-        MANY
-        if sum(parameter.numel() for parameter in decoder.module.parameters()) <= SMALL
-        else FEW
+        MANY if sum(parameter.numel() for parameter in decoder.owner.parameters()) <= SMALL else FEW
     )
 
 
@@ -112,7 +110,7 @@ def first_token(decoder: Decoder, prompts: Sequence[Prompt]) -> int | None:
     return (
         first
         if (text and SPECIAL.fullmatch(text[0]))
-        or first == getattr(decoder.module.config, "bos_token_id", None)
+        or first == getattr(decoder.owner.config, "bos_token_id", None)
         else None
     )
 
@@ -234,7 +232,7 @@ class Atlas(Experiment):
             `named [label, layer, head]`, `null [label, twin]` and `threshold [label]`, which is NaN
             for names whose rule no head of this run can meet.
         """
-        config, asked = decoder.module.config, self._asked
+        config, asked = decoder.owner.config, self._asked
         learned = np.isin(np.arange(decoder.layer_count), decoder.learned_layers)
         first = first_token(decoder, prompts)
         tokens = repeated_tokens(

@@ -151,7 +151,7 @@ def frozen_weights(decoder: Decoder) -> Iterator[None]:
     """
     # Only those that were trainable, so that parameters frozen by the
     # caller stay frozen afterwards.
-    trained = [parameter for parameter in decoder.module.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in decoder.owner.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
     try:

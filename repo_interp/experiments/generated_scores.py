@@ -164,7 +164,7 @@ def _ends(decoder: Decoder, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Tokens that end a text."""
     # Chat models may end with another token than their tokenizer names, so either ends a text.
     known = [
-        getattr(decoder.module.generation_config, "eos_token_id", None),
+        getattr(decoder.owner.generation_config, "eos_token_id", None),
         tokenizer.eos_token_id,
     ]
     return {

@@ -296,7 +296,7 @@ def _squares(
     decoder: Decoder, plain: dict[int, Tensor], changed: dict[int, Tensor], compared: np.ndarray
 ) -> np.ndarray:
     """Sums of |o' - o|^2 and |o|^2 [2, layer, head] over `compared` tokens [prompt, token]."""
-    # By number: an accelerator would be waited for to count the tokens of a mask.
+    # By index, since an accelerator has to be waited for when a mask selects.
     chosen, sums = [torch.from_numpy(places) for places in compared.nonzero()], []
     for attention in decoder.layers:
         before, after = (

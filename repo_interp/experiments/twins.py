@@ -57,7 +57,7 @@ def kept_scores(
     """
     if not names:
         return {}
-    config = decoder.module.config
+    config = decoder.owner.config
     # Everything that decides the twin or its scores is part of the key; weights and name are not.
     question = {
         "config": {

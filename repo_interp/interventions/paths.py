@@ -76,7 +76,7 @@ def ablate_paths(
         raise InputError(
             f"paths lead into some of {', '.join(SITES)}; got {one_line(repr(into), 80)}"
         )
-    sending, receiving = (heads_by_layer(decoder, senders), heads_by_layer(decoder, receivers))
+    sending, receiving = heads_by_layer(decoder, senders), heads_by_layer(decoder, receivers)
     if max(sending) >= min(receiving):
         raise InputError(
             f"a path leads from a layer to a later one; got one from layer {max(sending)} to layer "

@@ -461,7 +461,8 @@ def position_agreement(tree: xr.DataTree) -> xr.DataArray:
 def positions_beside(tree: xr.DataTree) -> PaperFigure:
     """Draw the positions of several runs over their first prompt, run below run.
 
-    The heads are those whose learned positions spread most; all panels have their range.
+    The heads are those whose learned positions spread most, one of those that share a row; all
+    panels have their range.
 
     Args:
         tree: Tree with an axis `run`.

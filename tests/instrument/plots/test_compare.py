@@ -19,6 +19,7 @@ from repo_interp.cli import main
 from repo_interp.comparison.align import compare_named
 from repo_interp.comparison.notes import notes
 from repo_interp.plots.catalogue import tables
+from repo_interp.plots.views.positions import positions_beside
 
 
 def tree_of(checkpoint, digest, groups, layout="rope", **attributes):
@@ -201,6 +202,13 @@ def test_a_page_leaves_out_what_the_last_run_lacks_and_a_figure_says_that_it_dra
     tree = ri.compare({"one": one, "other": other, "last": last})
     ri.plots.report_page(tree, tmp_path / "page.html")
     assert 'id="side-1"' in (tmp_path / "page.html").read_text()
+    # Heads 2 and 3 read one row of positions: one of them has a panel.
+    positions = tree["positions"].to_dataset()
+    for name in ("position", "position_range"):
+        positions[name].loc[{"head": 3}] = positions[name].sel(head=2).values
+    tree["positions"] = positions
+    shown = [ax.get_title(loc="left") for ax in positions_beside(tree).axes]
+    assert not any({f"layer {n}, head 2", f"layer {n}, head 3"} <= {*shown} for n in range(6))
     with refused("position_grid cannot draw a comparison"):
         ri.plots.position_grid(tree)
 
