@@ -250,7 +250,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 f"{' %' * (unit == 100)}"
             )
             if kind == "places words" and of == "positions":
-                evidence += "; untrained positions do so too, since hidden states hold the word"
+                evidence += "; untrained positions can do so too, since hidden states hold the word"
             yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])
 
 
