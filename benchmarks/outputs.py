@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import io
 import re
 import shutil
 import subprocess
@@ -25,8 +24,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from PIL import Image
-
-from repo_interp.plots.style import with_palette
 
 _ALL = "positions,patterns,attention_mass,components,three_axis,fake_distance,rotation,maps,segments,position_sources"
 COMMANDS = {
@@ -161,10 +158,8 @@ def page_rows(html: str) -> list[str]:
 
 
 def _pixels(file: Path) -> dict[str, Any]:
-    """The colours of a picture, with a palette as figures have it: a file of another compression or
-    without a palette may be the same.
-    """
-    with Image.open(io.BytesIO(with_palette(file.read_bytes()))) as picture:
+    """The colors of a picture: a file of another compression or with a palette may be the same."""
+    with Image.open(file) as picture:
         return {"pixels": np.asarray(picture.convert("RGBA"))}
 
 

@@ -33,7 +33,6 @@ from textwrap import fill
 from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 import matplotlib as mpl
-import numpy as np
 import xarray as xr
 from annotated_types import Interval
 from matplotlib.axes import Axes
@@ -44,7 +43,6 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.transforms import ScaledTranslation
-from PIL import Image
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.values import checked
@@ -412,11 +410,7 @@ def rendered(figure: Figure, formats: Sequence[str] = FORMATS, **options: Any) -
     contents = {}
     with style(), _laid_out(figure):
         for name in formats:
-            contents[name] = (
-                _written(figure, name, **options)
-                if name != "png"
-                else _small_png(figure, **options)
-            )
+            contents[name] = _written(figure, name, **options)
     return contents
 
 
@@ -425,70 +419,6 @@ def _written(figure: Figure, name: str, **options: Any) -> bytes:
     # Not `figure.savefig`: a PaperFigure would be laid out once more for every format.
     Figure.savefig(figure, buffer, format=name, metadata=dict(_METADATA[name]), **options)
     return buffer.getvalue()
-
-
-def _small_png(figure: Figure, **options: Any) -> bytes:
-    """`figure` as `with_palette` has it."""
-    # Compressed once, at the end: compressing takes longer than drawing.
-    quick = _written(figure, "png", **options, pil_kwargs={"compress_level": 0})
-    small = with_palette(quick)
-    return small if small is not quick else _written(figure, "png", **options)
-
-
-def with_palette(png: bytes) -> bytes:
-    """Store a picture with a palette of at most 256 colours, a third of the size.
-
-    Pixels keep their colours if there are no more than 256. In other pictures the edges of lines
-    and letters, where colours mix, and the steps of colour bars change by a few of 255 levels.
-
-    Args:
-        png: Picture as PNG.
-
-    Returns:
-        Smaller PNG; `png` itself if it has transparent parts.
-    """
-    with Image.open(io.BytesIO(png)) as picture:
-        pixels, dots_per_inch = picture.convert("RGBA"), picture.info.get("dpi")
-    if pixels.getchannel("A").getextrema() != (255, 255):
-        return png
-    # getcolors gives None instead of the colours where there are more than its argument.
-    found = sorted(
-        cast(Any, pixels.getcolors(pixels.width * pixels.height)), key=lambda one: (-one[0], one[1])
-    )
-    count, colours = (
-        np.array([number for number, _ in found]),
-        np.array([colour[:3] for _, colour in found]),
-    )
-    chosen, nearest = _palette(colours, count)
-    # by red + 256 green + 65536 blue, as the bytes of a pixel read as one number
-    entry = np.zeros(1 << 24, np.uint8)
-    entry[colours @ np.array([1, 1 << 8, 1 << 16])] = nearest
-    smaller = Image.fromarray(entry[np.asarray(pixels).view("<u4")[..., 0] & 0xFFFFFF])
-    smaller.putpalette(colours[chosen].astype(np.uint8).tobytes())
-    content = io.BytesIO()
-    smaller.save(content, "png", **({"dpi": dots_per_inch} if dots_per_inch else {}))
-    return content.getvalue()
-
-
-def _palette(colours: np.ndarray, count: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """At most 256 rows of `colours` [colour, channel], and by colour which of them is nearest.
-
-    `count`: pixels of a colour, the most first.
-
-    Greedy: the next one is the colour whose pixels together are farthest from those chosen, by
-    squared distance. Large areas are therefore exact, and a rare colour that is like no other has
-    an entry too.
-    """
-    # `nearest` [colour] holds numbers of entries, 256 at most, so a byte is enough.
-    chosen, nearest = [0], np.zeros(len(colours), np.uint8)
-    distance = ((colours - colours[0]) ** 2).sum(1)
-    while len(chosen) < min(256, len(colours)):
-        next_entry = int((count * distance).argmax())
-        to_next = ((colours - colours[next_entry]) ** 2).sum(1)
-        nearest[to_next < distance] = len(chosen)
-        distance = np.minimum(distance, to_next)
-        chosen.append(next_entry)
-    return chosen, nearest
 
 
 @contextmanager
