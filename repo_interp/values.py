@@ -26,6 +26,7 @@ from typing import (
     get_type_hints,
 )
 
+import numpy as np
 from annotated_types import Interval, MinLen
 
 from repo_interp.errors import InputError
@@ -286,6 +287,9 @@ def as_json(value: Any) -> Any:
         Dictionaries and lists of Python's numbers; None for NaN and infinities.
     """
     # JSON has no NaN, and `JSON.parse` in a browser refuses Python's spelling of it.
+    if getattr(getattr(value, "dtype", None), "kind", "") == "f":
+        finite = np.isfinite(value)
+        return (value if finite.all() else np.where(finite, value.astype(object), None)).tolist()
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
         return {str(name): as_json(part) for name, part in value.items()}

@@ -17,14 +17,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, Literal
 
 import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from annotated_types import Interval, Len
-from matplotlib.colors import to_hex
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from torch import nn
 
@@ -335,8 +334,15 @@ class Explored:
         return {
             "numbers": numbers,
             "sentences": [edit.sentence() for edit in session.edits],
-            "heads": _map(session.heads(edited=True), session.heads()) if session.active else None,
+            "heads": self._edited_map(session, check) if session.active else None,
         }
+
+    def _edited_map(self, session: Session, check: Callable[[], None]) -> dict[str, Any]:
+        assert session.passes is not None
+        # Kept: moving to another token asks for the same map again
+        return session.passes.of(session.active, check).result(
+            "map", lambda: _map(session.heads(edited=True), session.heads())
+        )
 
     def _seen(self, asked: Asked, session: Session) -> xr.Dataset:
         if not asked.heads:
@@ -497,36 +503,32 @@ def prompts_of(run: xr.DataTree) -> list[Prompt]:
     return prompts
 
 
-def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
-    """Return scores with their colours by name, and outlines [layer, head, point].
+@cache
+def _color_map(name: str) -> mpl.colors.Colormap:
+    # Matplotlib makes a copy whenever it is asked, whose table costs more than its colors
+    return mpl.colormaps[name]
 
-    The colours of edited scores are those of `clean` ones.
+
+def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
+    """Return scores with their colors by name, and outlines [layer, head, point].
+
+    The colors of edited scores are those of `clean` ones.
     """
     scores = {}
-    for name in heads["score"].values:
-        values, all_values = (
-            np.stack(
-                [
-                    state["head_score"].sel(score=name).values
-                    for state in states
-                    if state is not None
-                ]
-            )
-            # Both states share a scale, or halving all scores would leave the map as it was
-            for states in ((heads,), (heads, clean))
-        )
-        colours, norm = scale(all_values)
-        shades = mpl.colormaps[colours](norm(values[0]))
-        named = [
-            [
-                to_hex(shade) if np.isfinite(value) else MISSING
-                for value, shade in zip(*row, strict=True)
-            ]
-            for row in zip(values[0], shades, strict=True)
-        ]
+    # [score, layer, head] each. Both states share a scale, or halving all scores would leave the
+    # map as it was
+    states = [state["head_score"].values for state in (heads, clean) if state is not None]
+    for number, name in enumerate(heads["score"].values):
+        values, *others = (state[number] for state in states)
+        color_map, norm = scale(np.stack([values, *others]))
+        # Levels of all heads at once, as matplotlib's `to_hex` gives them one by one
+        levels = np.round(_color_map(color_map)(norm(values))[..., :3] * 255).astype(int)
+        colors = [["#{:02x}{:02x}{:02x}".format(*one) for one in row] for row in levels.tolist()]
+        for layer, head in np.argwhere(~np.isfinite(values)).tolist():
+            colors[layer][head] = MISSING
         scores[str(name)] = {
-            "values": as_json(values[0]),
-            "colours": named,
+            "values": as_json(values),
+            "colours": colors,
             "ends": [float(norm.vmin or 0.0), float(norm.vmax or 0.0)],
         }
     return {"scores": scores, "outlines": as_json(heads["outline"].values)}

@@ -46,6 +46,8 @@ BUDGET = 1 << 30
 """Bytes of hidden states that are kept, beyond those of the pass without edits and of one with
 some.
 """
+RESULTS = 64
+"""Results that are kept with a pass: rows of tokens that were looked at, and maps of the heads."""
 Kept = TypeVar("Kept")
 Edits = tuple[Edit, ...]
 
@@ -64,8 +66,19 @@ class Pass:
     measures: Sequence[Any]
     looks: dict[int, Float[Tensor, "where head"]]
     """By layer, mean attention to token 0 and to the previous token."""
-    results: dict[Any, Any] = field(default_factory=dict)
-    """Results of this pass, for whoever asks again."""
+    _results: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
+
+    def result(self, key: Any, compute: Callable[[], Kept]) -> Kept:
+        """Return a result of this pass; the last `RESULTS` are kept for the next question.
+
+        Args:
+            key: What it depends on beside the pass.
+            compute: Function that makes it.
+
+        Returns:
+            The result; it is shared, so callers change copies.
+        """
+        return _kept(self._results, key, compute, RESULTS)
 
     @cached_property
     def groups(self) -> dict[str, xr.Dataset]:

@@ -79,6 +79,10 @@ _TEXTS = {
     "log_probability": ("log-probability of the answer", "nat"),
     "logit_difference": ("the answer's logit less the next one's", "logit"),
 }
+_COMPARED = {
+    "weight_difference": ("attention under the edits less attention without them", "1"),
+    "curve": ("log-probability of the answer, mean over its tokens, after each edit", "nat"),
+}
 Head = tuple[int, int]
 
 
@@ -182,35 +186,37 @@ class Session:
             `head_score` [score, layer, head] and `outline` [layer, head, point].
         """
         passed = self._passes.of(self.active if edited else (), self.check)
-        groups, layers = passed.groups, passed.groups["positions"]["layer"].values
+        return passed.result("heads", lambda: self._heads(passed)).copy()
+
+    def _heads(self, passed: Pass) -> xr.Dataset:
+        groups = passed.groups
         # [layer, head, token]
         position = groups["positions"]["position"].isel(prompt=0)
-        scores = {"position range": groups["positions"]["position_range"].isel(prompt=0, drop=True)}
-        if "attention_mass" in groups:
-            mass = groups["attention_mass"]["mass"].isel(prompt=0, drop=True)
-            scores |= {
-                f"attention to {span}": mass.sel(span=span, drop=True)
-                for span in map(str, mass["span"].values)
-            }
-        # [where, layer, head]
-        looks = torch.stack([passed.looks[int(layer)] for layer in layers], dim=1).numpy()
-        scores |= {
-            name: scores["position range"].copy(data=values)
-            for name, values in zip(LOOKS, looks, strict=True)
+        axes = ("prompt", "layer", "head")
+        # By name, [layer, head]
+        scores = {
+            "position range": groups["positions"]["position_range"].transpose(*axes)[0].values
         }
+        if "attention_mass" in groups:
+            mass = groups["attention_mass"]["mass"].transpose(..., "span").transpose(*axes, ...)
+            scores |= {
+                f"attention to {span}": mass.values[0, ..., place]
+                for place, span in enumerate(map(str, mass["span"].values))
+            }
+        looks = [passed.looks[int(layer)] for layer in position["layer"].values]
+        scores |= dict(zip(LOOKS, torch.stack(looks, dim=1).numpy(), strict=True))
         if self.prompt.sources is not None:
-            scores = {
-                "mirror": xr.apply_ufunc(
-                    self._mirror, position, input_core_dims=[["token"]], vectorize=True
-                )
-            } | scores
-        stacked = xr.concat(
-            [score.reset_coords(drop=True) for score in scores.values()],
-            "score",
-            coords="minimal",
-            compat="override",
+            rows = position.transpose("layer", "head", "token").values
+            mirrored = [[self._mirror(row) for row in of_layer] for of_layer in rows]
+            scores = {"mirror": np.array(mirrored)} | scores
+        stacked = xr.DataArray(
+            np.stack(list(scores.values())).astype("float64"),
+            {
+                "score": list(scores),
+                **{axis: position[axis].variable for axis in ("layer", "head")},
+            },
+            ("score", "layer", "head"),
         )
-        stacked = stacked.assign_coords(score=list(scores)).transpose("score", "layer", "head")
         # A short prompt has fewer tokens than points, and rounding would repeat some
         sampled = position.isel(
             token=np.unique(np.linspace(0, self.count - 1, POINTS).round().astype(int)), drop=True
@@ -221,7 +227,7 @@ class Session:
             .rename(token="point")
         )
         named = {
-            "head_score": described(stacked.astype("float64"), "score of each head", "1"),
+            "head_score": described(stacked, "score of each head", "1"),
             "outline": described(sampled, "position at evenly spaced tokens", "positions"),
         }
         decoder = self._passes.decoder
@@ -267,29 +273,37 @@ class Session:
             `look` with the axis `state`; `weight_difference` [shown, key]; and `curve` [edit], the
             log-probability of the answer after each edit that is on, in order.
         """
-        states = [self._seen(edits, heads, token, selection, count) for edits in ((), self.active)]
-        both = xr.concat(
-            states,
-            xr.DataArray(list(STATES), dims="state", name="state"),
-            coords="minimal",
-            compat="override",
-        )
+        passed = self._passes.of(self.active, self.check)
+        return passed.result(
+            ("changed", *self._asked(heads, token, selection, count)),
+            lambda: self._changed(heads, token, selection, count),
+        ).copy()
+
+    def _changed(self, *asked: Any) -> xr.Dataset:
+        clean, edited = (self._seen(edits, *asked) for edits in ((), self.active))
         # Mostly kept from when its last edit was the newest, so that it costs no pass
         prefixes = [self.active[:length] for length in range(len(self.active) + 1)]
         curve = [self._log_probability(edits) for edits in prefixes]
-        return both.assign(
-            weight_difference=described(
-                both["weight"].sel(state="changed", drop=True)
-                - both["weight"].sel(state="clean", drop=True),
-                "attention under the edits less attention without them",
-                "1",
-            ),
-            curve=described(
-                xr.DataArray(curve, {"edit": np.arange(len(curve))}, ("edit",)),
-                "log-probability of the answer, mean over its tokens, after each edit",
-                "nat",
-            ),
+        # Stacked by hand: `xr.concat` would align coordinates that are the same in both
+        both = {
+            name: (
+                ("state", *array.dims),
+                np.stack([array.values, edited[name].values]),
+                array.attrs,
+            )
+            for name, array in clean.data_vars.items()
+        }
+        difference = edited["weight"].values - clean["weight"].values
+        both["weight_difference"] = (clean["weight"].dims, difference)
+        both["curve"] = ("edit", curve)
+        group = xr.Dataset(
+            both,
+            {"state": list(STATES), **clean.coords, "edit": np.arange(len(curve))},
+            clean.attrs,
         )
+        for name, (long_name, units) in _COMPARED.items():
+            group[name].attrs.update(long_name=long_name, units=units)
+        return group
 
     def continuation(self, edited: bool = True, most: int | None = None) -> Iterator[int]:
         """Generate greedy tokens after the prompt, or in place of its answer; close it to stop.
@@ -483,6 +497,25 @@ class Session:
     ) -> xr.Dataset:
         self._require(heads, token)
         passed = self._passes.of(edits, self.check)
+        return passed.result(
+            ("row", *self._asked(heads, token, selection, count)),
+            lambda: self._row(passed, edits, heads, token, selection, count),
+        ).copy()
+
+    def _asked(self, *of: Any) -> tuple[Any, ...]:
+        """What a kept result depends on beside the edits of its pass."""
+        heads, *others = of
+        return (tuple(self.answer), tuple(map(tuple, heads)), *others)
+
+    def _row(
+        self,
+        passed: Pass,
+        edits: tuple[Edit, ...],
+        heads: Sequence[Head],
+        token: int,
+        selection: tuple[int, int] | None,
+        count: int,
+    ) -> xr.Dataset:
         position = (
             passed.groups["positions"]["position"].isel(prompt=0, drop=True).reset_coords(drop=True)
         )
@@ -536,12 +569,14 @@ class Session:
     @torch.no_grad()
     def _readings(self, passed: Pass) -> np.ndarray:
         """Log-probability, logit difference and score of the answer."""
-        # Kept with the pass, by answer: the same pass may be asked about other tokens
-        if self._places not in passed.results:
+
+        def compute() -> np.ndarray:
             batch = Batch(self._passes.decoder, self.scoring, [self.prompt])
             logits = logits_at(self._passes.decoder, passed.recording.last_hidden, batch.question)
-            passed.results[self._places] = batch.readings(logits)[:, 0]
-        return passed.results[self._places]
+            return batch.readings(logits)[:, 0]
+
+        # By answer: the same pass may be asked about other tokens
+        return passed.result(("readings", tuple(self.answer)), compute)
 
     def _mirror(self, position: np.ndarray) -> float:
         if not np.isfinite(position).all():
