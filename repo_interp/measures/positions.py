@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Bool, Float
@@ -100,10 +101,29 @@ class Positions(
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `positions` of a run."""
         group = statistics.per_prompt
-        position = group["position"].astype(float)
-        known = position.notnull()
-        below = (position < 0).sum("token") / known.sum("token").where(known.any("token"))
-        # NaN at padding is left out by xr.corr on both sides
-        fit = xr.corr(position, position["token"].astype(float), "token") ** 2
+        below, fit = _negative_share_and_fit(group["position"].transpose(..., "token").values)
+        axes = ("prompt", "layer", "head")
         texts = _TEXTS | (_BY_PAIR if "position_by_pair" in group else {})
-        return described_group(group.assign(negative_share=below, linear_r2=fit), texts)
+        return described_group(
+            group.assign(negative_share=(axes, below), linear_r2=(axes, fit)), texts
+        )
+
+
+def _negative_share_and_fit(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Share of positions below 0, and the squared correlation with the token index.
+
+    NaN is left out on both sides; with arrays, since aligning them takes longer than the sums.
+    """
+    known = ~np.isnan(positions)
+    index = np.arange(positions.shape[-1], dtype=float)
+    count = known.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        below = (positions < 0).sum(-1) / np.where(count > 0, count, np.nan)[..., 0]
+        (of_positions, of_index) = (
+            np.where(known, some - np.where(known, some, 0).sum(-1, keepdims=True) / count, 0)
+            for some in (positions.astype(float), np.broadcast_to(index, positions.shape))
+        )
+        together = (of_positions * of_index).sum(-1)
+        alone = (of_positions**2).sum(-1) * (of_index**2).sum(-1)
+        fit = together**2 / alone
+    return below, fit
