@@ -67,7 +67,7 @@ class Job:
         heads: Sequence[int] | None = None,
         experiments: Sequence[str | Experiment | Plan] | None = None,
         task: Task | None = None,
-        batch_size: BatchSize | Literal["auto"] = 1,
+        batch_size: BatchSize | Literal["auto"] = "auto",
         prompts_from: str = "the caller",
     ) -> None:
         """Check that everything fits together; arguments as those of `analyze`.
@@ -129,6 +129,13 @@ class Job:
         # refuses kinds of segments that are not known
         structure_for(self.prompts[:1], self.measures, decoder.tokenizer)
         self._require_names()
+        if (
+            batch_size == "auto"
+            and decoder.length_matters
+            and any(prompt.position_ids is not None for prompt in self.prompts)
+        ):
+            # The largest position of a pass decides its frequencies
+            batch_size = 1
         self.batch_size, self.size = batch_size, batch_limit(decoder, batch_size)
 
     @property

@@ -345,7 +345,7 @@ def rope_scaling(text: str | None, config: Any) -> dict[str, str | float | int] 
     )
 
 
-def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:
+def add_batch_size(parser: argparse.ArgumentParser, default: int | str) -> None:
     """Declare `--batch-size`.
 
     Args:

@@ -78,6 +78,18 @@ def test_predictions_are_those_of_plain_transformers_with_the_same_ids(family, i
         assert measured[1].values[:9].tolist() == [*range(9)]
 
 
+def test_frequencies_of_the_largest_position_are_asked_for_one_by_one():
+    """Batches are chosen by default; two prompts in one pass would be refused."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    model = decoder(LlamaConfig(**SIZES, rope_parameters=rope))
+    prompts = [Prompt(TOKENS, position_ids=[*range(start, start + 21)]) for start in (0, 30)]
+    by_default, alone = (
+        ri.analyze(model, prompts, ["predictions"], **size)["predictions"].to_dataset()
+        for size in ({}, {"batch_size": 1})
+    )
+    assert by_default.identical(alone)
+
+
 @pytest.mark.parametrize("ids", [PACKED, OFFSET], ids=["packed", "offset"])
 @pytest.mark.parametrize(
     "layout", [None, "hope", "alibi", "kerple", "fire", "nope", "cope", "repo", "learned"]
