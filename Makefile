@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: env analyze test lint types format bench fuzz trust figures pretrained larger docs site pictures notebooks zoo clean
+.PHONY: env analyze test lint types format bench fuzz trust figures pretrained larger docs site pictures shown notebooks zoo clean
 .DEFAULT_GOAL := analyze
 
 env: $(VENV)/.installed
@@ -70,9 +70,14 @@ site: env
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/build_site.py
 
-# The first pictures of the README, from the explorer in Chromium.
+# The pictures of docs/, and the first ones of the README from the explorer in Chromium.
 pictures: env
+	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/explorer_pictures.py
+
+# Whether docs/ shows what the code draws and prints: pictures, and the outputs of recipes on small models.
+shown: env
+	OMP_NUM_THREADS=1 $(BIN)/python docs/pictures.py --check
 
 # Every checkpoint that comes with the packages, trained again by the plan: hours. Interrupted, the next time goes on.
 zoo: env

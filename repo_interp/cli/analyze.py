@@ -274,6 +274,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     step(f"loading {name}")
     from repo_interp.analysis.defaults import choose, resolve_measures
     from repo_interp.analysis.job import Job, within
+    from repo_interp.cli.threads import use_threads
     from repo_interp.experiments.catalogue import experiment_named, experiments_named
     from repo_interp.measures.catalogue import measure_named
     from repo_interp.models.checkpoints import identify
@@ -310,6 +311,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     # The base of NTK scaling follows from the configuration
     scaling = arguments.scaling and rope_scaling(arguments.scaling, config)
     bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
+    use_threads(bridge, arguments.threads)
     step("making prompts")
     if arguments.prompts is None and arguments.text is None:
         prompts, task, source = _make_prompts(arguments, bridge)
@@ -336,6 +338,8 @@ def _announce(console: Console, name: str, job: Job) -> None:
 
     Raises InputError where there is not enough memory.
     """
+    from torch import get_num_threads
+
     from repo_interp.analysis.memory import require_memory_for_run
     from repo_interp.analysis.notes import notes_on
     from repo_interp.console import bold
@@ -354,6 +358,9 @@ def _announce(console: Console, name: str, job: Job) -> None:
             "on one prompt each"
         )
     line += f", on {job.decoder.device}"
+    if job.decoder.device.type == "cpu":
+        threads = get_num_threads()
+        line += f" with {threads} thread{'s' if threads > 1 else ''}"
     if processes.count() > 1:
         line += f", in {processes.count()} processes"
     console.print(bold(name, line))

@@ -135,6 +135,7 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
     together.
     """
     from repo_interp.checkpoint_files.fetched import fetched_directory
+    from repo_interp.cli.threads import use_threads
     from repo_interp.explorer.messages import Explored, over_the_same_texts, prompts_of
     from repo_interp.models.decoder import as_decoder
     from repo_interp.models.load import open_model
@@ -166,6 +167,7 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
             "name it with --checkpoint"
         )
     bridge = open_model(path, **load_kwargs(arguments))
+    use_threads(bridge, arguments.threads)
     decoder = as_decoder(bridge)
     origin = decoder.origin
     if (

@@ -395,6 +395,13 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         "memory and the disk; replaces --device",
     )
     parser.add_argument(
+        "--threads",
+        type=count,
+        metavar="N",
+        help="threads of the processor (default: OMP_NUM_THREADS; without it 1 below 30 million "
+        "parameters, whose operators are too short to share, else torch's own number)",
+    )
+    parser.add_argument(
         "--max-memory",
         type=_sizes,
         metavar="0=20GiB,cpu=60GiB",

@@ -132,6 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.analysis.publication import claim_results
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.cli.tables import print_tables
+    from repo_interp.cli.threads import use_threads
     from repo_interp.console import Console
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.decoder import as_decoder
@@ -147,6 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
     scaling = rope_scaling(arguments.scaling, checkpoint.config)
     task = None if _generates(arguments.task) else _task(arguments, checkpoint.directory)
     bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
+    use_threads(bridge, arguments.threads)
     # Scaling and rounded positions matter for scores too.
     for note in notes_on(as_decoder(bridge)):
         console.print(note, style="yellow")
