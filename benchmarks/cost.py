@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
@@ -415,6 +417,24 @@ def lines(
         whole = "to its address" if until else "to its end"
         yield row("first line", whole, wall_seconds=first)
         yield row(whole, **spent, note=words)
+
+
+def threads(given: Namespace, words: str) -> Iterator[Row]:
+    """A command with the threads that it chooses and with two, on a quiet machine and beside five
+    processes that never pause.
+    """
+    as_typed = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
+    busy = [sys.executable, "-c", "while True: pass"]
+    for place, others in (("quiet", 0), ("beside five busy processes", 5)):
+        with ExitStack() as stack:
+            for _ in range(others):
+                stack.callback(stack.enter_context(subprocess.Popen(busy)).kill)
+            for name, flag in (("two threads", "--threads 2"), ("as typed", "")):
+                folder = stack.enter_context(tempfile.TemporaryDirectory())
+                typed = f"-m repo_interp {words.format(folder=folder)} {flag}"
+                _, spent = time_command(typed, environment=as_typed)
+                beside = f"{place}: two threads" if name == "as typed" else ""
+                yield row(f"{place}: {name}", beside, **spent, note=words)
 
 
 def page(given: Namespace, subject: str) -> Iterator[Row]:

@@ -92,6 +92,27 @@ def _mass_of_rows(model: Any, tokens: list[int]) -> Numbers:
     )
 
 
+def _short_prompts(tokens: list[int]) -> list[list[int]]:
+    """200 prompts, each with other random tokens in the form of `tokens`."""
+    return [prompt_tokens(len(tokens), max(tokens) - number % 7) for number in range(200)]
+
+
+def _mass_of_batches(model: Any, tokens: list[int]) -> Numbers:
+    """Attention of all rows in batches of 2,048 tokens, and sums of it."""
+    import torch
+
+    model.set_attn_implementation("eager")
+    prompts, found = torch.tensor(_short_prompts(tokens)), []
+    for some in prompts.split(2048 // len(tokens)):
+        with torch.inference_mode():
+            weights = torch.stack(model(some, output_attentions=True).attentions)
+        rows = weights[..., -ROWS - 1 : -1, :]
+        found.append(
+            [rows[..., places].sum(-1).mean(-1).numpy() for places in spans_of(tokens).values()]
+        )
+    return np.concatenate([np.stack(one, -1) for one in found], axis=1)
+
+
 def _retrieval_of_rows(model: Any, tokens: list[int]) -> Numbers:
     import torch
 
@@ -203,6 +224,14 @@ def _our_mass(model: Any, tokens: list[int]) -> Numbers:
     )
 
 
+def _our_mass_of_prompts(model: Any, tokens: list[int]) -> Numbers:
+    import repo_interp as ri
+
+    prompts = [_prompt(one) for one in _short_prompts(tokens)]
+    mass = ri.analyze(model, prompts, ("attention_mass",), **SILENT)["attention_mass"]["mass"]
+    return mass.sel(span=list(spans_of(tokens))).transpose("layer", "prompt", "head", "span").values
+
+
 def _atlas(model: Any, tokens: list[int], names: tuple[str, ...], **options: Any) -> Numbers:
     import repo_interp as ri
 
@@ -230,6 +259,10 @@ JOBS: Mapping[str, Mapping[str, Side]] = {
     "mass on spans": {
         "rows over the cache": (_stock, _mass_of_rows),
         "attention_mass": (_ours_with_analyze, _our_mass),
+    },
+    "mass of 200 short prompts": {
+        "batches of transformers": (_stock, _mass_of_batches),
+        "attention_mass, as it is called": (_ours_with_analyze, _our_mass_of_prompts),
     },
     "names of heads": {
         "detect_head, called for each": (_lens, _detected),
