@@ -341,6 +341,9 @@ def _run_experiment(
     """
     name, parameters = plan.experiment.name, parameter_attributes(plan.experiment.parameters)
     source = called(EXPERIMENTS, name)
+    if progress is not None:
+        # Its first point may take minutes, under the name of the step before
+        progress(name, 0, len(plan.passes))
     groups = plan.run(
         job.batch_size if isinstance(job.batch_size, int) else 1,
         store.part(name),
