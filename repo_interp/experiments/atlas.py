@@ -136,7 +136,7 @@ class Atlas(Experiment):
     sequences: Count = 8
     """Sequences of random tokens, repeated once."""
     rows: Count = 512
-    """Most rows of attention of a prompt, evenly spread."""
+    """Most rows of attention of a prompt; of a longer one the middles of as many equal parts."""
     top: Count = 1
     """Strongest keys of a row that count for retrieval."""
     twins: CountOrNone | None = None

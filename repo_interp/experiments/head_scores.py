@@ -21,7 +21,7 @@ to the first wrong token. `models.direct_path` defines the contribution; a layer
 path has none (NaN).
 
 Rows of attention are computed in parts of at most `CELLS` weights, and of a long prompt `rows` of
-them, evenly spread; no map of a head is kept. Knows nothing about names and thresholds.
+them, the middles of equal parts; no map of a head is kept. Knows nothing about names and thresholds.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from repo_interp.measures.kernels.head_patterns import (
     position_distance_sums,
 )
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
+from repo_interp.measures.kernels.samples import middles
 from repo_interp.measures.patterns import PATTERNS, chunk_patterns
 from repo_interp.measures.positions import position_range
 from repo_interp.models.capture import decode, next_token_logits, observing
@@ -382,15 +383,8 @@ def _of_rows(
     asked: Collection[str],
 ) -> dict[str, Float[Tensor, "1 head"]]:
     """Means over the rows of one prompt, of those `asked`; its logits are added to `content`."""
-    count = tokens.shape[1]
-    rows = torch.arange(count, device=tokens.device)
-    # Rows at equal steps over the whole prompt: first rows see few keys and are no sample.
-    if count > most:
-        rows = (
-            torch.linspace(0, count - 1, most, dtype=torch.float64, device=tokens.device)
-            .round()
-            .long()
-        )
+    # All, or middles of equal parts: the first rows see few keys and are no sample.
+    rows = torch.tensor(middles(tokens.shape[1], most), device=tokens.device)
     # Learned positions have distances of their own; others are the index, so tokens apart.
     learned = inputs.head_positions if inputs.learned else None
     sums: dict[str, Tensor] = {}

@@ -31,6 +31,7 @@ from repo_interp.explorer.edits import MEANS, Edit
 from repo_interp.inputs import AttentionInputs
 from repo_interp.interventions.ablation import HeadMeans, PairMeans, query_key_means
 from repo_interp.measures.attention_mass import AttentionMass
+from repo_interp.measures.kernels.samples import middles
 from repo_interp.measures.positions import Positions
 from repo_interp.measures.statistics import Statistics, merge
 from repo_interp.models.capture import observing, require_finite
@@ -267,11 +268,12 @@ def looked(inputs: AttentionInputs) -> Float[Tensor, "where head"]:
         inputs: Inputs of attention of one prompt.
 
     Returns:
-        Means over up to `ROWS` evenly spaced rows.
+        Means over up to `ROWS` rows, the middles of equal parts.
     """
-    last = inputs.valid.shape[1] - 1
     # From 1: token 0 sees only itself and has no previous token
-    rows = torch.linspace(1, last, min(ROWS, last), device=inputs.queries.device).round().long()
+    rows = 1 + torch.tensor(
+        middles(inputs.valid.shape[1] - 1, ROWS), dtype=torch.long, device=inputs.queries.device
+    )
     weights = inputs.pattern(rows)[0]
     previous = weights.gather(-1, (rows - 1)[None, :, None].expand(len(weights), -1, 1))[..., 0]
     return torch.stack([weights[..., 0].mean(-1), previous.mean(-1)]).cpu()

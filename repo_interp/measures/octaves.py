@@ -1,19 +1,21 @@
 """How far back a head looks, by octave of the distance, and tokens that act as sinks.
 
-With A_ij the attention of query i to key j, over queries i at equal steps through the prompt,
+With A_ij the attention of query i to key j, and f the first token of a query's document,
 
-    mass [octave]      mean over i of the sum of A_ij over distances 2^k <= i - j < 2^(k + 1), the
-                       first token left out
+    mass [octave]      mean over i of the sum of A_ij over distances 2^k <= i - j < 2^(k + 1),
+                       without f
     uniform [octave]   the same, were attention even over all keys that a query sees (the null)
-    first_token        mean over i of A_i0
+    first_token        mean over i of A_if
     own_token          mean over i of A_ii
     received [token]   mean over later queries i, and heads, of A_ij: of the first prompt
-    sink_token         the token but the first that receives most above even attention, of those
-                       that at least `later_queries` queries come after; -1 for no token
+    sink_token         the token but f that receives most above even attention, of those that
+                       at least `later_queries`, and a quarter of their document's queries, come
+                       after; -1 for no token
     sink_mass          mean over later queries of a head's attention to it; even attention would be
                        `sink_uniform`
 
-Knows nothing about why a head looks there.
+Queries are all tokens but f, which sees itself alone, or of a longer prompt the middles of `queries`
+equal parts. Rows of attention are made some at a time. Knows nothing about why a head looks there.
 """
 
 from __future__ import annotations
@@ -22,14 +24,20 @@ from dataclasses import dataclass
 
 import torch
 import xarray as xr
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs, Spans, select_prompts
-from repo_interp.measures.kernels.samples import places_of, spread_places
+from repo_interp.inputs import AttentionInputs, Spans, select_prompts, weights_of
+from repo_interp.measures.kernels.logit_sums import row_blocks
+from repo_interp.measures.kernels.samples import first_tokens, middles, places_of
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import Count
 
+LATER_SHARE = 0.25
+"""Share of a document's queries that must come after a token to call it a sink: fewer see it from
+near by alone.
+"""
 _TEXTS = {
     "mass": "attention by distance, without the first token",
     "uniform": "attention to them, were it even over all keys",
@@ -49,21 +57,20 @@ class Octaves(
 ):
     """The measure `octaves`."""
 
-    queries: Count = 32
-    """Queries of a prompt, at equal steps."""
+    queries: Count = 512
+    """Most queries of a prompt; of a longer one the middles of as many equal parts."""
     later_queries: Count = 8
-    """Queries that must come after a token to call it a sink."""
+    """Queries that must come after a token to call it a sink, beside a quarter of its document's."""
     name: str = "octaves"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Reduce sampled rows of attention of each prompt."""
+        """Reduce rows of attention of each prompt."""
         # Up to the largest distance in the batch, tokens - 1
         octaves = [2**k for k in range(max(1, (inputs.valid.shape[1] - 1).bit_length()))]
+        first = first_tokens(inputs)
         found = [
             self._of_prompt(
-                select_prompts(inputs, slice(row, row + 1)),
-                spread_places(places, self.queries, 0.0),
-                octaves,
+                select_prompts(inputs, slice(row, row + 1)), first[row], places, octaves
             )
             for row, places in enumerate(places_of(inputs.valid))
         ]
@@ -98,50 +105,84 @@ class Octaves(
         return described_group(group, _TEXTS)
 
     def _of_prompt(
-        self, inputs: AttentionInputs, chosen: list[int], octaves: list[int]
+        self,
+        inputs: AttentionInputs,
+        first: Int[Tensor, "token"],
+        places: list[int],
+        octaves: list[int],
     ) -> tuple[Tensor, ...]:
-        rows, valid = torch.tensor(chosen, device=inputs.valid.device), inputs.valid[0]
-        pattern, seen = inputs.pattern(rows)[0].double(), inputs.visible(rows)[0]
-        # Chosen rows are valid and see themselves, so no row divides by 0
-        even = seen / seen.sum(-1, keepdim=True).double()
-        keys = torch.arange(len(valid), device=rows.device)
-        first, distance = valid.to(torch.int8).argmax(), rows[:, None] - keys
-        # Index of the largest 2^k that is at most the distance; own and later keys have weight 0
-        # below
-        octave = torch.searchsorted(torch.tensor(octaves, device=rows.device), distance, right=True)
-        octave = (octave - 1).clamp_min(0)
-        later = seen & (distance > 0)
-        others = (later & (keys != first)).double()
-        counted = torch.zeros(len(rows), len(octaves), dtype=torch.float64, device=rows.device)
-        mass, uniform = (
-            counted.expand(*weights.shape[:-2], -1, -1)
-            # [head, row, octave], or [row, octave] for even attention, which is the same in all
-            # heads
-            .scatter_add(-1, octave.expand_as(weights), weights * others)
-            .mean(-2)
-            for weights in (pattern, even)
+        valid = inputs.valid[0]
+        # A first token sees itself alone, which tells nothing; it is asked where nobody else is
+        begins = {*places[:1]} if inputs.documents is None else set(first[valid].tolist())
+        asked = [place for place in places if place not in begins] or places
+        rows = torch.tensor(
+            [asked[middle] for middle in middles(len(asked), self.queries)], device=valid.device
         )
-        queries = later.sum(0)
+        new = {"dtype": torch.float64, "device": valid.device}
+        steps = torch.tensor([*octaves, 2 * octaves[-1]], device=valid.device)
+        # Even attention, which is the same in all heads, is the last one
+        heads, tokens = inputs.heads + 1, len(valid)
+        mass, ends, received = (
+            torch.zeros(heads, size, **new) for size in (len(octaves), 2, tokens)
+        )
+        queries = torch.zeros(tokens, **new)
+        for some, logits in row_blocks(inputs, rows):
+            seen = inputs.visible(some)[0]
+            # Rows are valid and see themselves, so that none divides by 0
+            even = seen / seen.sum(-1, keepdim=True).double()
+            queries += seen.sum(0)
+            for part, weights in (
+                (slice(-1), weights_of(logits, inputs.sinks)[0]),
+                (slice(-1, None), even[None]),
+            ):
+                sums = _row_sums(weights, some, first[some], steps)
+                for whole, summed in zip((mass, ends, received), sums, strict=True):
+                    whole[part] += summed
+        queries[rows] -= 1  # themselves
         # 0 / 0 for tokens without a later query: NaN
-        received = (pattern * later).sum(1) / queries
-        even = (even * later).sum(0) / queries
+        received = received / queries
+        of_heads, even = received[:-1], received[-1]
+        per_document = torch.zeros_like(queries).index_add(
+            0, first[rows], torch.ones(len(rows), **new)
+        )
+        needed = (LATER_SHARE * per_document[first]).clamp_min(self.later_queries)
         # Less even attention, of which early keys get more: rows that see few keys give each more
-        candidates = (received.mean(0) - even).masked_fill(
-            (queries < self.later_queries) | (keys == first), -torch.inf
+        candidates = (of_heads.mean(0) - even).masked_fill(
+            (queries < needed) | (torch.arange(tokens, device=first.device) == first), -torch.inf
         )
         sink = candidates.argmax()
         none = torch.isinf(candidates[sink])
+        sink_mass = of_heads[:, sink].masked_fill(none, torch.nan)
         return (
-            mass,
-            uniform,
-            torch.stack(
-                [
-                    pattern[..., first].mean(-1),
-                    pattern.gather(-1, rows.expand(len(pattern), -1)[..., None]).mean((-2, -1)),
-                    received[:, sink].masked_fill(none, torch.nan),
-                ]
-            ),
-            received.mean(0),
+            mass[:-1] / len(rows),
+            mass[-1] / len(rows),
+            torch.stack([*ends[:-1].T / len(rows), sink_mass]),
+            of_heads.mean(0),
             torch.where(none, -1, sink),
             even[sink].masked_fill(none, torch.nan),
         )
+
+
+def _row_sums(
+    weights: Float[Tensor, "head row key"],
+    rows: Int[Tensor, "row"],
+    first: Int[Tensor, "row"],
+    steps: Int[Tensor, "step"],
+) -> tuple[Float[Tensor, "head octave"], Float[Tensor, "head 2"], Float[Tensor, "head key"]]:
+    """Sums over rows by octave, at the first and the own token, and by key but the own one.
+
+    Overwrites the weights.
+    """
+    ends = torch.stack([first, rows], -1).expand(len(weights), -1, -1)
+    at_ends = weights.gather(-1, ends).sum(-2, dtype=torch.float64)
+    weights.scatter_(-1, ends[..., 1:], 0)
+    # Few rows at a time: their dtype holds the sum
+    by_key = weights.sum(-2)
+    weights.scatter_(-1, ends[..., :1], 0)
+    # Beyond distance 2^k - 1, as a running sum up to key i - 2^k
+    last = rows[:, None] - steps
+    beyond = weights.cumsum(-1, dtype=torch.float64).gather(
+        -1, last.clamp_min(0).expand(len(weights), -1, -1)
+    )
+    beyond = (beyond * (last >= 0)).sum(-2)
+    return -beyond.diff(dim=-1), at_ends, by_key

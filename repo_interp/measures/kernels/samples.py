@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.seen_pairs import once
 
 
@@ -27,6 +28,41 @@ def places_of(valid: Bool[Tensor, "prompt token"]) -> list[list[int]]:
         return [np.flatnonzero(tokens).tolist() for tokens in valid.tolist()]
 
     return once("places", listed, valid)
+
+
+def first_tokens(inputs: AttentionInputs) -> Int[Tensor, "prompt token"]:
+    """Return the first token that every token's document has.
+
+    Args:
+        inputs: A layer and a batch, whose prompts may be several documents.
+
+    Returns:
+        Token numbers [prompt, token]; those at padding mean nothing.
+    """
+    valid, documents = inputs.valid, inputs.documents
+    if documents is None:
+        return valid.to(torch.int8).argmax(-1, keepdim=True).expand_as(valid)
+    last = valid.shape[1] - 1
+    index = torch.arange(last + 1, device=valid.device).where(valid, last)
+    # Documents of all prompts by number
+    number = documents.unique(return_inverse=True)[1]
+    least = torch.full((len(valid), int(number.max()) + 1), last, device=valid.device)
+    return least.scatter_reduce(1, number, index, "amin").gather(1, number)
+
+
+def middles(count: int, most: int) -> list[int]:
+    """Return the middles of equal parts of 0 .. `count` - 1; all where these are few.
+
+    Args:
+        count: Numbers there are.
+        most: Most parts.
+
+    Returns:
+        Distinct numbers in order.
+    """
+    if count <= most:
+        return list(range(count))
+    return [(2 * part + 1) * count // (2 * most) for part in range(most)]
 
 
 def spread_places(places: list[int], count: int, start: float) -> list[int]:

@@ -133,7 +133,7 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
         f"attention of later tokens, mean over heads; even attention would give "
         f"{percent(float(even.values[largest]))}",
         f"a sink gets more than {percent(SINK_MASS)} of a layer's attention and more than "
-        f"{SINK_RATIO:g} times even attention; the first token is left out",
+        f"{SINK_RATIO:g} times even attention; first tokens of documents are left out",
         0.55,
         "octaves",
         layer,

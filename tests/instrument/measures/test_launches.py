@@ -134,6 +134,9 @@ ALLOWED = {
     "seen_pairs.py is_whole": "bool",
     "seen_pairs.py extents": "tolist",
     "samples.py places_of.listed": "tolist",
+    # Where prompts are packed documents: which ones there are.
+    "samples.py first_tokens": "unique int",
+    "octaves.py Octaves._of_prompt": "tolist",
     "samples.py spread_places": "unique",  # numpy's
     "components.py _decay_bound": "unique",  # numpy's
     "rank_trend.py Index.missing": "bool",

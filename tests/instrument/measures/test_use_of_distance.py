@@ -9,8 +9,9 @@ import torch
 from attention_inputs import random_inputs, with_holes
 from numpy.testing import assert_allclose
 
+import repo_interp as ri
 from repo_interp.measures.activations import Activations
-from repo_interp.measures.kernels.samples import draw_keys, places_of, spread_places
+from repo_interp.measures.kernels.samples import draw_keys, middles, places_of, spread_places
 from repo_interp.measures.octaves import Octaves
 from repo_interp.measures.stability import Stability
 from repo_interp.measures.statistics import merge
@@ -144,45 +145,110 @@ def test_few_keys_and_other_schemes_have_no_score():
         assert measured(measure, inputs).isnull().all().to_array().all()
 
 
+@pytest.mark.parametrize(("count", "most"), [(3, 8), (8, 8), (9, 8), (100, 8), (1537, 512)])
+def test_rows_of_long_prompts_are_the_middles_of_equal_parts(count, most):
+    chosen = middles(count, most)
+    parts = min(count, most)
+    assert chosen == [int((part + 0.5) * count / parts) for part in range(parts)]
+
+
+@pytest.mark.parametrize("queries", [512, 6])
+@pytest.mark.parametrize("starts", [(0,), (0, 3, 11, 12)], ids=["one text", "packed"])
 @pytest.mark.parametrize("window", [None, 7])
-def test_octaves_are_all_of_attention_and_equal_sums_over_distances(window):
-    inputs = with_holes(replace(indexed(tokens=30), window=window))
-    group = measured(Octaves(queries=6), inputs).isel(layer=0)
+@pytest.mark.parametrize("memory", [2**10, 2**24])
+def test_octaves_are_all_of_attention_and_equal_a_loop_over_rows(window, starts, queries, memory):
+    """Rows in one part or one by one; a document of one token, padding and holes among others."""
+    documents = torch.isin(torch.arange(30), torch.tensor(starts)).cumsum(0).expand(2, -1)
+    packed = {} if len(starts) == 1 else {"documents": documents}
+    inputs = with_holes(replace(indexed(tokens=30), window=window, **packed))
+    with ri.working_memory(memory):
+        group = measured(Octaves(queries=queries), inputs).isel(layer=0)
     whole = group["mass"].sum("octave") + group["own_token"] + group["first_token"]
     assert_allclose(whole, 1.0, rtol=1e-12)
     for prompt, places in enumerate(places_of(inputs.valid)):
-        rows = torch.tensor(spread_places(places, 6, 0.0))
-        pattern, keys = inputs.pattern(rows)[prompt], torch.arange(30)
-        distance = torch.where(keys > places[0], rows[:, None] - keys, 0)
-        for octave in group["octave"].values:
-            inside = (octave <= distance) & (distance < 2 * octave)
-            found = group["mass"].isel(prompt=prompt).sel(octave=octave)
-            assert_allclose(found, (pattern * inside).sum(-1).mean(-1), rtol=1e-9, atol=1e-15)
+        number = documents[prompt].tolist()
+        first = {place: next(t for t in places if number[t] == number[place]) for place in places}
+        asked = [place for place in places if first[place] != place]
+        asked = [asked[middle] for middle in middles(len(asked), queries)]
+        pattern = inputs.pattern(torch.arange(30))[prompt].numpy()
+        mass, ends = np.zeros((4, len(group["octave"]))), np.zeros((2, 4))
+        for row in asked:
+            ends += pattern[:, row, first[row]], pattern[:, row, row]
+            for key in places[: places.index(row)]:
+                if key != first[row]:
+                    mass[:, int(math.log2(row - key))] += pattern[:, row, key]
+        found = group.isel(prompt=prompt)
+        assert_allclose(found["mass"], mass / len(asked), rtol=1e-9, atol=1e-15)
+        for name, values in zip(("first_token", "own_token"), ends, strict=True):
+            assert_allclose(found[name], values / len(asked), rtol=1e-9)
 
 
-def looking_at_9(**more):
-    """Inputs without positions whose queries give the key of token 9 the logit 32 scales, and 0 to
+def test_packed_documents_have_the_sinks_of_single_ones():
+    """Means over their rows; the first token of the second one is no sink but a first token."""
+    inputs = indexed(prompts=1, tokens=80)
+    index = torch.cat([torch.arange(50), torch.arange(30)])
+    keys = inputs.keys.clone()
+    keys[:, :, [0, 50]] = 4 * inputs.queries.mean(2)[:, :, None]
+    inputs = replace(inputs, keys=keys, positions=index.double().expand(inputs.positions.shape))
+    packed = measured(Octaves(), replace(inputs, documents=(torch.arange(80) >= 50).long()[None]))
+    alone = [
+        measured(
+            Octaves(),
+            replace(
+                inputs,
+                **{name: getattr(inputs, name)[:, :, some] for name in ("queries", "keys")},
+                **{"positions": inputs.positions[:, :, some], "valid": inputs.valid[:, some]},
+            ),
+        )
+        for some in (slice(50), slice(50, 80))
+    ]
+    for name in ("first_token", "own_token", "mass"):
+        one, other = (group[name].reindex_like(packed[name], fill_value=0.0) for group in alone)
+        assert_allclose(packed[name], (49 * one + 29 * other) / 78, rtol=1e-9, err_msg=name)
+    strongest = max(
+        zip(alone, (0, 50), strict=True),
+        key=lambda part: float((part[0]["sink_mass"].mean("head") - part[0]["sink_uniform"]).max()),
+    )
+    assert packed["sink_token"].item() == strongest[1] + strongest[0]["sink_token"].item()
+
+
+def test_attention_to_the_first_token_is_that_of_all_rows_of_the_pass():
+    """Case: .0368 where row 1, which sees two keys, was one of 32 rows."""
+    model = ri.zoo("language/rope")
+    tokens = torch.randint(3, 60, (300,), generator=torch.Generator().manual_seed(0))
+    run = ri.analyze(model, tokens, measures=("octaves",))["octaves"].isel(prompt=0)
+    for layer, head in ((0, 0), (1, 1)):
+        pattern = ri.attention_pattern(model, tokens, layer, head).values
+        of_head = run["first_token"].sel(layer=layer, head=head)
+        assert_allclose(of_head, pattern[1:, 0].mean(), atol=1e-6)
+
+
+def looking_at(token, **more):
+    """Inputs without positions whose queries give the key of a token the logit 32 scales, and 0 to
     all others.
     """
     inputs = indexed(tokens=64)
     keys = torch.zeros_like(inputs.keys)
-    keys[:, :, 9] = 1.0
+    keys[:, :, token] = 1.0
     queries = torch.full_like(inputs.queries, 4)
     nope = {"scheme": "nope", "positions": None, "frequencies": None}
     return replace(inputs, keys=keys, queries=queries, **nope, **more)
 
 
 def test_the_sink_that_was_built_in_is_named():
-    inputs = looking_at_9()
+    inputs = looking_at(9)
     group = measured(Octaves(), inputs)
     assert (group["sink_token"] == 9).all()
     # e^l of it against one for each other key
     weight = math.exp(4 * 8 * inputs.logit_scale)
-    rows = np.array([row for row in spread_places(list(range(64)), 32, 0.0) if row > 9])
+    rows = np.arange(10, 64)
     assert_allclose(group["sink_mass"], np.mean(weight / (weight + rows)), rtol=1e-6)
     assert_allclose(group["sink_uniform"], np.mean(1 / (rows + 1)), rtol=1e-6)
     assert group["received"].sizes == {"layer": 1, "token": 64}
-    assert (measured(Octaves(later_queries=40), inputs)["sink_token"] == -1).all()
+    # 54 queries come after token 9, and fewer than a quarter of all 63 after token 50
+    fewer, more = (measured(Octaves(later_queries=later), inputs) for later in (54, 55))
+    assert (fewer["sink_token"] == 9).all() and (more["sink_token"] < 9).all()
+    assert (measured(Octaves(later_queries=1), looking_at(50))["sink_token"] < 50).all()
 
 
 @pytest.mark.parametrize("tokens", [1, 2])
@@ -203,7 +269,7 @@ def massive_residual(scale=1.0):
     residual = torch.ones(2, 64, 8, dtype=torch.float64)
     residual[:, 9, 2], residual[:, 9, 5], residual[:, 4, 0] = -3000.0, 1001.0, 2000.0
     residual[:, 20, 1] = 1000.0  # not above
-    return looking_at_9(), residual * scale
+    return looking_at(9), residual * scale
 
 
 @pytest.mark.parametrize(
