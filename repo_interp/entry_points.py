@@ -33,7 +33,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "patterns": "repo_interp.measures.patterns:Patterns",
         "attention_mass": "repo_interp.measures.attention_mass:AttentionMass",
         "attention_rows": "repo_interp.measures.attention_rows:AttentionRows",
-        "predictions": "repo_interp.measures.predictions:NextTokens",
+        "predictions": "repo_interp.measures.predictions:Predictions",
         "components": "repo_interp.measures.components:Components",
         "three_axis": "repo_interp.measures.three_axis:ThreeAxis",
         "fake_distance": "repo_interp.measures.fake_distance:FakeDistance",

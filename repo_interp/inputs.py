@@ -59,6 +59,8 @@ class Predictions:
     """Next-token logits after the tokens `row` of one prompt of the batch, given by its place in
     it, float32.
     """
+    documents: Int[Tensor, "prompt token"] | None = None
+    """Number of the document that a token is of; None: every prompt is one."""
 
     @property
     def row_of_first_prompt(self) -> int | None:

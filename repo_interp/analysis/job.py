@@ -10,6 +10,7 @@ Everything is checked to fit together when a job is made, before anything is com
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import xarray as xr
-from torch import nn
+from torch import Tensor, nn
 
 from repo_interp.analysis.batches import Batch, make_batches, structure_for
 from repo_interp.analysis.coercion import Prompts, as_prompts
@@ -214,7 +215,9 @@ class Job:
         reading = [m for m in self.measures if m.needs.predictions and m.name not in stopped]
         # Without predictions the pass ends in the last layer that is measured.
         last = None if reading else max(self.layers, default=None)
-        with self.observation(batch, stopped, on_layer) as (parts, faults):
+        # Of the last layer: whether a pass keeps documents apart is in its masks alone
+        documents = deque[Tensor | None]([None], maxlen=1)
+        with self.observation(batch, stopped, on_layer, documents.append) as (parts, faults):
             hidden = decode(self.decoder, batch.tokens, batch.valid, last, batch.position_ids)
         fault = fault_of_pass(hidden, batch.valid, batch.numbers)
         if fault is not None:
@@ -228,6 +231,9 @@ class Job:
             predictions = predictions_of(
                 self.decoder, hidden.to(batch.tokens.device), batch.tokens, batch.valid, numbers
             )
+            if documents[0] is not None:
+                apart = documents[0].to(batch.tokens.device)
+                predictions = replace(predictions, documents=apart)
             for measure in reading:
                 with read_only(measure, predictions, batch.spans):
                     parts[measure.name].append(
@@ -241,6 +247,7 @@ class Job:
         batch: Batch,
         stopped: Collection[str] = (),
         on_layer: Callable[[int], None] = lambda observed: None,
+        on_documents: Callable[[Tensor | None], None] = lambda documents: None,
     ) -> Iterator[tuple[dict[str, list[Statistics]], dict[str, Fault]]]:
         """Reduce every layer of a pass that is made inside the context to statistics.
 
@@ -248,6 +255,7 @@ class Job:
             batch: Prompts of the pass.
             stopped: Names of measures to leave out.
             on_layer: Called with the number of layers observed so far.
+            on_documents: Called with the documents that a layer keeps apart.
 
         Yields:
             Statistics of layers, and faults in the order in which they occurred, by measure:
@@ -286,6 +294,7 @@ class Job:
                 if inputs.queries.device.type == "cpu":
                     check()
             observed += 1
+            on_documents(inputs.documents)
             on_layer(observed)
 
         numbers, ids = torch.as_tensor(batch.numbers), batch.position_ids

@@ -9,6 +9,7 @@ The classes of our measures are names of this module, imported when they are fir
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +19,10 @@ _CLASSES = {place.rpartition(":")[2]: place.rpartition(":")[0] for place in OWN[
 
 
 def __getattr__(name: str) -> Any:
+    if name == "NextTokens":
+        # The name in 0.1; a later version drops it.
+        warnings.warn("NextTokens is now Predictions", DeprecationWarning, stacklevel=2)
+        name = "Predictions"
     if name not in _CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_CLASSES[name]), name)

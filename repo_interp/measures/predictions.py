@@ -5,12 +5,12 @@ The likeliest next tokens, and the probability of the token that does follow.
     p(v | x_0 ... x_i) = softmax_v logits_i
             of row i the `candidates` largest, their tokens v, and p(x_{i+1})
     log p of the answer = mean of log p(x_{i+1} | x_0 ... x_i) over its tokens x_{i+1}
-    loss                = mean of -log p over tokens, of a prompt without an answer
+    loss                = mean of -log p over all tokens, of a prompt without an answer
 
+The first token of a packed document follows from nothing before it: it counts in neither mean.
 Rows of the first prompt are those of `attention_rows`: all tokens where these are no more than
-`rows`, else those of its spans first. The loss is over all tokens too, or `rows` of them, evenly
-spread. From the hidden states of the forward pass that everything else is measured in, in parts of
-`_ROWS` rows. Knows no tokenizer: texts of tokens are added by who does.
+`rows`, else those of its spans first. From the hidden states of the forward pass that everything
+else is measured in, some rows at a time. Knows no tokenizer: texts of tokens are added by who does.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs, Predictions, Spans
+from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.inputs import Predictions as NextTokenLogits
 from repo_interp.measures.attention_rows import rows_of_interest
 from repo_interp.measures.labels import Arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.memory import memory_for
 
 _ROWS = 32
-"""Rows whose logits exist at a time: enough that reading the unembedding does not cost more than
-multiplying by it.
+"""Rows whose logits exist at a time, at least: enough that reading the unembedding does not cost
+more than multiplying by it.
 """
 _TEXTS = {
     "probability": "largest probabilities of the next token, after a token of the first prompt",
@@ -48,7 +52,7 @@ _SCORES = ("answer_log_probability", "answer_is_likeliest", "loss")
 
 
 @dataclass(frozen=True)
-class NextTokens(Measure, needs=Needs(tensors=(), predictions=True, documents=True)):
+class Predictions(Measure, needs=Needs(tensors=(), predictions=True, documents=True)):
     """The measure `predictions`."""
 
     rows: Annotated[int, Interval(ge=1, le=65_536)] = 512
@@ -61,7 +65,7 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True, documents=Tr
         """Return nothing: single layers do not matter."""
         return Statistics()
 
-    def observe_predictions(self, predictions: Predictions, spans: Spans) -> Statistics:
+    def observe_predictions(self, predictions: NextTokenLogits, spans: Spans) -> Statistics:
         """Return how well every prompt is predicted, and predictions after tokens of the first one.
 
         Scores have the axis [prompt]; predictions [token, rank], or [token] of the next token.
@@ -73,21 +77,24 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True, documents=Tr
                 asked = (spans["generated"][row] & valid)[1:].nonzero()[:, 0]
             is_text = not len(asked)
             if is_text:
-                # Without spans: evenly spread over the text, so that the loss is not one of marked
-                # tokens
-                asked = rows_of_interest(valid, {}, row, self.rows)
+                asked = valid.nonzero()[:, 0]
             kept = rows_of_interest(valid, spans, row, self.rows) if row == first else asked[:0]
             # Sorted and once each: the unembedding is the cost, and both purposes share its rows
             rows = torch.cat([kept, asked]).unique()
-            found = self._read(predictions, row, rows)
-            rows, asked, kept = rows.cpu(), asked.cpu(), kept.cpu()
+            is_kept = torch.isin(rows, kept)
+            largest, likeliest, actual, place = self._read(predictions, row, rows, is_kept)
             if row == first:
-                of_first = _of_first_prompt(rows, found, torch.isin(rows, kept))
-            # found: probabilities, tokens, log-probability and rank of the next token, -1 after the
-            # last
-            known = torch.isin(rows, asked) & (found[3] >= 0)
-            mean = found[2][known].mean() if known.any() else float("nan")
-            right = float((found[3][known] == 0).all())
+                shown = is_kept.cpu()
+                of_first = _of_first_prompt(
+                    rows.cpu()[shown], largest, likeliest, actual[shown], place[shown]
+                )
+            counted = torch.isin(rows, asked)
+            if predictions.documents is not None:
+                number = predictions.documents[row]
+                counted &= number[rows] == number[(rows + 1).clamp_max(len(number) - 1)]
+            known = counted.cpu() & (place >= 0)  # -1 after the last token
+            mean = actual[known].mean() if known.any() else float("nan")
+            right = float((place[known] == 0).all()) if known.any() else float("nan")
             scores.append((np.nan, np.nan, -mean) if is_text else (mean, right, np.nan))
         values = dict(zip(_SCORES, np.array(scores).T, strict=True))
         labels = {"prompt": predictions.prompts.cpu().numpy()}
@@ -96,8 +103,14 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True, documents=Tr
             first_prompt=of_first,
         )
 
-    def _read(self, predictions: Predictions, row: int, rows: torch.Tensor) -> list[torch.Tensor]:
-        """Return `_of_rows` of some tokens of a prompt."""
+    def _read(
+        self,
+        predictions: NextTokenLogits,
+        row: int,
+        rows: Int[Tensor, "row"],
+        kept: Bool[Tensor, "row"],
+    ) -> list[Tensor]:
+        """Top probabilities and tokens of kept rows, log-probability and rank of following tokens."""
         tokens, valid = predictions.tokens[row], predictions.valid[row]
         # The last token of the prompt has no successor.
         following = torch.where(
@@ -106,9 +119,12 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True, documents=Tr
             -1,
         )
         count = min(self.candidates, predictions.vocabulary)
+        at_once = max(_ROWS, memory_for(rows.device, 0) // (32 * predictions.vocabulary))
         parts = [
-            _of_rows(predictions.logits(row, some), after, count)
-            for some, after in zip(rows.split(_ROWS), following.split(_ROWS), strict=True)
+            _of_rows(predictions.logits(row, some), after, shown, count)
+            for some, after, shown in zip(
+                *(of_rows.split(at_once) for of_rows in (rows, following, kept)), strict=True
+            )
         ]
         return [torch.cat(part).cpu() for part in zip(*parts, strict=True)]
 
@@ -119,9 +135,10 @@ class NextTokens(Measure, needs=Needs(tensors=(), predictions=True, documents=Tr
         return described_group(statistics.first_prompt.assign(known), _TEXTS)
 
 
-def _of_first_prompt(rows: torch.Tensor, found: list[torch.Tensor], kept: torch.Tensor) -> Arrays:
-    """Return predictions after those of `rows` that are kept."""
-    probability, token, actual, place = (part[kept] for part in found)
+def _of_first_prompt(
+    rows: Tensor, probability: Tensor, token: Tensor, actual: Tensor, place: Tensor
+) -> Arrays:
+    """Return predictions after the kept rows."""
     both, one = ("token", "rank"), ("token",)
     values = {
         "probability": (both, probability.float().numpy()),
@@ -129,15 +146,19 @@ def _of_first_prompt(rows: torch.Tensor, found: list[torch.Tensor], kept: torch.
         "probability_of_next": (one, actual.exp().float().numpy()),
         "rank_of_next": (one, place.int().numpy()),
     }
-    labels = {"token": rows[kept].numpy(), "rank": np.arange(probability.shape[1])}
-    return Arrays(values, labels)
+    return Arrays(values, {"token": rows.numpy(), "rank": np.arange(probability.shape[1])})
 
 
-def _of_rows(logits: torch.Tensor, following: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-    """Return top probabilities and tokens, and log-probability and rank of the following tokens."""
+def _of_rows(
+    logits: Float[Tensor, "row token_id"],
+    following: Int[Tensor, "row"],
+    kept: Bool[Tensor, "row"],
+    count: int,
+) -> tuple[Tensor, ...]:
+    """Return top probabilities and tokens of kept rows, and log-probability and rank of all."""
     # Widened first: a float32 sum over the vocabulary would leave its rounding in all log p
     logarithms = torch.log_softmax(logits.double(), dim=-1)
-    largest, tokens = logarithms.topk(count, dim=-1)
+    largest, tokens = logarithms[kept].topk(count, dim=-1)
     known = following >= 0
     # -1 is no index; those rows are masked below
     actual = logarithms.gather(-1, following.clamp_min(0)[:, None])

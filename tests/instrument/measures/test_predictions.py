@@ -5,12 +5,13 @@ measured in; of the first prompt by token, of the answers and texts of all promp
 import numpy as np
 import pytest
 import torch
-from families import tiny
+from families import repositioned, tiny
 from numpy.testing import assert_allclose, assert_array_equal
 
 import repo_interp as ri
+from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN
 from repo_interp.measures import predictions
-from repo_interp.measures.predictions import NextTokens
+from repo_interp.measures.predictions import Predictions
 from repo_interp.plots.views.predictions import prediction_table
 from repo_interp.tasks.prompt import Prompt
 
@@ -52,7 +53,7 @@ def test_they_are_the_softmax_of_the_models_logits(bridge, at_a_time, batch_size
 
 
 def test_long_prompts_keep_the_tokens_of_their_spans_first(bridge):
-    group = ri.analyze(bridge, prompts(), [NextTokens(rows=6, candidates=100)])["predictions"]
+    group = ri.analyze(bridge, prompts(), [Predictions(rows=6, candidates=100)])["predictions"]
     assert {4, 5, 15} <= set(group["token"].values.tolist())
     assert group.sizes == {"token": 6, "rank": 64, "prompt": 3}
     assert_allclose(group["probability"].sum("rank"), 1, rtol=1e-6)
@@ -96,11 +97,52 @@ def test_answers_of_all_prompts_and_texts_are_scored(bridge, batch_size):
     assert_allclose(group["loss"], [np.nan, np.nan, -mean(2, range(1, 18))], rtol=1e-4)
 
 
-def test_the_loss_of_a_long_text_is_over_rows_evenly_spread(bridge):
+def test_the_loss_of_a_long_text_is_over_all_targets(bridge):
+    """Of 5 rows, and not of its spans; what is kept does not matter."""
     text = Prompt(tuple(TOKENS[0]), {"needle": (4, 5, 6)})
-    group = ri.analyze(bridge, [text], [NextTokens(rows=5)])["predictions"]
-    # 19 has no successor
-    expected = [-log_probabilities(bridge, text)[i, TOKENS[0][i + 1]] for i in (0, 5, 10, 14)]
-    assert_allclose(group["loss"], [np.mean(expected)], rtol=1e-4)
-    assert {4, 5, 6} <= set(group["token"].values.tolist())
-    assert "answer_log_probability" not in group
+    logs = log_probabilities(bridge, text)
+    for rows in (1, 5, 512):
+        group = ri.analyze(bridge, [text], [Predictions(rows=rows)])["predictions"]
+        expected = -logs[np.arange(19), TOKENS[0][1:]].mean()
+        assert_allclose(group["loss"], [expected], rtol=1e-5)
+        assert len(group["token"]) == min(rows, 20) and "answer_log_probability" not in group
+
+
+@pytest.mark.parametrize("length", [513, 700, 1030])
+def test_texts_beyond_the_rows_that_are_kept_have_the_loss_of_transformers(length):
+    model = repositioned("rope")
+    tokens = torch.randint(3, 60, (1, length), generator=torch.Generator().manual_seed(length))
+    with torch.no_grad():
+        expected = float(model(tokens, labels=tokens).loss)
+    group = ri.analyze(model, tokens, measures=("predictions",))["predictions"]
+    assert_allclose(group["loss"], [expected], rtol=1e-5)
+    assert group.sizes["token"] == 512
+
+
+def test_packed_documents_have_the_loss_of_their_own_targets():
+    """The first token of a document, which nothing before it tells, is no target."""
+    model = repositioned("rope")
+    one, other = TOKENS[0], TOKENS[1][:9]
+    ids = (*range(20), *range(5, 14), 0, 1)
+    packed = Prompt((*one, *other, 7, 8), position_ids=ids)
+    answers = Prompt(packed.tokens, generated=(19, 20, 21), position_ids=ids)
+    offset = Prompt(tuple(other), position_ids=range(5, 14))
+    given = [packed, answers, Prompt(tuple(one)), offset, Prompt((7, 8))]
+    group = ri.analyze(model, given, measures=("predictions",), batch_size=2)["predictions"]
+    loss = group["loss"].values
+    assert_allclose(loss[0], (19 * loss[2] + 8 * loss[3] + loss[4]) / 28, rtol=1e-5)
+    alone = [
+        Prompt(tuple(one), generated=(19,)),
+        Prompt(tuple(other), generated=(1,), position_ids=range(5, 14)),
+    ]
+    answer = ri.analyze(model, alone, measures=("predictions",))["predictions"]
+    expected = answer["answer_log_probability"].mean()
+    assert_allclose(group["answer_log_probability"][1], expected, rtol=1e-5)
+
+
+def test_every_measure_and_experiment_has_the_class_of_its_name():
+    for kind in (MEASURES, EXPERIMENTS):
+        for name, place in OWN[kind].items():
+            assert place.rpartition(":")[2] == name.title().replace("_", "")
+    with pytest.warns(DeprecationWarning, match="NextTokens is now Predictions"):
+        assert ri.measures.NextTokens is Predictions
