@@ -475,8 +475,8 @@ class RepositionedAttention:
         if keys.shape[2] == tokens:
             return self.process_new(keys, values)
         # Made of cached latents, or by an earlier layer: of earlier tokens too.
-        begin = min(self.active_pass.start, keys.shape[2] - tokens)
-        end = begin + tokens
+        end = self.active_pass.end(keys.shape[2])
+        begin = end - tokens
         new_keys, new_values = self.process_new(keys[:, :, begin:end], values[:, :, begin:end])
         keys = torch.cat(
             [self._half_split(keys[:, :, :begin]), new_keys, self._half_split(keys[:, :, end:])],
@@ -507,8 +507,19 @@ class RepositionedAttention:
         """
         current = self.active_pass
         current.attended = True
+        if attention_mask is not None and not isinstance(attention_mask, Tensor):
+            raise InputError(
+                f"layer {self.layer_idx} was given a mask that is no tensor "
+                f"({type(attention_mask).__name__}), as flex_attention makes it; choose "
+                "model.set_attn_implementation('sdpa')"
+            )
         keys, values = self._entered(keys, values, queries.shape[2])
         assert current.new_keys is not None and current.new_values is not None
+        if attention_mask is None and keys.shape[2] > (filled := current.start + queries.shape[2]):
+            # Slots of a static cache without a token: no mask means that the last key is the last
+            # token's, for fused kernels too.
+            keys, values = keys[:, :, :filled], values[:, :, :filled]
+            current.cut(filled)
         queries = self.sites.queries(self._half_split(queries))
         if self.components is not None:  # a pair that is 0 stays 0 when rotated
             queries = keep_components(queries, self.components.to(queries.device))
@@ -570,17 +581,17 @@ class RepositionedAttention:
                 f"layer {self.layer_idx} ({self.scheme}) reads keys of another layer, which "
                 "have no positions of its own"
             )
-        count, tokens = keys.shape[2], current.positions.shape[-1]
-        counted = (torch.arange(1 - count, 1 - tokens, device=keys.device) + current.index[:, -1:])[
-            :, None
-        ].to(current.positions.dtype)
-        return torch.cat(
-            [
-                counted.expand(len(current.positions), current.positions.shape[1], -1),
-                current.positions,
-            ],
-            dim=-1,
-        )
+        counted = self._counted_index(keys.shape[2])[:, None].to(current.positions.dtype)
+        counted = counted.expand(len(current.positions), current.positions.shape[1], -1)
+        end = current.end(keys.shape[2])
+        begin = end - current.positions.shape[-1]
+        return torch.cat([counted[..., :begin], current.positions, counted[..., end:]], dim=-1)
+
+    def _counted_index(self, keys: int) -> Int[Tensor, "any key"]:
+        """Numbers of all keys: the last token's is right whatever the padding, others count from it."""
+        index = self.active_pass.index
+        after = torch.arange(keys, device=index.device) + 1 - self.active_pass.end(keys)
+        return after + index[:, -1:]
 
     def rotate(
         self,
@@ -736,14 +747,9 @@ class RepositionedAttention:
         rows, keys, device = content.queries.shape[2], content.keys.shape[2], content.queries.device
         positions = self.active_pass.positions
         if positions is None or key_positions is None:
-            # The last token's index is right whatever the padding; earlier ones count back from it.
-            index = self.active_pass.index
-            key_positions = (
-                index
-                if index.shape[-1] == keys
-                else torch.arange(1 - keys, 1, device=device) + index[:, -1:]
-            )
-            positions = key_positions[:, -rows:]
+            index, end = self.active_pass.index, self.active_pass.end(keys)
+            key_positions = index if index.shape[-1] == keys else self._counted_index(keys)
+            positions = key_positions[:, end - rows : end]
         seen = visible(rows, keys, attention_mask, device)
         added = content.added(
             self.position_logits, slice(None), positions, key_positions, seen, self.scaling
@@ -766,11 +772,13 @@ class RepositionedAttention:
         if cache is None:
             return 0
         try:
-            return int(cache.get_seq_length(self.layer_idx))
+            if held := int(cache.get_seq_length(self.layer_idx)):
+                return held
         except ValueError:
-            # a layer that reads the keys of an earlier one, which has cached those of this pass,
-            # and caches none
-            return int(cache.get_seq_length()) - tokens
+            pass
+        # The first pass; or a layer that caches none and reads the keys of an earlier one, which
+        # has cached those of this pass.
+        return max(0, int(cache.get_seq_length()) - tokens)
 
     def _token_index(
         self, hidden_states: Tensor, given: dict[str, Any], cache: Any, start: int

@@ -190,3 +190,23 @@ class Pass:
     tables: Any = None
     """Those that the decoder gave the module."""
     attended: bool = False
+
+    def end(self, keys: int) -> int:
+        """Return the place behind the last token's key: a static cache has slots without a token.
+
+        Args:
+            keys: Number of keys, at most a window of the last ones.
+
+        Returns:
+            `keys`, or fewer.
+        """
+        return min(self.start + self.hidden_states.shape[1], keys)
+
+    def cut(self, keys: int) -> None:
+        """Drop what is kept beside keys behind the first `keys`."""
+        if self.key_positions is not None:
+            self.key_positions = self.key_positions[:, :, :keys]
+        if self.key_lengths is not None:
+            self.key_lengths = self.key_lengths[:, :keys]
+        if self.gate_keys is not None:
+            self.gate_keys = self.gate_keys[:, :, :keys]
