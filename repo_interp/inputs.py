@@ -434,7 +434,7 @@ def weights_of(
 
 def _of_heads(factors: Any, heads: Any) -> Any:
     """Frequencies or factors of some heads; of one head alone [component], as of a whole layer."""
-    if not isinstance(factors, Tensor) or factors.ndim == 1:
+    if not isinstance(factors, Tensor) or factors.ndim < 2:
         return factors
     some = factors[heads]
     # One head of several has the shape [component] of a layer, which kernels take.

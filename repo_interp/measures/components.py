@@ -266,7 +266,7 @@ class Components(Measure):
             # Summed over heads already
             else component / sums.sizes["head"],
             "turn_share": sums["turn_pairs"] / rotated.where(rotated > 0),
-            "turn_mean": sums["difference_sum"] / pairs.sum("distance") * frequency,
+            "turn_mean": sums["difference_sum"] / pairs.sum("distance") * abs(frequency),
             "turn_upper": xr.DataArray(
                 [*EDGES[1:], np.inf], dims="turn", coords={"turn": list(EDGES)}
             ),
@@ -316,7 +316,7 @@ def _angles(
     else:
         sums = rotation_angles(inputs.positions, frequencies, tokens, inputs.window, per_side)
         reach = largest_difference(inputs.positions, tokens, inputs.window)
-        unrotated = (reach[..., None] * frequencies <= STILL).to(torch.float64).mean(-1)
+        unrotated = (reach[..., None] * frequencies.abs() <= STILL).to(torch.float64).mean(-1)
         if not is_whole(tokens):
             # -inf: a prompt in which no pair is seen
             none = reach.isinf()

@@ -290,7 +290,7 @@ def max_rotation(
     else:
         shape, length = inputs.queries.shape[:2], float(inputs.compared_length(training_length))
         reach = torch.full(shape, length, dtype=torch.float64, device=inputs.valid.device)
-    return reach[..., None] * inputs.frequencies.to(reach)
+    return reach[..., None] * inputs.frequencies.to(reach).abs()
 
 
 def _moments(

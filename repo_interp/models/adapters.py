@@ -67,7 +67,7 @@ _NOT_THE_BASE |= {*SpecialTokens.model_fields, "pe_config", "adapter"}
 """Fields in which an adapter's config.json may differ from its base's: its weights say the rest, or
 no number changes.
 """
-_LEARNED = ("assigner", "position_logits", TABLE)
+_LEARNED = ("assigner", "position_logits", "rotation_parameters", TABLE)
 """Names of the modules that position schemes learn."""
 
 

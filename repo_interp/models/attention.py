@@ -76,9 +76,13 @@ class SchemeParts:
     assigner: nn.Module | None
     """Gives positions; None where the scheme has none."""
     frequencies: Float[Tensor, "component"] | None
-    """Rotation frequencies in radians per position; None where nothing is rotated."""
+    """Rotation frequencies in radians per position; None where nothing is rotated. An
+    `nn.Parameter` is learned: a parameter of the model, as those of the modules are.
+    """
     attention_scaling: float | Float[Tensor, "component"] = 1.0
-    """Factor of queries and keys by rotation: a number, or one for every pair."""
+    """Factor of queries and keys by rotation: a number, or one for every pair; or an
+    `nn.Parameter`.
+    """
     components: Bool[Tensor, "component"] | None = None
     """Rotary components that take part in the dot product; None: all."""
     position_logits: PositionLogits | None = None
@@ -97,8 +101,32 @@ logits, before it attends.
 """
 
 
+class _OfRotation:
+    """An attribute of a layer: as built and changed, or its parameter as it is at this moment."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, layer: Any, owner: type) -> Any:
+        learned = layer.module.rotation_parameters
+        if learned is None or self.name not in learned:
+            return vars(layer)[self.name]
+        # Read anew: an optimizer, a loaded state or `.to()` may have put other numbers there.
+        return layer.with_changes(self.name, learned[self.name])
+
+    def __set__(self, layer: Any, value: Any) -> None:
+        vars(layer)[self.name] = value
+
+
 class RepositionedAttention:
     """Positions from a scheme for a stock attention module, which keeps weights and interface."""
+
+    frequencies: Any = _OfRotation()
+    """Radians per position [component], or [head, 1, component] inside some interventions; None
+    where nothing is rotated.
+    """
+    attention_scaling: Any = _OfRotation()
+    """Factor of queries and keys by rotation."""
 
     def __init__(self, stock: Any, scheme: SchemeParts, rotation: Rotation) -> None:
         """Attach a scheme to a stock attention module, in place of an earlier scheme.
@@ -127,9 +155,15 @@ class RepositionedAttention:
         # saved with it.
         stock.assigner = scheme.assigner
         stock.position_logits = scheme.position_logits
-        # Not a buffer: `.to(bfloat16)` would round it, and angles at position 4096 with it.
-        self.frequencies = self._built = scheme.frequencies
-        self.attention_scaling = scheme.attention_scaling
+        turning = {
+            "frequencies": scheme.frequencies,
+            "attention_scaling": scheme.attention_scaling,
+        }
+        learned = {name: part for name, part in turning.items() if isinstance(part, nn.Parameter)}
+        stock.rotation_parameters = nn.ParameterDict(learned) if learned else None
+        # Not buffers: `.to(bfloat16)` would round them, and angles at position 4096 with them.
+        self.frequencies, self.attention_scaling = turning.values()
+        self._built = None if "frequencies" in learned else scheme.frequencies
         self.components = scheme.components
         self.sites = HookSites()
         self.observers: list[Observer] = []
@@ -302,10 +336,13 @@ class RepositionedAttention:
     @property
     def follows_length(self) -> bool:
         """Whether the frequencies depend on the length of the pass (dynamic NTK, longrope)."""
+        source, known = self.rotation.source, self.rotation.frequencies
         return (
             self._built is not None
-            and self.rotation.source is not None
-            and self.rotation.source.changes
+            and source is not None
+            and source.changes
+            # Others than the decoder's are what the scheme says, at any length.
+            and bool(torch.isin(self._built.cpu(), torch.cat([known, known.new_zeros(1)])).all())
         )
 
     def frequencies_at(self, length: int | None) -> Any:
@@ -325,10 +362,22 @@ class RepositionedAttention:
         frequencies = torch.cat([turning, turning.new_zeros(self.d_head // 2 - len(turning))])
         # A scheme may have left out some, or put others in their place (HoPE).
         frequencies = of_chosen(self._built.cpu(), self.rotation.frequencies, frequencies)
-        _, changes = vars(self).get(CHANGED, {}).get("frequencies", (None, ()))
+        return self.with_changes("frequencies", frequencies)
+
+    def with_changes(self, name: str, value: Any) -> Any:
+        """Apply the changes of an attribute that last (`lasting.patch_attribute`) to a value.
+
+        Args:
+            name: Name of the attribute.
+            value: Its value without them.
+
+        Returns:
+            The value with them.
+        """
+        _, changes = vars(self).get(CHANGED, {}).get(name, (None, ()))
         for change in changes:
-            frequencies = change(frequencies)
-        return frequencies
+            value = change(value)
+        return value
 
     def _frequencies_of_keys(self) -> Any:
         """Frequencies [component] or [prompt, head, key, component]: cached keys keep theirs."""
@@ -848,7 +897,7 @@ def detach(stock: Any) -> None:
     for handle in present._handles:
         handle.remove()
     stock.config = present.config
-    del stock.assigner, stock.position_logits
+    del stock.assigner, stock.position_logits, stock.rotation_parameters
     delattr(stock, _ATTACHED)
 
 

@@ -322,8 +322,8 @@ def observing(
             positions=None
             if positions is None
             else exact(positions).expand(valid.shape[0], *positions.shape[1:]),
-            frequencies=attention.frequencies,
-            attention_scaling=attention.attention_scaling,
+            frequencies=_detached(attention.frequencies),
+            attention_scaling=_detached(attention.attention_scaling),
             logit_scale=attention.scaling,
             valid=valid.to(here),
             prompts=prompts,
@@ -363,6 +363,11 @@ def observing(
                 attention.observers.append(observe)
                 undo.callback(attention.observers.remove, observe)
         yield
+
+
+def _detached(number: Any) -> Any:
+    """Numbers of the rotation without their gradient, which measures do not take."""
+    return number.detach() if isinstance(number, Tensor) and number.requires_grad else number
 
 
 @contextmanager

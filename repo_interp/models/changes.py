@@ -197,7 +197,8 @@ def _different_names(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
 def _is_of_scheme(name: str) -> bool:
     """Whether a weight is one that a position scheme brought."""
-    return not {"assigner", "position_logits", TABLE}.isdisjoint(name.split("."))
+    parts = {"assigner", "position_logits", "rotation_parameters", TABLE}
+    return not parts.isdisjoint(name.split("."))
 
 
 def _short(name: str) -> str:

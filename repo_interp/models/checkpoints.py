@@ -186,11 +186,14 @@ def load_model(
     places: dict[str, Any] = dict.fromkeys(stored, place)
     if device_map is not None:
         places = device_of_weights(model, device_map, most_memory, precision)
-    # Maps of positions may have a wider precision than other weights.
-    exact, values = as_decoder(model).assigner_parameters, {}
+    # Maps of positions may have a wider precision than other weights; of learned frequencies, as of
+    # those that are not learned, half precision would turn long distances by other angles.
+    decoder, values = as_decoder(model), {}
+    exact, turning = decoder.assigner_parameters, decoder.rotation_parameters
     for names, wanted in (
-        (stored.keys() - exact.keys(), precision),
+        (stored.keys() - exact.keys() - turning, precision),
         (stored.keys() & exact.keys(), of_positions),
+        (stored.keys() & turning, torch.promote_types(precision, torch.float32)),
     ):
         values |= read_weights(
             {name: stored[name] for name in stored if name in names}, wanted, places

@@ -195,7 +195,11 @@ class Decoder:
         parts += [
             part
             for attention in self.layers
-            for part in (attention.assigner, attention.position_logits)
+            for part in (
+                attention.assigner,
+                attention.position_logits,
+                attention.module.rotation_parameters,
+            )
         ]
         return [part for part in dict.fromkeys(parts) if part is not None]
 
@@ -210,6 +214,18 @@ class Decoder:
         assigning = {weight for assigner in self.assigners for weight in assigner.parameters()}
         named = self.module.named_parameters(remove_duplicate=False)
         return {name: parameter for name, parameter in named if parameter in assigning}
+
+    @property
+    def rotation_parameters(self) -> set[str]:
+        """Names of learned frequencies and factors of rotation in the model."""
+        learned = {
+            weight
+            for attention in self.layers
+            if attention.module.rotation_parameters is not None
+            for weight in attention.module.rotation_parameters.parameters()
+        }
+        named = self.module.named_parameters(remove_duplicate=False)
+        return {name for name, parameter in named if parameter in learned}
 
     @property
     def training_length(self) -> int:

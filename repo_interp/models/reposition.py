@@ -309,7 +309,9 @@ def _settle(decoder: Decoder) -> None:
     reference: Tensor = decoder.owner.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType]
     if reference.device.type != "meta":
         for module in decoder.scheme_modules:
-            module.to(device=reference.device, dtype=reference.dtype)
+            # Learned frequencies stay as exact as those that are not learned.
+            turning = isinstance(module, nn.ParameterDict)
+            module.to(device=reference.device, dtype=None if turning else reference.dtype)
 
 
 def learn_absolute_positions(decoder: Decoder, length: int | None, deviation: float) -> None:

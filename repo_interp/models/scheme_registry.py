@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
 from repo_interp.entry_points import called, find
@@ -84,10 +85,28 @@ def foreign_parts(builder: Any, scheme: str, rotation: Rotation, d_head: int) ->
                 f"{called(SCHEME_GROUP, scheme)} has {type(part).__name__} as {name}; wanted "
                 "an nn.Module, or None"
             )
-    turned = parts.frequencies
-    if turned is not None and tuple(turned.shape) != (d_head // 2,):
-        raise InputError(
-            f"{called(SCHEME_GROUP, scheme)} has frequencies {list(turned.shape)}; wanted "
-            f"{d_head // 2}, one for every rotary pair of a head"
-        )
+    _require_rotation(parts, called(SCHEME_GROUP, scheme), d_head // 2)
     return dataclasses.replace(parts, name=scheme)
+
+
+def _require_rotation(parts: SchemeParts, source: str, pairs: int) -> None:
+    """Raise InputError for frequencies or a scaling that are no real numbers, one for each pair."""
+    for name, shapes, wanted in (
+        ("frequencies", [(pairs,)], f"{pairs}, one for every rotary pair of a head"),
+        ("attention_scaling", [(), (pairs,)], f"one number, or {pairs}"),
+    ):
+        given = getattr(parts, name)
+        if given is None and name == "frequencies":
+            continue
+        if not isinstance(given, Tensor | int | float):
+            raise InputError(f"{source} has {type(given).__name__} as {name}; wanted {wanted}")
+        numbers = torch.as_tensor(given)
+        if tuple(numbers.shape) not in shapes:
+            raise InputError(f"{source} has {name} {list(numbers.shape)}; wanted {wanted}")
+        if numbers.is_complex():
+            raise InputError(f"{source} has complex {name}; wanted real numbers")
+        if numbers.requires_grad and not isinstance(given, nn.Parameter):
+            raise InputError(
+                f"{source} has {name} that follow from a parameter, which the model would not "
+                "have; give the nn.Parameter itself, or let an assigner give positions by pair"
+            )

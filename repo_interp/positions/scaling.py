@@ -83,8 +83,9 @@ def ntk_frequencies(
         Frequencies in the order and type of `frequencies`.
     """
     exact = frequencies.detach().cpu().double()  # not every device has float64
-    logs = exact.where(exact > 0, 1.0).log()
-    slowest, fastest = logs[exact > 0].aminmax() if bool((exact > 0).any()) else (0.0, 0.0)
+    turning = exact != 0  # learned ones may turn backwards
+    logs = exact.abs().where(turning, 1.0).log()
+    slowest, fastest = logs[turning].aminmax() if bool(turning.any()) else (0.0, 0.0)
     # 0 for the fastest, 1 for the slowest: r / (n - 1) where they are RoPE's
     places = (fastest - logs) / max(float(fastest - slowest), 1e-9)
     return (exact * _require_positive(factor, "factor") ** -places).to(frequencies)
@@ -124,8 +125,8 @@ def yarn_frequencies(
     _require_positive(factor, "factor")
     _require_positive(training_length, "training length")
     exact = frequencies.detach().cpu().double()  # not every device has float64
-    turning = exact > 0
-    distinct = exact[turning].unique().log()
+    turning = exact != 0  # learned ones may turn backwards
+    distinct = exact[turning].abs().unique().log()
     if len(distinct) == 0:
         return frequencies.clone()
     # Components by value, not by place: HoPE's sets have zeros, and AB3's repeat
@@ -143,7 +144,7 @@ def yarn_frequencies(
         2 * len(frequencies) - 1,
     )
     # Numbers by ln theta, so that sets with gaps (HoPE) get the ramp of RoPE.
-    numbers = (fastest - exact.where(turning, 1.0).log()) / spacing
+    numbers = (fastest - exact.abs().where(turning, 1.0).log()) / spacing
     # 1e-3 as in transformers, for a ramp that starts and ends at one component
     ramp = ((numbers - start) / max(end - start, 1e-3)).clamp(0.0, 1.0)
     return (exact * ((1.0 - ramp) + ramp / factor)).to(frequencies)

@@ -224,8 +224,9 @@ def frequency_bands(
         Mask [band, *layer, component], in the order of `BANDS`.
     """
     lowest, highest = math.pi / length, 2 * math.pi / length
-    activated = (frequencies > lowest) & (frequencies < highest)
-    return torch.stack((activated, frequencies <= lowest, frequencies >= highest))
+    rates = frequencies.abs()  # learned ones may turn backwards
+    activated = (rates > lowest) & (rates < highest)
+    return torch.stack((activated, rates <= lowest, rates >= highest))
 
 
 def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
