@@ -269,6 +269,8 @@ class RepositionedAttention:
         cache = None if past is None else given[past]
         start = self._cached_tokens(cache, hidden_states.shape[1])
         index = self._token_index(hidden_states, given, cache, start)
+        if index.is_complex():
+            raise InputError("position ids are complex; wanted whole numbers")
         by_axis = index if index.ndim == 3 else None
         index = index if by_axis is None else by_axis[0]
         length = int(index.max()) + 1 if self.follows_length else None
@@ -285,7 +287,7 @@ class RepositionedAttention:
                 if self.assigner is None
                 else self._assign(hidden_states, index, cache)
                 if by_axis is None
-                else self._assign_by_axis(by_axis)
+                else self._assign_by_axis(hidden_states, by_axis)
             )
             self.current_pass.gate_keys = (
                 None
@@ -399,6 +401,9 @@ class RepositionedAttention:
         else:
             positions = self.assigner(hidden_states, index)
         self._require_positions(positions, hidden_states, "the assigner of")
+        return self._after_hooks(positions, hidden_states)
+
+    def _after_hooks(self, positions: Tensor, hidden_states: Tensor) -> Tensor:
         if (
             self.sites.positions._backward_hooks
             and torch.is_grad_enabled()
@@ -425,12 +430,22 @@ class RepositionedAttention:
             or positions.shape[2] != tokens
             or not positions.shape[1]
             or self.heads % positions.shape[1]
+            or (
+                positions.ndim == 4
+                and self.frequencies is not None
+                and positions.shape[3] not in (1, self.d_head // 2)
+            )
         ):
             raise InputError(
                 f"{source} layer {self.layer_idx} ({self.scheme}) gave positions "
                 f"{list(positions.shape)}; wanted [batch, row, token], or [batch, row, token, "
-                f"component], of {batch} prompts, as many rows as divide {self.heads} heads, and "
-                f"{tokens} tokens"
+                f"component], of {batch} prompts, as many rows as divide {self.heads} heads, "
+                f"{tokens} tokens, and {self.d_head // 2} components"
+            )
+        if positions.is_complex():
+            raise InputError(
+                f"{source} layer {self.layer_idx} ({self.scheme}) gave complex positions, whose "
+                "imaginary part would be lost; wanted real numbers"
             )
 
     @staticmethod
@@ -449,7 +464,7 @@ class RepositionedAttention:
         return index
 
     def _assign_by_axis(
-        self, index: Int[Tensor, "axis batch token"]
+        self, hidden_states: Tensor, index: Int[Tensor, "axis batch token"]
     ) -> Float[Tensor, "batch 1 token component"]:
         """Positions of an image's tokens: every pair turns by time, height or width (mRoPE)."""
         if self.scheme != "rope" or self.rotation.axes is None:
@@ -459,7 +474,8 @@ class RepositionedAttention:
                 "the layer's rotation (rope)"
             )
         by_pair = index[self.rotation.axes.to(index.device)]
-        return self.sites.positions(by_pair.permute(1, 2, 0)[:, None].to(torch.float32))
+        positions = by_pair.permute(1, 2, 0)[:, None].to(torch.float32)
+        return self._after_hooks(positions, hidden_states)
 
     def _assign_with_memory(
         self, assigner: RememberingAssigner, hidden_states: Tensor, index: Tensor, cache: Any
@@ -813,6 +829,11 @@ class RepositionedAttention:
                 f"position_logits of layer {self.layer_idx} ({self.scheme}) returns "
                 f"{shape or type(added).__name__}; wanted [batch, head, row, key], here "
                 f"{[batch, heads, rows, keys]}, axes of 1 allowed"
+            )
+        if added.is_complex():
+            raise InputError(
+                f"position_logits of layer {self.layer_idx} ({self.scheme}) returns complex "
+                "numbers; wanted real ones"
             )
         return self.sites.position_logits(added)
 

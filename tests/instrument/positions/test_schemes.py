@@ -263,3 +263,46 @@ def test_a_hook_that_gives_other_positions_is_refused_by_its_layer(wrong):
     as_decoder(model).layers[1].sites.call("positions", wrong)
     with refused(r"a hook on the positions of layer 1 \(repo\)"):
         model(TOKENS)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")  # in transformers, before us
+@pytest.mark.parametrize("variant", ["rope", "repo", "alibi", "repo_attention"])
+def test_complex_positions_are_refused_wherever_they_come_in(variant):
+    """Found: their imaginary part was lost."""
+    model = repositioned(variant)
+    for act, line in (
+        (
+            lambda: as_decoder(model).layers[1].sites.call("positions", lambda z: z + 0j),
+            "a hook on",
+        ),
+        (
+            lambda: (
+                as_decoder(model)
+                .layers[1]
+                .assigner.register_forward_hook(
+                    lambda _, given, z: (z[0] + 0j, z[1]) if isinstance(z, tuple) else z + 0j
+                )
+                .remove
+            ),
+            "the assigner of",
+        ),
+    ):
+        remove = act()
+        with refused(rf"{line}.* layer 1 \({variant}\) gave complex positions"):
+            model(TOKENS)
+        remove()
+    with refused("position ids are complex"):
+        model(
+            inputs_embeds=model.get_input_embeddings()(TOKENS),
+            position_ids=torch.arange(20)[None] * 1j,
+        )
+    model(TOKENS)
+
+
+def test_complex_logits_of_a_scheme_are_refused():
+    model = repositioned("alibi")
+    as_decoder(model).layers[1].position_logits.register_forward_hook(
+        lambda _, given, added: added + 0j
+    )
+    with refused(r"position_logits of layer 1 \(alibi\) returns complex numbers"):
+        model(TOKENS)
