@@ -75,7 +75,12 @@ def ablate(
         raise InputError("pairs of heads are the same in all prompts; leave sets out")
     given = [heads] if sets is None else sets
     # An empty set is a prompt that is left as it is; `heads` that name none are a mistake
-    by_prompt = [heads_by_layer(decoder, some) if some or sets is None else {} for some in given]
+    by_prompt = [
+        {}
+        if sets is not None and hasattr(some, "__len__") and not len(some)
+        else heads_by_layer(decoder, some)
+        for some in given
+    ]
     if pairs is not None:
         written = _pairs_removed(decoder, by_prompt[0], pairs, means)
     else:

@@ -9,24 +9,25 @@ is never read. Knows no task and no measure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from repo_interp.interventions.replacing import Layers, choose_heads
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import called_at, intervention
 
 
 @contextmanager
-def hard_attention(model: nn.Module, layers: Collection[int] | None = None) -> Iterator[None]:
+def hard_attention(model: nn.Module, layers: Layers = None) -> Iterator[None]:
     """Make attention hard while the context lasts.
 
     Args:
         model: Repositioned model or bridge.
-        layers: Numbers of layers; None: all.
+        layers: One layer or several; None: all.
 
     Yields:
         None.
@@ -35,11 +36,12 @@ def hard_attention(model: nn.Module, layers: Collection[int] | None = None) -> I
         InputError: The model lacks a layer.
     """
     decoder = as_decoder(model)
+    chosen = choose_heads(decoder, None, layers, decoder.by_layer)
 
     def harden(attention: RepositionedAttention, pattern: Tensor) -> Tensor:
         hard = torch.zeros_like(pattern).scatter(-1, pattern.argmax(-1, keepdim=True), 1)
         # The value is `hard`, but the derivative is that of `pattern` (straight-through)
         return hard + pattern - pattern.detach()
 
-    with intervention(decoder), called_at(decoder, "pattern", harden, layers):
+    with intervention(decoder), called_at(decoder, "pattern", harden, chosen):
         yield

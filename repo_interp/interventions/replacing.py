@@ -19,6 +19,7 @@ nothing about the effects of a change.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -483,8 +484,8 @@ def heads_by_layer(decoder: Decoder, heads: Any) -> dict[int, frozenset[int]]:
     counts = {attention.layer_idx: attention.heads for attention in named}
     chosen: dict[int, frozenset[int]] = {}
     for layer, head in pairs:
-        if not 0 <= head < (count := counts[layer]):
-            raise InputError(f"head {head} was asked for; the model's are 0 to {count - 1}")
+        if not 0 <= head < counts[layer]:
+            raise InputError(f"head {head} was asked for; the model's are 0 to {counts[layer] - 1}")
         chosen[layer] = chosen.get(layer, frozenset()) | {head}
     return chosen
 
@@ -552,9 +553,14 @@ def number_of(value: Any, name: str) -> int:
         InputError: It is a truth value, a fraction or no number.
     """
     # Not isinstance(int): numbers of numpy and torch have __index__, but True has it too
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+    if isinstance(value, bool | np.bool_):
         raise InputError(f"{name} is a whole number from 0; got {value!r}")
-    return int(value)
+    try:
+        return operator.index(value)
+    except TypeError:  # no number, a fraction, or an array of several
+        raise InputError(
+            f"{name} is a whole number from 0; got {one_line(repr(value), 80)}"
+        ) from None
 
 
 def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:

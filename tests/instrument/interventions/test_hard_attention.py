@@ -39,5 +39,8 @@ def test_a_query_reads_the_key_of_its_largest_logit(layout, layers):
     output.logits.square().mean().backward()
     for layer in as_decoder(model).layers:
         assert float(layer.module.q_proj.weight.grad.abs().max()) > 0
-    with refused("layer 7 was asked for"), ri.interventions.hard_attention(model, [7]):
+    for layer in (7, [7]):
+        with refused("layer 7 was asked for"), ri.interventions.hard_attention(model, layer):
+            pass
+    with refused("layer -1 was asked for"), ri.interventions.hard_attention(model, -1):
         pass

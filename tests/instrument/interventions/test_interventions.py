@@ -617,6 +617,38 @@ def test_what_cannot_be_is_refused_in_one_line_and_leaves_nothing(row, some_of_e
     assert hooks_of(some_of_each) == before
 
 
+BY_HEADS = ("linearised", "frozen", "scaled", "rounded", "ranked", "straightened", "replaced")
+HEADS_THAT_ARE_NONE = {
+    "head -1 was asked for; the model's are 0 to 3": (0, -1),
+    "head 4 was asked for; the model's are 0 to 3": [(0, 1), (0, 4)],
+    "layer -1 was asked for; the model's are 0 to 2": np.array([[-1, 0]]),
+    "layer 3 was asked for; the model's are 0 to 2": torch.tensor([[3, 0]]),
+    "a head is a whole number from 0; got 1.0": [(0, 1.0)],
+}
+
+
+@pytest.mark.parametrize("message", HEADS_THAT_ARE_NONE)
+def test_heads_that_the_model_lacks_are_refused_by_every_intervention(message, repo):
+    heads, where = HEADS_THAT_ARE_NONE[message], [(1, 0)]
+    ((layer, head),) = iv.replacing.head_pairs(heads)[-1:] if "1.0" not in message else [(0, 1.0)]
+    before = hooks_of(repo)
+    for change in (
+        *(partial(make, repo, heads=heads) for name, make in CASES.items() if name in BY_HEADS),
+        partial(iv.swapped_heads, repo, (layer, head), (layer, 1)),
+        partial(iv.transplanted, repo, iv.positions_of(repo, OTHERS), from_head=(layer, head)),
+        partial(iv.rescaled, repo, heads=heads, linear=2.0),
+        partial(iv.rescaled, repo, layer, head, linear=2.0),
+        partial(iv.ablate, repo, heads),
+        partial(iv.ablate, repo, heads, pairs=[0]),
+        partial(iv.ablate, repo, sets=[[(1, 0)], heads]),
+        partial(iv.ablate_paths, repo, heads, where),
+        partial(iv.ablate_paths, repo, [(0, 0)], heads),
+    ):
+        with refused(re.escape(message)), change():
+            raise AssertionError(f"{change} takes {heads}")
+    assert hooks_of(repo) == before
+
+
 @pytest.fixture(scope="module")
 def some_of_each():
     return ri.reposition(tiny("llama"), "rope,nope,repo")
