@@ -44,7 +44,7 @@ from repo_interp.plots.marks import (
     spread,
     unit_label,
 )
-from repo_interp.plots.style import FORMATS, save_figure
+from repo_interp.plots.style import FORMATS, rendered, write_pictures
 from repo_interp.plots.view import View
 from repo_interp.run import require_run
 
@@ -342,7 +342,7 @@ def write_figures(
     return [
         file
         for one in figures_of(run)
-        for file in save_figure(one.figure, directory / one.name, formats)
+        for file in write_pictures(rendered(one.figure, formats), directory / one.name)
     ]
 
 

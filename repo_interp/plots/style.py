@@ -45,6 +45,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import ScaledTranslation
 
 from repo_interp.errors import InputError, one_line
+from repo_interp.files import path_of
 from repo_interp.values import checked
 
 Drawn = TypeVar("Drawn")
@@ -352,7 +353,7 @@ def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
 
 
 def save_figure(
-    figure: Figure, stem: str | Path, formats: Sequence[str] = FORMATS[:1]
+    figure: Figure, stem: str | Path, formats: str | Sequence[str] | None = None
 ) -> list[Path]:
     """Write a figure to files.
 
@@ -360,16 +361,35 @@ def save_figure(
 
     Args:
         figure: Figure to write.
-        stem: Path without the suffix.
-        formats: Any of png, svg and pdf.
+        stem: Path, with or without the suffix of a format.
+        formats: One or several of png, svg and pdf; None: that of the suffix, else png.
 
     Returns:
         Paths of the files.
 
     Raises:
-        InputError: A format is not one of `FORMATS`.
+        InputError: A format is not one of `FORMATS`, the suffix is that of another one, or
+            `figure` is no figure.
     """
-    return write_pictures(rendered(figure, formats), stem)
+    if not isinstance(figure, Figure):
+        raise InputError(f"a figure was wanted; got {one_line(repr(figure), 80)}")
+    path = path_of(stem, "a file for the figure")
+    suffix = path.suffix.lstrip(".").lower()
+    # Of other stems, such as head_0.5, what stands behind the last dot is no format
+    named = suffix if suffix in FigureCanvasAgg.get_supported_filetypes() else None
+    contents = rendered(figure, (named or FORMATS[0]) if formats is None else formats)
+    if named is None:
+        return write_pictures(contents, path)
+    if named not in contents:
+        raise InputError(
+            f"{one_line(path, 80)} ends in .{suffix}, and {', '.join(contents)} was asked for; "
+            "leave one of the two out"
+        )
+    # The name as it was given, also in capitals
+    files = {name: path if name == named else path.with_suffix(f".{name}") for name in contents}
+    for name, content in contents.items():
+        files[name].write_bytes(content)
+    return [*files.values()]
 
 
 def write_pictures(contents: Mapping[str, bytes], stem: str | Path) -> list[Path]:

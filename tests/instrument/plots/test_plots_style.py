@@ -12,6 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 from places import SUPPORT, tree
+from refusals import refused
 
 from repo_interp import plots
 from repo_interp.errors import InputError
@@ -81,6 +82,44 @@ def test_unknown_format_is_refused(tmp_path):
     with pytest.raises(ValueError, match="png, svg, pdf"):
         save_figure(figure, tmp_path / "figure", ["png", "gif"])
     assert not list(tmp_path.iterdir())
+
+
+NAMES_OF_FIGURES = {
+    "a": ["a.png"],
+    "a.png": ["a.png"],
+    "A.PNG": ["A.PNG"],
+    "a.svg": ["a.svg"],
+    "head_0.5": ["head_0.5.png"],
+}
+
+
+@pytest.mark.parametrize("stem", NAMES_OF_FIGURES)
+def test_the_suffix_of_a_format_is_written_once(stem, tmp_path):
+    with style():
+        figure = paper_figure(1, 1)
+        figure.subplots()
+    files = save_figure(figure, tmp_path / stem)
+    assert [file.name for file in files] == NAMES_OF_FIGURES[stem]
+    assert [file.name for file in tmp_path.iterdir()] == NAMES_OF_FIGURES[stem]
+
+
+def test_several_formats_stand_beside_the_suffix_and_another_one_is_refused(tmp_path):
+    with style():
+        figure = paper_figure(1, 1)
+        figure.subplots()
+    files = save_figure(figure, tmp_path / "b.v1.pdf", ("png", "pdf"))
+    assert [file.name for file in files] == ["b.v1.png", "b.v1.pdf"]
+    assert files[1].read_bytes().startswith(b"%PDF")
+    for stem, formats, line in (
+        ("c.pdf", "png", r"c\.pdf ends in \.pdf, and png was asked for"),
+        ("c.gif", None, "a figure is written as png, svg, pdf; got gif"),
+        (5, None, "a path was wanted, a file for the figure; got 5"),
+    ):
+        with refused(line):
+            save_figure(figure, stem if stem == 5 else tmp_path / stem, formats)
+    with refused("a figure was wanted; got 'a.png'"):
+        save_figure("a.png", figure)
+    assert len([*tmp_path.iterdir()]) == 2
 
 
 @pytest.mark.parametrize("draw", [plots.mass_by_span, plots.pattern_shares])
