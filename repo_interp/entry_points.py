@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from repo_interp.errors import InputError, nearest, one_line
+from repo_interp.errors import InputError, nearest, one_line, quoted
 from repo_interp.installed_points import RegisteredPoint, installed_points
 
 MEASURES, EXPERIMENTS, VIEWS = (
@@ -160,9 +160,13 @@ def require_names(group: str, given: Iterable[str], *more: str) -> None:
     ours = (*more, *OWN.get(group, {}))
     for name in given:
         # Declarations of other packages are read last: that takes as long as a short prompt's pass.
-        if name not in ours and name not in (known := (*more, *names(group))):
+        if isinstance(name, str) and name in ours:
+            continue
+        known = (*more, *names(group))
+        if not isinstance(name, str) or name not in known:
             raise InputError(
-                f"there is no {_kind(group)} {name!r}; {nearest(name, known)}there are "
+                f"there is no {_kind(group)} {quoted(name)}; "
+                f"{nearest(str(name), known)}there are "
                 f"{', '.join(known)}"
             )
 

@@ -192,4 +192,23 @@ def one_line(text: object, longest: int = 300) -> str:
     )
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
     # The end stays: remedies stand there, and library errors end with their cause.
-    return line if len(line) <= longest else f"{line[: longest - 103]}...{line[-100:]}"
+    end = min(100, (longest - 3) // 2)
+    return line if len(line) <= longest else f"{line[: longest - 3 - end]}...{line[-end:]}"
+
+
+def quoted(value: object, longest: int = 80) -> str:
+    """Say which value came in the place of another.
+
+    Args:
+        value: Any object, such as a number, or a model in the place of prompts.
+        longest: Characters of a text or number that are kept.
+
+    Returns:
+        The value as Python writes it; "a TYPE" for what is longer or takes several lines.
+    """
+    if isinstance(value, str | bytes | int | float):
+        return one_line(repr(value), longest)
+    text = repr(value)
+    kind = type(value).__name__
+    article = "an" if kind[0] in "AEIOUaeiou" else "a"
+    return text if len(text) <= longest and "\n" not in text else f"{article} {kind}"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repo_interp.errors import InputError, Taken, one_line
+from repo_interp.errors import InputError, Taken, quoted
 from repo_interp.processes import launched, machine
 
 LOCK = ".lock"
@@ -308,7 +308,7 @@ def path_of(given: Any, wanted: str) -> Path:
     """
     # Python refuses NUL in a path by a ValueError without the path.
     if not isinstance(given, str | os.PathLike) or "\0" in str(given):
-        raise InputError(f"a path was wanted, {wanted}; got {one_line(repr(given), 80)}")
+        raise InputError(f"a path was wanted, {wanted}; got {quoted(given)}")
     return Path(given)
 
 

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 
 import torch
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 
 CORE, SHARED = 2**20, 16 * 2**20
 _SHARE, _MOST = 8, 4 * 2**30
@@ -70,7 +70,7 @@ def working_memory(bytes: int) -> Iterator[None]:
         InputError: `bytes` is not a positive whole number.
     """
     if isinstance(bytes, bool) or not isinstance(bytes, int) or bytes < 1:
-        raise InputError(f"working memory is a positive whole number of bytes, not {bytes!r}")
+        raise InputError(f"working memory is a positive whole number of bytes, not {quoted(bytes)}")
     token = _given.set(bytes)
     try:
         yield

@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 import xarray as xr
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, quoted
 from repo_interp.files import file_to_write, path_of, replaced, sealed, unsealed
 from repo_interp.positions.layouts import LEARNED
 
@@ -212,7 +212,7 @@ def _require_attributes(run: xr.DataTree) -> None:
                     xr.Dataset(attrs={name: value}).to_netcdf(engine=_ENGINE)
                 except Exception:  # of xarray, h5netcdf, h5py or numpy
                     raise InputError(
-                        f"the attribute {name!r} of {place} is {one_line(repr(value), 80)}, "
+                        f"the attribute {name!r} of {place} is {quoted(value)}, "
                         "which no netCDF file holds; wanted a text, "
                         "a number, or a list of either"
                     ) from None
@@ -303,9 +303,7 @@ def require_run(run: object) -> None:
         InputError: It is no `xarray.DataTree`.
     """
     if not isinstance(run, xr.DataTree):
-        raise InputError(
-            f"a run is what ri.analyze returns, an xarray.DataTree; got {one_line(repr(run), 80)}"
-        )
+        raise InputError(f"a run is what ri.analyze returns, an xarray.DataTree; got {quoted(run)}")
 
 
 def _map_nodes(run: xr.DataTree, change: Callable[[xr.Dataset], xr.Dataset]) -> xr.DataTree:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from repo_interp.entry_points import CHECKPOINTS, called, find, names
-from repo_interp.errors import InputError, as_input_errors, nearest, warn
+from repo_interp.errors import InputError, as_input_errors, nearest, quoted, warn
 
 DIRECTORY = Path(__file__).parent / "zoo"
 """The checkpoints of this package."""
@@ -109,7 +109,9 @@ def zoo_path(name: str) -> Path:
         InputError: No installed package has one of that name.
     """
     if not isinstance(name, str):
-        raise InputError(f"a checkpoint that ships has a name such as niah/repo; got {name!r}")
+        raise InputError(
+            f"a checkpoint that ships has a name such as niah/repo; got {quoted(name)}"
+        )
     known = shipped_names()
     if name in known:
         return _directory(name)
@@ -124,13 +126,13 @@ def zoo_path(name: str) -> Path:
             else "no other seed"
         )
         raise InputError(
-            f"no checkpoint {name!r} is installed; these are: {of_seed_0} (seed 0), and {others}"
+            f"no checkpoint {quoted(name)} is installed; these are: {of_seed_0} (seed 0), and {others}"
         )
     # Names of the same task, as the whole list is long
     same_task = [one for one in known if one.split("/")[0] == name.split("/")[0]]
     more = "" if names(CHECKPOINTS) else "; the package position-papers brings more"
     raise InputError(
-        f"no checkpoint {name!r} is installed; {nearest(name, known)}these are: "
+        f"no checkpoint {quoted(name)} is installed; {nearest(name, known)}these are: "
         f"{', '.join(same_task or known) or 'none'}{more}"
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 
 Item = TypeVar("Item")
 WORTHWHILE = {"cpu": 2048, "cuda": 32_768}
@@ -40,7 +40,9 @@ class SideBySide:
         """Raises InputError where no prompt would go through."""
         # Anything that counts as a whole number, numpy's too; True is 1 to Python.
         if isinstance(self.prompts, bool) or not hasattr(self.prompts, "__index__"):
-            raise InputError(f'a batch is a number of prompts, or "auto"; got {self.prompts!r}')
+            raise InputError(
+                f'a batch is a number of prompts, or "auto"; got {quoted(self.prompts)}'
+            )
         if self.prompts < 1:
             raise InputError(f"a batch has at least one prompt, not {self.prompts}")
 

@@ -29,7 +29,7 @@ from typing import (
 import numpy as np
 from annotated_types import Interval, MinLen
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -119,7 +119,7 @@ def checked(value: Any, kind: Any, name: str) -> Any:
         # Strict: True is no number and "3" is no 3, apart from what `_as_python` turns.
         return adapter(kind, strict=True).validate_python(_as_python(value))
     except ValidationError:
-        raise InputError(f"{name} is {shortened(repr(value))}; wanted {in_words(kind)}") from None
+        raise InputError(f"{name} is {quoted(value)}; wanted {in_words(kind)}") from None
 
 
 def check_fields(options: DataclassInstance, called: str = "") -> None:
@@ -167,7 +167,7 @@ def field_value(
     known = [field.name for field in fields if field.init and field.name not in fixed]
     if name not in known:
         raise InputError(
-            f"{called} has no option {shortened(repr(name))}; it has {', '.join(known) or 'none'}"
+            f"{called} has no option {quoted(name)}; it has {', '.join(known) or 'none'}"
         )
     return value_of(
         text,

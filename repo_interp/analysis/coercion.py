@@ -21,7 +21,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from repo_interp.errors import InputError, warn
+from repo_interp.errors import InputError, quoted, warn
 from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt import require_index
@@ -191,10 +191,10 @@ def prompt(
     tokenizer = getattr(bridge, "tokenizer", None)
     if not isinstance(text, str | Sequence | Tensor | np.ndarray):
         raise InputError(
-            f"the text of a prompt is {shortened(repr(text))}; wanted a text, or numbers of tokens"
+            f"the text of a prompt is {quoted(text)}; wanted a text, or numbers of tokens"
         )
     if not isinstance(answers, Iterable) or not all(isinstance(answer, str) for answer in answers):
-        raise InputError(f"answers are {shortened(repr(answers))}; wanted texts")
+        raise InputError(f"answers are {quoted(answers)}; wanted texts")
     if not isinstance(text, str):
         made = _of_tokens(_prompt(text, tokenizer, "the prompt"), generated, answers, spans)
         return replace(made, position_ids=position_ids)
@@ -227,14 +227,14 @@ def _of_tokens(
             )
             if not whole or not 0 <= pair[0] < pair[1] <= count:
                 raise InputError(
-                    f"the span {name!r} is {shortened(repr(pair))}; of a prompt of tokens wanted "
+                    f"the span {name!r} is {quoted(pair)}; of a prompt of tokens wanted "
                     f"is a pair (start, end) of tokens from 0 to {count}"
                 )
         marked[name] = tuple(sorted({token for pair in pairs for token in range(*pair)}))
     last = 0 if generated is None else generated
     if not isinstance(last, int) or isinstance(last, bool) or not -count < last <= 0:
         raise InputError(
-            f"generated is {shortened(repr(generated))}; of a prompt of {count} tokens wanted is "
+            f"generated is {quoted(generated)}; of a prompt of {count} tokens wanted is "
             f"-k for the last k, at most {count - 1}"
         )
     return replace(
@@ -293,7 +293,7 @@ def _intervals(text: str, name: str, parts: Any) -> tuple[tuple[int, int], ...]:
         if not isinstance(part, str):
             if not isinstance(part, Sequence) or len(part) != 2 or not all(map(_is_whole, part)):
                 raise InputError(
-                    f"the span {name!r}: {shortened(repr(part))} is no part of the text; "
+                    f"the span {name!r}: {quoted(part)} is no part of the text; "
                     "give a text, or (start, end)"
                 )
             intervals.append((int(part[0]), int(part[1])))
@@ -322,7 +322,7 @@ def _last_tokens(encoded: EncodedText, count: int) -> tuple[int, int]:
     covering = [(start, end) for start, end in encoded.offsets if start < end]
     if not _is_whole(count) or not -len(covering) <= count < 0:
         raise InputError(
-            f"generated is {shortened(repr(count))}; wanted -1 to -{len(covering)}, minus "
+            f"generated is {quoted(count)}; wanted -1 to -{len(covering)}, minus "
             "the number of last tokens, or a part of the text"
         )
     return covering[count][0], covering[-1][1]

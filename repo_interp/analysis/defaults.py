@@ -17,7 +17,7 @@ from typing import Any
 
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.entry_points import MEASURES, require_once
-from repo_interp.errors import InputError, one_line, warn
+from repo_interp.errors import InputError, quoted, warn
 from repo_interp.experiments.atlas import Atlas
 from repo_interp.experiments.catalogue import planned
 from repo_interp.experiments.effects import Effects
@@ -244,7 +244,7 @@ def resolve_measures(measures: Sequence[str | Measure]) -> list[Measure]:
     """
     if not isinstance(measures, str | Iterable):
         raise InputError(
-            f"measures are {one_line(repr(measures), 160)}; wanted names, or objects like a Measure"
+            f"measures are {quoted(measures)}; wanted names, or objects like a Measure"
         )
     given = [measures] if isinstance(measures, str) else list(measures)
     objects = [measure_named(measure) if isinstance(measure, str) else measure for measure in given]
@@ -256,8 +256,7 @@ def resolve_measures(measures: Sequence[str | Measure]) -> list[Measure]:
             )
         if not all(hasattr(measure, part) for part in ("name", "observe", "conclude")):
             raise InputError(
-                f"{one_line(repr(measure), 160)} is no measure; wanted names, or objects "
-                "like a Measure"
+                f"{quoted(measure)} is no measure; wanted names, or objects like a Measure"
             )
     names = [measure.name for measure in objects]
     require_once(MEASURES, names)

@@ -29,7 +29,7 @@ from repo_interp.analysis.faults import PASS, Fault, fault_in, fault_of_pass
 from repo_interp.analysis.layer_statistics import observe_layer
 from repo_interp.analysis.memory import batch_limit
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, VIEWS, called
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, quoted
 from repo_interp.experiments.catalogue import experiments_named, planned
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.failures import is_out_of_memory
@@ -99,8 +99,7 @@ class Job:
             self.prompts = as_prompts(prompts, decoder.tokenizer)
         if task is not None and not isinstance(task, Task):
             raise InputError(
-                f"task is {one_line(repr(task), 80)}; wanted a task, as ri.tasks.make_task "
-                "returns it"
+                f"task is {quoted(task)}; wanted a task, as ri.tasks.make_task returns it"
             )
         self.prompts_from, self.task = prompts_from, task
         chosen, experiments = choose(decoder, self.prompts, measures, layers, experiments, task)
@@ -429,7 +428,7 @@ def within(chosen: Sequence[int] | None, count: int, name: str) -> list[int]:
         chosen = [operator.index(number) for number in chosen]
     except TypeError:
         raise InputError(
-            f"{name} {chosen!r} was asked for; wanted a list of whole numbers from 0 to {count - 1}"
+            f"{name} {quoted(chosen)} was asked for; wanted a list of whole numbers from 0 to {count - 1}"
         ) from None
     for number in chosen:
         if not 0 <= number < count:

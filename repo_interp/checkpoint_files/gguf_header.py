@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from repo_interp.errors import InputError, as_input_errors, one_line
+from repo_interp.errors import InputError, as_input_errors, one_line, quoted
 
 SUFFIX = ".gguf"
 FACTORS = "rope_freqs.weight"
@@ -206,9 +206,7 @@ def _read(file: Path) -> Header:
         infos.append((name, shape[::-1], reader.number("I"), reader.number("Q")))
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise ValueError(
-            f"general.alignment is {one_line(repr(alignment), 40)}; wanted a power of two"
-        )
+        raise ValueError(f"general.alignment is {quoted(alignment, 40)}; wanted a power of two")
     # Values begin at the next multiple of the alignment.
     begin = first = -(-reader.place // alignment) * alignment
     found: dict[str, Tensor] = {}

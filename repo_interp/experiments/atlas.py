@@ -23,7 +23,7 @@ import numpy as np
 import xarray as xr
 from transformers import PretrainedConfig, PreTrainedModel
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 from repo_interp.experiments.experiment import Experiment, Plan, Progress
 from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.head_names import RULES, Scores, joined, name_heads, null_of
@@ -44,7 +44,7 @@ from repo_interp.run import with_schemes
 from repo_interp.store import Store
 from repo_interp.tasks.prompt import SPECIAL, Prompt, digest
 from repo_interp.tasks.task import Scoring
-from repo_interp.values import Count, CountOrNone, Seed, Share, shortened
+from repo_interp.values import Count, CountOrNone, Seed, Share
 
 HALF = 128
 """Random tokens that are repeated, at most."""
@@ -160,7 +160,7 @@ class Atlas(Experiment):
         for score in self.scores:
             if score not in SCORES:
                 raise InputError(
-                    f"atlas.scores has {shortened(repr(score))}; wanted some of {', '.join(SCORES)}"
+                    f"atlas.scores has {quoted(score)}; wanted some of {', '.join(SCORES)}"
                 )
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from repo_interp.entry_points import EXPERIMENTS, called, named, names, require_once
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, quoted
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.models.audit import spans
@@ -59,8 +59,7 @@ def experiments_named(experiments: Sequence[str | Experiment | Plan]) -> list[Ex
     """
     if not isinstance(experiments, str | Iterable):
         raise InputError(
-            f"experiments are {one_line(repr(experiments), 160)}; wanted names, or objects "
-            "like an Experiment"
+            f"experiments are {quoted(experiments)}; wanted names, or objects like an Experiment"
         )
     given = [experiments] if isinstance(experiments, str) else list(experiments)
     for item in given:
@@ -73,8 +72,7 @@ def experiments_named(experiments: Sequence[str | Experiment | Plan]) -> list[Ex
             )
         if not isinstance(item, str | Experiment | Plan):
             raise InputError(
-                f"{one_line(repr(item), 160)} is no experiment; wanted names, or objects "
-                "like an Experiment"
+                f"{quoted(item)} is no experiment; wanted names, or objects like an Experiment"
             )
     # Names become objects before the check, so that a name and an
     # object of that name count as twice.

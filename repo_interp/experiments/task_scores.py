@@ -11,7 +11,8 @@ percent for the map. Knows nothing about how models were trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from repo_interp.errors import InputError, renumber_prompts
+from repo_interp.errors import InputError, quoted, renumber_prompts
 from repo_interp.experiments.responses import forced_responses, generated_responses
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described, described_group
@@ -82,7 +83,9 @@ def task_scores(
             generated.
     """
     if answers not in ANSWERS:
-        raise InputError(f"answers {answers!r} are unknown; wanted one of {', '.join(ANSWERS)}")
+        raise InputError(
+            f"answers {quoted(answers)} are unknown; wanted one of {', '.join(ANSWERS)}"
+        )
     if answers == "generated" and isinstance(task, PlainText):
         raise InputError(
             f"{task.name} is scored by the log perplexity of its text, so nothing is "
@@ -229,11 +232,10 @@ def sets_named(test_sets: Sequence[str | int] | str | int) -> list[str]:
     Raises:
         InputError: No name is given, or one comes twice.
     """
-    several = (
-        [test_sets]
-        if isinstance(test_sets, str) or not isinstance(test_sets, Iterable)
-        else test_sets
-    )
+    several = [test_sets]
+    if not isinstance(test_sets, str):
+        with suppress(TypeError):  # a single number, also one of torch
+            several = [*test_sets]  # pyright: ignore[reportGeneralTypeIssues]
     # Numbers in any writing ("0512", 512) name the same set.
     names = [str(int(name)) if str(name).isdecimal() else str(name) for name in several]
     twice = [name for place, name in enumerate(names) if name in names[:place]]

@@ -35,7 +35,7 @@ from annotated_types import Interval, Len
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from torch import nn
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 from repo_interp.interventions.ablation import HeadMeans, PairMeans, ablate
 from repo_interp.interventions.edits import EditKind, PositionEdit
 from repo_interp.interventions.extension import require_rotation, rescaled
@@ -174,7 +174,7 @@ class Edit(BaseModel):
         """
         if self.span and self.span not in spans:
             raise InputError(
-                f"the prompt has no span {self.span!r}; it has {', '.join(spans) or 'none'}"
+                f"the prompt has no span {quoted(self.span)}; it has {', '.join(spans) or 'none'}"
             )
         tokens = tuple(spans[self.span]) if self.span else self.tokens
         # Token 0 is in every prompt, so it can stand for no source

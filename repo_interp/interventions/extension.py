@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.fields import Length
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 from repo_interp.interventions.replacing import (
     MOST_TOKENS,
     Heads,
@@ -107,7 +107,7 @@ def extended(
         "infllm": lambda: infllm(model, training_length),
     }
     if method not in ways:
-        raise InputError(f"methods of extrapolation are {', '.join(METHODS)}, not {method!r}")
+        raise InputError(f"methods of extrapolation are {', '.join(METHODS)}, not {quoted(method)}")
     return ways[method]()
 
 

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, quoted
 from repo_interp.interventions.replacing import finite_positions
 from repo_interp.models.attention import RepositionedAttention, require_one_position
 from repo_interp.models.decoder import as_decoder
@@ -133,7 +133,7 @@ def has_keys_to_move(attention: RepositionedAttention) -> bool:
 
 def _require_by_layer(given: Any, name: str, wanted: str, fits: Callable[[Any], bool]) -> None:
     if not isinstance(given, Mapping) or not all(fits(value) for value in given.values()):
-        raise InputError(f"{name} are {wanted}, by layer; got {one_line(repr(given), 80)}")
+        raise InputError(f"{name} are {wanted}, by layer; got {quoted(given)}")
 
 
 def _is_order(given: Any) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, quoted
 from repo_interp.interventions.positions import HOOK, token_ids
 from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.models.decoder import Decoder, as_decoder
@@ -158,8 +158,7 @@ def _patched(
         )
         if several or not hasattr(value, "__float__"):
             raise InputError(
-                f"the metric of patching gives {one_line(repr(value), 80)}; wanted one "
-                "number of the logits"
+                f"the metric of patching gives {quoted(value)}; wanted one number of the logits"
             )
         return value
 

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, quoted
 from repo_interp.interventions.replacing import heads_by_layer
 from repo_interp.models.attention import CACHES, RepositionedAttention
 from repo_interp.models.decoder import as_decoder
@@ -73,9 +73,7 @@ def ablate_paths(
     decoder = as_decoder(model)
     sites = (into,) if isinstance(into, str) else tuple(into)
     if not sites or any(site not in SITES for site in sites):
-        raise InputError(
-            f"paths lead into some of {', '.join(SITES)}; got {one_line(repr(into), 80)}"
-        )
+        raise InputError(f"paths lead into some of {', '.join(SITES)}; got {quoted(into)}")
     sending, receiving = heads_by_layer(decoder, senders), heads_by_layer(decoder, receivers)
     if max(sending) >= min(receiving):
         raise InputError(

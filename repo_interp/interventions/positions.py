@@ -36,7 +36,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, quoted
 from repo_interp.interventions.edits import EditKind, PositionEdit, recorded_at
 from repo_interp.interventions.replacing import (
     Heads,
@@ -187,7 +187,7 @@ def permuted(
     ):
         raise InputError(
             "an order names each of the first tokens once, [token] or [prompt, token]; got "
-            f"{order!r}"
+            f"{quoted(order)}"
         )
     prompts = len(indices) if indices.ndim == 2 else 1
     return _edited(model, "reordered", indices, heads, layer, tokens, prompts=prompts)
@@ -352,7 +352,7 @@ def clipped(
         or low == math.inf
         or high == -math.inf
     ):
-        shown = " and ".join(one_line(repr(end), 40) for end in (low, high))
+        shown = " and ".join(quoted(end, 40) for end in (low, high))
         raise InputError(
             f"positions are clipped between a lower and an upper end, not {shown}; wanted "
             f"numbers up to {FLOAT32.max:.2g}, or infinity"
@@ -618,7 +618,7 @@ def token_ids(decoder: Decoder, tokens: Any) -> Int[Tensor, "prompt token"]:
         raise InputError(
             f"tokens are a table [prompt, token] of numbers from 0 to {vocabulary - 1}, as "
             "ri.tokens gives it; "
-            f"got {one_line(repr(tokens), 160)}"
+            f"got {quoted(tokens)}"
         )
     return given
 
@@ -642,8 +642,7 @@ def _by_layer(
     """Recorded positions by the number of their layer, from either form."""
     if not isinstance(recorded, Mapping) and not hasattr(recorded, "cache_dict"):
         raise InputError(
-            "recorded positions are a result of positions_of, or a cache; got "
-            f"{one_line(repr(recorded), 160)}"
+            f"recorded positions are a result of positions_of, or a cache; got {quoted(recorded)}"
         )
     given = dict(recorded.items())
     shapes, by_layer = (1, decoder.kv_heads, decoder.heads), {}

@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from repo_interp.errors import InputError, one_line, warn
+from repo_interp.errors import InputError, one_line, quoted, warn
 from repo_interp.models.attention import RepositionedAttention, require_one_position
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import intervention
@@ -121,8 +121,7 @@ def replaced(
     """
     if not callable(change):
         raise InputError(
-            "a change is a function of positions and of where they are; got "
-            f"{one_line(repr(change), 80)}"
+            f"a change is a function of positions and of where they are; got {quoted(change)}"
         )
     if sets is not None:
         # Rows are made for the heads of any prompt; `of_prompts` then says whose are changed
@@ -510,8 +509,7 @@ def head_pairs(heads: Any) -> list[tuple[int, int]]:
     )
     if isinstance(pairs, str) or not isinstance(pairs, Iterable):
         raise InputError(
-            "heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got "
-            f"{one_line(repr(heads), 160)}"
+            f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {quoted(heads)}"
         )
     found = list(dict.fromkeys(layer_and_head(pair) for pair in pairs))
     if not found:
@@ -533,8 +531,7 @@ def layer_and_head(pair: Any) -> tuple[int, int]:
     """
     if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
         raise InputError(
-            "heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got "
-            f"{one_line(repr(pair), 160)}"
+            f"heads are (layer, head) pairs, such as [(2, 0), (2, 3)]; got {quoted(pair)}"
         )
     return number_of(pair[0], "a layer"), number_of(pair[1], "a head")
 
@@ -558,9 +555,7 @@ def number_of(value: Any, name: str) -> int:
     try:
         return operator.index(value)
     except TypeError:  # no number, a fraction, or an array of several
-        raise InputError(
-            f"{name} is a whole number from 0; got {one_line(repr(value), 80)}"
-        ) from None
+        raise InputError(f"{name} is a whole number from 0; got {quoted(value)}") from None
 
 
 def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
@@ -594,7 +589,7 @@ def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
         )
     if not indices or not all(hasattr(token, "__index__") for token in indices) or min(indices) < 0:
         raise InputError(
-            f"tokens are indices from 0, for all prompts or a sequence for each; got {tokens!r}"
+            f"tokens are indices from 0, for all prompts or a sequence for each; got {quoted(tokens)}"
         )
     if max(indices) >= MOST_TOKENS:
         raise InputError(f"token {max(indices)} was named; no prompt has more than {MOST_TOKENS:,}")

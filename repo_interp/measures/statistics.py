@@ -25,7 +25,7 @@ import xarray as xr
 from torch import Tensor
 
 from repo_interp.entry_points import MEASURES, called
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, quoted
 from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans, changes_of
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.segmentation import Kinds
@@ -386,8 +386,7 @@ def require_declared(measure: Measure) -> None:
     spans = needs.spans
     if isinstance(spans, str) or not all(isinstance(name, str) for name in spans):
         raise InputError(
-            f"{called(MEASURES, measure.name)} needs the spans {one_line(repr(spans), 80)}; "
-            "wanted their names"
+            f"{called(MEASURES, measure.name)} needs the spans {quoted(spans)}; wanted their names"
         )
     for name, value in parameters.items():
         # Booleans, whole numbers, floats and text

@@ -42,7 +42,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.checkpoint_files.architectures import native_layout, training_length
-from repo_interp.errors import InputError, warn
+from repo_interp.errors import InputError, quoted, warn
 from repo_interp.files import path_of
 from repo_interp.models.attention_modules import attention_modules
 from repo_interp.models.checkpoints import load_model, read_checkpoint
@@ -192,7 +192,7 @@ def audit(
     # Tables are made from positions in float32, which holds whole numbers exactly up to 2^24.
     if not isinstance(longest, int) or not 1 <= longest <= 1 << 24:
         raise InputError(
-            f"the longest distance is {longest!r}; wanted a whole number from 1 to {1 << 24}"
+            f"the longest distance is {quoted(longest)}; wanted a whole number from 1 to {1 << 24}"
         )
     deltas = distances(longest)
     modules = _modules(model)
@@ -635,7 +635,7 @@ def verify(
         InputError: `dtype` is unknown, or a checkpoint cannot be opened.
     """
     if dtype not in (names := {str(known).removeprefix("torch."): known for known in TOLERANCE}):
-        raise InputError(f"dtype {dtype!r} is unknown; wanted one of {', '.join(names)}")
+        raise InputError(f"dtype {quoted(dtype)} is unknown; wanted one of {', '.join(names)}")
     if isinstance(other, str | os.PathLike) and os.fspath(other).endswith(SUFFIXES):
         return audit_tables(_open(model, weights=False), Path(other))
     opened = _open(model, weights=other is not None)

@@ -57,7 +57,7 @@ from repo_interp.checkpoint_files.weights import (
     require_as_many_numbers,
     tied_parameters,
 )
-from repo_interp.errors import InputError, as_input_errors, one_line
+from repo_interp.errors import InputError, as_input_errors, one_line, quoted
 from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
 from repo_interp.models.adapters import base_of, fitting_changes, merge_adapter
 from repo_interp.models.configuration import (
@@ -88,7 +88,6 @@ from repo_interp.models.text_part import text_model
 from repo_interp.models.wrapped import unwrapped
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import validate
-from repo_interp.values import shortened
 
 
 class LoadOptions(TypedDict, total=False):
@@ -219,7 +218,7 @@ def load_model(
 def _dtype_named(name: str) -> torch.dtype:
     name = str(name).removeprefix("torch.")
     if name not in DTYPES:
-        raise InputError(f"dtype {name!r} is unknown; wanted one of {', '.join(DTYPES)}")
+        raise InputError(f"dtype {quoted(name)} is unknown; wanted one of {', '.join(DTYPES)}")
     return getattr(torch, name)
 
 
@@ -247,7 +246,9 @@ def device_named(name: str) -> torch.device:
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = one_line(str(error).partition("\n")[0])
         reason = reason if len(reason) < 80 else "no such kind of device"
-        raise InputError(f"device {name!r} is not available here ({reason}); use cpu") from None
+        raise InputError(
+            f"device {quoted(name)} is not available here ({reason}); use cpu"
+        ) from None
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
@@ -299,9 +300,7 @@ def save(
         )
     tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
     if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
-        raise InputError(
-            f"wanted a tokenizer of transformers to save, got {shortened(repr(tokenizer))}"
-        )
+        raise InputError(f"wanted a tokenizer of transformers to save, got {quoted(tokenizer)}")
     decoder = as_decoder(model)
     owner = decoder.owner
     if any(name.endswith(".base_layer") for name, _ in owner.named_modules()):

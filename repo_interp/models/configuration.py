@@ -32,7 +32,7 @@ from repo_interp.checkpoint_files.stated import (
     require_keys,
     resolve_layers,
 )
-from repo_interp.errors import InputError, as_input_errors
+from repo_interp.errors import InputError, as_input_errors, quoted
 from repo_interp.records import abbreviate
 
 
@@ -69,7 +69,7 @@ def scaled_configuration(
     """
     if not isinstance(rope_scaling, Mapping):
         raise InputError(
-            f"rope_scaling is {rope_scaling!r}; wanted a table such as {{'rope_type': "
+            f"rope_scaling is {quoted(rope_scaling)}; wanted a table such as {{'rope_type': "
             f"'yarn', 'factor': 2.0}}"
         )
     raw = config.to_dict()

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from repo_interp.checkpoint_files.architectures import training_length
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, quoted
 from repo_interp.models.attention import RepositionedAttention, scheme_of
 from repo_interp.models.rotation import depends_on_length, rotaries
 from repo_interp.models.tables import TABLE, positions_in, table_of
@@ -392,8 +392,7 @@ def require_model(model: object) -> None:
     """
     if not isinstance(model, nn.Module):
         raise InputError(
-            "a model or a bridge was wanted, as ri.load returns it; got "
-            f"{one_line(repr(model), 80)}"
+            f"a model or a bridge was wanted, as ri.load returns it; got {quoted(model)}"
         )
     if not hasattr(model_of(model), "config"):  # DataParallel, say
         raise InputError(

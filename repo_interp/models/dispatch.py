@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.checkpoint_files.stored import StoredWeight
 from repo_interp.checkpoint_files.weights import tied_parameters
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 from repo_interp.models.decoder import as_decoder
 
 DeviceMap = str | Mapping[str, str | int]
@@ -57,7 +57,7 @@ def device_of_weights(
     """
     if isinstance(device_map, str) and device_map != "auto":
         raise InputError(
-            f"device map {device_map!r} is unknown; wanted auto, or in Python a device for "
+            f"device map {quoted(device_map)} is unknown; wanted auto, or in Python a device for "
             "every module"
         )
     if device_map == "auto":
@@ -171,13 +171,13 @@ def _sizes(most_memory: MostMemory) -> dict[str | int, int]:
         key = int(device) if str(device).isdecimal() else str(device)
         if key != "cpu" and not (isinstance(key, int) and key < torch.cuda.device_count()):
             raise InputError(
-                f"there is no device {device!r} here to set memory apart on; wanted cpu or "
+                f"there is no device {quoted(device)} here to set memory apart on; wanted cpu or "
                 "the number of an accelerator"
             )
         try:
             sizes[key] = convert_file_size_to_int(size)
         except ValueError:
             raise InputError(
-                f"memory of device {device} is {size!r}; wanted a size such as 20GiB"
+                f"memory of device {device} is {quoted(size)}; wanted a size such as 20GiB"
             ) from None
     return sizes

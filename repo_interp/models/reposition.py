@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.checkpoint_files.architectures import require_family
 from repo_interp.checkpoint_files.options import require_useful, scheme_options
-from repo_interp.errors import InputError, warn
+from repo_interp.errors import InputError, quoted, warn
 from repo_interp.models.attention import RepositionedAttention, cache_argument, remember_index
 from repo_interp.models.attention_modules import attends, attention_modules
 from repo_interp.models.changes import remember_scheme
@@ -240,7 +240,7 @@ def _schemes(model: PreTrainedModel, layout: Any) -> tuple[str, ...]:
     if not isinstance(layout, str):
         raise InputError(
             'wanted a layout such as "repo@1/3", or a name for every layer with commas '
-            f"between them; got {layout!r}"
+            f"between them; got {quoted(layout)}"
         )
     try:
         return parse_layout(layout, model.config.num_hidden_layers)

@@ -17,6 +17,7 @@ import xarray as xr
 
 from repo_interp.plots.catalogue import views_of
 from repo_interp.plots.marks import Finding, has_runs
+from repo_interp.values import CountOrNone, checked
 
 MOST = 8
 """Findings of a run."""
@@ -40,7 +41,7 @@ def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
     Returns:
         At most `most` findings.
     """
-    opening = []
+    most, opening = checked(most, CountOrNone, "most"), []
     if has_runs(run) and "performance" in run.attrs:
         group = "predictions" if "predictions" in run.children else next(iter(run.children))
         opening = [Finding(str(run.attrs["performance"]), _OPENING, 1, group)]

@@ -10,7 +10,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, quoted
 from repo_interp.plots.marks import colour_bar, draw_cells, note, number, token_label
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
@@ -42,8 +42,7 @@ def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
     """
     if not isinstance(pattern, xr.DataArray) or pattern.dims != ("query", "key"):
         raise InputError(
-            "a pattern is what ri.attention_pattern returns, [query, key]; got "
-            f"{one_line(repr(pattern), 80)}"
+            f"a pattern is what ri.attention_pattern returns, [query, key]; got {quoted(pattern)}"
         )
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.9)
     ax = figure.subplots()
@@ -84,8 +83,7 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
     """
     if not isinstance(parts, xr.Dataset) or not {"pair", "fit", "logit"} <= set(parts):
         raise InputError(
-            "the parts of a logit are what ri.explain_logit returns; got "
-            f"{one_line(repr(parts), 80)}"
+            f"the parts of a logit are what ri.explain_logit returns; got {quoted(parts)}"
         )
     pair, still = parts["pair"].values, parts["pair_at_equal_positions"].values
     # Chosen by size, but drawn in the order of components, the fastest first.

@@ -44,7 +44,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.transforms import ScaledTranslation
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, quoted
 from repo_interp.files import path_of
 from repo_interp.values import checked
 
@@ -249,7 +249,7 @@ def _asked(ax: Any, figsize: Any) -> Axes | tuple[float, float]:
     if ax is None:
         return checked(figsize, tuple[Inches, Inches], "figsize")
     if figsize is not None or not isinstance(ax, Axes):
-        came = "also figsize" if isinstance(ax, Axes) else one_line(repr(ax), 80)
+        came = "also figsize" if isinstance(ax, Axes) else quoted(ax)
         raise InputError(
             f"as ax, one matplotlib Axes was wanted, with the size that it has; got {came}"
         )
@@ -372,7 +372,7 @@ def save_figure(
             `figure` is no figure.
     """
     if not isinstance(figure, Figure):
-        raise InputError(f"a figure was wanted; got {one_line(repr(figure), 80)}")
+        raise InputError(f"a figure was wanted; got {quoted(figure)}")
     path = path_of(stem, "a file for the figure")
     suffix = path.suffix.lstrip(".").lower()
     # Of other stems, such as head_0.5, what stands behind the last dot is no format

@@ -18,7 +18,7 @@ from typing import Any, get_args, get_type_hints
 from lazy_loader import attach_stub
 
 from repo_interp.entry_points import TASKS, called, find, names, require_names
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, quoted
 from repo_interp.tasks.task import Task
 from repo_interp.values import checked
 
@@ -56,14 +56,18 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
             out of range.
     """
     sizes = _sizes(name)
-    if size not in sizes:
-        raise InputError(f"task {name}: wanted a size, one of {', '.join(sizes)}; got {size!r}")
+    if not isinstance(size, str) or size not in sizes:
+        raise InputError(
+            f"task {name}: wanted a size, one of {', '.join(sizes)}; got {quoted(size)}"
+        )
     task = sizes[size]
     # With extras, since ranges are in the annotations and values are held to them
     known, kinds = task.options(), get_type_hints(type(task), include_extras=True)
     for option in options:
         if option not in known:
-            raise InputError(f"task {name} has no option {option!r}; it has {', '.join(known)}")
+            raise InputError(
+                f"task {name} has no option {quoted(option)}; it has {', '.join(known)}"
+            )
     return dataclasses.replace(
         task,
         **{
@@ -109,7 +113,7 @@ def recorded_task(
             for item in (value if isinstance(value, list) else [value])
         ):
             raise InputError(
-                f"{source} sets {option} of the task {name} to {one_line(repr(value), 80)}; "
+                f"{source} sets {option} of the task {name} to {quoted(value)}; "
                 "no file from outside chooses what is "
                 f"read here, so if this is wanted, give --set {option}={option.upper()}, or "
                 "other prompts by --prompts"
@@ -126,6 +130,6 @@ def _sizes(name: str) -> Mapping[str, Task]:
     if not tasks or not all(isinstance(task, Task) and task.name == name for task in tasks):
         raise InputError(
             f"{called(TASKS, name)}: wanted a mapping from sizes to tasks of that name, got "
-            f"{one_line(repr(sizes), 80)}"
+            f"{quoted(sizes)}"
         )
     return sizes

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 from repo_interp.tasks.essay import essay as essay_text
 from repo_interp.tasks.haystacks import HAYSTACKS, Haystack, Question, draw_question, joined
 from repo_interp.tasks.prompt import GENERATED, Prompt
@@ -237,8 +237,8 @@ def one_of(option: str, name: str, known: dict):
     Raises:
         InputError: The name is unknown; the message lists the names.
     """
-    if name not in known:
-        raise InputError(f"wanted one of {', '.join(known)} as the {option}, got {name!r}")
+    if not isinstance(name, str) or name not in known:
+        raise InputError(f"wanted one of {', '.join(known)} as the {option}, got {quoted(name)}")
     return known[name]
 
 

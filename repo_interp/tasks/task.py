@@ -28,10 +28,10 @@ import numpy as np
 from annotated_types import Interval
 from jaxtyping import Bool, Float, Int
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.vocabulary import Vocabulary
-from repo_interp.values import check_fields, shortened
+from repo_interp.values import check_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -312,11 +312,9 @@ def require_drawable(count: Any, seed: Any) -> None:
         hasattr(number, "__index__") and not isinstance(number, bool) for number in (count, seed)
     )
     if not counts or count < 1:
-        raise InputError(
-            f"wanted at least one prompt, got {shortened(repr(count))}; ask for 1 or more"
-        )
+        raise InputError(f"wanted at least one prompt, got {quoted(count)}; ask for 1 or more")
     if not seeds or seed < 0:
-        raise InputError(f"wanted a seed of 0 or more, got {shortened(repr(seed))}")
+        raise InputError(f"wanted a seed of 0 or more, got {quoted(seed)}")
 
 
 def log_perplexity(
@@ -388,7 +386,7 @@ def whole_number(name: str, wanted: str, most: int = MOST) -> int:
     # isdigit holds for superscripts too, which int refuses
     if not (name.isascii() and name.isdigit() and int(name) > 0):
         raise InputError(
-            f"wanted a test set named by {wanted}, got {name!r}; give a number like 64"
+            f"wanted a test set named by {wanted}, got {quoted(name)}; give a number like 64"
         )
     if int(name) > most:
         raise InputError(f"wanted a test set named by {wanted}, {most:,} at most, got {name}")

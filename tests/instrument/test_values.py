@@ -15,6 +15,7 @@ import pytest
 from annotated_types import MinLen
 from refusals import refused
 
+from repo_interp.errors import one_line, quoted
 from repo_interp.values import (
     Count,
     Positive,
@@ -152,3 +153,19 @@ def test_durations_are_said_in_the_unit_that_fits(seconds, words):
 )
 def test_json_holds_a_number_or_nothing(value, digits, number):
     assert str(json_number(value, digits)) == str(number)
+
+
+@pytest.mark.parametrize("longest", [20, 80, 103, 200, 300])
+def test_a_long_line_loses_its_middle(longest):
+    """Found: of less than 103 characters nothing was left out."""
+    line = "".join(chr(97 + number % 26) for number in range(2000))
+    cut = one_line(line, longest)
+    begin, end = cut.split("...")
+    assert len(cut) == longest and line.startswith(begin) and line.endswith(end)
+    assert abs(len(begin) - len(end)) <= 1 or len(end) == 100
+
+
+def test_a_value_is_quoted_where_it_is_short_and_else_by_its_type():
+    assert quoted([1, "a"]) == "[1, 'a']" and quoted(None) == "None"
+    assert quoted("x" * 100, 21) == "'xxxxxxxx...xxxxxxxx'"
+    assert quoted([*range(100)]) == "a list" and quoted(np.eye(3)) == "a ndarray"

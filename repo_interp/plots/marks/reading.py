@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 from repo_interp.plots.style import scheme_colour, scheme_name
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.run import require_run
@@ -119,8 +119,8 @@ def pick(array: xr.DataArray, **labels: int | str) -> xr.DataArray:
     """
     for axis, label in labels.items():
         present = array[axis].values.tolist()
-        if label not in present:
-            raise InputError(f"this run has no {axis} {label}; it has {_listed(present)}")
+        if not isinstance(label, str | int | float | np.generic) or label not in present:
+            raise InputError(f"this run has no {axis} {quoted(label)}; it has {_listed(present)}")
     return array.sel(labels)
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import xarray as xr
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 from repo_interp.failures import record_failure, until_failure
 from repo_interp.files import file_to_write, write_text
 from repo_interp.plots.catalogue import figures_of, views_of
@@ -123,7 +123,7 @@ def show(run: xr.DataTree, height: int = 800) -> Shown:
     """
     if isinstance(height, bool) or not isinstance(height, int) or height < 1:
         raise InputError(
-            f"height is {height!r}; wanted pixels, a whole number from 1 on, such as 800"
+            f"height is {quoted(height)}; wanted pixels, a whole number from 1 on, such as 800"
         )
     return Shown(_page(run, PageOptions(), _pictures(run, None), None), height)
 

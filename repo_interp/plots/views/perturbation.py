@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.colors import SymLogNorm
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 from repo_interp.plots.marks import Finding, Grid, Table, group, percent, table_of, unit_label
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, style
 from repo_interp.plots.view import View
@@ -63,7 +63,7 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
 
 def _grid(run: xr.DataTree, name: str, value: str) -> Grid:
     if value not in VALUES:
-        raise InputError(f"values of perturbation are {', '.join(VALUES)}, not {value!r}")
+        raise InputError(f"values of perturbation are {', '.join(VALUES)}, not {quoted(value)}")
     dataset = group(run, "perturbation")
     cells, worse, reach = worse_than_without(dataset, value)
     moved = [f"{100 * gamma:g}" for gamma in cells["gamma"].values]

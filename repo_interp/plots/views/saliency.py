@@ -22,7 +22,7 @@ from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 from repo_interp.plots.marks import (
     Chart,
     Finding,
@@ -96,7 +96,7 @@ def saliency_text(
     """
     dataset = group(run, "saliency")
     if value not in VALUES:
-        raise InputError(f"values of saliency are {', '.join(VALUES)}, not {value!r}")
+        raise InputError(f"values of saliency are {', '.join(VALUES)}, not {quoted(value)}")
     tokens = prompt_tokens(dataset, prompt)
     values = (
         pick(dataset[value], prompt=prompt, layer=layer, head=head)

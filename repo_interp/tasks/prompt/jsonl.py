@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from annotated_types import Interval, Len
 from pydantic import BaseModel, ConfigDict
 
-from repo_interp.errors import InputError, warn
+from repo_interp.errors import InputError, quoted, warn
 from repo_interp.files import path_of, regular, write_text
 from repo_interp.records import abbreviate, parse_json, validate
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt
@@ -101,6 +101,10 @@ def read_prompts(
         InputError: A line is not as described; the message names file and line.
     """
     path = path_of(path, "a prompts.jsonl")
+    if tokenizer is not None and not hasattr(tokenizer, "decode"):
+        raise InputError(
+            f"a tokenizer was wanted, such as model.tokenizer; got {quoted(tokenizer)}"
+        )
     if vocab_size is None and tokenizer is not None:
         vocab_size = len(tokenizer)
     content = _content(path)
@@ -285,7 +289,10 @@ def write_prompts(prompts: Iterable[Prompt], path: str | os.PathLike[str]) -> No
     """
     path = path_of(path, "such as prompts.jsonl")
     if isinstance(prompts, Prompt) or not isinstance(prompts, Iterable):
-        raise InputError(f"several prompts were wanted, as a list; got a {type(prompts).__name__}")
+        raise InputError(f"several prompts were wanted, as a list; got {quoted(prompts)}")
+    prompts = list(prompts)
+    if others := [prompt for prompt in prompts if not isinstance(prompt, Prompt)]:
+        raise InputError(f"prompts were wanted, as ri.prompt makes them; got {quoted(others[0])}")
     # All lines are made before writing, so that a prompt that fails leaves no file
     lines = [json.dumps(_record(prompt), ensure_ascii=False, allow_nan=False) for prompt in prompts]
     if not lines:

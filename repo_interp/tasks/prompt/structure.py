@@ -27,7 +27,7 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Int
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 
 SEPARATOR = "separator"
 INSIDE = "segments."
@@ -100,7 +100,9 @@ def segments(
         InputError: The kind is unknown.
     """
     if kind not in KINDS:
-        raise InputError(f"there is no kind of segment {kind!r}; there are {', '.join(KINDS)}")
+        raise InputError(
+            f"there is no kind of segment {quoted(kind)}; there are {', '.join(KINDS)}"
+        )
     labels = np.full(count, -1)
     named = [name for name in spans if re.fullmatch(rf"{kind}\.\d+", name)]
     if named:

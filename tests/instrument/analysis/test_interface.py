@@ -211,6 +211,38 @@ def test_every_function_refuses_none_in_one_line(name):
         function(*[None] * max(1, len(needed))).__enter__()
 
 
+def test_swapped_arguments_are_named_in_a_short_line(niah, task_prompts, tmp_path):
+    """Found: 1,000 characters of a model, of prompts or of a run."""
+    prompts, run = list(task_prompts), ri.analyze(niah, task_prompts[0], ("positions",))
+    state, file = niah.state_dict(), tmp_path / "a"
+    for line, function, *given in (
+        ("a model or a bridge was wanted.* got a list", ri.analyze, prompts, niah),
+        ("a model or a bridge was wanted.* got a Prompt", ri.explore, prompts[0], niah),
+        ("a model or a bridge was wanted.* got a DataTree", ri.score, run),
+        ("a model or a bridge was wanted.* got a dict", ri.layout, state),
+        ("prompts are a RepositionedBridge", ri.analyze, niah, niah),
+        ("a run is what .* got a RepositionedBridge", ri.findings, niah),
+        ("a run is what .* got a list", ri.write_run, prompts, file),
+        ("a path was wanted, .* got a RepositionedBridge", ri.save, niah, niah),
+        ("a path was wanted, .* got a DataTree", ri.plots.write_figures, file, run),
+        ("a path was wanted, .* got a DataTree", ri.load_model, run),
+        ("a path was wanted, .* got a Prompt", ri.compare, prompts),
+        ("wanted a layout .* got a RepositionedBridge", ri.reposition, niah, niah),
+        ("several prompts were wanted.* got a Prompt", ri.write_prompts, prompts[0], file),
+        ("prompts were wanted.* got 'a text'", ri.write_prompts, ["a text"], file),
+        ("a tokenizer was wanted.* got a RepositionedBridge", ri.read_prompts, "a", niah),
+        ("there is no task 5; there are reversal", ri.score, niah, 5),
+        (r"there is no task \['niah'\]; there are", ri.score, niah, ["niah"]),
+        ("there is no task a RepositionedBridge", ri.score, niah, niah),
+        ("wanted a size, one of small, paper; got 5", ri.tasks.make_task, "niah", 5),
+        ("this run has no layer a DataTree", ri.plots.position_lines, run, run, 0),
+    ):
+        with refused(line) as error:
+            function(*given)
+        assert len(str(error.value)) < 200
+    assert not list(tmp_path.iterdir())
+
+
 def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, tmp_path):
     """Found: each was a traceback; tokens that the model lacks went on into the pass."""
     prompt, run = task_prompts[0], ri.analyze(niah, task_prompts[0], ("positions",))
