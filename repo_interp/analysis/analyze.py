@@ -32,7 +32,13 @@ from repo_interp.analysis.coercion import Prompts
 from repo_interp.analysis.computed import store_of
 from repo_interp.analysis.faults import PASS, Fault, require_some
 from repo_interp.analysis.job import Job
-from repo_interp.analysis.notes import RoundedPositions, rounded_positions, run_notes
+from repo_interp.analysis.notes import (
+    Remark,
+    RoundedPositions,
+    padded_prompts,
+    rounded_positions,
+    run_notes,
+)
 from repo_interp.analysis.stored_statistics import BATCHES
 from repo_interp.console import Console
 from repo_interp.entry_points import EXPERIMENTS, called
@@ -75,7 +81,7 @@ def analyze(
     A model of Hugging Face that was not repositioned is observed as it is, and stays as it is. A
     measure or experiment that meets NaN or infinity stops alone, and the run's attribute `stopped`
     says where; so does a measure that cannot conclude, for which `store` keeps the observations.
-    `notes` has lines about the whole run.
+    `notes` has lines about the whole run, of which some also warn: no prompts were given, padding.
 
     Args:
         bridge: Bridge, Hugging Face model or repositioned model.
@@ -150,6 +156,11 @@ def execute(
     notes = run_notes(job.decoder, job.prompts, job.measures, provenance.get("changed", ""))
     if (rounded := rounded_positions(job.decoder)) is not None:
         warn(rounded, RoundedPositions)
+    if job.measures and (padded := padded_prompts(job.decoder, job.prompts)) is not None:
+        warn(padded, Remark)
+    if job.remark:
+        notes = (job.remark, *notes)
+        warn(job.remark, Remark)
     # which experiments may need
     gradients = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
     kept = store_of(job.decoder, job.prompts[0], job.question, store, store_every)

@@ -92,9 +92,15 @@ class Job:
         measures = None if measures is None else resolve_measures(measures)
         experiments = None if experiments is None else experiments_named(experiments)
         decoder = self.decoder = as_decoder(observable(bridge))
+        self.remark = ""
+        """Which prompts are measured where none were given."""
         if prompts is None:
             self.prompts, trained = default_prompts(decoder)
             prompts_from, task = origin_of(trained), trained if task is None else task
+            many = "s" if len(self.prompts) > 1 else ""
+            self.remark = (
+                f"no prompts were given: {len(self.prompts)} prompt{many} from {prompts_from}"
+            )
         else:
             self.prompts = as_prompts(prompts, decoder.tokenizer)
         if task is not None and not isinstance(task, Task):

@@ -8,6 +8,7 @@ Knows why a measurement may say less than it seems to; knows nothing about how i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from repo_interp.errors import Note
 from repo_interp.measures.statistics import Measure, as_measure
@@ -17,7 +18,11 @@ from repo_interp.positions.layouts import SCHEMES, format_layout
 from repo_interp.tasks.prompt import Prompt
 
 
-class RoundedPositions(Note):
+class Remark(Note):
+    """A warning that the run's `notes` hold too."""
+
+
+class RoundedPositions(Remark):
     """Learned positions are measured in a precision that rounds them."""
 
 
@@ -47,9 +52,8 @@ def notes_on(
             f"the model is not as it was loaded or configured ({changed}): what is measured "
             "is what it computes now"
         )
-    rounded = rounded_positions(decoder)
-    if rounded is not None:
-        notes.append(rounded)
+    rounded, padded = rounded_positions(decoder), padded_prompts(decoder, prompts)
+    notes += [remark for remark in (rounded, padded) if remark is not None]
     of_model, of_positions = decoder.dtype, decoder.positions_dtype
     if of_positions != of_model:
         named = [str(dtype).removeprefix("torch.") for dtype in (of_model, of_positions)]
@@ -138,3 +142,28 @@ def rounded_positions(decoder: Decoder) -> str | None:
         f"positions are rounded in {str(dtype).removeprefix('torch.')}; measure them in "
         "float32 (positions_dtype)"
     )
+
+
+def padded_prompts(decoder: Decoder, prompts: Sequence[Prompt]) -> str | None:
+    """Return a remark where prompts begin or end in several pad tokens.
+
+    Args:
+        decoder: Decoder of the model.
+        prompts: Prompts of the analysis.
+
+    Returns:
+        The remark, or None.
+    """
+    owners = (decoder.tokenizer, decoder.owner.config)
+    pads = {getattr(owner, "pad_token_id", None) for owner in owners} - {None}
+    for number, prompt in enumerate(prompts):
+        # One may be the BOS or the end of the text, where the padding has no token of its own
+        for ends, tokens in (("ends", prompt.tokens[::-1]), ("begins", prompt.tokens)):
+            if tokens[0] in pads and tokens[:2] == 2 * tokens[:1]:
+                count = len([*takewhile(tokens[0].__eq__, tokens)])
+                return (
+                    f"prompt {number} {ends} in {count} pad tokens ({tokens[0]}), which are measured "
+                    "like others; leave them out, or give what the tokenizer returns, with its "
+                    "attention_mask"
+                )
+    return None

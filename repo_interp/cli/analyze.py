@@ -375,7 +375,7 @@ def _execute(
     """Return the run, written to `results`; print findings of measures before experiments begin."""
     # Experiments may take hours, so the measures are on the disk and shown before they begin.
     from repo_interp.analysis.analyze import execute
-    from repo_interp.analysis.notes import RoundedPositions
+    from repo_interp.analysis.notes import Remark
     from repo_interp.cli.results import KEEP_EVERY
     from repo_interp.cli.tables import print_findings
 
@@ -390,7 +390,7 @@ def _execute(
         console.print("The experiments follow; then all that was found.")
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RoundedPositions)  # the notes have it
+        warnings.simplefilter("ignore", Remark)  # the notes have it
         try:
             return execute(
                 job,

@@ -3,6 +3,7 @@ that say what they hold.
 """
 
 import inspect
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import repo_interp as ri
 from repo_interp.analysis import defaults
 from repo_interp.analysis.coercion import as_prompts
 from repo_interp.analysis.job import Job
+from repo_interp.analysis.notes import Remark
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import _parser
 from repo_interp.cli.analyze import _job
@@ -118,6 +120,36 @@ def test_prompts_may_be_given_in_any_form(niah, task_prompts):
     batches = [niah.tokenizer(texts, padding_side=side, **given) for side in ("left", "right")]
     for batch in (alone, *batches):
         assert [list(one.tokens) for one in as_prompts(batch, niah.tokenizer)] == alone["input_ids"]
+
+
+PADDED = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]])
+
+
+@pytest.mark.parametrize("without_tokenizer", [False, True])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (PADDED, r"prompt 1 ends in 2 pad tokens \(0\)"),
+        (PADDED.flip(1).numpy(), r"prompt 1 begins in 2 pad tokens \(0\)"),
+        ({"input_ids": PADDED}, "prompt 1 ends"),
+        ([ri.tasks.Prompt((5, 0, 0, 0))], "prompt 0 ends in 3"),
+        ({"input_ids": PADDED, "attention_mask": PADDED > 0}, None),
+        (PADDED[:, :3], None),
+    ],
+)
+def test_pad_tokens_that_are_measured_as_text_are_noted(given, said, without_tokenizer):
+    model = tiny("llama") if without_tokenizer else ri.open_model("niah/repo")
+    model.config.pad_token_id = 0
+    warned = nullcontext() if said is None else pytest.warns(Remark, match=said)
+    with warned:
+        run = ri.analyze(model, given, ("positions",))
+    assert (said is None) == ("pad tokens" not in run.attrs.get("notes", ""))
+
+
+def test_prompts_that_were_not_given_are_noted(niah):
+    with pytest.warns(Remark, match="no prompts were given: 20 prompts from the task niah"):
+        run = ri.analyze(niah, None, ("positions",))
+    assert run.attrs["notes"].startswith("no prompts were given: 20 prompts from the task niah")
 
 
 @pytest.mark.parametrize(
