@@ -292,7 +292,8 @@ def require_finite_weight(values: Tensor, key: str, directory: Path) -> tuple[Te
     Raises:
         InputError: A value is not finite.
     """
-    smallest, largest = values.aminmax()  # one pass; NaN in either where there is one
+    # One pass; NaN in either where there is one. A part of size 0 has no numbers (0 experts).
+    smallest, largest = (values if values.numel() else values.new_zeros(1)).aminmax()
     if not (torch.isfinite(smallest) and torch.isfinite(largest)):
         raise InputError(
             f"{directory}: {key} holds values that are not finite; the checkpoint is damaged"

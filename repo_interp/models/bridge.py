@@ -10,19 +10,22 @@ index. Here its hook points are the hook sites of `RepositionedAttention` instea
 module, so bridge and Hugging Face model run the same code; scores and patterns are materialised
 only in layers where a hook reads them, elsewhere the fused kernel runs.
 
-Decoders without an adapter in TransformerLens get one here: embed, blocks.{i}.hook_in / hook_out,
-blocks.{i}.attn, unembed. Names of parts are read off the model; norms and feed-forward parts stay
-inside their blocks, without hook points.
+Decoders get an adapter here where TransformerLens has none, or one that does not take their
+configuration or computes other logits: embed, blocks.{i}.hook_in / hook_out, blocks.{i}.attn,
+unembed. Names of parts are read off the model; norms and feed-forward parts stay inside their
+blocks, without hook points.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from types import FunctionType
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from transformer_lens import ActivationCache
 from transformer_lens.factories.architecture_adapter_factory import (
@@ -42,13 +45,20 @@ from transformer_lens.model_bridge.generalized_components.base import Generalize
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from repo_interp.errors import InputError, warn
+from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import scheme_of
 from repo_interp.models.changes import remember_computation
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.models.lasting import at_rest, require_weights
 from repo_interp.models.layer_pass import HookSites
 from repo_interp.models.tokenizing import set_tokenizer, special_tokens_around
 from repo_interp.models.wrapped import unwrapped
+
+logger = logging.getLogger(__name__)
+
+_TOKENS = 12
+_TOLERANCE, _TOLERANCE_HALF = 1e-5, 0.05
+"""Largest difference of logits over the largest logit: some adapters compute norms themselves."""
 
 
 class RepositionedBridge(TransformerBridge):
@@ -249,21 +259,7 @@ def bridge(
     opened = as_decoder(model)
     _ = opened.layers  # refuses a model that was never repositioned
     implementation = model.config._attn_implementation
-
-    def adapted(architecture: str) -> Any:
-        with _without_functions():
-            return build_bridge_from_module(
-                model,
-                architecture,
-                hf_config=model.config,
-                model_name=model.config.name_or_path or model.config.model_type,
-                post_adapter_hook=partial(_exchange_attention, model),
-            )
-
-    try:
-        wrapped = adapted(architecture_of(model))
-    except _Unfit:
-        wrapped = adapted(adapter_for(model))
+    wrapped = _build(opened)
     # TransformerLens builds this class, and takes no other
     wrapped.__class__ = RepositionedBridge
     _put_output_projections(wrapped)
@@ -284,6 +280,80 @@ def bridge(
     found.origin = opened.origin
     remember_computation(found)
     return wrapped
+
+
+def _build(decoder: Decoder) -> Any:
+    """A bridge by TransformerLens' adapter where it computes the model's logits, else by ours."""
+    model = decoder.owner
+
+    def adapted(architecture: str) -> Any:
+        with _without_functions():
+            return build_bridge_from_module(
+                model,
+                architecture,
+                hf_config=model.config,
+                model_name=model.config.name_or_path or model.config.model_type,
+                post_adapter_hook=_exchange_attention,
+            )
+
+    name = type(model).__name__
+    if name in SUPPORTED_ARCHITECTURES:
+        put_back, expected = _kept(model), _logits(decoder, model)
+        # An adapter may fail in any way where it was written for other options of its family.
+        try:
+            wrapped = adapted(name)
+            if _equal(_logits(decoder, wrapped), expected):
+                return wrapped
+            reason = "computes other logits"
+        except Exception as error:
+            reason = f"fails ({one_line(error)})"
+        put_back()
+        logger.info("the adapter of TransformerLens for %s %s; ours is used", name, reason)
+    return adapted(adapter_for(model))
+
+
+def _logits(decoder: Decoder, model: Any) -> Tensor | None:
+    """Logits of `model`, that of `decoder` or a bridge around it; None of weights on "meta"."""
+    try:
+        require_weights(decoder)
+    except InputError:
+        return None
+    count = min(_TOKENS, decoder.longest_prompt or _TOKENS)
+    # A stride by a prime spreads the tokens over the vocabulary.
+    tokens = torch.arange(count, device=decoder.device)[None] * 7919 % decoder.vocabulary_size
+    with torch.no_grad(), at_rest(decoder):
+        output = model(tokens, use_cache=False)
+    return output if isinstance(output, Tensor) else output.logits
+
+
+def _equal(given: Tensor | None, expected: Tensor | None) -> bool:
+    """Whether logits are equal but for rounding; those of weights that are no numbers are."""
+    if given is None or expected is None:
+        return True
+    share = _TOLERANCE if torch.finfo(expected.dtype).bits >= 32 else _TOLERANCE_HALF
+    largest = float(expected.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    return torch.allclose(given, expected, rtol=0.0, atol=share * largest, equal_nan=True)
+
+
+def _kept(model: nn.Module) -> Callable[[], None]:
+    """A function that puts back all modules of a model, and their attributes, as they are now."""
+    kept = [
+        (module, name, value, dict(value) if isinstance(value, dict) else None)
+        for module in model.modules()
+        for name, value in vars(module).items()
+    ]
+
+    def put_back() -> None:
+        for module in {id(module): module for module, *_ in kept}.values():
+            vars(module).clear()
+        for module, name, value, content in kept:
+            vars(module)[name] = value
+            # The same dicts: handles of hooks refer to them.
+            if content is not None:
+                value.clear()
+                value.update(content)
+
+    return put_back
 
 
 @contextmanager
@@ -323,18 +393,7 @@ def _put_output_projections(wrapped: Any) -> None:
                 setattr(attention.module, name, output)
 
 
-class _Unfit(Exception):
-    """An adapter of TransformerLens names parts that this model lacks."""
-
-
-def _exchange_attention(model: PreTrainedModel, adapter: Any) -> None:
-    present = {name for name, _ in model.named_modules()}
-    parts = adapter.component_mapping
-    if (
-        "attn" not in parts["blocks"].submodules
-        or not {part.name for part in parts.values()} <= present
-    ):
-        raise _Unfit
+def _exchange_attention(adapter: Any) -> None:
     # ln1 would be folded into q, k, v but not into the maps of f_phi
     adapter.supports_fold_ln = False
     stock = adapter.component_mapping["blocks"].submodules["attn"]
@@ -369,19 +428,6 @@ class AnyBlock(BlockBridge):
         "hook_resid_post": "hook_out",
         "hook_attn_out": "attn.hook_out",
     }
-
-
-def architecture_of(model: Any) -> str:
-    """Return the name of the adapter that TransformerLens builds a bridge with.
-
-    Args:
-        model: Repositioned model of Hugging Face.
-
-    Returns:
-        The adapter for its architecture, or one made by `adapter_for`.
-    """
-    name = type(model).__name__
-    return name if name in SUPPORTED_ARCHITECTURES else adapter_for(model)
 
 
 def adapter_for(model: Any) -> str:

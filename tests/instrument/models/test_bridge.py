@@ -5,11 +5,14 @@ loses them silently.
 import copy
 import gc
 
+import pytest
 import torch
 from families import TOKENS, tiny
 from refusals import refused
 from task_tokenizers import word_tokenizer
+from torch import nn
 from torch.testing import assert_close
+from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
 from transformer_lens.model_bridge.sources import build_bridge_from_module
 
 import repo_interp as ri
@@ -92,6 +95,38 @@ def test_a_stock_adapter_that_would_lose_positions_is_refused():
     with refused(r"positions by 'repo', and other code, such as a stock TransformerLens adapter"):
         build_bridge_from_module(model, type(model).__name__, hf_config=model.config)(TOKENS)
     gc.collect()
+
+
+@pytest.mark.parametrize("fault", ["raises", "computes other logits"])
+def test_an_adapter_that_does_not_fit_leaves_the_model_as_it_was_and_ours_is_taken(
+    fault, monkeypatch
+):
+    stock = tiny("olmo2")
+    with torch.no_grad():
+        expected = stock(TOKENS).logits
+    adapters = ArchitectureAdapterFactory._adapters
+    theirs = adapters["Olmo2ForCausalLM"]
+
+    class Faulty(theirs):
+        def prepare_model(self, hf_model):
+            hf_model.model.layers[0].register_forward_hook(lambda *given: 2 * given[-1])
+            if fault == "raises":
+                hf_model.model.layers[1] = nn.Identity()
+
+    monkeypatch.setitem(adapters, "Olmo2ForCausalLM", Faulty)
+    model = ri.reposition(stock, "rope")
+    seen = []
+    handle = model.lm_head.register_forward_hook(lambda *given: seen.append(given))
+    wrapped = ri.bridge(model)
+    assert type(wrapped.adapter).__module__ == "repo_interp.models.bridge"
+    with torch.no_grad():
+        logits, cache = wrapped.run_with_cache(TOKENS)
+    assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+    assert positions_hook(1) in cache and "blocks.1.attn.hook_pattern" in cache
+    passes = len(seen)
+    handle.remove()  # of the very dict that held it before
+    wrapped(TOKENS)
+    assert len(seen) == passes > 0
 
 
 def test_switches_that_repositioned_attention_does_not_offer_raise():
