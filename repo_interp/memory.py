@@ -9,13 +9,17 @@ A kernel takes at least one head at a time, however little it may use. Knows not
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-
-import torch
+from typing import TYPE_CHECKING
 
 from repo_interp.errors import InputError, quoted
+
+if TYPE_CHECKING:
+    import torch
 
 CORE, SHARED = 2**20, 16 * 2**20
 _SHARE, _MOST = 8, 4 * 2**30
@@ -51,8 +55,28 @@ def free_memory(device: torch.device) -> int:
     Returns:
         Bytes that are free for others, or reserved by torch's allocator without a tensor in them.
     """
+    import torch  # the rest of this file needs none
+
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def machine_memory() -> float:
+    """Return the memory of the machine, or of the container of this process.
+
+    Returns:
+        Bytes; infinity where they are unknown.
+    """
+    try:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return math.inf
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
+            # cgroup v2 writes bytes, or "max" where a container has no limit
+            return min(physical, float(limit.read().replace("max", "inf")))
+    except (OSError, ValueError):
+        return physical
 
 
 @contextmanager

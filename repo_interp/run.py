@@ -14,23 +14,22 @@ from __future__ import annotations
 import os
 import platform
 import re
+import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError, quoted
 from repo_interp.files import file_to_write, path_of, replaced, sealed, unsealed
+from repo_interp.plain_hdf5 import Content, require_plain
 from repo_interp.positions.layouts import LEARNED
 
 _ENGINE = "h5netcdf"
-_MOST_PACKED = 1 << 11
-"""Bytes in memory per byte of a file; zlib packs 1,032 into one."""
 _ESCAPED = "escaped"
 """Attribute of a variable whose texts are escaped."""
 _VERSIONED = ("numpy", "torch", "transformer-lens", "transformers", "xarray", "repo-interp")
@@ -247,28 +246,42 @@ def read_netcdf(file: Path) -> xr.DataTree:
         The tree.
 
     Raises:
-        InputError: It is damaged: of wrong bytes HDF5 can read for ever, or crash.
+        InputError: It is damaged, or holds more than numbers and texts.
     """
     try:
-        # Before HDF5 reads it, whose messages about damaged bytes say little
-        unsealed(file.read_bytes(), file)
+        content = file.read_bytes()
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}") from None
+    # Before HDF5 reads it, whose messages about damaged bytes say little
+    return netcdf_of(unsealed(content, file), file)
+
+
+def netcdf_of(content: bytes, file: Path) -> xr.DataTree:
+    """Read the content of a netCDF file into memory.
+
+    Args:
+        content: Its bytes.
+        file: The file, for messages.
+
+    Returns:
+        The tree.
+
+    Raises:
+        InputError: It is damaged: of wrong bytes HDF5 can read for ever, or crash; or it holds more
+            than numbers and texts.
+    """
     try:
-        # h5netcdf leaves a file open, and complains later, when it fails at this
-        with h5py.File(file) as stored:
-            stored.attrs.get("_nc3_strict")
-        with xr.open_datatree(file, engine=_ENGINE) as stored:
-            # Sizes are known without reading: arrays are loaded only below.
-            if sum(node.nbytes for node in stored.subtree) > _MOST_PACKED * file.stat().st_size:
-                raise ValueError("it states more numbers than such a file can hold")
+        require_plain(content)
+        with warnings.catch_warnings():
+            # Of files of others xarray warns with a line of ours, and goes on with a guess
+            warnings.simplefilter("error", UserWarning)
+            warnings.simplefilter("error", RuntimeWarning)
             # Loaded, so that the file may be replaced while the run is in use
-            return stored.load()
+            with xr.open_datatree(Content(content), engine=_ENGINE) as stored:
+                return stored.load()
     except Exception as error:
         # of a broken file HDF5 and its readers raise whatever they stumble over
-        raise InputError(
-            f"{file} is not a run file: {' '.join(str(error).split())[:200]}"
-        ) from None
+        raise InputError(f"{file} is not a run file: {one_line(error, 200)}") from None
 
 
 def read_run(path: str | os.PathLike[str]) -> xr.DataTree:

@@ -17,8 +17,6 @@ batches. The factor 2 leaves memory for measures. Knows nothing about prompts bu
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -27,7 +25,7 @@ import torch
 
 from repo_interp import processes
 from repo_interp.errors import InputError
-from repo_interp.memory import free_memory
+from repo_interp.memory import free_memory, machine_memory
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.feed_forward import block_of
 from repo_interp.side_by_side import WORTHWHILE, BatchSize, SideBySide
@@ -182,24 +180,6 @@ def require_memory_for_pass(decoder: Decoder, tokens: int, prompts: int) -> None
             tokens * prompts * (bytes_per_token(decoder) + pairs),
             f"a pass of {prompts} prompts of {tokens:,} tokens side by side",
         )
-
-
-def machine_memory() -> float:
-    """Return the memory of the machine, or of the container of this process.
-
-    Returns:
-        Bytes; infinity where they are unknown.
-    """
-    try:
-        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return math.inf
-    try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
-            # cgroup v2 writes bytes, or "max" where a container has no limit
-            return min(physical, float(limit.read().replace("max", "inf")))
-    except (OSError, ValueError):
-        return physical
 
 
 def _peak() -> float:

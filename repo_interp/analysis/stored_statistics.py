@@ -10,6 +10,7 @@ from pathlib import Path
 import xarray as xr
 
 from repo_interp.analysis.faults import Fault
+from repo_interp.errors import as_input_errors
 from repo_interp.measures.statistics import STATISTICS, Statistics
 from repo_interp.run import read_netcdf, write_netcdf
 from repo_interp.store import Form
@@ -31,13 +32,14 @@ def _write(results: Mapping[str, Statistics | Fault], file: Path) -> None:
 
 def _read(file: Path) -> dict[str, Statistics | Fault]:
     tree = read_netcdf(file)
-    return {
-        **{name: Fault(*fault) for name, fault in json.loads(tree.attrs["faults"]).items()},
-        **{
-            name: Statistics(**{part: node[part].to_dataset() for part in node.children})
-            for name, node in tree.children.items()
-        },
-    }
+    with as_input_errors(f"{file} holds no statistics"):
+        return {
+            **{name: Fault(*fault) for name, fault in json.loads(tree.attrs["faults"]).items()},
+            **{
+                name: Statistics(**{part: node[part].to_dataset() for part in node.children})
+                for name, node in tree.children.items()
+            },
+        }
 
 
 BATCHES = Form(".nc", _write, _read)

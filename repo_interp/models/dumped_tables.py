@@ -21,11 +21,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, as_input_errors
 from repo_interp.files import regular
 
 SUFFIXES = (".npz", ".safetensors")
@@ -33,6 +32,8 @@ SUFFIXES = (".npz", ".safetensors")
 _VECTORS = (("q", "q_rotated"), ("k", "k_rotated"))
 # float32 holds whole numbers exactly up to here.
 _LONGEST = 1 << 24
+_MOST_BYTES = 1 << 30
+"""Of the arrays of a file, unpacked."""
 
 
 def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
@@ -62,14 +63,18 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
             f"{found[0]} of {path} is {list(first.shape)} and {found[1]} {list(second.shape)}; "
             f"wanted two arrays [{'head, ' if 3 in ranks else ''}token, entry] of one shape"
         )
+    if complexes := [name for name in (*found, "positions") if given.get(name, first).is_complex()]:
+        raise InputError(f"{complexes[0]} of {path} is complex; wanted real numbers")
     # Compared in float64, so that only the rounding of the file is seen.
     dtype, (first, second) = first.dtype, (first.double(), second.double())
     if not bool(torch.isfinite(first + second).all()):
         raise InputError(f"{found[0]} or {found[1]} of {path} is NaN or infinite at places")
     tokens = first.shape[-2]
-    positions = given.get("positions", torch.arange(tokens)).long()
+    stated = given.get("positions", torch.arange(tokens))
+    positions = stated.long()
     if (
         positions.shape != (tokens,)
+        or not torch.equal(positions.double(), stated.double())
         or not 0 <= int(positions.min()) <= int(positions.max()) < _LONGEST
     ):
         raise InputError(
@@ -91,13 +96,16 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
 
 
 def _arrays(path: Path) -> Mapping[str, Tensor]:
-    try:
+    # Of a broken archive zipfile, zlib and numpy raise whatever they stumble over.
+    with as_input_errors(f"{path} cannot be read", 120):
         if path.suffix == ".safetensors":
             return load_file(regular(path))
-        with np.load(regular(path), allow_pickle=False) as arrays:
+        with zipfile.ZipFile(regular(path)) as archive:
+            # Before anything is unpacked: a small archive may hold terabytes
+            if sum(member.file_size for member in archive.infolist()) > _MOST_BYTES:
+                raise ValueError(f"it unpacks to more than {_MOST_BYTES >> 30} GiB")
+        with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.as_tensor(arrays[name]) for name in arrays.files}
-    except (OSError, ValueError, TypeError, SafetensorError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read: {one_line(str(error), 120)}") from None
 
 
 def _one_per_pair(table: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import identify
 from repo_interp.models.load import load
 from repo_interp.models.provenance import checkpoint_digest
-from repo_interp.run import write_netcdf
+from repo_interp.run import read_netcdf, write_netcdf
 
 FILE = "steps.nc"
 FEWEST = 4
@@ -69,7 +69,6 @@ H3 = Claim(
     "figure",
     Where(AtLeast(STEPS, ENOUGH), All(AtMost(CORRELATION, -0.5), Significant(FALL, 3))),
 )
-_ENGINE = "h5netcdf"
 _VAF = "variance of the mean logit by distance that a component accounts for"
 
 
@@ -144,8 +143,7 @@ def read_steps(directory: str | os.PathLike[str]) -> xr.Dataset | None:
     if not file.is_file():
         return None
     try:
-        with xr.open_dataset(file, engine=_ENGINE) as stored:
-            data = stored.load()
+        data = read_netcdf(file).to_dataset()
         if data["vaf"].dims != ("step", "repeat", "component"):
             raise KeyError("vaf")
         return data.assign(

@@ -23,8 +23,8 @@ from position_papers.kit.subjects import Given, Subject, seeds_of
 from position_papers.tasks.corpus import text_record
 from position_papers.training.processes import end_when_asked, side_by_side, threads
 from repo_interp import processes
-from repo_interp.analysis.memory import machine_memory
 from repo_interp.errors import InputError
+from repo_interp.memory import machine_memory
 from repo_interp.run import versions
 from repo_interp.values import value_of
 

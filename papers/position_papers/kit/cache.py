@@ -25,7 +25,7 @@ import xarray as xr
 from filelock import FileLock
 
 from repo_interp import __version__
-from repo_interp.run import write_netcdf
+from repo_interp.run import read_netcdf, write_netcdf
 from repo_interp.store import Store
 
 Kept = TypeVar("Kept", xr.Dataset, xr.DataTree)
@@ -76,8 +76,7 @@ class Cache:
                 finally:
                     with suppress(OSError):
                         lock.unlink()
-        with xr.open_datatree(file, engine="h5netcdf") as stored:
-            tree = stored.load()
+        tree = read_netcdf(file)
         kept: Any = tree if tree.children else tree.to_dataset()
         if kept.nbytes <= SMALL:
             self._small[file] = kept.copy(deep=True)

@@ -12,7 +12,6 @@ import json
 import lzma
 from collections.abc import Iterable, Mapping
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -22,10 +21,13 @@ from matplotlib.figure import Figure
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.chart import Drawing
+from repo_interp.run import netcdf_of
 
 CHARTS = "charts.nc.xz"
 LARGEST = 2**22
 """Bytes of data; a chart of more is not stored."""
+MOST_BYTES = 2**28
+"""Of the data of a page, unpacked."""
 PACKAGES = ("position_papers.", "repo_interp.")
 """Where the functions of stored charts are."""
 DRAWN = ("PaperFigure", "Grid")
@@ -100,6 +102,15 @@ def write_charts(charts: Iterable[partial[Any]], file: Path) -> list[dict[str, A
     return records
 
 
+def _unpacked(packed: bytes) -> bytes:
+    """The content of an .xz file; raises ValueError for more than `MOST_BYTES`, or less than all."""
+    reader = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_BYTES)
+    content = reader.decompress(packed, MOST_BYTES)
+    if not reader.eof:
+        raise ValueError(f"it is cut off, or unpacks to more than {MOST_BYTES >> 20} MB")
+    return content
+
+
 def _single(values: xr.DataArray) -> xr.DataArray:
     return values.astype("float32") if values.dtype == "float64" else values
 
@@ -119,9 +130,8 @@ def read_charts(records: Iterable[Mapping[str, Any]], file: Path) -> list[partia
             this one does not have.
     """
     try:
-        with xr.open_datatree(BytesIO(lzma.decompress(file.read_bytes())), engine=_ENGINE) as tree:
-            nodes = tree.load().to_dict()
-    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+        nodes = netcdf_of(_unpacked(file.read_bytes()), file).to_dict()
+    except (OSError, lzma.LZMAError, ValueError) as error:
         raise InputError(f"{file} is damaged ({error}); make these figures again") from None
 
     def find_data(value: dict[str, Any]) -> Any:

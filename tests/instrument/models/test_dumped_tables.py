@@ -1,5 +1,7 @@
 """Rotation that another runtime wrote down: tables and vectors in files, right and wrong ones."""
 
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +110,8 @@ ONES = np.ones((3, 4))
         ({"cos": ONES * np.nan, "sin": ONES}, "NaN"),
         ({"cos": np.ones((1, 8)), "sin": np.zeros((1, 8))}, "position 0 alone"),
         ({"cos": ONES, "sin": ONES, "positions": np.ones(2)}, "positions"),
+        ({"cos": ONES, "sin": ONES, "positions": np.arange(3) + 0.5}, "whole numbers"),
+        ({"cos": ONES * 1j, "sin": ONES}, "cos of .* is complex"),
         ({"q": np.ones((3, 5)), "q_rotated": np.ones((3, 5))}, "5 entries"),
     ],
 )
@@ -122,11 +126,18 @@ class _Runs:
         return (print, ("it ran",))
 
 
-def test_a_file_never_runs_anything(tmp_path, capsys):
+def test_a_file_never_runs_anything_and_unpacks_to_a_bounded_size(tmp_path, capsys, monkeypatch):
     np.savez(tmp_path / "a.npz", cos=np.array([_Runs()], dtype=object), sin=np.ones(1))
     (tmp_path / "b.npz").write_bytes(b"no archive")
     (tmp_path / "c.safetensors").write_bytes(b"no tensors")
-    for name in ("a.npz", "b.npz", "c.safetensors", "absent.npz"):
+    (tmp_path / "empty.npz").write_bytes(b"")
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000,), }\n"
+    with zipfile.ZipFile(tmp_path / "d.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        # numpy makes room for what the header of an array states
+        archive.writestr("cos.npy", b"\x93NUMPY\x01\0" + bytes((len(header), 0)) + header)
+    np.savez_compressed(tmp_path / "e.npz", cos=np.zeros((300, 1000)), sin=np.zeros((300, 1000)))
+    monkeypatch.setattr("repo_interp.models.dumped_tables._MOST_BYTES", 1 << 20)
+    for name in ("a.npz", "b.npz", "c.safetensors", "d.npz", "e.npz", "empty.npz", "absent.npz"):
         with refused(name):
             ri.verify(stock(), tmp_path / name)
     assert "it ran" not in capsys.readouterr().out
