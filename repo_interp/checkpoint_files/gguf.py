@@ -1,6 +1,6 @@
 """GGUF files as checkpoints: dequantised once, strictly, and kept as a plain safetensors directory.
 
-    model.gguf -> CACHE/gguf/SHA256-VERSION/{config.json, model.safetensors, tokenizer.json, ...}
+    model.gguf -> CACHE/gguf/SHA256-CONVERSION/{config.json, model.safetensors, tokenizer.json, ...}
 
 Every tensor of the model comes from the file and every tensor of the file is used, in the model's
 shape, or the file is refused by name; how the model rotates and attends is read in `gguf_metadata`.
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from accelerate import init_empty_weights
 from safetensors.torch import save_file
+from tokenizers import Regex, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -34,17 +35,20 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from repo_interp.checkpoint_files.gguf_header import FACTORS, Header, header_of, require_magic
+from repo_interp.checkpoint_files.gguf_header import (
+    CONVERSION,
+    FACTORS,
+    Header,
+    header_of,
+    require_magic,
+)
 from repo_interp.checkpoint_files.gguf_metadata import architecture_of, keys_of
+from repo_interp.checkpoint_files.gguf_tokenizer import splits_of
 from repo_interp.checkpoint_files.stored import is_whole
 from repo_interp.checkpoint_files.weights import require_fit
 from repo_interp.errors import InputError, as_input_errors, one_line
 from repo_interp.files import cache_directory, digest_of, replaced
 
-_VERSION = 2
-"""Raised whenever the same file is converted to something else, so that directories of
-an older version are not taken.
-"""
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """The same in every release of Llama 3.1 to 3.3; llama.cpp's converter takes them where a
 configuration lacks them.
@@ -69,7 +73,7 @@ def convert(file: str | os.PathLike[str]) -> Path:
     file = Path(file)
     require_magic(file)
     # By content and not by name: a file at the same place may have been replaced.
-    directory = cache_directory() / "gguf" / f"{digest_of(file)}-{_VERSION}"
+    directory = cache_directory() / "gguf" / f"{digest_of(file)}-{CONVERSION}"
     if not is_whole(directory):
         write_converted(file, directory)
     return directory
@@ -87,6 +91,8 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
         InputError: As `convert`.
     """
     header, model, names = match_tensors(file)
+    byte_level = header.metadata.get("tokenizer.ggml.model") == "gpt2"
+    splits = splits_of(header.metadata, str(file)) if byte_level else ()
     with as_input_errors(f"{file} cannot be read as GGUF", 200):
         weights = {
             name: torch.from_numpy(
@@ -100,6 +106,11 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
             (Path(alone) / "model.gguf").symlink_to(file.resolve())
             tokenizer = AutoTokenizer.from_pretrained(
                 alone, gguf_file="model.gguf", local_files_only=True, trust_remote_code=False
+            )
+        if splits:
+            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+                [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
+                + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
             )
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)

@@ -25,6 +25,10 @@ import numpy as np
 from repo_interp.errors import InputError, as_input_errors, one_line, quoted
 
 SUFFIX = ".gguf"
+CONVERSION = 3
+"""Raised whenever the same file is converted to something else, so that directories of an older
+version are not taken.
+"""
 FACTORS = "rope_freqs.weight"
 """The tensor that divides the frequency of every rotary pair; it belongs to the rotation, not to
 the weights.
