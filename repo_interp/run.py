@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.errors import InputError, quoted
+from repo_interp.errors import InputError, one_line, quoted
 from repo_interp.files import file_to_write, path_of, replaced, sealed, unsealed
 from repo_interp.plain_hdf5 import Content, require_plain
 from repo_interp.positions.layouts import LEARNED
