@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -49,6 +48,7 @@ from repo_interp.checkpoint_files.stated import (
     tokens_of,
 )
 from repo_interp.checkpoint_files.stored import StoredWeight, file_key
+from repo_interp.checkpoint_files.tokenizer_files import read_tokenizer
 from repo_interp.checkpoint_files.weights import (
     fitting_weights,
     is_converted,
@@ -267,9 +267,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
     ):
         return None
     with as_input_errors(f"{directory} has a tokenizer that does not load"):
-        return AutoTokenizer.from_pretrained(
-            directory, config=checkpoint.config, trust_remote_code=False
-        )
+        return read_tokenizer(directory, checkpoint.config)
 
 
 def save(

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from jaxtyping import Int
 
 from position_papers.tasks.texts import installed_texts, pinned_texts
+from repo_interp.checkpoint_files.tokenizer_files import read_tokenizer
 from repo_interp.errors import InputError
 from repo_interp.files import regular
 from repo_interp.records import require_no_code
@@ -212,7 +213,6 @@ def _read_tokenizer(file: Path) -> PreTrainedTokenizerFast:
     beside it names, else ours.
     """
     from tokenizers import Tokenizer
-    from transformers import AutoTokenizer
 
     try:
         backend = Tokenizer.from_file(str(file))
@@ -225,7 +225,7 @@ def _read_tokenizer(file: Path) -> PreTrainedTokenizerFast:
         return _wrapped(backend)
     if file.name == "tokenizer.json" and (file.parent / "tokenizer_config.json").is_file():
         require_no_code(file.parent)
-        return AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False)
+        return cast("PreTrainedTokenizerFast", read_tokenizer(file.parent))
     raise InputError(
         f"{file}: wanted a tokenizer.json with its tokenizer_config.json beside it, which "
         "says how texts begin"
