@@ -16,7 +16,6 @@ import copy
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,7 @@ import numpy as np
 import torch
 from accelerate import init_empty_weights
 from safetensors.torch import save_file
-from tokenizers import Regex, pre_tokenizers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.checkpoint_files.gguf_header import (
@@ -43,7 +35,7 @@ from repo_interp.checkpoint_files.gguf_header import (
     require_magic,
 )
 from repo_interp.checkpoint_files.gguf_metadata import architecture_of, keys_of
-from repo_interp.checkpoint_files.gguf_tokenizer import splits_of
+from repo_interp.checkpoint_files.gguf_tokenizer import end_ids, tokenizer_of
 from repo_interp.checkpoint_files.stored import is_whole
 from repo_interp.checkpoint_files.weights import require_fit
 from repo_interp.errors import InputError, as_input_errors, one_line
@@ -91,37 +83,27 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
         InputError: As `convert`.
     """
     header, model, names = match_tensors(file)
-    byte_level = header.metadata.get("tokenizer.ggml.model") == "gpt2"
-    splits = splits_of(header.metadata, str(file)) if byte_level else ()
     with as_input_errors(f"{file} cannot be read as GGUF", 200):
+        tokenizer = tokenizer_of(header)
         weights = {
             name: torch.from_numpy(
                 _as_hugging_face(header.values(stored), stored, header, model.config)
             )
             for name, stored in names.items()
         }
-        # files beside it say nothing about the tokenizer
-        with tempfile.TemporaryDirectory() as alone:
-            # A link: the tokenizer's reader wants a directory, and the file may be many gigabytes.
-            (Path(alone) / "model.gguf").symlink_to(file.resolve())
-            tokenizer = AutoTokenizer.from_pretrained(
-                alone, gguf_file="model.gguf", local_files_only=True, trust_remote_code=False
-            )
-        if splits:
-            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-                [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
-                + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-            )
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with replaced(directory) as unfinished:
             unfinished.mkdir()
             save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
             model.config.save_pretrained(unfinished)
-            # Generation stops at the token that this configuration names,
-            # so it must be the tokenizer's.
+            # Generation stops at the tokens that this configuration names,
+            # so they must be the tokenizer's.
             if model.generation_config is not None:
-                model.generation_config.eos_token_id = tokenizer.eos_token_id
+                ends = end_ids(header)
+                model.generation_config.eos_token_id = (
+                    ends if len(ends) > 1 else next(iter(ends), None)
+                )
                 model.generation_config.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
             for text in texts:

@@ -65,11 +65,26 @@ class Header:
     file: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    lists: Mapping[str, int]
+    """Where the lists of the metadata begin, by key."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all tensors."""
         return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+    def items(self, key: str) -> list[Any]:
+        """Read a list of the metadata whole, however long it is.
+
+        Args:
+            key: Key of the list.
+
+        Returns:
+            Its items.
+        """
+        reader = _Reader(self.file)
+        reader.place = self.lists[key]
+        return reader.items()
 
     def values(self, name: str) -> np.ndarray:
         """Dequantize a tensor.
@@ -161,6 +176,15 @@ class _Reader:
     def text(self) -> str:
         return bytes(self.take(self.number("Q"))).decode()
 
+    def items(self) -> list[Any]:
+        """Read a list that was skipped before, and so is whole."""
+        of, count = self.number("I"), self.number("Q")
+        if of == _TEXT:
+            return [self.text() for _ in range(count)]
+        letter = _NUMBERS[of]
+        stored = self.take(count * struct.calcsize(f"<{letter}"))
+        return list(struct.unpack(f"<{count}{letter}", stored))
+
     def value(self, kind: int) -> Any:
         """Read a value; long lists and lists of texts become ranges of their length."""
         if kind == _TEXT:
@@ -195,11 +219,14 @@ def _read(file: Path) -> Header:
         )
     tensors, pairs = reader.number("Q"), reader.number("Q")
     metadata: dict[str, Any] = {}
+    lists: dict[str, int] = {}
     for _ in range(pairs):
         key = reader.text()
         if key in metadata:
             raise ValueError(f"the key {one_line(key, 100)} stands twice")
-        metadata[key] = reader.value(reader.number("I"))
+        if (value_kind := reader.number("I")) == _LIST:
+            lists[key] = reader.place
+        metadata[key] = reader.value(value_kind)
     infos = []
     for _ in range(tensors):
         name, axes = reader.text(), reader.number("I")
@@ -233,4 +260,4 @@ def _read(file: Path) -> Header:
         reader.require(begin + size)
         found[name] = Tensor(shape, kind, begin, size)
         begin += -(-size // alignment) * alignment
-    return Header(file, metadata, found)
+    return Header(file, metadata, found, lists)

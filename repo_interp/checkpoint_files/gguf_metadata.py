@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 from repo_interp.checkpoint_files.architectures import class_name
 from repo_interp.checkpoint_files.fields import Fields, Theta
 from repo_interp.checkpoint_files.gguf_header import Header
+from repo_interp.checkpoint_files.gguf_tokenizer import special_ids, split_rule
 from repo_interp.errors import InputError
 from repo_interp.records import validate
 from repo_interp.values import PositiveOrZero, checked, shortened
@@ -31,12 +32,7 @@ _REQUIRED = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-_TOKENS = {
-    "bos": "bos_token_id",
-    "eos": "eos_token_id",
-    "padding": "pad_token_id",
-    "unknown": "unk_token_id",
-}
+_TOKENS = ("bos", "eos", "pad", "unk")
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,9 @@ def keys_of(header: Header) -> dict[str, Any]:
     for key, name in architecture.further.items():
         if key in stated:
             raw[name] = take(key, None, name)
-    raw |= {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for key, name in _TOKENS.items()}
+    split_rule(header)  # refuses a tokenizer that is not known
+    special = special_ids(header)
+    raw |= {f"{name}_token_id": special.get(name) for name in _TOKENS}
     # llama.cpp stores a tied unembedding as no tensor at all.
     raw["tie_word_embeddings"] = "output.weight" not in shapes
     # GGUF does not state biases; the tensors of the first layer tell.
