@@ -35,9 +35,9 @@ from repo_interp.checkpoint_files.gguf_header import (
     require_magic,
 )
 from repo_interp.checkpoint_files.gguf_metadata import architecture_of, keys_of
+from repo_interp.checkpoint_files.gguf_tensors import require_tensors
 from repo_interp.checkpoint_files.gguf_tokenizer import end_ids, tokenizer_of
 from repo_interp.checkpoint_files.stored import is_whole
-from repo_interp.checkpoint_files.weights import require_fit
 from repo_interp.errors import InputError, as_input_errors, one_line
 from repo_interp.files import cache_directory, digest_of, replaced
 
@@ -132,14 +132,15 @@ def match_tensors(file: Path) -> tuple[Header, PreTrainedModel, dict[str, str]]:
     # On "meta", so that shapes are known without memory; buffers are small and stay.
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(_configuration(header), dtype=torch.float32)
-    return header, model, _fitting(model, header)
+    return header, model, _stored_names(model, header)
 
 
 def _configuration(header: Header) -> PretrainedConfig:
     """Make the configuration of the decoder in a GGUF file."""
     raw = keys_of(header)
     with as_input_errors(f"{header.file} describes no decoder"):
-        config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+        config = AutoConfig.for_model(**raw)
+    require_tensors(header, raw)
     if not _has_factors(header):
         return config
     factors = header.values(FACTORS)
@@ -161,10 +162,6 @@ def _has_factors(header: Header) -> bool:
 def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> PretrainedConfig:
     """Find the llama3 rule that divides the frequencies by `factors`, or raise InputError."""
     plain, config = config.rope_parameters, copy.deepcopy(config)
-    if factors.shape != (config.head_dim // 2,):
-        raise InputError(
-            f"{file}: {FACTORS} has shape {list(factors.shape)}; wanted {[config.head_dim // 2]}"
-        )
     # Factors multiply with another scaling in llama.cpp.
     if plain.get("rope_type") != "default":
         raise InputError(
@@ -206,38 +203,19 @@ def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> Pretrain
     )
 
 
-def _fitting(model: PreTrainedModel, header: Header) -> dict[str, str]:
-    """Match the weights of `model` to tensors of the file, or raise InputError."""
+def _stored_names(model: PreTrainedModel, header: Header) -> dict[str, str]:
+    """The tensors of the file by the weights of `model`."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    file, shapes, architecture = header.file, header.shapes, header.metadata["general.architecture"]
-    # The factors belong to the rotation, and no parameter of the model matches them.
-    if _has_factors(header):
-        del shapes[FACTORS]
+    architecture = header.metadata["general.architecture"]
     number = next(number for number, name in MODEL_ARCH_NAMES.items() if name == architecture)
     known = get_tensor_name_map(number, model.config.num_hidden_layers)
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    # A tied unembedding is not stored a second time.
-    if model.config.tie_word_embeddings:
-        wanted.pop("lm_head.weight", None)
     # The table knows modules: it maps the name before ".weight" or ".bias".
     names = {
         name: f"{known.get_name(name.rpartition('.')[0])}.{name.rpartition('.')[2]}"
-        for name in wanted
+        for name in model.state_dict()
     }
-    described = f"a {architecture} of {model.config.num_hidden_layers} blocks"
-    missing = [stored for stored in names.values() if stored not in shapes]
-    # A tensor that nothing uses would mean that the model computes something else.
-    require_fit(
-        file, described, missing=missing, unexpected=sorted(shapes.keys() - set(names.values()))
-    )
-    for name, stored in names.items():
-        if shapes[stored] != wanted[name]:
-            raise InputError(
-                f"{file}: {stored} has shape {list(shapes[stored])}; {described} wants "
-                f"{list(wanted[name])}"
-            )
-    return names
+    return {name: stored for name, stored in names.items() if stored in header.tensors}
 
 
 def _as_hugging_face(array: np.ndarray, stored: str, header: Header, config: Any) -> np.ndarray:

@@ -55,17 +55,28 @@ class Architecture:
     """
     wide_layers: int = 0
     """With so many layers the logits are scaled by the width per head, not by the head's."""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of a block that not all architectures have, with their axes: width D, queries Q, keys
+    K, feed-forward F, head H.
+    """
+    biases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Further ones by the option of the configuration that adds them."""
 
 
+_QUERIES_KEYS_VALUES = {"attn_q.bias": "Q", "attn_k.bias": "K", "attn_v.bias": "K"}
+_BIASES = {"attention_bias": _QUERIES_KEYS_VALUES | {"attn_output.bias": "D"}}
+_MLP_BIASES = {"mlp_bias": {"ffn_gate.bias": "F", "ffn_up.bias": "F", "ffn_down.bias": "D"}}
+_HEAD_NORMS = {"attn_q_norm.weight": "H", "attn_k_norm.weight": "H"}
+_NORMS_BEHIND = {"post_attention_norm.weight": "D", "post_ffw_norm.weight": "D"}
 # Gemma's names for caps and windows, which the other architectures do not have
 _CAPPED = {
     "final_logit_softcapping": "final_logit_softcapping",
     "attention.sliding_window": "sliding_window",
 }
 ARCHITECTURES = {
-    "llama": Architecture("llama", interleaved=True),
-    "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3"),
+    "llama": Architecture("llama", interleaved=True, biases=_BIASES | _MLP_BIASES),
+    "qwen2": Architecture("qwen2", tensors=_QUERIES_KEYS_VALUES),
+    "qwen3": Architecture("qwen3", tensors=_HEAD_NORMS, biases=_BIASES),
     "gemma2": Architecture(
         "gemma2",
         offset_norms=True,
@@ -73,9 +84,17 @@ ARCHITECTURES = {
         full_every=2,
         # The layers of the 27B models, which scale their logits otherwise; nothing else tells them.
         wide_layers=46,
+        tensors=_NORMS_BEHIND,
+        biases=_BIASES,
     ),
     "gemma3": Architecture(
-        "gemma3_text", offset_norms=True, further=_CAPPED, full_every=6, wide_layers=62
+        "gemma3_text",
+        offset_norms=True,
+        further=_CAPPED,
+        full_every=6,
+        wide_layers=62,
+        tensors=_HEAD_NORMS | _NORMS_BEHIND,
+        biases=_BIASES,
     ),
 }
 """By `general.architecture`."""

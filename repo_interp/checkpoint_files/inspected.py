@@ -16,6 +16,7 @@ from repo_interp.checkpoint_files.architectures import native_layout, require_fa
 from repo_interp.checkpoint_files.fetched import PACKAGED
 from repo_interp.checkpoint_files.gguf_header import FACTORS, SUFFIX, header_of
 from repo_interp.checkpoint_files.gguf_metadata import keys_of
+from repo_interp.checkpoint_files.gguf_tensors import require_tensors
 from repo_interp.checkpoint_files.stated import (
     HUGGING_FACE,
     Checkpoint,
@@ -251,7 +252,9 @@ def inspect_checkpoint(path: str, configure: Configure) -> Inspection:
     file = Path(path)
     if file.suffix.lower() == SUFFIX and file.is_file():
         header = header_of(file)
-        config = light_config(keys_of(header), path)
+        raw = keys_of(header)
+        config = light_config(raw, path)
+        require_tensors(header, raw)
         # A GGUF file is described as it would be converted.
         require_family(config)
         return Inspection(

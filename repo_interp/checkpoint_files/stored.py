@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from safetensors import SafetensorError, safe_open
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, one_line
 from repo_interp.files import digest_of, regular
 from repo_interp.records import read_json, validate
 from repo_interp.values import shortened
@@ -158,6 +158,28 @@ def stored_weights(directory: Path) -> Iterator[StoredWeight]:
             raise InputError(
                 f"{file} cannot be read as safetensors: {' '.join(str(error).split())[:300]}"
             ) from None
+
+
+def require_fit(source: object, described: str, **faults: Sequence[str]) -> None:
+    """Refuse weights that do not fit.
+
+    Args:
+        source: File or directory of the weights, for the message.
+        described: The model in words.
+        **faults: Names of weights by fault, such as `missing`.
+
+    Raises:
+        InputError: There is a fault.
+    """
+    found = [
+        f"{len(names)} {fault} (first: {one_line(names[0], 100)})"
+        for fault, names in faults.items()
+        if names
+    ]
+    if found:
+        raise InputError(
+            f"{source}: the weights do not fit {described}: {', '.join(found)}; nothing was loaded"
+        )
 
 
 def stored_digest(directory: Path) -> str:

