@@ -46,6 +46,7 @@ from repo_interp.measures.kernels.rank_trend import (
     slope,
     trend_null,
 )
+from repo_interp.measures.kernels.rounding import equal_within
 from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
@@ -246,10 +247,12 @@ class Patterns(
             # Heads that share positions count singly, as in `chunk_pattern`
             counts = (inputs.heads // positions.shape[1]) * _counts(grid).double()
         some = found.of_size[self.chunk_size]
-        of_chunks = rank_trend(found.values[..., some, : self.chunk_size]).masked_fill_(
-            ~found.full[..., some], torch.nan
-        )
-        trend = rank_trend(aligned, index)
+        # Rounding is that of the row, in chunks too; the index has none
+        equal = equal_within(aligned, index.missing) if learned else aligned.new_zeros(1, 1)
+        of_chunks = rank_trend(
+            found.values[..., some, : self.chunk_size], equal=equal[..., None]
+        ).masked_fill_(~found.full[..., some], torch.nan)
+        trend = rank_trend(aligned, index, equal)
         if inputs.positions is None:
             of_chunks, trend = of_chunks.fill_(torch.nan), trend.fill_(torch.nan)
         # Sum and number of chunks that have a trend (NaN differs from itself): a mean that merges

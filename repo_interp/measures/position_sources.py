@@ -21,7 +21,8 @@ Every different prompt is cut into stretches of `STRETCH` tokens or more, so tha
 enough; prompts too short to be cut are held out whole. Equal prompts are one. Held-out tokens count
 where they and the token before them occur in other folds, and `counted_share` says how many do. The
 first token of a prompt, which has no previous one and often stands apart, is left out. A shift of a
-whole prompt changes no logit, so variance is that within prompts. Where gates count positions
+whole prompt changes no logit, so variance is that within prompts; a head whose positions vary by
+rounding alone has no shares (NaN). Where gates count positions
 (CoPE) it is the mean gate of a token that is explained. Held-out values may be negative: a source
 that misleads.
 
@@ -55,6 +56,7 @@ from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.gate_sums import gate_sums
 from repo_interp.measures.kernels.held_out import Codes, HeldOut, Marks, Rows, one_hot
 from repo_interp.measures.kernels.rank_trend import counts_tokens, rank_trend, trend_null
+from repo_interp.measures.kernels.rounding import ROUNDING
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS, Kinds
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.segments import KINDS
@@ -77,9 +79,6 @@ DOMINATES = 0.3
 """Held-out R squared from which a head is called by the source with the largest share."""
 STEPS = 1.0
 """Standard deviations that a head which marks lines steps by, at least."""
-# Far below float32 rounding of positions: exactly constant heads alone
-FLAT = 1e-20
-"""Variance within prompts, relative to the mean square, below which a head is constant."""
 _UNNAMED = ("rest", "separator")
 """Spans that are no segments."""
 OfSources = Float[np.ndarray, "*head source"]
@@ -160,8 +159,12 @@ class PositionSources(SegmentMeasure):
 
     @property
     def needs(self) -> Needs:
-        """Segments of its kinds; samples that a prompt is too short for are NaN."""
-        return Needs(segments=self.kinds, nan=("value",))
+        """Segments of its kinds.
+
+        Samples that a prompt is too short for are NaN, and trends of positions that do not vary or of a
+        single token.
+        """
+        return Needs(segments=self.kinds, nan=("value", "trend", "trend_null"))
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return positions or gates of some tokens, and the sources beside them in the prompt.
@@ -190,8 +193,10 @@ class PositionSources(SegmentMeasure):
             content, known = zlib.crc32(tokens.tobytes()), quantity[row][:, valid]
             trend = np.full(inputs.heads, np.nan)
             if inputs.gate_features is None:  # gates that rise with the token index count no tokens
-                # Of all tokens, as in `patterns`, so that both call the same heads counters.
-                trend = rank_trend(torch.from_numpy(known.astype(float))).numpy()
+                # Of all tokens, as in `patterns`, so that both call the same heads counters; the
+                # index has no rounding.
+                rounding = None if inputs.learned else torch.zeros(1, device="cpu")
+                trend = rank_trend(torch.from_numpy(known.astype(float)), equal=rounding).numpy()
                 trend[np.isnan(known).any(-1)] = np.nan
             # From 1: the first token has no previous one. Drawn by content, so batches play no part
             index = 1 + np.sort(np.random.default_rng(content).permutation(len(tokens) - 1)[:count])
@@ -312,7 +317,7 @@ def _explained(
 ) -> dict[str, Float[np.ndarray, "row *any"]]:
     """Return the explained shares of every row by name; NaN without variance or samples."""
     prompts, rows = one_hot(held_out.prompts), values.shape[1]
-    flat = FLAT * np.square(values).sum(0)
+    flat = ROUNDING * np.square(values).sum(0)
     # A shift of a whole prompt changes no logit, so only variance within prompts counts.
     values = values - prompts @ ((prompts.T @ values) / prompts.sum(axis=0)[:, None])
     random = np.random.default_rng(0)
@@ -368,14 +373,14 @@ def _by_prompt(
             # Of a permutation: the variance of the mean of `last` of `count` numbers less the mean
             # of the others.
             variances.append(count**2 / (last * (count - last) * (count - 1)))
-            with np.errstate(divide="ignore", invalid="ignore"):
-                # Within a prompt: a shift of all its positions is no step
-                steps.append((here[ends].mean(0) - here[~ends].mean(0)) / here.std(0))
+            flat = here.var(0) <= ROUNDING * np.square(here).mean(0)
+            # Within a prompt: a shift of all its positions is no step
+            step = (here[ends].mean(0) - here[~ends].mean(0)) / np.where(flat, np.nan, here.std(0))
+            steps.append(step)
     nothing = np.full((1, values.shape[1]), np.nan)
+    step = np.ma.masked_invalid(steps or nothing).mean(0).filled(np.nan)
     # Variance of a mean over independent prompts: sum of variances over their number squared
-    return {"line_step": np.mean(steps or nothing, axis=0)}, 1.96 * sum(variances) ** 0.5 / (
-        len(variances) or np.nan
-    )
+    return {"line_step": step}, 1.96 * sum(variances) ** 0.5 / (len(variances) or np.nan)
 
 
 def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:

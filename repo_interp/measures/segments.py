@@ -32,6 +32,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.rank_trend import rank_trend
+from repo_interp.measures.kernels.rounding import equal_within
 from repo_interp.measures.kernels.segmentation import (
     Draws,
     Kinds,
@@ -187,7 +188,8 @@ def _within(
     if not parts:
         none = values.new_full(values.shape[:1], torch.nan, dtype=torch.float64)
         return none, none
-    trends = torch.stack([rank_trend(part.double()) for part in parts])
+    equal = equal_within(values.double())  # of the row: a segment far on has a range of its own
+    trends = torch.stack([rank_trend(part.double(), equal=equal) for part in parts])
     # Of a mean over independent segments
     variance = sum(1 / (part.shape[-1] - 1) for part in parts) / len(parts) ** 2
     null = torch.full_like(trends[0], NORMAL_95 * variance**0.5)

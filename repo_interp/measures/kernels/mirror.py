@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from repo_interp.measures.kernels.rounding import RANGE
+
 ROUNDING = 1e-4
 """Of the distance to other words: positions of one word that differ by less are the same."""
 
@@ -29,7 +31,7 @@ class Mirror(NamedTuple):
     elsewhere: float
     """Mean |z_copy - z| over other places of the same word; NaN where no word is there twice."""
     correlation: float
-    """Of z_copy with z_source; NaN where either is constant."""
+    """Of z_copy with z_source; NaN where either is constant but for rounding."""
 
 
 def mirror(
@@ -57,8 +59,8 @@ def mirror(
     # [copy, source]: entry (k, k) is a copy and its source
     itself = np.eye(len(places), dtype=bool)
     pairs = np.stack((z[copies], z[places]))
-    # Numpy would warn, and divide 0 by 0, for a constant row
-    varied = bool((np.ptp(pairs, axis=1) > 1e-9).all())
+    # Numpy would warn, and divide 0 by 0, for a constant row; rounding has no correlation
+    varied = bool((np.ptp(pairs, axis=1) > RANGE * np.abs(pairs).max(1)).all())
     return Mirror(
         float(distance[itself].mean()),
         float(distance[~same].mean()) if (~same).any() else np.nan,

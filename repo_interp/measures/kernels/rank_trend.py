@@ -2,9 +2,10 @@
 
     trend = corr(rank(z_i), i)        null: the 95 % quantile of |trend| over permutations of z
 
-A rank correlation of permuted numbers depends on how many there are; ties leave its variance, 1 /
-(n - 1), as it is. So one null, drawn from a fixed seed, serves all rows of n numbers. Knows nothing
-about positions.
+Numbers that differ by rounding alone (`rounding.equal_within`), and those between them, share
+their mean rank: the order of equal numbers would be that of a batch's rounding. A rank correlation
+of permuted numbers depends on how many there are; ties leave its variance, 1 / (n - 1), as it is.
+So one null, drawn from a fixed seed, serves all rows of n numbers. Knows nothing about positions.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from repo_interp.measures.kernels.rounding import equal_within
 
 DRAWS = 200
 """Permutations of the null."""
@@ -55,18 +58,22 @@ class Index:
 
 
 def rank_trend(
-    values: Float[Tensor, "*any token"], index: Index | None = None
+    values: Float[Tensor, "*any token"],
+    index: Index | None = None,
+    equal: Float[Tensor, "*any 1"] | None = None,
 ) -> Float[Tensor, "*any"]:
     """Return Spearman's rank correlation of every row with its index.
 
     Args:
         values: Numbers [..., token].
         index: Tokens that count; None for all.
+        equal: Difference up to which neighbors in rank are equal; None: `equal_within` the row.
 
     Returns:
-        Correlations [...], float64; NaN where a row does not vary.
+        Correlations [...], float64; NaN where a row does not vary, or by rounding alone.
     """
     index = _all(values.shape[-1], values.device) if index is None else index
+    equal = equal_within(values, index.missing) if equal is None else equal
     values = (
         values.contiguous()
         if index.missing is None
@@ -74,13 +81,14 @@ def rank_trend(
         else values.masked_fill(index.missing, torch.inf)
     )
     ordered = values.sort(-1).values
-    # A number's mean rank is between how many are below it and how many are not above it.
-    ranks = (
-        torch.searchsorted(ordered, values)
-        + torch.searchsorted(ordered, values, right=True)
-        # Twice the rank less its mean: a factor of 2 falls out of a correlation
-        - index.count
-    )
+    # The least of the numbers that are equal to one another, in the place of each of them
+    repeats = torch.nn.functional.pad(ordered.diff(dim=-1) <= equal, (1, 0))
+    least = ordered.masked_fill(repeats, -torch.inf).cummax(-1).values
+    # A number's mean rank is between how many are below its equals and how many are not above them
+    until = torch.searchsorted(least, values, right=True)
+    below = torch.searchsorted(least, least.gather(-1, until - 1))
+    # Twice the rank less its mean: a factor of 2 falls out of a correlation
+    ranks = below + until - index.count
     ranks = ranks if index.missing is None else ranks * index.present
     # Both sides have mean 0 over the present tokens, so no means are subtracted
     return (ranks * index.values).sum(-1) / (ranks.square().sum(-1) * index.square).sqrt()
@@ -126,6 +134,8 @@ def counts_tokens(
 ) -> Bool[np.ndarray, "*head"]:
     """Return the heads whose trend is above `COUNTS` and its null in every prompt.
 
+    A prompt of up to four tokens, whose null no trend exceeds, says nothing and is left out.
+
     Args:
         trend: Rank correlations [prompt, head ...].
         null: Sizes from `trend_null` [prompt].
@@ -133,6 +143,6 @@ def counts_tokens(
     Returns:
         Mask [head ...]; False where a trend is NaN.
     """
-    # fmax skips NaN: a single token has no null, and its trend, NaN too, exceeds nothing
+    tells = null < 1  # of a single token NaN
     limit = np.fmax(null, COUNTS).reshape(-1, *[1] * (trend.ndim - 1))
-    return np.all(np.abs(trend) > limit, axis=0)
+    return np.all(np.abs(trend) > limit, axis=0, where=tells.reshape(limit.shape)) & tells.any()

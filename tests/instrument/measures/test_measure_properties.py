@@ -22,6 +22,7 @@ from causal_reference import LargestTensor
 from numpy.testing import assert_allclose
 
 from repo_interp import entry_points
+from repo_interp.analysis.faults import fault_in
 from repo_interp.entry_points import OWN
 from repo_interp.inputs import select_heads, select_prompts
 from repo_interp.measures.catalogue import measure_named, measure_names
@@ -276,6 +277,33 @@ def test_permutation_of_heads(name, whole):
     order = [2, 0, 3, 1]
     group = concluded(made(name), [select_heads(inputs, order) for inputs in layers()])
     assert_same(group, of_rows("head", order, whole))
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-7], ids=["constant", "rounding"])
+@pytest.mark.parametrize("tokens", [TOKENS, 1])
+def test_heads_whose_positions_do_not_vary_are_lost_alone(name, noise, tokens):
+    """NaN in them or a value; nothing stops, and other heads have what they had."""
+    measure, given = made(name), prompts_of(layers()[1], [0], [0])
+    if tokens < measure.needs.tokens or (tokens == 1 and "generated" in measure.needs.spans):
+        return  # refused before
+    given = replace(given, valid=given.valid & (torch.arange(TOKENS) < tokens))
+    constant = given.positions.clone()
+    constant[:, 0] = 2.5 + noise * torch.sign(constant[:, 0])
+    spans = {
+        kind: mask if kind != "generated" else (torch.arange(TOKENS) == tokens - 1)[None]
+        for kind, mask in with_spans(measure, [0]).items()
+    }
+    observed = measure.observe(replace(given, positions=constant), spans)
+    assert fault_in(observed, measure, without=False, padded=tokens < TOKENS) is None
+    group, whole = measure.conclude(observed), concluded(measure, [given], spans)
+    # all heads decide which token is a sink, and which distances are tried
+    of_all = {"sink_mass"} if name != "stability" else {*group}
+    for variable in {*group} - of_all:
+        values = group[variable]
+        if "head" in values.dims and values.dtype.kind == "f":
+            others = values.isel(head=[2, 3])
+            wanted = whole[variable].isel(head=[2, 3])
+            assert_allclose(others, wanted, rtol=1e-6, atol=1e-9, err_msg=str(variable))
 
 
 def prompts_of(inputs, rows, numbers):

@@ -19,7 +19,7 @@ from scipy.stats import spearmanr
 import repo_interp as ri
 from repo_interp.experiments import Atlas
 from repo_interp.measures.attention_mass import AttentionMass
-from repo_interp.measures.kernels.rank_trend import counts_tokens, trend_null
+from repo_interp.measures.kernels.rank_trend import Index, counts_tokens, rank_trend, trend_null
 from repo_interp.measures.kernels.segmentation import variance_between
 from repo_interp.measures.patterns import Patterns, chunk_patterns
 from repo_interp.measures.positions import Positions, position_range
@@ -154,6 +154,54 @@ def test_the_trend_is_the_rank_correlation_with_the_index_and_its_null_that_of_p
     assert float(group["chunk_trend"].sel(head=1)) == pytest.approx(np.mean(chunks))
     assert group["trend"].sel(head=4).isnull().all() and np.isnan(group["chunk_trend"].sel(head=4))
     assert group["counts_tokens"].values.tolist() == [1, 1, 0, 0, -1]
+
+
+@pytest.mark.parametrize("offset", [0.0, 40.0], ids=["around 0", "far from 0"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_positions_that_differ_by_rounding_alone_share_their_rank(scale, offset):
+    """Those of equal words, as float32 gives them in one batch or another."""
+    random = np.random.default_rng(0)
+    words = random.integers(0, 9, (6, 50))
+    table = scale * (random.normal(size=(6, 9)) + offset)
+    exact = np.take_along_axis(table, words, 1)
+    rounding = np.finfo(np.float32).eps * np.abs(exact) / 2 * random.choice([-1, 1], exact.shape)
+    expected = [spearmanr(row, range(50)).statistic for row in exact]
+    for values in (exact, exact + rounding, (exact + rounding).astype(np.float32).astype(float)):
+        assert_allclose(rank_trend(torch.as_tensor(values)), expected)
+        present = torch.arange(60) < torch.full((6, 1), 50)
+        padded = torch.nn.functional.pad(torch.as_tensor(values), (0, 10), value=torch.nan)
+        assert_allclose(rank_trend(padded, Index(present)), expected)
+    flat = scale * (offset + 1) + rounding
+    assert rank_trend(torch.as_tensor(flat)).isnan().all()
+    order = torch.arange(50.0).double() + 1e5 * offset  # exact, so that nothing is rounding
+    assert_allclose(rank_trend(order, equal=torch.zeros(1)), 1.0)
+
+
+def test_trends_do_not_depend_on_the_batch():
+    """Case: -.0153 or -.0298 by batch size, where equal words of layer 0 differ by 6e-11."""
+    model, prompts = ri.load("reversal/repo"), ri.tasks.make_task("reversal").prompts(100)[60:70]
+    one, many = (
+        ri.analyze(model, prompts, measures=("positions", "patterns"), experiments=(), batch_size=b)
+        for b in (1, 10)
+    )
+    for name in ("trend", "chunk_trend", "counts_tokens"):
+        assert_allclose(one["patterns"][name], many["patterns"][name], atol=1e-6, err_msg=name)
+    # a position of layer 0 is one number per word: the mean over its places
+    tokens = np.array(prompts[4].tokens)
+    words, place = np.unique(tokens, return_inverse=True)
+    for head in range(4):
+        z = one["positions"]["position"][4, 0, head].values[: len(tokens)]
+        of_word = np.bincount(place, z) / np.bincount(place)
+        expected = spearmanr(of_word[place], range(len(z))).statistic
+        assert_allclose(one["patterns"]["trend"][4, 0, head], expected, atol=1e-9)
+    assert len(words) < len(tokens)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+def test_a_prompt_too_short_for_a_trend_does_not_decide_what_counts(tokens):
+    trend, null = np.array([[0.9, 0.5], [np.nan, 1.0]]), trend_null(tokens)
+    assert counts_tokens(trend, np.array([0.2, null])).tolist() == [True, False]
+    assert not counts_tokens(trend[1:], np.array([null])).any()
 
 
 def test_a_head_counts_where_every_prompt_is_beyond_both_limits():

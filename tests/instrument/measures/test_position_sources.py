@@ -33,6 +33,7 @@ from repo_interp.measures.statistics import merge
 from repo_interp.plots.marks.heads import MISSING
 from repo_interp.plots.views import position_sources as view
 from repo_interp.plots.views.position_texts import clearest
+from repo_interp.positions.assigners import LearnedPositions
 from repo_interp.run import make_run, with_schemes
 
 PROMPTS, TOKENS, WORDS = 10, 96, 12
@@ -128,6 +129,38 @@ def test_a_constant_head_has_no_variance_and_a_shift_of_a_prompt_is_none(group):
     assert constant["share"].isnull().all() and constant["kind"].item() == "other"
     assert_array_equal([constant["follows_from_token"], shifted["follows_from_token"]], [-1, 1])
     assert_allclose(shifted["share"], group["share"].sel(head=0), atol=2e-3)
+
+
+@pytest.mark.parametrize("case", ["frozen", "one word", "one token", "a flat layer"])
+def test_a_head_that_does_not_vary_is_lost_alone(case):
+    """Case: one frozen head took the measure away from all heads."""
+    model, prompts = ri.load("niah/repo"), ri.tasks.make_task("niah").prompts(3)
+    plain = analyzed(model, prompts)
+    if case == "frozen":
+        with ri.interventions.frozen(model, (3, 1)):
+            group = analyzed(model, prompts)
+        lost = np.arange(16).reshape(4, 4) == 13
+    elif case == "a flat layer":
+        maps = [part for part in model.modules() if isinstance(part, LearnedPositions)]
+        torch.nn.init.zeros_(maps[3].final_map.weight)
+        group, lost = analyzed(model, prompts), np.arange(4)[:, None] == 3 * np.ones(4)
+    else:
+        further = {"one word": [5] * 64, "one token": [5]}[case]
+        group, lost = analyzed(model, [*prompts, further]), np.zeros((4, 4), bool)
+        alone = analyzed(model, [further])
+        # layer 0 reads the word alone, later ones its rounding
+        assert alone["share"][:1].isnull().all() and (alone["kind"][0] == "other").all()
+    share = group["share"].values
+    assert np.isnan(share[lost]).all() and np.isfinite(share[~lost]).all()
+    assert (group["follows_from_token"].values[lost] == -1).all()
+    if case in ("frozen", "a flat layer"):
+        assert_array_equal(share[~lost], plain["share"].values[~lost])
+
+
+def analyzed(model, prompts):
+    run = ri.analyze(model, prompts, measures=("position_sources",), experiments=())
+    assert "stopped" not in run.attrs
+    return run["position_sources"]
 
 
 def test_named_spans_are_segments_and_a_segment_is_asked_of_other_stretches():
