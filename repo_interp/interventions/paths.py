@@ -28,6 +28,7 @@ from repo_interp.models.attention import CACHES, RepositionedAttention
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.direct_path import added_outputs, inner
 from repo_interp.models.lasting import called_at, intervention
+from repo_interp.models.recomputed import backward_pass
 
 SITES = ("queries", "keys", "values", "positions")
 """Tensors of the receiver that a path may lead into."""
@@ -68,7 +69,7 @@ def ablate_paths(
         InputError: The model lacks heads, a sender is in no earlier layer than a receiver, a
             family's attention adds no outputs of heads to the residual stream, receivers share
             keys, values or positions with a head that is not named, a layer learns no positions, or
-            outputs have another shape.
+            outputs have another shape; or, in backward(), layers are computed again one by one.
     """
     decoder = as_decoder(model)
     sites = (into,) if isinstance(into, str) else tuple(into)
@@ -101,7 +102,7 @@ def ablate_paths(
                     "path leads into them"
                 )
     attended: dict[int, Tensor] = {}
-    removed: dict[int, Tensor] = {}
+    removed: dict[int, tuple[int | None, Tensor]] = {}
     recorded: dict[tuple[int, str], Tensor] = {}
     running: set[int] = set()
 
@@ -125,7 +126,7 @@ def ablate_paths(
         both = [wrote, inner(projection).forward(without.reshape(arguments[0].shape))]
         norm, factor = added[layer]
         both = both if norm is None else [inner(norm).forward(written) for written in both]
-        removed[layer] = factor * (both[0] - both[1])
+        removed[layer] = backward_pass(), factor * (both[0] - both[1])
 
     def enter(
         attention: RepositionedAttention, block: nn.Module, arguments: tuple, keywords: dict
@@ -137,7 +138,9 @@ def ablate_paths(
         given = {} if arguments else {"hidden_states": keywords["hidden_states"]}
         hidden = arguments[0] if arguments else given["hidden_states"]
         # All senders are in earlier layers, which this pass has run
-        changed = hidden - sum(part.reshape(hidden.shape) for part in removed.values())
+        if any(computed != backward_pass() for computed, _ in removed.values()):
+            raise _computed_alone(layer)
+        changed = hidden - sum(part.reshape(hidden.shape) for _, part in removed.values())
         # A cache would get the new keys twice.
         further = keywords | {name: None for name in CACHES if name in keywords}
         further |= {"hidden_states": changed} if given else {}
@@ -157,6 +160,9 @@ def ablate_paths(
                 return None
             mask = _mask(attention, receiving, tensor.shape[1]).to(tensor.device)
             mask = mask.view(-1, *(1,) * (tensor.ndim - 2))
+            # A checkpoint of transformers runs the block without its hooks
+            if (layer, site) not in recorded:
+                raise _computed_alone(layer)
             return torch.where(mask, recorded.pop((layer, site)), tensor)
         recorded[layer, site] = tensor
         # A layer assigns positions, then makes keys and values, and queries after those
@@ -180,6 +186,14 @@ def ablate_paths(
         for site in dict.fromkeys((*sites, "queries")):
             undo.enter_context(called_at(decoder, site, partial(put, site), receiving))
         yield
+
+
+def _computed_alone(layer: int) -> InputError:
+    """For a layer that runs again without the layers in which paths begin."""
+    return InputError(
+        f"backward() computes layer {layer} again without the layers before it, in which removed "
+        "paths begin (gradient checkpointing); call model.gradient_checkpointing_disable() before"
+    )
 
 
 def _mask(

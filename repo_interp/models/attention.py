@@ -38,6 +38,7 @@ from repo_interp.models.cached import CacheOfPositions, remembered
 from repo_interp.models.identity_tables import first_table, identity_tables
 from repo_interp.models.layer_pass import Content, HookSites, LogitsOfRows, Pass
 from repo_interp.models.masks import apply_mask, call_mask, chunk_of, visible, window_of
+from repo_interp.models.recomputed import require_same_interventions
 from repo_interp.models.rotation import TABLES, Rotation, of_chosen
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.hope import keep_components
@@ -169,6 +170,8 @@ class RepositionedAttention:
         self.observers: list[Observer] = []
         self.interventions: list[object] = []
         """Contexts under way that change this layer (`lasting`)."""
+        self.history: list[tuple[int, tuple[int, ...]]] = []
+        """Those of earlier passes (`recomputed`)."""
         self.current_pass: Pass | None = None
         self._parameters = list(inspect.signature(type(stock).forward).parameters)[1:]
         # Attention modules ask their configuration which function attends; the model's stays
@@ -262,6 +265,7 @@ class RepositionedAttention:
     ) -> tuple[tuple, dict[str, Any]]:
         """Assign positions, and let the module compute without rotation."""
         if not torch.compiler.is_compiling():
+            require_same_interventions(self)
             self._require_one_thread()
         given = dict(zip(self._parameters, arguments, strict=False)) | keywords
         hidden_states: Tensor = given["hidden_states"]

@@ -258,6 +258,7 @@ def _logit_factor(decoder: Decoder) -> float:
     return float((plain * given).sum() / plain.square().sum())
 
 
+@torch.no_grad()
 def _measure(
     decoder: Decoder,
 ) -> tuple[nn.Module | None, dict[int, tuple[nn.Module | None, float]]]:
@@ -279,7 +280,7 @@ def _measure(
         if given is not None and isinstance(gave, Tensor):
             calls.append((module, given.float(), gave.float()))
 
-    with ExitStack() as hooks, torch.no_grad():
+    with ExitStack() as hooks:
         for module in decoder.stack.modules():
             if module not in unseen and (module in inside or _is_norm(module)):
                 hooks.callback(module.register_forward_hook(see, with_kwargs=True).remove)

@@ -15,6 +15,7 @@ a hook site, while their contexts last.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,10 +28,13 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError
 from repo_interp.models.attention import CHANGED, RepositionedAttention
 from repo_interp.models.decoder import Decoder
+from repo_interp.models.recomputed import note_interventions
 from repo_interp.models.wrapped import eager
 
 _ABSENT = object()
 _ENTERING = threading.Lock()
+_NUMBERS = itertools.count()
+"""Of interventions, in the order in which they are entered."""
 
 
 @contextmanager
@@ -48,7 +52,7 @@ def intervention(decoder: Decoder) -> Iterator[ExitStack]:
     """
     with ExitStack() as undo:
         undo.enter_context(eager())
-        vars(undo)["thread"] = here = threading.get_ident()
+        vars(undo).update(thread=(here := threading.get_ident()), number=next(_NUMBERS))
         # Two threads that enter at once would both find no other.
         with _ENTERING:
             for attention in decoder.layers:
@@ -57,9 +61,15 @@ def intervention(decoder: Decoder) -> Iterator[ExitStack]:
                         "an intervention of another thread lasts in this model; use one "
                         "thread, or a copy for each"
                     )
+                undo.callback(_leave, attention, undo)
                 attention.interventions.append(undo)
-                undo.callback(attention.interventions.remove, undo)
+                note_interventions(attention)
         yield undo
+
+
+def _leave(attention: RepositionedAttention, undo: ExitStack) -> None:
+    attention.interventions.remove(undo)
+    note_interventions(attention)
 
 
 @contextmanager
