@@ -75,4 +75,4 @@ def _lasting(attention: Any) -> tuple[int, ...]:
 
 def _next_number() -> int:
     """Number of the next node that autograd makes in this thread."""
-    return torch.autograd._get_sequence_nr()
+    return torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
