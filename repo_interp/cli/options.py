@@ -237,10 +237,9 @@ def add_formats(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--formats",
         type=_formats,
-        default=_FORMATS[:1],
         metavar="A,B",
-        help=f"formats that figures are written in, of {', '.join(_FORMATS)} (default: "
-        f"{_FORMATS[0]})",
+        help=f"formats that all figures are written in, of {', '.join(_FORMATS)} (default: "
+        f"{_FORMATS[0]}, of figures that the page does not draw itself)",
     )
 
 

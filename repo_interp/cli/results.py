@@ -46,6 +46,7 @@ _UNDECIDING = (
     "batch_size",
     "formats",
     "tables",
+    "threads",
 )
 """Arguments that decide no number, or that are compared otherwise: a checkpoint by its files."""
 # Arguments have other names in the program than on the command line.
@@ -237,7 +238,7 @@ def _in_words(value: Any) -> str:
 
 
 def draw_results(
-    results: Results, run: xr.DataTree, step: Step, formats: Sequence[str]
+    results: Results, run: xr.DataTree, step: Step, formats: Sequence[str] | None
 ) -> Published:
     """Draw the page and figures of a run that is written already, and stays.
 
@@ -245,7 +246,7 @@ def draw_results(
         results: Directory of results.
         run: The run.
         step: Function that reports the current step.
-        formats: Formats of figures.
+        formats: Formats of figures, as `write_report` takes them.
 
     Returns:
         The files that were written, and failures.

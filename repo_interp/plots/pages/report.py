@@ -132,10 +132,10 @@ def write_report(
     run: xr.DataTree,
     path: Path,
     directory: Path,
-    formats: Sequence[str] = FORMATS[:1],
+    formats: Sequence[str] | None = None,
     drawn: Callable[[str], object] | None = None,
 ) -> list[str]:
-    """Write the page of one run or several, and all figures as files.
+    """Write the page of one run or several, and figures as files.
 
     A view that fails loses only its figures or its section.
 
@@ -143,7 +143,8 @@ def write_report(
         run: Tree of a run, a group per measure.
         path: File of the page.
         directory: Directory of the figures.
-        formats: Any of png, svg and pdf.
+        formats: Any of png, svg and pdf; None: those figures as PNG that the page does not draw
+            itself.
         drawn: Called with the name of every figure. Figures are drawn once.
 
     Returns:
@@ -167,26 +168,27 @@ def _pictures(
     run: xr.DataTree,
     failures: list[str] | None,
     directory: Path = Path(),
-    formats: Sequence[str] = (),
+    formats: Sequence[str] | None = (),
     drawn: Callable[[str], object] | None = None,
 ) -> list[tuple[str, Picture]]:
     """Make the pictures of the page of `run`, with their groups.
 
-    All figures are written into `directory` in `formats`.
+    Figures are written into `directory` in `formats`, all of them where formats are named.
 
     Of one run the page holds no picture of a map or chart.
     """
     pictures = []
     # A generator: only one figure is in memory at a time.
     for one in figures_of(run, failures):
-        if drawn is not None:
+        is_live = one.chart.live and not has_runs(run)
+        written = (() if is_live else FORMATS[:1]) if formats is None else formats
+        wanted = tuple(dict.fromkeys((*written, *(() if is_live else _EMBEDDED))))
+        if drawn is not None and wanted:
             drawn(one.name)
         with record_failure(failures, f"the figure {one.name!r} of {one.measure!r}"):
-            is_live = one.chart.live and not has_runs(run)
-            wanted = (*formats, *(() if is_live else _EMBEDDED))
             # A format may be wanted for both the directory and the page; it is rendered once.
-            contents = rendered(one.figure, tuple(dict.fromkeys(wanted))) if wanted else {}
-            write_pictures({name: contents[name] for name in formats}, directory / one.name)
+            contents = rendered(one.figure, wanted) if wanted else {}
+            write_pictures({name: contents[name] for name in written}, directory / one.name)
             if not is_live:
                 pictures.append((one.measure, picture(one.figure, one.caption, contents)))
     return pictures
