@@ -24,7 +24,7 @@ from repo_interp.experiments.task_scores import Cost, cost_of, labelled_scores, 
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described
 from repo_interp.models.decoder import Decoder
-from repo_interp.models.generation import continue_greedily
+from repo_interp.models.generation import continue_greedily, end_tokens
 from repo_interp.side_by_side import BatchSize, batches, by_prompt, restore_order
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, niah_scores
@@ -135,7 +135,8 @@ def generated_texts(
     order = sorted(
         range(len(prompts)), key=lambda number: (len(prompts[number].tokens), counts[number])
     )
-    ends = _ends(decoder, tokenizer)
+    # Chat models may end with another token than their tokenizer names, so either ends a text.
+    ends = {*end_tokens(decoder), tokenizer.eos_token_id} - {None}
 
     def answers(numbers: Sequence[int]) -> dict[str, Any]:
         asked = [prompts[number].tokens for number in numbers]
@@ -158,18 +159,3 @@ def generated_texts(
         by_prompt(progress, list(cut.values())),
     )
     return restore_order(cut.values(), (point["texts"] for point in found.values()))
-
-
-def _ends(decoder: Decoder, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Tokens that end a text."""
-    # Chat models may end with another token than their tokenizer names, so either ends a text.
-    known = [
-        getattr(decoder.owner.generation_config, "eos_token_id", None),
-        tokenizer.eos_token_id,
-    ]
-    return {
-        token
-        for ends in known
-        for token in (ends if isinstance(ends, list) else [ends])
-        if token is not None
-    }

@@ -47,6 +47,7 @@ from repo_interp.measures.position_sources import KINDS_OF_HEADS
 from repo_interp.models.attention import cache_argument
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.generation import end_tokens
 from repo_interp.models.lasting import at_rest
 from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.run import with_schemes
@@ -326,11 +327,7 @@ class Session:
         )
         contexts = self._passes.contexts(self.active if edited else ())
         model: Any = self._passes.model
-        ends = np.atleast_1d(
-            model.generation_config.eos_token_id
-            if model.generation_config.eos_token_id is not None
-            else -1
-        )
+        ends = end_tokens(self._passes.decoder)
         argument = cache_argument(model.forward)
         # A fresh cache: one of an earlier pass would hold keys that were rotated without edits
         cache, given = DynamicCache(config=model.config), self._passes.batch.tokens[:, :start]
@@ -467,6 +464,7 @@ class Session:
         ]
         return _CELL.format(
             name=name,
+            ends=end_tokens(self._passes.decoder) or None,
             tokens=list(self.prompt.tokens),
             answer=listed(self._places),
             heads=list(heads),
@@ -630,8 +628,10 @@ _CELL = '''\
 import torch
 import repo_interp as ri
 from contextlib import ExitStack
+from transformers import GenerationConfig
 
 bridge = ri.load({name!r})
+bridge.original_model.generation_config = GenerationConfig(eos_token_id={ends})  # no other settings
 tokens = torch.tensor([{tokens}])
 answer, token, heads = list({answer}), {token}, {heads}
 

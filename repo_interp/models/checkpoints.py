@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -166,7 +167,7 @@ def load_model(
         return merge_adapter(
             load_model(base_of(checkpoint), device, dtype, rope_scaling), checkpoint, of_positions
         )
-    place = device_named(device)
+    place, generation = device_named(device), _generation_of(checkpoint.directory)
     config = checkpoint.config
     if rope_scaling is not None:
         config = scaled_configuration(config, rope_scaling)
@@ -175,13 +176,13 @@ def load_model(
         "max_memory": most_memory,
     }
     if checkpoint.larger is not None:
-        return with_layout(text_model(checkpoint, config, precision, **placement), None).eval()
+        text = text_model(checkpoint, config, precision, **placement)
+        return _ready(with_layout(text, None), generation)
     model, stored = _skeleton(checkpoint, config)
     # Only stock checkpoints have weights that transformers converts on loading.
     if stored is None:
-        return with_layout(
-            loaded_by_transformers(checkpoint.directory, config, precision, **placement), None
-        ).eval()
+        loaded = loaded_by_transformers(checkpoint.directory, config, precision, **placement)
+        return _ready(with_layout(loaded, None), generation)
     places: dict[str, Any] = dict.fromkeys(stored, place)
     if device_map is not None:
         places = device_of_weights(model, device_map, most_memory, precision)
@@ -204,15 +205,30 @@ def load_model(
     model.tie_weights()
     # Otherwise it would state the precision of the files.
     model.config.dtype = precision
-    # Only special tokens are taken, no settings of sampling.
-    generation = checkpoint.directory / "generation_config.json"
-    if generation.is_file() and model.generation_config is not None:
-        tokens = json_object(generation)
-        validate(tokens, SpecialTokens, str(generation))
-        for name in SpecialTokens.model_fields.keys() & tokens.keys():
-            setattr(model.generation_config, name, tokens[name])
     model = model.to(place) if device_map is None else dispatch(model, stored, places, precision)  # pyright: ignore[reportArgumentType]
+    return _ready(model, generation)
+
+
+def _ready(model: PreTrainedModel, generation: GenerationConfig) -> PreTrainedModel:
+    """The model in evaluation mode; `generate` samples as the checkpoint says, measures do not."""
+    if model.generation_config is not None:  # a model that generates
+        model.generation_config = generation
     return model.eval()
+
+
+def _generation_of(directory: Path) -> GenerationConfig:
+    """Settings as transformers has them: without a file those of config.json, old ones too."""
+    name: str = "generation_config.json"
+    options: dict[str, Any] = {}
+    if not (directory / name).is_file():
+        name, options = "config.json", {"_from_model_config": True}
+    file = directory / name
+    # No text in the place of a token, which would end no answer
+    validate(json_object(file), SpecialTokens, str(file))
+    with as_input_errors(f"{file} holds no settings of generation"):
+        return GenerationConfig.from_pretrained(
+            directory, config_file_name=name, local_files_only=True, **options
+        )
 
 
 def _dtype_named(name: str) -> torch.dtype:
@@ -325,7 +341,10 @@ def save(
             unfinished / "config.json", json.dumps(configuration, indent=1, sort_keys=True) + "\n"
         )
         if owner.generation_config is not None:
-            owner.generation_config.save_pretrained(unfinished)
+            # Not save_pretrained, which refuses settings that published checkpoints have
+            write_text(
+                unfinished / "generation_config.json", owner.generation_config.to_json_string()
+            )
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
         _keep_others(place, unfinished)

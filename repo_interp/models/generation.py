@@ -21,6 +21,21 @@ from repo_interp.models.lasting import at_rest
 from repo_interp.side_by_side import BatchSize, batches
 
 
+def end_tokens(decoder: Decoder) -> list[int]:
+    """Return the tokens with which a model ends a text.
+
+    Args:
+        decoder: Decoder of the model.
+
+    Returns:
+        Those of its settings of generation, else of its configuration.
+    """
+    owner = decoder.owner
+    ends = getattr(owner.generation_config, "eos_token_id", None)
+    ends = getattr(owner.config, "eos_token_id", None) if ends is None else ends
+    return [] if ends is None else ends if isinstance(ends, list) else [ends]
+
+
 @torch.inference_mode()
 def continue_greedily(
     decoder: Decoder,

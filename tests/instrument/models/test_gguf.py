@@ -235,6 +235,15 @@ def file(tmp_path):
     return write(tmp_path / "tiny.gguf", tensors_of(drawn()), metadata_of())
 
 
+def test_settings_of_generation_beside_the_converted_weights_are_kept(file, cache):
+    ri.load_model(file)
+    (place,) = cache.rglob("generation_config.json")
+    stated = json.loads(place.read_text())
+    place.write_text(json.dumps(stated | {"repetition_penalty": 1.8, "do_sample": True}))
+    settings = ri.load_model(file).generation_config
+    assert settings.eos_token_id == stated["eos_token_id"] and settings.repetition_penalty == 1.8
+
+
 def test_a_gguf_file_is_opened_with_its_layout_and_tokenizer(file):
     bridge = ri.load(file)
     assert ri.layout(bridge) == ("rope", "rope")
