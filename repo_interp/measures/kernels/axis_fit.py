@@ -164,6 +164,9 @@ def _first(values: Tensor, count: int | None) -> Tensor:
 # The axes themselves are results here, so the residual goes down to rounding; `position_cells`
 # wants a correlation alone and stops at 1e-6
 TOLERANCE = 1e-11
+# Pairs may leave more open than the gauges do, and only a residual that is judged decides that
+LEAST_RIDGE = 100 * TOLERANCE
+"""A ridge below this is taken for it, where pairs are no whole triangle."""
 
 
 def fit_axes(
@@ -222,7 +225,12 @@ def fit_pairs(sums: Axes, pairs: AdditivePairs, ridge: float) -> Axes:
         return torch.cat(pairs.sums(Axes(*unknowns.chunk(3, -1))), -1)
 
     solution = conjugate_gradients(
-        apply, torch.cat(sums, -1), torch.cat(pairs.counts, -1), pairs.gauges(), ridge, TOLERANCE
+        apply,
+        torch.cat(sums, -1),
+        torch.cat(pairs.counts, -1),
+        pairs.gauges(),
+        max(ridge, LEAST_RIDGE),
+        TOLERANCE,
     )
     return Axes(*solution.chunk(3, -1))
 

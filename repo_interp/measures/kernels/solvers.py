@@ -18,7 +18,8 @@ minus t-1, c: t minus t+1) couple only neighbours and t with n-1-t. Ordered by m
 a banded system: its LU has about 26 n entries and serves every head of every layer. Three
 directions leave the fit as it is - the gauges (1, -1, 0), (1, 0, -1), (t, -t, t) - and the ridge
 solution has no part in them: it remains after they are projected out, which also removes their
-rounding errors, amplified by 1 / ridge in any solve. An accelerator has no banded LU worth its
+rounding errors, amplified by 1 / ridge in any solve. A ridge below `LEAST_RIDGE` n, by which the system would
+be singular, is taken for that: the gauges apart, it changes no more than the eleventh digit. An accelerator has no banded LU worth its
 launches: there the system is cut into parts with six unknowns between them, dense blocks of a size
 that n hardly changes.
 
@@ -48,6 +49,9 @@ from scipy import sparse
 from scipy.sparse.linalg import SuperLU, splu
 from torch import Tensor
 
+LEAST_RIDGE = 1e-12
+"""Ridge per token of a triangle, at least."""
+
 
 class Axes(NamedTuple):
     """Three axes of a fit, or three arrays per distance, per query and per key."""
@@ -76,6 +80,7 @@ def fit_triangle(sums: Axes, ridge: float) -> Axes:
     if not ridge > 0:
         raise ValueError(f"ridge must be positive, got {ridge}")
     tokens, shape = sums.distance.shape[-1], sums.distance.shape[:-1]
+    ridge = kept_ridge(tokens, ridge)
     columns = torch.stack(sums, dim=-2).reshape(-1, 3 * tokens).T
     if columns.device.type == "cpu":
         solution = _solve_banded(columns.contiguous().numpy(), ridge)
@@ -85,6 +90,19 @@ def fit_triangle(sums: Axes, ridge: float) -> Axes:
     # Takes the gauges out, with rounding errors there, which were divided by the ridge
     axes = torch.addmm(solution, basis, basis.T @ solution, alpha=-1).T
     return Axes(*axes.reshape(*shape, 3, tokens).unbind(-2))
+
+
+def kept_ridge(tokens: int, ridge: float) -> float:
+    """Return the ridge, or the least one with which both factorizations keep their digits.
+
+    Args:
+        tokens: Number of tokens of the triangle.
+        ridge: Weight of the squared axes, positive.
+
+    Returns:
+        At least `LEAST_RIDGE` per token.
+    """
+    return max(ridge, LEAST_RIDGE * tokens)
 
 
 def _solve_banded(sums: np.ndarray, ridge: float) -> Float[Tensor, "unknown column"]:
@@ -167,6 +185,8 @@ def dissect(tokens: int, ridge: float, device: torch.device) -> Dissection:
     # Parts whose inverses cost as much as the inverse of the unknowns between them.
     # With size 6 k: (3 n / 6 k) (6 k)^3 = (18 n / 6 k)^3 gives k^5 = n^2 / 4
     size, known = 6 * max(2, round((tokens**2 / 4) ** 0.2)), 3 * tokens
+    # Six of twelve unknowns are singular but for the ridge
+    size = 18 if tokens == 4 else size
     parts = -(-known // size)
     # Six columns of zeros on either side, and ones on the diagonal where the last part is not full.
     padded = sparse.block_diag(

@@ -9,6 +9,7 @@ from attention_inputs import devices
 from numpy.testing import assert_allclose
 from three_axis_reference import RIDGE, design, ridge_solve
 
+import repo_interp as ri
 from repo_interp.measures.kernels import solvers
 from repo_interp.measures.kernels.axis_fit import additive_pairs, fit_axes, fit_pairs
 from repo_interp.measures.kernels.solvers import Axes, fit_triangle
@@ -40,6 +41,37 @@ def test_any_ridge(ridge):
     values = np.random.default_rng(1).normal(size=(len(matrix), 2))
     found = joined(fit_triangle(split((matrix.T @ values).T), ridge)).T
     assert_allclose(found, ridge_solve(matrix, values, ridge), atol=1e-10)
+
+
+TINY = [5e-324, 1e-100, 1e-20, 1e-14]
+
+
+@pytest.mark.parametrize("ridge", TINY)
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 9, 22, 40])
+def test_a_ridge_that_rounding_loses_gives_the_least_axes(tokens, ridge):
+    """Case: "Factor is exactly singular"; on an accelerator the axes of 4 tokens were 1e6 too large."""
+    matrix = design(np.tril(np.ones((tokens, tokens), dtype=bool)))
+    values = np.random.default_rng(tokens).normal(size=(len(matrix), 2))
+    expected = np.linalg.lstsq(matrix, values, rcond=1e-10)[0]
+    sums = split((matrix.T @ values).T)
+    assert_allclose(joined(fit_triangle(sums, ridge)).T, expected, atol=1e-9)
+    on_a_card = solvers.dissect(tokens, solvers.kept_ridge(tokens, ridge), torch.device("cpu"))
+    solved = on_a_card.solve(torch.cat(sums, -1).T)
+    basis = solvers._gauges(tokens, solved.device)
+    assert_allclose(solved - basis @ (basis.T @ solved), expected, atol=1e-8)
+
+
+@pytest.mark.parametrize("ridge", TINY)
+def test_three_axes_have_a_fit_with_any_ridge(ridge):
+    model = ri.zoo("niah/repo")
+    for tokens in (1, 2, 9, 40):
+        prompt = [range(5, 5 + tokens)]
+        tiny, plain = (
+            ri.analyze(model, prompt, measures=[ri.measures.ThreeAxis(ridge=some)], experiments=())
+            for some in (ridge, 1e-6)
+        )
+        for name, values in plain["three_axis"].data_vars.items():
+            assert_allclose(tiny["three_axis"][name], values, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 17, 1024])
@@ -96,6 +128,15 @@ def test_any_pairs_are_fitted_as_by_the_dense_ridge_solve(case, device, monkeypa
     assert_allclose(found.T, expected, atol=1e-8)
     monkeypatch.setattr(solvers, "steps_at_once", lambda device: 16)
     assert_allclose(joined(fit_pairs(sums, pairs, RIDGE)), found, atol=0)
+
+
+@pytest.mark.parametrize("ridge", TINY)
+@pytest.mark.parametrize("case", PAIRS)
+def test_any_pairs_have_the_least_axes_where_the_ridge_is_lost(case, ridge):
+    """What pairs leave open beside the gauges is 0, and not what the solver happens to leave."""
+    pairs, matrix, sums, _ = fit_of(*PAIRS[case])
+    expected = np.linalg.pinv(matrix.T @ matrix, rcond=1e-10) @ np.stack(joined(sums), -1)
+    assert_allclose(joined(fit_pairs(sums, pairs, ridge)).T, expected, atol=1e-5)
 
 
 def test_rounding_in_the_null_space_does_not_come_back_divided_by_the_ridge():
