@@ -15,9 +15,11 @@ gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from os import PathLike
 from pathlib import Path
@@ -28,7 +30,7 @@ import torch
 import xarray as xr
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
 from repo_interp.analysis.analyze import Results, analyze, execute
@@ -40,6 +42,7 @@ from repo_interp.errors import InputError, warn
 from repo_interp.files import path_of, require_directory
 from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.decoder import as_decoder, require_model
+from repo_interp.models.lasting import patch_attribute
 from repo_interp.models.load import require_parity
 from repo_interp.models.reposition import with_layout
 from repo_interp.models.wrapped import model_of
@@ -54,6 +57,8 @@ _FUSED = ("eager", "sdpa")
 """Attention that takes weights of any precision; others need the half precision that a training
 step casts to.
 """
+_OWNERS = "_repo_interp_positions"
+"""The attribute of a Trainer's state that has the callbacks by the directory of their runs."""
 
 
 class PositionsCallback(TrainerCallback):
@@ -74,7 +79,8 @@ class PositionsCallback(TrainerCallback):
     one is resumed, are moved to `out`/earlier-N;
     `ri.training_scalars` of all go to `state.log_history` and to whatever the Trainer reports to.
     `measures` None: those that the command `analyze` chooses for the model. Prompts and measures
-    that do not fit the model are refused before the first step. A later step, or an evaluation,
+    that do not fit the model, and a second callback with the same `out`, are refused before the
+    first step. A later step, or an evaluation,
     that cannot be measured - numbers are not finite, there is no space in memory or on the disk,
     rows are padded on the left - is left out with a warning, and the training goes on.
     """
@@ -103,6 +109,23 @@ class PositionsCallback(TrainerCallback):
         self._last: int | None = None
         self.evaluated = checked(evaluated, Count, "evaluated")
         self._evaluation: _Evaluation | None = None
+        self._entries: list[dict[str, Any]] = []
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Raise InputError where a callback of the Trainer has the same `out`, or comes twice."""
+        self._claim(args, state, twice=self in vars(state).get(_OWNERS, {}).values())
+
+    def _claim(self, args: Any, state: Any, twice: bool = False) -> Path:
+        """The directory of the runs, which is this callback's alone in a training."""
+        out = self.out or Path(args.output_dir) / "positions"
+        # The Trainer shows callbacks neither itself nor the others, but all see one state
+        owners = vars(state).setdefault(_OWNERS, {})
+        if twice or owners.setdefault(out.resolve(), self) is not self:
+            raise InputError(
+                f"two PositionsCallbacks write their runs to {out}; give each its own, "
+                "PositionsCallback(out=...)"
+            )
+        return out
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure the model as it comes.
@@ -112,7 +135,7 @@ class PositionsCallback(TrainerCallback):
         """
         if not state.is_world_process_zero:
             return
-        self.out = self.out or Path(args.output_dir) / "positions"
+        self.out, self._entries = self._claim(args, state), []
         begun = state.global_step
         # A resumed training repeats the steps after its checkpoint, so their runs are from before.
         earlier = [
@@ -146,9 +169,10 @@ class PositionsCallback(TrainerCallback):
     def _begin_evaluation(self, args: Any, model: nn.Module) -> None:
         """Observe evaluations from now on; InputError where that cannot be."""
         reading = [m.name for m in self.measures or () if as_measure(m).needs.predictions]
+        trainer = _running_trainer()
         for holds, reason in (
             (
-                args.eval_strategy == "no" and not args.eval_on_start,
+                trainer is None or (args.eval_strategy == "no" and not args.eval_on_start),
                 "the Trainer evaluates nothing",
             ),
             (args.torch_compile or args.n_gpu > 1, "torch.compile and DataParallel hide passes"),
@@ -161,7 +185,7 @@ class PositionsCallback(TrainerCallback):
                 )
         if self._evaluation is not None:
             self._evaluation.end()
-        self._evaluation = _Evaluation(_inner(model), self.measures, self.evaluated)
+        self._evaluation = _Evaluation(trainer, _inner(model), self.measures, self.evaluated)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure prompts every `every` steps."""
@@ -200,13 +224,18 @@ class PositionsCallback(TrainerCallback):
                 else _finished(self._evaluation.conclude(), self._evaluation.model, step, self.out)
             )
             scalars = training_scalars(run)
-            # The log of a resumed Trainer already has its first step.
+            # The log of a resumed Trainer already has its first step; that of other callbacks stays.
+            owners = vars(state).get(_OWNERS, {}).values()
+            ours = [entry for owner in owners for entry in owner._entries]
             state.log_history[:] = [
                 entry
                 for entry in state.log_history
-                if entry.get("step") != step or not scalars.keys() <= entry.keys()
+                if entry.get("step") != step
+                or not scalars.keys() <= entry.keys()
+                or any(entry is other for other in ours)
             ]
-            state.log_history.append({**scalars, "epoch": state.epoch or 0.0, "step": step})
+            self._entries.append({**scalars, "epoch": state.epoch or 0.0, "step": step})
+            state.log_history.append(self._entries[-1])
             if self._reporters is None:
                 # The Trainer shows its callbacks neither itself nor the others: these are the
                 # reporters of the same run a second time.
@@ -221,6 +250,14 @@ class PositionsCallback(TrainerCallback):
             warn(f"positions were not measured at step {step}: {error}")
 
 
+def _running_trainer() -> Any:
+    """The Trainer whose callback runs, which calls it without itself; None without one."""
+    frame = sys._getframe(1)
+    while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
+
+
 def _number_of(run: Path) -> int:
     """Step of a directory step-K; -1 of others."""
     number = run.name.removeprefix("step-")
@@ -230,20 +267,40 @@ def _number_of(run: Path) -> int:
 class _Evaluation:
     """Rows of an evaluation, measured within the passes over them."""
 
-    def __init__(self, model: Any, measures: Sequence[str | Measure] | None, most: int) -> None:
+    def __init__(
+        self, trainer: Any, model: Any, measures: Sequence[str | Measure] | None, most: int
+    ) -> None:
         self.model, self.measures, self.most = model, measures, most
         self._pass: tuple[ExitStack, Any, Any] | None = None
         self.forget()
-        self._handles = (
-            model.register_forward_pre_hook(self._before, with_kwargs=True),
-            # always_call: a pass that raises must not leave the hooks of `_before` in the model
-            model.register_forward_hook(self._after, always_call=True),
+        self._lasting = ExitStack()
+        # Hooks from on_train_begin to on_train_end would stay after a training that raises, whose
+        # end no callback is told
+        patch_attribute(
+            self._lasting, trainer, "evaluation_loop", lambda loop: partial(self._observed, loop)
         )
 
     def end(self) -> None:
-        """Observe no further pass."""
-        for handle in self._handles:
-            handle.remove()
+        """Observe no further evaluation."""
+        self._lasting.close()
+
+    def _observed(self, loop: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        """Run an evaluation with hooks in the model, which are gone however it ends."""
+        with ExitStack() as hooks:
+            for handle in (
+                self.model.register_forward_pre_hook(self._before, with_kwargs=True),
+                # Those of two callbacks nest, as what they change in the model
+                self.model.register_forward_hook(self._after, prepend=True, always_call=True),
+            ):
+                hooks.callback(handle.remove)
+            hooks.callback(self._leave)
+            return loop(*given, **options)
+
+    def _leave(self) -> None:
+        """Undo what the pass under way changed in the model, if one is."""
+        if self._pass is not None:
+            self._pass[0].close()
+            self._pass = None
 
     def forget(self) -> None:
         """Begin the next evaluation."""
@@ -280,25 +337,24 @@ class _Evaluation:
         self._pending = None
         if model.training or self._refused is not None or len(self.prompts) >= self.most:
             return
-        stack = ExitStack()
         try:
-            with _undisturbed(model):
-                prompts, width = _rows(keywords)
-                stack.enter_context(_observable(model))
-                job, begun = self._job(prompts), len(self.prompts)
-            numbers, device = range(len(prompts)), model.device
-            batch = make_batch(prompts, numbers, width, device, job.structure)
-            batch = replace(batch, numbers=tuple(begun + number for number in numbers))
-            found = stack.enter_context(job.observation(batch))
-            self._pass = stack, (prompts, batch), found
+            with ExitStack() as stack:
+                with _undisturbed(model):
+                    prompts, width = _rows(keywords)
+                    stack.enter_context(_observable(model))
+                    job, begun = self._job(prompts), len(self.prompts)
+                numbers, device = range(len(prompts)), model.device
+                batch = make_batch(prompts, numbers, width, device, job.structure)
+                batch = replace(batch, numbers=tuple(begun + number for number in numbers))
+                found = stack.enter_context(job.observation(batch))
+                self._pass = stack.pop_all(), (prompts, batch), found
         except InputError as error:
-            stack.close()
             self._pending = error
 
     def _after(self, model: Any, arguments: tuple, output: Any) -> None:
         if self._pass is not None:
-            (stack, batch, found), self._pass = self._pass, None
-            stack.close()
+            _, batch, found = self._pass
+            self._leave()
             self._pending = (*batch, results_of(*found)) if output is not None else None
 
 
@@ -506,8 +562,8 @@ def training_scalars(run: xr.DataTree) -> dict[str, float]:
 def as_before(model: nn.Module) -> Iterator[None]:
     """Restore the modules and the configuration of a model after the context.
 
-    Every module has the attributes, children, buffers and hooks that it had before. Tensors are not
-    copied: their values must stay as they are inside.
+    Every module has the attributes, children, buffers and hooks that it had before, less hooks that
+    were removed inside. Tensors are not copied: their values must stay as they are inside.
 
     Args:
         model: Model with a configuration.
@@ -523,7 +579,12 @@ def as_before(model: nn.Module) -> Iterator[None]:
         (
             owner,
             dict(vars(owner)),
-            [(table, dict(table)) for table in vars(owner).values() if isinstance(table, dict)],
+            [
+                # A hook that its owner removes stays away: another evaluation's, interrupted as well
+                (table, {} if "_hooks" in name else dict(table), set(table))
+                for name, table in vars(owner).items()
+                if isinstance(table, dict)
+            ],
         )
         for owner in owners
     ]
@@ -534,8 +595,8 @@ def as_before(model: nn.Module) -> Iterator[None]:
         # model holds.
         model.config.__class__ = kinds  # pyright: ignore[reportAttributeAccessIssue]
         for owner, attributes, tables in before:
-            for table, content in [(vars(owner), attributes), *tables]:
-                for name in [name for name in table if name not in content]:
+            for table, content, names in [(vars(owner), attributes, {*attributes}), *tables]:
+                for name in [name for name in table if name not in names]:
                     del table[name]
                 table.update(content)
 

@@ -317,6 +317,85 @@ def test_an_evaluation_that_cannot_be_measured_is_a_warning_and_none_is_refused(
             trained(tmp_path, decoder(), ri.PositionsCallback(measures=measures), **options)
 
 
+class Ends(TrainerCallback):
+    """Raises at an event."""
+
+    def __init__(self, event, error):
+        def raises(*given, **more):
+            raise error
+
+        setattr(self, event, raises)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("power cut"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    "event", ["on_train_begin", "on_step_end", "on_prediction_step", "on_evaluate", "forward"]
+)
+def test_a_training_that_raises_leaves_nothing_in_the_model(event, error, tmp_path):
+    """Found: the hooks of an evaluation, which measured every later pass for nothing."""
+    model = decoder("repo")
+    if event == "forward":
+
+        def act(module, given):
+            if not module.training:
+                raise error
+
+        model.model.layers[1].mlp.register_forward_pre_hook(act)
+    before = state(model)[0]
+    callbacks = [
+        ri.PositionsCallback(out=tmp_path / name, measures=["positions"]) for name in ("a", "b")
+    ]
+    ends = [] if event == "forward" else [Ends(event, error)]
+    with pytest.raises(type(error)) as raised:
+        trained(tmp_path, model, *callbacks, *ends, **EVALUATED | {"eval_steps": 1})
+    assert raised.value is error
+    for name, attributes in state(model)[0].items():
+        for table in ("_forward_hooks", "_forward_pre_hooks", "_buffers", "_modules"):
+            assert attributes[table] == before[name][table]
+
+
+def test_two_evaluations_are_measured_side_by_side_and_leave_nothing(tmp_path):
+    model = decoder("repo")
+    before = state(model)[0]
+    callbacks = [
+        ri.PositionsCallback(out=tmp_path / name, measures=[name])
+        for name in ("positions", "octaves")
+    ]
+    trainer = trained(tmp_path, model, *callbacks, **EVALUATED)
+    assert {name: found["_forward_hooks"] for name, found in state(model)[0].items()} == {
+        name: found["_forward_hooks"] for name, found in before.items()
+    }
+    rows = [row["input_ids"] for row in EVALUATED["eval_dataset"]]
+    for name in ("positions", "octaves"):
+        run = ri.read_run(tmp_path / name / "step-6")
+        assert [*run.children] == [name]
+        assert_as_analyzed(run, trainer, rows)
+    assert "evaluation_loop" not in vars(trainer)
+
+
+def test_two_callbacks_have_runs_and_entries_of_their_own_and_never_one_directory(tmp_path):
+    """Found: the second put the first one's step 0 aside, and its entries out of the log."""
+    short, long = (
+        ri.PositionsCallback(3, [tuple(range(3, end))], tmp_path / f"{end}", ["positions"])
+        for end in (13, 33)
+    )
+    trainer = trained(tmp_path, decoder("repo"), short, long)
+    for end in (13, 33):
+        runs = [ri.read_run(tmp_path / f"{end}" / f"step-{step}") for step in (0, 3, 6)]
+        assert [run["positions"].sizes["token"] for run in runs] == [end - 3] * 3
+    entries = [entry for entry in trainer.state.log_history if "positions_range" in entry]
+    assert [entry["step"] for entry in entries] == [0, 0, 3, 3, 6, 6]
+    for second in (
+        ri.PositionsCallback(prompts=PROMPTS, out=tmp_path / "x" / ".." / "positions"),
+        ri.PositionsCallback(measures=["positions"]),
+    ):
+        first = ri.PositionsCallback(prompts=PROMPTS)
+        for callbacks in ((first, second), (first, first)):
+            with refused("two PositionsCallbacks write their runs to .*positions; give each"):
+                trained(tmp_path, decoder("repo"), *callbacks, **EVALUATED)
+    assert not (tmp_path / "positions").exists()
+
+
 def test_a_training_that_begins_again_puts_earlier_runs_aside(tmp_path):
     """Found: after a crash before the first checkpoint, and at a second `train()`, it was
     refused.
