@@ -131,8 +131,14 @@ _NAMED_LAYERS = ("layer_types", "layers_block_type")
 _HONOURS_NO_ROPE_LAYERS = ("smollm3", "llama4_text")
 """Families whose modules read `no_rope_layers` (1: rotates); others, such as Llama, ignore the key.
 """
-_FULL_LAYERS_DO_NOT_ROTATE = ("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint")
+_FULL_LAYERS_DO_NOT_ROTATE = (
+    *("afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1"),
+)
 """Families whose layers with full attention have no rotation; sliding ones have."""
+_WINDOWLESS_ROTATE = ("exaone4", "exaone_moe", "kolibri1")
+"""Of these, families that rotate in all layers where they have no window."""
+_TYPE_ROTATES = ("granitemoehybrid",)
+"""Families that rotate only where their `position_embedding_type` is "rope"."""
 _DO_NOT_ROTATE = ("inkling_text", "jamba", "kimi_linear", "nemotron_h")
 """Families without positions: their other layers, or a relative bias, order tokens."""
 _SLOPES = ("bloom", "mpt")
@@ -275,10 +281,11 @@ def native_layout(config: Any) -> tuple[str, ...]:
     if family in _HONOURS_NO_ROPE_LAYERS and getattr(config, "no_rope_layers", None):
         # The key says 1 for a layer that rotates, in spite of its name.
         rotates = [bool(turns) for turns in config.no_rope_layers]
-    # EXAONE without a window rotates everywhere
-    windowless = family.startswith("exaone") and config.sliding_window is None
+    windowless = family in _WINDOWLESS_ROTATE and config.sliding_window is None
     if family in _FULL_LAYERS_DO_NOT_ROTATE and not windowless:
         rotates = [kind != "full_attention" for kind in kinds]
+    if family in _TYPE_ROTATES and config.position_embedding_type != "rope":
+        rotates = [False] * layers
     parameters = getattr(config, "rope_parameters", None) or {}
     rotates = [
         # null in place of parameters: layers of this type do not rotate.
