@@ -17,7 +17,11 @@ PAGE = Path(__file__).parent / "recipes.md"
 RECIPE = re.compile(
     r"(^## (.+?)\n.*?^```python\n)(.*?)(^```\n\n```text\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL
 )
-SMALL = {'"smollm2-135m/repo"': '"language/repo"', '"smollm2-135m"': '"language/rope"'}
+SMALL = {
+    '"smollm2-135m/repo"': '"language/repo"',
+    '"smollm2-135m"': '"language/rope"',
+    '"gemma3-270m"': '"language/rope"',
+}
 """Names of models in the recipes, and the small ones that stand for them in tests."""
 
 

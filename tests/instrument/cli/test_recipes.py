@@ -122,11 +122,15 @@ def test_induction_is_read_off_stock_patterns(stock, tmp_path, monkeypatch):
 
 
 def test_the_first_tokens_share_is_that_of_stock_patterns(stock, tmp_path, monkeypatch):
-    _, names = ran("Where sinks come from", tmp_path, monkeypatch)
-    tokens = ri.tokens(names["text"], names["model"])[0]
-    patterns = attentions(stock, tokens)
-    expected = patterns[:, :, 1:, 0].mean(-1)
+    printed, names = ran("Where sinks come from", tmp_path, monkeypatch)
+    patterns = attentions(stock, torch.tensor([names["words"]]))
+    later = patterns.shape[-1] - 1
+    middles = 1 + ((np.arange(512) + 0.5) * later / 512).astype(int)
+    expected = patterns[:, :, middles, 0].mean(-1)
+    assert later > 512
     assert_allclose(names["octaves"]["first_token"].values, expected.numpy(), atol=1e-5)
+    share = f"no BOS: {100 * float(expected.mean()):.1f} % on the first token"
+    assert printed.count(share) == 2, "two models, which are one here"
 
 
 def test_interpolation_is_that_of_the_configuration(tmp_path, monkeypatch):
