@@ -9,9 +9,11 @@ Each family is built with tiny random weights in a process of its own, and tried
     interventions  changes of positions change the logits, or not, as they should; afterwards logits are bit-identical
     experiments    the atlas, and saliency of learned positions
     bridge         a TransformerBridge with the same logits, whose hook points of attention fire
-    load           written by transformers and opened by `ri.load`, the same logits
+    load           written by transformers and opened by `ri.load`, the same logits, and the layout that config.json alone says
+    command        `repo-interp analyze` of that checkpoint ends with exit code 0
     linear, ...    the same with every kind of scaled rotation that transformers accepts, at lengths below and above the original one:
                    logits, and each layer's output
+    options        the same with every option of its configuration (`benchmarks.options`)
 
 Without names, all are tried and docs/families.md is written.
 """
@@ -28,6 +30,8 @@ import tempfile
 import warnings
 from collections.abc import Callable, Collection
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +44,20 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import repo_interp as ri
-from benchmarks.running import in_a_process, markdown, read_toml, said_of
+from benchmarks.options import (
+    IDLE,
+    REFUSED,
+    UNKNOWN,
+    lacking,
+    misread,
+    summed,
+    tried_options,
+    within,
+)
+from benchmarks.running import in_a_process, markdown, said_of
+from benchmarks.tiny_models import SIZES, TOKENS, computed, small_configuration, small_model
 from repo_interp.checkpoint_files.architectures import refusal, require_family
+from repo_interp.cli import main as command
 from repo_interp.errors import InputError
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.outputs import parity_errors
@@ -52,56 +68,21 @@ from repo_interp.tasks.prompt import Prompt
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-SIZES = read_toml(__file__)
 SECONDS = 180
-COLUMNS = ("logits", "attention", "generation", "interventions", "experiments", "bridge", "load")
+COLUMNS = (
+    *("logits", "attention", "generation", "interventions", "experiments", "bridge", "load"),
+    "command",
+)
 ORIGINAL = 16
 """Tokens before a rotation is scaled."""
 SCALINGS: dict[str, dict[str, Any]] = SIZES["scalings"]
 GOOD = ("yes", "no positions", "yes (ours)", "none")
-REFUSED, UNKNOWN = "refused: ", "transformers: "
-"""How the reason begins why a scaling is not tried: because `ri.load` refuses it, or because the
-stock model does not run with it.
-"""
+MEASURES = "attention_mass,predictions"
+"""Of the command: two that need no figure by head, which takes seconds."""
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 INTRODUCTION = (
     Path(__file__).with_name("families_introduction.md").read_text(encoding="utf-8").rstrip("\n")
 )
-
-
-def small_configuration(family: str, **changes: Any) -> Any:
-    """A configuration of `family` with small sizes, and with `changes` where it has such fields."""
-    kind = CONFIG_MAPPING[family]
-    default = kind()
-    sizes = (
-        SIZES["every"] | (SIZES["latent"] if hasattr(default, "qk_rope_head_dim") else {}) | changes
-    )
-    small = {name: value for name, value in sizes.items() if _settable(default, name, value)}
-    for name in SIZES["lists"]:
-        named = getattr(default, name, None)
-        if isinstance(named, list | tuple) and _settable(default, name, named):
-            small[name] = _varied(list(named))
-    return kind(
-        **small
-        | SIZES["family"].get(family, {})
-        | {name: value for name, value in changes.items() if name in small}
-    )
-
-
-def _settable(default: Any, name: str, value: Any) -> bool:
-    """Whether a configuration has `name`, and not as something that is computed of other names."""
-    name = type(default).attribute_map.get(name, name)
-    try:
-        setattr(copy.copy(default), name, value)
-    except Exception:
-        return False
-    return hasattr(type(default), name) or name in vars(default)
-
-
-def _varied(named: list[Any]) -> list[Any]:
-    """Four entries in which every kind of `named` occurs."""
-    kinds = list(dict.fromkeys(named))
-    return [*kinds, *named[: 4 - len(kinds)]][:4] if len(kinds) < 4 else kinds[:4]
 
 
 def scaled_configuration(family: str, scaling: str) -> Any:
@@ -136,19 +117,6 @@ def scaled_configuration(family: str, scaling: str) -> Any:
     return small_configuration(family, **changes, rope_parameters=scaled(stated, ""))
 
 
-def small_model(family: str, config: Any = None) -> Any:
-    """A tiny random model of `family` (of `config`), in which positions matter."""
-    torch.manual_seed(0)
-    config = config or small_configuration(family)
-    config.initializer_range = 0.15
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 1 and "norm" in name:
-                parameter.add_(0.2 * torch.randn_like(parameter))
-    return model.eval()
-
-
 def scaled(family: str, scaling: str) -> str:
     """Whether `family` opens with a scaled rotation, with the stock model's logits: "yes", a
     number, or the reason why not.
@@ -179,11 +147,7 @@ def scaled(family: str, scaling: str) -> str:
             return f"{REFUSED}{' '.join(str(error).replace(f'{directory}/', '').split())}"
         except Exception as error:
             return said_of(error)
-    return _within(max(errors), 1e-5)
-
-
-def _within(error: float, limit: float) -> str:
-    return "yes" if error <= limit else f"{error:.1e}"
+    return within(max(errors), 1e-5)
 
 
 def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
@@ -194,22 +158,20 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
     stock = small_model(family)
     model = copy.deepcopy(stock)
     with_layout(model, None)
-    tokens = torch.randint(3, 120, (2, 12), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        expected = stock(tokens, use_cache=False).logits
+    tokens, expected = TOKENS, computed(stock)[0]
     layers = as_decoder(model).layers
     schemes = ", ".join(dict.fromkeys(each.scheme for each in layers))
     row = {"layers": f"{len(layers)}/{model.config.num_hidden_layers}", "positions": schemes}
 
     def as_expected(given: torch.Tensor) -> str:
-        return _within(float((given - expected).abs().max() / expected.abs().max()), 1e-5)
+        return within(float((given - expected).abs().max() / expected.abs().max()), 1e-5)
 
     def logits() -> str:
         with torch.no_grad():
             return as_expected(model(tokens, use_cache=False).logits)
 
     def attention() -> str:
-        return _within(max(parity_errors(as_decoder(model), tokens[:1])), 2e-5)
+        return within(max(parity_errors(as_decoder(model), tokens[:1])), 2e-5)
 
     def generation() -> str:
         mask = torch.ones_like(tokens)
@@ -279,14 +241,7 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
         wrapped = ri.bridge(copy.deepcopy(model))
         with torch.no_grad():
             given, cache = wrapped.run_with_cache(tokens)
-        missing = [
-            name
-            for name in SIZES["hooks"]
-            if f"blocks.{layers[0].layer_idx}.attn.{name}" not in cache
-        ]
-        if missing:
-            return f"without {', '.join(missing)}"
-        said = as_expected(given)
+        said = lacking(layers[0].layer_idx, cache) or as_expected(given)
         ours = type(wrapped.adapter).__module__.startswith("repo_interp")
         return "yes (ours)" if ours and said == "yes" else said
 
@@ -294,13 +249,30 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
         with tempfile.TemporaryDirectory() as directory:
             stock.save_pretrained(directory)
             again = ri.load(directory)
+            said = misread(directory, again)
         with torch.no_grad():
-            return as_expected(again(tokens))
+            return said or as_expected(again(tokens))
+
+    def commanded() -> str:
+        with tempfile.TemporaryDirectory() as directory, redirect_stdout(StringIO()):
+            stock.save_pretrained(directory)
+            prompts = Path(directory, "prompts.jsonl")
+            prompts.write_text(
+                "".join(
+                    json.dumps({"tokens": row, "spans": {"needle": [8]}, "generated": [10, 11]})
+                    + "\n"
+                    for row in tokens.tolist()
+                )
+            )
+            with redirect_stderr(StringIO()) as said:
+                given = ["--prompts", str(prompts), "--out", f"{directory}/out"]
+                code = command(["analyze", directory, *given, "--measures", MEASURES])
+        return "yes" if code == 0 else f"{code}: {said.getvalue()[-140:]}"
 
     trials: dict[str, Callable[[], str]] = dict(
         zip(
             COLUMNS,
-            (logits, attention, generation, interventions, experiments, bridged, loaded),
+            (logits, attention, generation, interventions, experiments, bridged, loaded, commanded),
             strict=True,
         )
     )
@@ -312,26 +284,38 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
     return row
 
 
-def _child(family: str) -> dict[str, str]:
+def _child(family: str) -> dict[str, Any]:
     """`tried`, or why the family is refused; the process ends where it hangs."""
     signal.alarm(SECONDS)
     warnings.filterwarnings("ignore")
     try:
-        return tried(family) | {scaling: scaled(family, scaling) for scaling in SCALINGS}
+        of_scalings = {scaling: scaled(family, scaling) for scaling in SCALINGS}
+        return tried(family) | of_scalings | {"options": tried_options(family)}
     except InputError as error:
         return {"refused": " ".join(str(error).split())}
     except Exception as error:
         return {"refused": f"fails: {said_of(error)}"}
 
 
-def page(rows: dict[str, dict[str, str]], version: str) -> str:
+def page(rows: dict[str, dict[str, Any]], version: str) -> str:
     """docs/families.md."""
     opened = [{"family": family, **row} for family, row in rows.items() if "refused" not in row]
     columns = (*COLUMNS, *SCALINGS)
     whole = sum(
-        all(row[column] in GOOD or row[column].startswith(UNKNOWN) for column in columns)
+        all(
+            result in GOOD or result.startswith((UNKNOWN, IDLE))
+            for result in (*(row[column] for column in columns), *row["options"].values())
+        )
         for row in opened
     )
+    not_taken = [
+        (row["family"], name, result)
+        for row in opened
+        for name, result in row["options"].items()
+        if not result.startswith((*GOOD, UNKNOWN, IDLE))
+    ]
+    for row in opened:
+        row["options"] = summed(row["options"])
     counts = ", ".join(
         f"{sum(row[column].startswith('yes') for row in opened)} {column}" for column in columns
     )
@@ -359,8 +343,13 @@ def page(rows: dict[str, dict[str, str]], version: str) -> str:
             whole=whole,
             counts=counts,
             original=ORIGINAL,
+            measures=MEASURES,
         ),
-        markdown(pandas.DataFrame(opened, columns=["family", "layers", "positions", *columns])),
+        markdown(
+            pandas.DataFrame(opened, columns=["family", "layers", "positions", *columns, "options"])
+        ),
+        "## Options that are not taken",
+        markdown(pandas.DataFrame(not_taken, columns=["family", "option", "reason"])),
         "## Scaled rotations that are not tried",
         markdown(pandas.DataFrame(unscaled, columns=["family", "rotation", "reason"])),
         "## Refused",

@@ -117,8 +117,8 @@ def _run(work: Path, names: list[str]) -> None:
 def _tiny_llama(directory: Path) -> None:
     """A stock Llama with grouped keys, random weights and no tokenizer, and prompts in tokens."""
     import repo_interp as ri
-    from benchmarks.families import small_model
     from benchmarks.shapes import prompt_of
+    from benchmarks.tiny_models import small_model
 
     model = small_model("llama")
     model.save_pretrained(directory / "tiny_llama")

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForMultimodalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from benchmarks.families import small_configuration
+from benchmarks.tiny_models import small_configuration
 
 FAMILIES = (
     *("aria", "cohere_compass", "deepseek_vl", "exaone4_5", "fuyu"),

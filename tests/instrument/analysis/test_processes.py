@@ -20,7 +20,7 @@ from forked import Forked, forked
 from places import tree
 
 import repo_interp as ri
-from benchmarks.families import small_model
+from benchmarks.tiny_models import small_model
 from repo_interp import processes
 from repo_interp.analysis import memory
 from repo_interp.analysis.publication import stage

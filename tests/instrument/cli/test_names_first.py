@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.families import small_model
+from benchmarks.tiny_models import small_model
 from repo_interp.cli import main
 from repo_interp.models import load as loading
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import repo_interp as ri
-from benchmarks.families import small_model
+from benchmarks.tiny_models import small_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks.prompt import Prompt
 

@@ -7,7 +7,7 @@ import torch
 from refusals import refused
 
 import repo_interp as ri
-from benchmarks.families import small_model
+from benchmarks.tiny_models import small_model
 from repo_interp.models.checkpoints import load_model
 
 TOKENS = torch.randint(3, 120, (2, 16), generator=torch.Generator().manual_seed(0))

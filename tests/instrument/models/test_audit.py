@@ -11,7 +11,8 @@ from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as i
 from transformers.models.llama import modeling_llama
 
 import repo_interp as ri
-from benchmarks.families import scaled_configuration, small_model
+from benchmarks.families import scaled_configuration
+from benchmarks.tiny_models import small_model
 from repo_interp.cli import main
 from repo_interp.models.audit import distances
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import repo_interp as ri
-from benchmarks.families import small_configuration, small_model
+from benchmarks.tiny_models import small_configuration, small_model
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.direct_path import direct_path, inner

@@ -19,10 +19,10 @@ from benchmarks.families import (
     page,
     scaled,
     scaled_configuration,
-    small_configuration,
-    small_model,
     tried,
 )
+from benchmarks.options import options, summed, tried_option
+from benchmarks.tiny_models import small_configuration, small_model
 from repo_interp.models.attention import CACHES
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
@@ -211,6 +211,52 @@ def test_a_family_is_observed_as_the_table_says(family):
 
 
 @pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True}),
+        ("phi", {"qk_layernorm": True}),
+        ("gpt_neox", {"attention_bias": False}),
+        ("gpt_bigcode", {"multi_query": False}),
+        ("opt", {"do_layer_norm_before": False}),
+        ("starcoder2", {"norm_epsilon": 1e-6}),
+        ("afmoe", {"num_shared_experts": 0}),
+        ("mpt", {"attn_config": {"softmax_scale": 0.5}}),
+        ("granitemoehybrid", {"position_embedding_type": "nope"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_an_option_of_a_family_gives_the_stock_logits(family, change):
+    """Found: `ri.load` ended in TransformerLens' traceback, had Starcoder2's norms with another
+    epsilon, and took no model without shared experts; `inspect` said that Granite 4 rotates.
+    """
+    assert tried_option(family, change) == "yes"
+
+
+def test_rope_in_a_layer_that_has_none_is_kept_by_a_copy(tmp_path):
+    """Found: Kolibri's layout was read as RoPE everywhere, and so reposition's was not written."""
+    model = ri.reposition(small_model("kolibri1"), "rope")
+    ri.save(model, tmp_path)
+    again = load_model(tmp_path)
+    assert ri.layout(again) == ("rope",) * 4
+    with torch.no_grad():
+        assert_close(again(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_options_are_the_fields_of_a_configuration():
+    found = dict(options("falcon"))
+    assert found["new_decoder_architecture=True"] == {"new_decoder_architecture": True}
+    assert found["num_kv_heads=2"]["new_decoder_architecture"]
+    assert "attn_config.softmax_scale=0.5" in dict(options("mpt"))
+    assert "rope_parameters.rope_theta=500.0" in found and "hidden_size=None" not in found
+    assert tried_option("falcon", {"alibi": True}).startswith("refused: a Falcon with ALiBi")
+    assert tried_option("falcon", {"activation": None}).startswith("transformers: ")
+    assert summed(
+        {"a": "yes", "b": "refused: c", "d": "changes nothing", "e": "transformers: f"}
+    ) == ("1 of 2, 1 skipped")
+
+
+@pytest.mark.parametrize(
     ("family", "scaling"),
     [
         ("glm4", "yarn"),
@@ -337,13 +383,16 @@ def test_a_refusal_names_the_reason_and_what_is_supported():
         with_layout(AutoModelForCausalLM.from_config(config), None)
     columns = ("layers", "positions", *COLUMNS, *SCALINGS)
     rows = {
-        "llama": dict.fromkeys(columns, "yes") | {"yarn": "transformers: no"},
+        "llama": dict.fromkeys(columns, "yes")
+        | {"yarn": "transformers: no", "options": {"bias=True": "yes"}},
+        "falcon": dict.fromkeys(columns, "yes") | {"options": {"alibi=True": "refused: not alone"}},
         "bert": {"refused": "it is an encoder"},
     }
     written = page(rows, "5.23.0")
     for line in (
+        "| falcon | alibi=True | refused: not alone |",
         "| llama | yarn | transformers: no |",
         "| bert | it is an encoder |",
-        "Of 2 families 1 open, and 1 of",
+        "Of 3 families 2 open, and 1 of",
     ):
         assert line in written

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM
 
 import repo_interp as ri
-from benchmarks.families import small_configuration, small_model
+from benchmarks.tiny_models import small_configuration, small_model
 from repo_interp.checkpoint_files.architectures import native_layout
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import require_parity
