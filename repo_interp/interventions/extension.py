@@ -405,7 +405,7 @@ class _Lambda:
         attention, tokens = self.attention, queries.shape[2]
         now = attention.active_pass
         assert now.content is not None
-        if keys.shape[2] != tokens:
+        if keys.shape[2] != tokens or now.turning is not None:
             raise InputError(
                 f"{self.method} is offered for whole prompts, not with cached keys; pass "
                 "use_cache=False"

@@ -8,8 +8,9 @@ add a function of the distance are given the moved position of the key. Layers w
 (NoPE) and contextual ones (CoPE) have nothing to move; a learned absolute position is an embedding,
 so its token - query, key and value - gets another position's vector, at the model's input.
 
-Whole prompts only, padded on the right, without cached keys. Knows nothing about how orders, shifts
-and prompts are chosen.
+Keys are exchanged in whole prompts, padded on the right, without cached keys. They are moved with a
+cache too, which must begin inside of the context; a shift is given the positions of all keys so far.
+Knows nothing about how orders, shifts and prompts are chosen.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError, quoted
 from repo_interp.interventions.replacing import finite_positions
 from repo_interp.models.attention import RepositionedAttention, require_one_position
+from repo_interp.models.cached import positions_of_keys
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import called_at, intervention
 from repo_interp.models.tables import change_index, table_of
 from repo_interp.positions.biases import PositionBias
-from repo_interp.positions.rotary import expand_heads, rotation_tables, turn
+from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
 
 Shift = Callable[[Float[Tensor, "batch any token"]], Float[Tensor, "batch any token"]]
 """Shifts of the positions of keys, in positions, given those positions; axes of 1 broadcast.
@@ -88,7 +90,8 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
         None.
 
     Raises:
-        InputError: The model lacks a layer, or a shift is no function or of another shape.
+        InputError: The model lacks a layer, or a shift is no function or of another shape; or, in
+            the pass, the cache began without this.
     """
     decoder = as_decoder(model)
     _require_by_layer(shifts, "shifts", "functions of positions", callable)
@@ -96,13 +99,14 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
     def turn_further(attention: RepositionedAttention, keys: Tensor) -> Tensor:
         if attention.frequencies is None:
             return keys
-        positions = attention.active_pass.positions
+        positions = positions_of_keys(attention, keys)
         assert positions is not None
         require_one_position(attention, positions)
         shifted = _shift_of(shifts[attention.layer_idx], positions.detach())
+        shifted = expand_heads(shifted, keys.shape[1])
         # 1.0: the keys were scaled when they were rotated the first time
-        cosines, sines = rotation_tables(shifted, attention.frequencies, 1.0, keys.dtype)
-        return turn(keys, expand_heads(cosines, keys.shape[1]), expand_heads(sines, keys.shape[1]))
+        tables = pair_tables(by_pair(shifted), attention.frequencies_of_keys(), 1.0, keys.dtype)
+        return turn(keys, *tables)
 
     with intervention(decoder) as undo, called_at(decoder, "rotated_keys", turn_further, shifts):
         for attention in decoder.attentions(shifts):

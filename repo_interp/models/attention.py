@@ -9,8 +9,8 @@ The stock module stays in place and computes everything else: projections, norms
 `RepositionedAttention` attaches to it by two hooks and by the attention function of transformers:
 
     before the module    positions are assigned from the hidden states; the module's tables are
-                         replaced by the identity, so that queries, keys and the key-value cache
-                         stay unrotated; positions of keys are cached beside them (`cached`)
+                         replaced by the identity, so that queries and keys stay unrotated; what
+                         a key-value cache keeps of them: `cached`
     attention function   queries and keys are put into half-split order, rotated by the
                          positions, and attend
     after the module     the tensors of the pass are dropped
@@ -34,12 +34,18 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
-from repo_interp.models.cached import CacheOfPositions, remembered
+from repo_interp.models.cached import (
+    CacheOfPositions,
+    assign_with_memory,
+    cached_tokens,
+    index_by_axis,
+    positions_of_keys,
+)
 from repo_interp.models.identity_tables import first_table, identity_tables
 from repo_interp.models.layer_pass import Content, HookSites, LogitsOfRows, Pass
 from repo_interp.models.masks import apply_mask, call_mask, chunk_of, visible, window_of
 from repo_interp.models.recomputed import require_same_interventions
-from repo_interp.models.rotation import TABLES, Rotation, of_chosen
+from repo_interp.models.rotation import SHARED, TABLES, Rotation, of_chosen
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.hope import keep_components
 from repo_interp.positions.logits import PositionLogits, cap_logits
@@ -58,8 +64,6 @@ CHANGED = "_repo_interp_changed"
 (`lasting.patch_attribute`).
 """
 
-_BY_AXIS = "repo_interp_by_axis"
-"""Where a cache keeps that its tokens have a position for each axis."""
 _THREAD = "_thread"
 """Where a layer keeps which thread runs a pass in it."""
 _ATTACHED = "repositioned"
@@ -271,7 +275,7 @@ class RepositionedAttention:
         hidden_states: Tensor = given["hidden_states"]
         past = next((name for name in CACHES if given.get(name) is not None), None)
         cache = None if past is None else given[past]
-        start = self._cached_tokens(cache, hidden_states.shape[1])
+        start = cached_tokens(cache, self.layer_idx, hidden_states.shape[1])
         index = self._token_index(hidden_states, given, cache, start)
         if index.is_complex():
             raise InputError("position ids are complex; wanted whole numbers")
@@ -304,6 +308,7 @@ class RepositionedAttention:
         if given.get(TABLES) is not None:
             self.current_pass.tables = given[TABLES]
             given[TABLES] = _identity_tables(given[TABLES])
+        self.current_pass.handed_on = given.get(SHARED) is not None
         if past is not None:
             given[past] = CacheOfPositions(cache, self)
         return (), given
@@ -338,6 +343,11 @@ class RepositionedAttention:
                 f"layer {self.layer_idx} attended without the attention function of its "
                 f"scheme {self.scheme!r}, so positions were ignored"
             )
+
+    @property
+    def rotation_is_changed(self) -> bool:
+        """Whether an intervention changes the frequencies."""
+        return bool(vars(self).get(CHANGED, {}).get("frequencies"))
 
     @property
     def follows_length(self) -> bool:
@@ -385,8 +395,13 @@ class RepositionedAttention:
             value = change(value)
         return value
 
-    def _frequencies_of_keys(self) -> Any:
-        """Frequencies [component] or [prompt, head, key, component]: cached keys keep theirs."""
+    def frequencies_of_keys(self) -> Any:
+        """Return the frequencies by which keys were rotated: cached ones keep theirs.
+
+        Returns:
+            Radians per position [component], [head, 1, component] or
+            [prompt, head, key, component].
+        """
         lengths = None if self.current_pass is None else self.current_pass.key_lengths
         if lengths is None:
             return self.frequencies
@@ -401,7 +416,7 @@ class RepositionedAttention:
     ) -> Float[Tensor, "batch any token *component"]:
         assert self.assigner is not None
         if isinstance(self.assigner, RememberingAssigner):
-            positions = self._assign_with_memory(self.assigner, hidden_states, index, cache)
+            positions = assign_with_memory(self, self.assigner, hidden_states, index, cache)
         else:
             positions = self.assigner(hidden_states, index)
         self._require_positions(positions, hidden_states, "the assigner of")
@@ -452,21 +467,6 @@ class RepositionedAttention:
                 "imaginary part would be lost; wanted real numbers"
             )
 
-    @staticmethod
-    def _index_by_axis(index: Int[Tensor, "axis batch token"], cache: Any, start: int) -> Tensor:
-        """The index by axis; one for all where axes agree and no cached token has several."""
-        cached = getattr(cache, _BY_AXIS, False)
-        if bool((index == index[:1]).all()) and not cached:
-            return index[0]
-        if start and not cached:
-            raise InputError(
-                "the tokens in the cache have one position each, and those of this pass one for "
-                "each axis (an image's); give all of them to one pass"
-            )
-        if cache is not None:  # later tokens are cached beside these
-            setattr(cache, _BY_AXIS, True)
-        return index
-
     def _assign_by_axis(
         self, hidden_states: Tensor, index: Int[Tensor, "axis batch token"]
     ) -> Float[Tensor, "batch 1 token component"]:
@@ -480,27 +480,6 @@ class RepositionedAttention:
         by_pair = index[self.rotation.axes.to(index.device)]
         positions = by_pair.permute(1, 2, 0)[:, None].to(torch.float32)
         return self._after_hooks(positions, hidden_states)
-
-    def _assign_with_memory(
-        self, assigner: RememberingAssigner, hidden_states: Tensor, index: Tensor, cache: Any
-    ) -> Float[Tensor, "batch any token *component"]:
-        """Positions of tokens that see the memory of all keys that attention shows them."""
-        current, rows, device = self.active_pass, hidden_states.shape[1], hidden_states.device
-        past = None
-        if current.start:
-            past = remembered(cache.layers[self.layer_idx].keys[:, :, : current.start], assigner)
-            if current.attention_mask is not None:  # a full static cache drops its first key
-                past = past[:, -max(1, current.attention_mask.shape[-1] - rows) :]
-        keys = rows if past is None else past.shape[1] + rows
-        seen = visible(rows, keys, current.attention_mask, device)
-        ahead = torch.arange(keys - rows, keys, device=device)[:, None] - torch.arange(
-            keys, device=device
-        )
-        if self.sliding_window is not None:
-            seen = seen & (ahead < self.sliding_window)
-        # padding sees itself, so that no row is empty
-        positions, current.memory = assigner(hidden_states, index, past, seen | (ahead == 0))
-        return positions
 
     def process_new(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put new keys and values into the form in which they enter attention or a cache.
@@ -573,6 +552,9 @@ class RepositionedAttention:
         Returns:
             Weighted values [batch, token, head, d_value], and the pattern where it was
             materialised.
+
+        Raises:
+            InputError: The mask is no tensor.
         """
         current = self.active_pass
         current.attended = True
@@ -611,7 +593,8 @@ class RepositionedAttention:
         for observe in self.observers:
             observe(self, queries, current.new_keys, current.positions, of_rows)
         content = current.content = Content(queries, keys, values, current.gate_keys)
-        positions, key_positions = current.positions, self._positions_of_keys(keys)
+        positions, turning = current.positions, current.turning
+        key_positions = None if turning is not None else positions_of_keys(self, keys)
         added = self._added(content, key_positions, call.mask)
         if (
             positions is not None
@@ -630,37 +613,15 @@ class RepositionedAttention:
                 expand_heads(keys, positions.shape[1]),
                 expand_heads(values, positions.shape[1]),
             )
-        queries, keys = self.rotate(queries, keys, positions, key_positions)
+        if turning is None:
+            queries, keys = self.rotate(queries, keys, positions, key_positions)
+        else:
+            queries = self.sites.rotated_queries(_turned(queries, *turning))
+            keys = self.sites.rotated_keys(keys)
         if call.bias is not None:
             added = call.bias if added is None else added + call.bias
         attended, pattern = self.attend(queries, keys, values, call.mask, added, keywords)
         return self.sites.attended(attended), pattern
-
-    def _positions_of_keys(self, keys: Tensor) -> Tensor | None:
-        """Positions of all keys: cached, or counted back where an earlier layer made the keys."""
-        current = self.active_pass
-        if (
-            current.key_positions is not None
-            or current.positions is None
-            or current.positions.shape[2] == keys.shape[2]
-        ):
-            return current.positions if current.key_positions is None else current.key_positions
-        if self.scheme != "rope" or self.follows_length or current.positions.ndim == 4:
-            raise InputError(
-                f"layer {self.layer_idx} ({self.scheme}) reads keys of another layer, which "
-                "have no positions of its own"
-            )
-        counted = self._counted_index(keys.shape[2])[:, None].to(current.positions.dtype)
-        counted = counted.expand(len(current.positions), current.positions.shape[1], -1)
-        end = current.end(keys.shape[2])
-        begin = end - current.positions.shape[-1]
-        return torch.cat([counted[..., :begin], current.positions, counted[..., end:]], dim=-1)
-
-    def _counted_index(self, keys: int) -> Int[Tensor, "any key"]:
-        """Numbers of all keys: the last token's is right whatever the padding, others count from it."""
-        index = self.active_pass.index
-        after = torch.arange(keys, device=index.device) + 1 - self.active_pass.end(keys)
-        return after + index[:, -1:]
 
     def rotate(
         self,
@@ -683,18 +644,37 @@ class RepositionedAttention:
         """
         if positions is not None and self.frequencies is not None:
             key_positions = positions if key_positions is None else key_positions
-            tables = pair_tables(
-                by_pair(positions), self.frequencies, self.attention_scaling, queries.dtype
-            )
-            cosines, sines = self.sites.cosines(tables[0]), self.sites.sines(tables[1])
+            cosines, sines = self._tables(positions, queries.dtype)
             queries = _turned(queries, cosines, sines)
             if key_positions.shape[2] != positions.shape[2]:
-                frequencies = self._frequencies_of_keys()
+                frequencies = self.frequencies_of_keys()
                 cosines, sines = pair_tables(
                     by_pair(key_positions), frequencies, self.attention_scaling, keys.dtype
                 )
             keys = _turned(keys, cosines, sines)
         return self.sites.rotated_queries(queries), self.sites.rotated_keys(keys)
+
+    def rotate_new(self, keys: Tensor) -> Tensor:
+        """Rotate the keys of a pass before a cache takes them, as the stock module does.
+
+        Args:
+            keys: [batch, kv_head, token, d_head], half-split.
+
+        Returns:
+            Rotated keys.
+        """
+        current = self.active_pass
+        assert current.positions is not None
+        current.turning = self._tables(current.positions, keys.dtype)
+        return _turned(keys, *current.turning)
+
+    def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the tokens of a pass, after their hooks."""
+        assert self.frequencies is not None
+        cosines, sines = pair_tables(
+            by_pair(positions), self.frequencies, self.attention_scaling, dtype
+        )
+        return self.sites.cosines(cosines), self.sites.sines(sines)
 
     @property
     def attends_unchanged(self) -> bool:
@@ -816,8 +796,9 @@ class RepositionedAttention:
         rows, keys, device = content.queries.shape[2], content.keys.shape[2], content.queries.device
         positions = self.active_pass.positions
         if positions is None or key_positions is None:
-            index, end = self.active_pass.index, self.active_pass.end(keys)
-            key_positions = index if index.shape[-1] == keys else self._counted_index(keys)
+            current = self.active_pass
+            index, end = current.index, current.end(keys)
+            key_positions = index if index.shape[-1] == keys else current.counted_index(keys)
             positions = key_positions[:, end - rows : end]
         seen = visible(rows, keys, attention_mask, device)
         added = content.added(
@@ -841,19 +822,6 @@ class RepositionedAttention:
             )
         return self.sites.position_logits(added)
 
-    def _cached_tokens(self, cache: Any, tokens: int) -> int:
-        """Tokens in the cache before a pass of `tokens`."""
-        if cache is None:
-            return 0
-        try:
-            if held := int(cache.get_seq_length(self.layer_idx)):
-                return held
-        except ValueError:
-            pass
-        # The first pass; or a layer that caches none and reads the keys of an earlier one, which
-        # has cached those of this pass.
-        return max(0, int(cache.get_seq_length()) - tokens)
-
     def _token_index(
         self, hidden_states: Tensor, given: dict[str, Any], cache: Any, start: int
     ) -> Int[Tensor, "any token"]:
@@ -861,7 +829,7 @@ class RepositionedAttention:
         index, tokens = given.get("position_ids"), hidden_states.shape[1]
         of_tables = getattr(first_table(given.get(TABLES)), "token_index", None)
         if self.rotation.axes is not None and of_tables is not None and of_tables.ndim == 3:
-            return self._index_by_axis(of_tables[..., -tokens:], cache, start)
+            return index_by_axis(of_tables[..., -tokens:], cache, start)
         index = of_tables if index is None else index
         if index is not None and index.ndim == 2 and index.shape[-1] == tokens:
             return index

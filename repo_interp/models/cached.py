@@ -1,13 +1,18 @@
-"""Positions in a key-value cache: they travel inside the keys, as further columns.
+"""Key-value caches: what a layer keeps of a token, beside its values.
 
-    cached key of token j:   [ k_j | z_j | length | gate keys | memory ]        k_j unrotated
+    cached key of token j:   [ R(z_j) k_j ]                                 z_j: the token index
+                             [ k_j | z_j | length | gate keys | memory ]    k_j unrotated
 
-The length is that of the pass of token j, where frequencies depend on it: as in a stock cache, a
-key keeps the frequencies it came with. The memory is what an assigner remembers of the token.
+The first is the stock model's, with which such a cache may be exchanged. It is kept where the index
+alone rotates keys, unless an intervention lasts when the cache begins, which may need more of a
+key; a cache goes on as it began, which the width of its keys tells. Layers that keep latents, or
+hand their keys on to other layers, have the second.
 
-So whatever a cache does to keys - growing, reordering for beams, cropping, sliding windows - it
-does to their positions. A cached position keeps all its bits: where keys are of half precision, it
-takes two columns of theirs.
+There positions travel inside the keys, as further columns. The length is that of the pass of token
+j, where frequencies depend on it: as in a stock cache, a key keeps the frequencies it came with.
+The memory is what an assigner remembers of the token. So whatever a cache does to keys - growing,
+reordering for beams, cropping, sliding windows - it does to their positions. A cached position
+keeps all its bits: where keys are of half precision, it takes two columns of theirs.
 """
 
 from __future__ import annotations
@@ -15,11 +20,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers import cache_utils
 
-from repo_interp.positions.assigners import RememberingAssigner
+from repo_interp.errors import InputError
+from repo_interp.models.masks import visible
+from repo_interp.positions.assigners import RememberingAssigner, TokenIndex
 from repo_interp.positions.rotary import expand_heads
+
+_BY_AXIS = "repo_interp_by_axis"
+"""Where a cache keeps that its tokens have a position for each axis."""
+_QUANTIZED = getattr(cache_utils, "BaseQuantizedLayer", cache_utils.QuantizedLayer)
+"""Layers of a cache that round what they keep."""
 
 
 class CacheOfPositions:
@@ -48,10 +61,15 @@ class CacheOfPositions:
             Keys and values of all tokens so far, as a stock cache gives them; positions and gate
             keys go to the pass.
         """
-        current = self._attention.active_pass
-        if (keys.shape[1], keys.shape[-1]) == (self._attention.kv_heads, self._attention.d_head):
-            keys, values = self._attention.process_new(keys, values)
-            keys = self._attention.stock_order(keys)
+        attention, current = self._attention, self._attention.active_pass
+        if (keys.shape[1], keys.shape[-1]) == (attention.kv_heads, attention.d_head):
+            keys, values = attention.process_new(keys, values)
+            if self._keeps_rotated(layer):
+                keys = attention.rotate_new(keys)
+                return self._cache.update(
+                    attention.stock_order(keys), values, layer, *arguments, **keywords
+                )
+            keys = attention.stock_order(keys)
         # else latents, of which keys are made later, before the hooks on keys
         parts = [keys]
         positions = current.positions
@@ -76,6 +94,7 @@ class CacheOfPositions:
             parts.append(_columns(current.memory.transpose(1, 2), keys))
         # One tensor, so that the cache treats positions as it treats keys.
         sizes = [part.shape[-1] for part in parts]
+        self._require_room(layer, sizes)
         stored, values = self._cache.update(
             torch.cat(parts, dim=-1), values, layer, *arguments, **keywords
         )
@@ -95,17 +114,190 @@ class CacheOfPositions:
             current.gate_keys = beside[0]
         return keys, values
 
+    def _keeps_rotated(self, layer: int) -> bool:
+        """Whether the cache holds keys of this layer as the stock model does."""
+        attention, current = self._attention, self._attention.active_pass
+        # None: nothing rotates, so the stock model's keys are the unrotated ones
+        if current.positions is None or attention.frequencies is None:
+            return False
+        by_index = isinstance(attention.assigner, TokenIndex) and attention.position_logits is None
+        # Heads that share a key, and turn it by positions of their own, need it unrotated.
+        by_index = by_index and attention.kv_heads % current.positions.shape[1] == 0
+        held, width = _layer_of(self._cache, layer), _held_width(self._cache, layer)
+        if isinstance(held, _QUANTIZED) and current.start:  # no others, see `_require_room`
+            width = attention.d_head
+        if width is None:
+            return by_index and not current.handed_on and not attention.interventions
+        if width != attention.d_head:
+            return False
+        if not by_index or attention.rotation_is_changed or current.handed_on:
+            raise InputError(
+                f"the cache holds rotated keys of layer {layer} without positions beside them, "
+                f"which {attention.scheme!r} needs here; begin a new cache with this model, inside "
+                "of the interventions that last now"
+            )
+        return True
 
-def remembered(keys: Tensor, assigner: RememberingAssigner) -> Float[Tensor, "batch key feature"]:
-    """Read the memory of an assigner off cached keys.
+    def _require_room(self, layer: int, sizes: list[int]) -> None:
+        """Raise InputError for a cache that cannot hold columns of `sizes`."""
+        width, name = _held_width(self._cache, layer), type(self._cache).__name__
+        if width not in (None, sum(sizes)):
+            raise InputError(
+                f"the {name} holds keys of {width} numbers in layer {layer}, and those of this pass "
+                f"have {sum(sizes)} ({self._attention.scheme!r}, with positions beside them); begin "
+                "a new cache"
+            )
+        if len(sizes) > 1 and isinstance(_layer_of(self._cache, layer), _QUANTIZED):
+            raise InputError(
+                f"a quantized cache would round the positions that layer {layer} "
+                f"({self._attention.scheme}) keeps beside its keys; choose another cache, or "
+                "generate outside of interventions"
+            )
+
+
+def _layer_of(cache: Any, layer: int) -> Any:
+    """A layer of a cache; None where it has none yet."""
+    layers = getattr(cache, "layers", ())
+    return layers[layer] if layer < len(layers) else None
+
+
+def _held_width(cache: Any, layer: int) -> int | None:
+    """Numbers that a cache holds of a key; None where it holds none yet."""
+    keys = getattr(_layer_of(cache, layer), "keys", None)
+    return None if keys is None or keys.ndim < 4 else keys.shape[-1]
+
+
+def cached_tokens(cache: Any, layer: int, tokens: int) -> int:
+    """Count the tokens in a cache before a pass.
 
     Args:
-        keys: As a cache holds them [batch, kv_head, key, column].
-        assigner: The assigner of the layer.
+        cache: Cache of transformers; None: there is none.
+        layer: Number of the layer.
+        tokens: Tokens of the pass.
 
     Returns:
-        Its memory of the cached tokens, in its precision.
+        Number of tokens that the layer's keys are of.
     """
+    if cache is None:
+        return 0
+    try:
+        if held := int(cache.get_seq_length(layer)):
+            return held
+    except ValueError:
+        pass
+    # The first pass; or a layer that caches none and reads the keys of an earlier one, which has
+    # cached those of this pass.
+    return max(0, int(cache.get_seq_length()) - tokens)
+
+
+def index_by_axis(
+    index: Int[Tensor, "axis batch token"], cache: Any, start: int
+) -> Int[Tensor, "*axis batch token"]:
+    """Return token indices by axis (an image's), or one for all axes where one is enough.
+
+    Args:
+        index: Time, height and width of every token.
+        cache: Cache of transformers; None: there is none.
+        start: Tokens in the cache.
+
+    Returns:
+        One index where axes agree and no cached token has several; else those by axis.
+
+    Raises:
+        InputError: Cached tokens have one position each.
+    """
+    cached = getattr(cache, _BY_AXIS, False)
+    if bool((index == index[:1]).all()) and not cached:
+        return index[0]
+    if start and not cached:
+        raise InputError(
+            "the tokens in the cache have one position each, and those of this pass one for "
+            "each axis (an image's); give all of them to one pass"
+        )
+    if cache is not None:  # later tokens are cached beside these
+        setattr(cache, _BY_AXIS, True)
+    return index
+
+
+def positions_of_keys(attention: Any, keys: Tensor) -> Float[Tensor, "batch any key *pair"] | None:
+    """Return positions of all keys: cached, or counted where an earlier layer made the keys.
+
+    Args:
+        attention: The `RepositionedAttention` whose pass this is.
+        keys: Of all tokens [batch, kv_head or head, key, d_head].
+
+    Returns:
+        Positions in rows; None: the layer assigns none.
+
+    Raises:
+        InputError: They are not known.
+    """
+    current, positions = attention.active_pass, attention.active_pass.positions
+    if current.key_positions is not None:
+        return current.key_positions
+    if positions is None or positions.shape[2] == keys.shape[2]:
+        return positions
+    if current.turning is not None:
+        raise InputError(
+            f"the cache holds rotated keys of layer {attention.layer_idx} without positions beside "
+            "them, which are wanted here; begin a new cache inside of the interventions that last"
+        )
+    if attention.scheme != "rope" or attention.follows_length or positions.ndim == 4:
+        raise InputError(
+            f"layer {attention.layer_idx} ({attention.scheme}) reads keys of another layer, which "
+            "have no positions of its own"
+        )
+    counted = current.counted_index(keys.shape[2])[:, None].to(positions.dtype)
+    counted = counted.expand(len(positions), positions.shape[1], -1)
+    end = current.end(keys.shape[2])
+    begin = end - positions.shape[-1]
+    return torch.cat([counted[..., :begin], positions, counted[..., end:]], dim=-1)
+
+
+def assign_with_memory(
+    attention: Any, assigner: RememberingAssigner, hidden_states: Tensor, index: Tensor, cache: Any
+) -> Float[Tensor, "batch any token *component"]:
+    """Assign positions to tokens that see the memory of all keys that attention shows them.
+
+    Args:
+        attention: The `RepositionedAttention` whose pass this is, which gets the new memory.
+        assigner: Its assigner.
+        hidden_states: [batch, token, d_model].
+        index: Token indices.
+        cache: Cache of transformers; None: there is none.
+
+    Returns:
+        Positions of the tokens of the pass.
+
+    Raises:
+        InputError: The cache keeps the memory elsewhere.
+    """
+    current, rows, device = attention.active_pass, hidden_states.shape[1], hidden_states.device
+    past = None
+    if current.start:
+        if getattr(cache, "offloading", False):
+            raise InputError(
+                f"layer {attention.layer_idx} ({attention.scheme}) reads its memory of earlier "
+                "tokens before an offloaded cache has fetched it; choose another cache"
+            )
+        keys = cache.layers[attention.layer_idx].keys[:, :, : current.start]
+        past = _remembered(keys, assigner)
+        if current.attention_mask is not None:  # a full static cache drops its first key
+            past = past[:, -max(1, current.attention_mask.shape[-1] - rows) :]
+    count = rows if past is None else past.shape[1] + rows
+    seen = visible(rows, count, current.attention_mask, device)
+    ahead = torch.arange(count - rows, count, device=device)[:, None] - torch.arange(
+        count, device=device
+    )
+    if attention.sliding_window is not None:
+        seen = seen & (ahead < attention.sliding_window)
+    # padding sees itself, so that no row is empty
+    positions, current.memory = assigner(hidden_states, index, past, seen | (ahead == 0))
+    return positions
+
+
+def _remembered(keys: Tensor, assigner: RememberingAssigner) -> Float[Tensor, "batch key feature"]:
+    """The memory of an assigner, read off cached keys [batch, kv_head, key, column]."""
     dtype, groups = assigner.dtype, -(-assigner.features // keys.shape[1])
     columns = keys[..., -groups * max(1, dtype.itemsize // keys.dtype.itemsize) :]
     return _rows(columns, dtype, assigner.features).transpose(1, 2)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 
@@ -189,6 +190,10 @@ class Pass:
     """`length` of the pass in which a cached key came."""
     tables: Any = None
     """Those that the decoder gave the module."""
+    turning: tuple[Tensor, Tensor] | None = None
+    """Cosines and sines by which a cache has rotated the keys of this pass; None: it has not."""
+    handed_on: bool = False
+    """Whether the layer may hand its keys on to later layers."""
     attended: bool = False
 
     def end(self, keys: int) -> int:
@@ -202,8 +207,24 @@ class Pass:
         """
         return min(self.start + self.hidden_states.shape[1], keys)
 
+    def counted_index(self, keys: int) -> Int[Tensor, "any key"]:
+        """Number all keys: the last token's is right whatever the padding, and others count from it.
+
+        Args:
+            keys: Number of keys.
+
+        Returns:
+            Their numbers in their prompts.
+        """
+        after = torch.arange(keys, device=self.index.device) + 1 - self.end(keys)
+        return after + self.index[:, -1:]
+
     def cut(self, keys: int) -> None:
-        """Drop what is kept beside keys behind the first `keys`."""
+        """Drop what is kept beside keys behind the first ones.
+
+        Args:
+            keys: How many stay.
+        """
         if self.key_positions is not None:
             self.key_positions = self.key_positions[:, :, :keys]
         if self.key_lengths is not None:

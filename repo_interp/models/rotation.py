@@ -41,6 +41,8 @@ TABLES = "position_embeddings"
 """The argument in which a decoder gives its tables to an attention module: cosines and sines, or
 complex numbers.
 """
+SHARED = "shared_kv_states"
+"""The argument in which layers hand their keys and values on to later layers."""
 OF_TABLES = ("frequencies", "turning", "table_scaling", "unscaled", "order", "source", "axes")
 """Fields of a `Rotation` that a layer without rotation takes from one that rotates."""
 _RECORD = "repo_interp_record"
@@ -490,9 +492,7 @@ def run_replica(
         if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
     ]
     keywords = {key: known.get(key) for key in wanted if key in known or key in required}
-    keywords |= (
-        {"shared_kv_states": _AnyKeys(replica, tokens)} if "shared_kv_states" in wanted else {}
-    )
+    keywords |= {SHARED: _AnyKeys(replica, tokens)} if SHARED in wanted else {}
     try:
         with torch.no_grad():
             try:
