@@ -124,6 +124,10 @@ class AttentionInputs:
     """Gives `values`: nothing is copied or widened until a measure asks."""
     read_residual: Callable[[], Float[Tensor, "prompt token d_model"]] | None = None
     """Gives `residual` in the same way."""
+    by_axis: bool = False
+    """Whether positions by pair are those of an image: steps of the index along the pair's axis."""
+    reads_content: Callable[[], bool] | None = None
+    """Tells whether `position_logits` depend on contents; None: on positions alone."""
 
     @property
     def heads(self) -> int:
@@ -139,6 +143,23 @@ class AttentionInputs:
     def differ_by_pair(self) -> bool:
         """Whether the rotary pairs of a token have different positions (Selective RoPE, mRoPE)."""
         return self.positions is not None and self.positions.ndim == 4
+
+    @property
+    def has_frequencies(self) -> bool:
+        """Whether theta_r is a rate of position: the layer rotates, and all pairs count alike.
+
+        Where an assigner gives every pair a position, its unit is the pair's own.
+        """
+        rotates = self.frequencies is not None and self.positions is not None
+        return rotates and (self.by_axis or not self.differ_by_pair)
+
+    @cached_property
+    def logits_by_content(self) -> bool:
+        """Whether the scheme adds logits that depend on contents, not on positions alone."""
+        if self.position_logits is None:
+            return False
+        probed = self.reads_content is not None and self.reads_content()
+        return self.gate_features is not None or probed
 
     @property
     def row_of_first_prompt(self) -> int | None:

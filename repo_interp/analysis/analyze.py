@@ -35,6 +35,7 @@ from repo_interp.analysis.job import Job
 from repo_interp.analysis.notes import (
     Remark,
     RoundedPositions,
+    SilentMeasure,
     padded_prompts,
     rounded_positions,
     run_notes,
@@ -153,7 +154,8 @@ def execute(
     """
     store_every = checked(store_every, PositiveOrZero, "store_every")
     provenance = job.provenance
-    notes = run_notes(job.decoder, job.prompts, job.measures, provenance.get("changed", ""))
+    changed = provenance.get("changed", "")
+    notes = run_notes(job.decoder, job.prompts, job.measures, changed, job.gaps)
     if (rounded := rounded_positions(job.decoder)) is not None:
         warn(rounded, RoundedPositions)
     if job.measures and (padded := padded_prompts(job.decoder, job.prompts)) is not None:
@@ -161,6 +163,8 @@ def execute(
     if job.remark:
         notes = (job.remark, *notes)
         warn(job.remark, Remark)
+    for silent in job.gaps.silent.values():
+        warn(silent, SilentMeasure)
     # which experiments may need
     gradients = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
     kept = store_of(job.decoder, job.prompts[0], job.question, store, store_every)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from repo_interp.analysis.gaps import Gaps
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.entry_points import MEASURES, require_once
 from repo_interp.errors import InputError, quoted, warn
@@ -24,7 +25,7 @@ from repo_interp.experiments.effects import Effects
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.kinds import Kinds
 from repo_interp.measures.catalogue import measure_named
-from repo_interp.measures.statistics import Measure
+from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.decoder import Decoder
 from repo_interp.positions.assigners import TokenIndex
@@ -177,6 +178,10 @@ def choose(
                 f"prompts do not count on: {', '.join(left)}"
             )
             measures = fitting
+        named = [as_measure(measure_named(name)) for name in measures]
+        with suppress(InputError, TypeError):  # layers that no model has, which the job refuses
+            silent = Gaps(decoder, named, (), layers).silent
+            measures = [name for name in measures if name not in silent]
     return measures, experiments
 
 

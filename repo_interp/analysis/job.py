@@ -26,6 +26,7 @@ from repo_interp.analysis.batches import Batch, make_batches, structure_for
 from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.defaults import choose, default_prompts, origin_of, resolve_measures
 from repo_interp.analysis.faults import PASS, Fault, fault_in, fault_of_pass
+from repo_interp.analysis.gaps import Gaps
 from repo_interp.analysis.layer_statistics import observe_layer
 from repo_interp.analysis.memory import batch_limit
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, VIEWS, called
@@ -47,6 +48,7 @@ from repo_interp.measures.statistics import (
 )
 from repo_interp.models.capture import decode, observing, predictions_of
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.lasting import require_weights
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import observable
 from repo_interp.run import KEPT, checked_group, require_name, versions, with_schemes
@@ -127,6 +129,10 @@ class Job:
             _require_chosen(measure, self.layers, heads_of_layer)
         self._require_seen()
         _require_prompts(self.prompts, self.measures, decoder.vocabulary_size)
+        require_weights(decoder)
+        self.gaps = Gaps(decoder, self.measures, self.prompts, self.layers)
+        """What the measures leave out of layers."""
+        self.gaps.require_layers()
         self.experiments = planned(decoder, self.prompts, experiments, task)
         # Prompts of experiments count too: a named token may be reached there alone
         require_named_tokens(
@@ -289,7 +295,7 @@ class Job:
             nonlocal observed
             going_on = [measure for measure in measures if measure.name not in faults]
             # Such layers have NaN in numbers about positions or pairs, which is no fault of theirs
-            unplaced = inputs.positions is None or inputs.frequencies is None
+            unplaced = not inputs.has_frequencies or inputs.differ_by_pair
             # Measures may compare token ids, which a layer does not see.
             whole = replace(inputs, tokens=batch.tokens.to(inputs.queries.device))
             for measure, result in observe_layer(whole, going_on, batch, self.heads):
@@ -340,8 +346,9 @@ class Job:
                 raise
             reason = one_line(f"{type(error).__name__}: {error}")
             return Fault(f"it cannot conclude ({reason})", concluding=True)
+        gaps = "; ".join(self.gaps.of(measure.name))
         return with_schemes(group, self.decoder.schemes, self.decoder.learned_schemes).assign_attrs(
-            parameter_attributes(measure.parameters)
+            parameter_attributes(measure.parameters) | ({"left_out": gaps} if gaps else {})
         )
 
     def _require_names(self) -> None:

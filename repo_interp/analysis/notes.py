@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
+from repo_interp.analysis.gaps import Gaps
 from repo_interp.errors import Note
 from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.changes import changes
 from repo_interp.models.decoder import Decoder
+from repo_interp.models.rescaling import scaling_remark
 from repo_interp.positions.layouts import SCHEMES, format_layout
 from repo_interp.tasks.prompt import Prompt
 
@@ -26,11 +28,16 @@ class RoundedPositions(Remark):
     """Learned positions are measured in a precision that rounds them."""
 
 
+class SilentMeasure(Remark):
+    """A measure gives nothing of any layer."""
+
+
 def notes_on(
     decoder: Decoder,
     prompts: Sequence[Prompt] = (),
     measures: Sequence[Measure] = (),
     changed: str | None = None,
+    gaps: Gaps | None = None,
 ) -> tuple[str, ...]:
     """Return remarks on measuring prompts on a model.
 
@@ -40,6 +47,7 @@ def notes_on(
         measures: Measures of the analysis.
         changed: Changes of the model since it was loaded, where they are known; None: they are
             looked up.
+        gaps: What the measures leave out; None: nothing is said of it.
 
     Returns:
         One line per remark; empty where there is none.
@@ -61,15 +69,8 @@ def notes_on(
             f"computed in {named[0]}, learned positions in {named[1]}: what they are "
             "computed from is rounded, they are not"
         )
-    if (
-        origin is not None
-        and origin.scaling
-        and all(attention.frequencies is None for attention in decoder.layers)
-    ):
-        notes.append(
-            f"scaling ({origin.scaling}) changes nothing: no layer of the layout "
-            f"{format_layout(schemes)} rotates"
-        )
+    if origin is not None and (idle := scaling_remark(decoder, origin.scaling)):
+        notes.append(idle)
     lengths = [len(prompt.tokens) for prompt in prompts]
     following = next((layer for layer in decoder.layers if layer.follows_length), None)
     if (
@@ -103,11 +104,15 @@ def notes_on(
                 f"{measure.name} gives nothing here: it measures {', '.join(wanted)}, and "
                 f"the layout is {format_layout(schemes)}"
             )
-    return tuple(notes)
+    return (*notes, *(() if gaps is None else gaps.notes))
 
 
 def run_notes(
-    decoder: Decoder, prompts: Sequence[Prompt], measures: Sequence[Measure], changed: str
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    measures: Sequence[Measure],
+    changed: str,
+    gaps: Gaps | None = None,
 ) -> tuple[str, ...]:
     """Return the attribute `notes` of a run: remarks of loading, then `notes_on`.
 
@@ -116,13 +121,14 @@ def run_notes(
         prompts: Prompts of the analysis.
         measures: Measures of the analysis.
         changed: Changes of the model since it was loaded.
+        gaps: What the measures leave out; None: nothing is said of it.
 
     Returns:
         One line per remark.
     """
     origin = decoder.origin
     remarks = (f"config.json {origin.remarks}",) if origin is not None and origin.remarks else ()
-    return (*remarks, *notes_on(decoder, prompts, measures, changed))
+    return (*remarks, *notes_on(decoder, prompts, measures, changed, gaps))
 
 
 def rounded_positions(decoder: Decoder) -> str | None:

@@ -150,6 +150,8 @@ def explain_logit(
         frequencies = inputs.frequencies.to(still)
         positions = inputs.positions[0, 0].double()
         angles = frequencies * (positions[query] - positions[key])
+        if not inputs.has_frequencies:
+            frequencies = torch.full_like(still, torch.nan)
     total = float(turned.sum())
     # The cap acts on the sum, so its part is a difference and not a share of any pair
     soft_cap = float(cap_logits(turned.sum(), inputs.softcap)) - total

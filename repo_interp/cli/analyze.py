@@ -229,6 +229,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.cli.tables import print_findings, print_tables
     from repo_interp.console import Console, plain
+    from repo_interp.models.rescaling import acting_scaling
     from repo_interp.progress import steps
 
     console, name = Console(), arguments.checkpoint or DEFAULT
@@ -244,7 +245,9 @@ def run(arguments: argparse.Namespace) -> int:
         # Work that was kept for other options is noticed when the store is opened.
         with command.same_question(console), steps(console) as step:
             attributes = {ASKED: command.asked}
-            attributes |= {"scaling": arguments.scaling} if arguments.scaling else {}
+            # one that changes nothing is in the notes alone
+            acts = acting_scaling(job.decoder, arguments.scaling or "")
+            attributes |= {"scaling": acts} if acts else {}
             # The other processes have done their share, and one writes and draws.
             run = _execute(job, results, step, attributes, console)
             if not processes.is_first():
@@ -280,6 +283,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.decoder import as_decoder
     from repo_interp.models.load import open_model
+    from repo_interp.models.rescaling import IdleScaling
     from repo_interp.plots.catalogue import view_of
     from repo_interp.tasks.prompt.jsonl import require_readable
 
@@ -310,7 +314,9 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
                 within(chosen, most, kind)
     # The base of NTK scaling follows from the configuration
     scaling = arguments.scaling and rope_scaling(arguments.scaling, config)
-    bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IdleScaling)  # the notes have it
+        bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     use_threads(bridge, arguments.threads)
     step("making prompts")
     if arguments.prompts is None and arguments.text is None:
@@ -365,7 +371,7 @@ def _announce(console: Console, name: str, job: Job) -> None:
         line += f", in {processes.count()} processes"
     console.print(bold(name, line))
     # Before the work as well as in the report: a note may be a reason to stop here.
-    for note in notes_on(job.decoder, job.prompts, job.measures):
+    for note in notes_on(job.decoder, job.prompts, job.measures, gaps=job.gaps):
         console.print(note, style="yellow")
 
 

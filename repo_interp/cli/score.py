@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -137,6 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.decoder import as_decoder
     from repo_interp.models.load import open_model
+    from repo_interp.models.rescaling import IdleScaling
     from repo_interp.progress import steps
 
     console = Console()
@@ -147,7 +149,9 @@ def run(arguments: argparse.Namespace) -> int:
     checkpoint = identify(path)
     scaling = rope_scaling(arguments.scaling, checkpoint.config)
     task = None if _generates(arguments.task) else _task(arguments, checkpoint.directory)
-    bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IdleScaling)  # the notes have it
+        bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
     use_threads(bridge, arguments.threads)
     # Scaling and rounded positions matter for scores too.
     for note in notes_on(as_decoder(bridge)):
@@ -165,7 +169,9 @@ def run(arguments: argparse.Namespace) -> int:
         # The layer within a pass is shown, since a pass over a long prompt takes minutes.
         with register_module_forward_hook(shown.layer):  # of torch, so the model is unchanged
             scores = scored(store=results.store, progress=shown.progress, announce=shown.announce)
-        scores.attrs |= {"scaling": arguments.scaling or "none", ASKED: command.asked}
+        # one that changes nothing is in the notes alone
+        scaled = arguments.scaling if "scaling" in scores.attrs else "none"
+        scores.attrs |= {"scaling": scaled, ASKED: command.asked}
         # Kept answers were shared, and the first process writes and draws.
         if not processes.is_first():
             return 0

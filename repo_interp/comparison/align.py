@@ -326,7 +326,7 @@ def _on_values(measure: str, joined: xr.Dataset) -> list[str]:
     ]
     if "frequency" in joined:
         # Pairs that do not rotate have frequency 0 in every run.
-        rotated = joined["frequency"].where(joined["frequency"] > 0)
+        rotated = abs(joined["frequency"]).where(joined["frequency"] != 0)
         low, high = rotated.min("run"), rotated.max("run")
         # Relative, since frequencies span many orders of magnitude; float32 rounds at 1e-7.
         if bool((high - low > 1e-6 * high).any()):

@@ -44,7 +44,7 @@ _TEXTS = {
 
 
 @dataclass(frozen=True)
-class Activations(Measure, needs=Needs(documents=True)):
+class Activations(Measure, needs=Needs(documents=True, by_pair=True)):
     """The measure `activations`."""
 
     queries: Count = 32

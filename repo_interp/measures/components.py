@@ -19,8 +19,9 @@ The bound of long-term decay (Su et al. 2021, sec. 3.4.3) follows from the frequ
 
 It falls with d for RoPE's frequencies; pairs that do not rotate (HoPE) keep it up.
 
-Layers that rotate nothing have no frequency (NaN), no bands and no rotation angles; their
-components are the pairs of dimensions (r, r + d_head/2) all the same. The term of a scheme in its
+Layers that rotate nothing, or whose pairs have positions of their own, have no frequency (NaN), no
+bands and no rotation angles; their components are the pairs of dimensions (r, r + d_head/2) all the
+same. Prompts with images have frequencies, and no rotation angles. The term of a scheme in its
 logits (ALiBi, KERPLE, FIRE, CoPE) belongs to the mean logit by distance, and is shown apart as
 well; it is in no component, and VAF speaks of the part that is.
 
@@ -62,7 +63,7 @@ from repo_interp.measures.kernels.rotation_angles import (
 )
 from repo_interp.measures.kernels.seen_pairs import is_whole, once, pair_counts
 from repo_interp.measures.labels import Arrays, arrays, described, described_group, label_of
-from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.measures.statistics import Gap, Measure, Needs, Statistics
 from repo_interp.values import Tokens, TokensOrNone
 
 _SAME = 1e-10
@@ -160,6 +161,17 @@ class Components(Measure):
         last = "the end" if self.last_token is None else self.last_token
         return {**super().parameters, "last_token": last, "still_angle": STILL}
 
+    def gap(self, inputs: AttentionInputs) -> Gap | None:
+        """Frequencies and turns, where pairs have positions of their own."""
+        if not inputs.differ_by_pair:
+            return None
+        if inputs.by_axis:
+            return Gap("turn by the axes of an image, in its prompts", "no turns")
+        return Gap(
+            "give every rotary pair its own position",
+            "no frequencies, bands, turns and decay bounds",
+        )
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return sums of profiles over prompts and pairs, and VAF per prompt.
 
@@ -202,8 +214,8 @@ class Components(Measure):
             # float32 for the file; sums over prompts, below, stay in float64
             measured = replace(measured, shares=measured.shares.float())
         explained = measured.explained
-        if inputs.positions is None or inputs.frequencies is None:
-            # Without rotation components have no frequency to be banded by
+        if not inputs.has_frequencies:
+            # Components have no frequency to be banded by
             explained["vaf_band"] = torch.full_like(explained["vaf_band"], torch.nan)
         for name, values in explained.items():
             by_prompt[name] = (
@@ -307,15 +319,20 @@ def _angles(
 ) -> tuple[Record, Record]:
     """Return rotation angles over all prompts, and reach per prompt; NaN without one position."""
     new = {"dtype": torch.float64, "device": tokens.device}
-    if inputs.positions is None or inputs.frequencies is None or inputs.differ_by_pair:
+    if inputs.positions is None or not inputs.has_frequencies:
         sums = RotationAngles(
             torch.zeros(1, len(frequencies), len(EDGES), **new), torch.zeros(1, **new)
         )
-        # Nothing rotates, or no one difference of positions turns all pairs
+        # Nothing rotates, or pairs have positions of their own
         reach = unrotated = torch.full((len(tokens), 1), torch.nan, **new)
     else:
-        sums = rotation_angles(inputs.positions, frequencies, tokens, inputs.window, per_side)
-        reach = largest_difference(inputs.positions, tokens, inputs.window)
+        positions, by_axis = inputs.positions, None
+        if inputs.differ_by_pair:
+            # No one difference turns all pairs of an image; text beside it in the batch has one
+            by_axis = (positions != positions[..., :1]).flatten(1).any(1)
+            positions = positions[..., 0]
+        sums = rotation_angles(positions, frequencies, tokens, inputs.window, per_side)
+        reach = largest_difference(positions, tokens, inputs.window)
         unrotated = (reach[..., None] * frequencies.abs() <= STILL).to(torch.float64).mean(-1)
         if not is_whole(tokens):
             # -inf: a prompt in which no pair is seen
@@ -324,6 +341,12 @@ def _angles(
                 reach.masked_fill(none, torch.nan),
                 unrotated.masked_fill(none, torch.nan),
             )
+        if by_axis is not None:
+            reach, unrotated = (
+                part.masked_fill(by_axis[:, None], torch.nan) for part in (reach, unrotated)
+            )
+            unknown = torch.where(by_axis.any(), torch.nan, 0.0)
+            sums = RotationAngles(sums.pairs + unknown, sums.difference + unknown)
     return (
         {
             "turn_pairs": ("layer head component turn", sums.pairs),

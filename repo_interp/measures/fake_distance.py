@@ -13,8 +13,9 @@ formula, taken literally, rotates the other way ("printed"). Choices:
 - The query is the last token's, as in the paper; of several - the last ones - r is the mean.
 - A NoPE layer gives the same logit at every distance: r = 1, exactly and saying nothing.
   `nope_base` rotates them by RoPE of that base instead.
-- A term that a scheme adds (ALiBi and the like) is that of the last row's key d back;
-  without rotation r = 1 again, as the paper argues (sec. 3.3).
+- A term that a scheme adds by positions alone (ALiBi and the like) is that of the last row's key d
+  back; without rotation r = 1 again, as the paper argues (sec. 3.3). A term that depends on
+  contents is no function of the distance: such layers are NaN.
 - With 1/sqrt(d_head), before a soft cap. All valid tokens are keys, whatever the layer's window.
 
 Both axes together say how far a head can look for contents (after CoPE sec. 3.1, where "attend to
@@ -50,11 +51,12 @@ from repo_interp.measures.kernels.fake_logits import (
 )
 from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import Arrays, arrays, described_group
-from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.measures.statistics import Gap, Measure, Needs, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Count, PositiveOrZero
 
 SIGNS = {"causal": 1.0, "printed": -1.0}
+BY_CONTENT = "add logits that depend on contents, so that no distance alone gives them"
 _DESCRIBED = {
     "r": "correlation of fake-distance logits and the sum of their two axes",
     "semantic_share": "share of the semantic axis in the variance of both axes",
@@ -65,7 +67,9 @@ _DESCRIBED = {
 
 
 @dataclass(frozen=True)
-class FakeDistance(Measure, needs=Needs(nan=("r", "semantic_share"))):
+class FakeDistance(
+    Measure, needs=Needs(nan=("r", "semantic_share", "position_axis", "semantic_axis"))
+):
     """The measure `fake_distance`."""
 
     queries: Count = 1
@@ -81,6 +85,10 @@ class FakeDistance(Measure, needs=Needs(nan=("r", "semantic_share"))):
     """0: NoPE layers as they are. Otherwise the RoPE base by which they are asked to rotate."""
     name: str = "fake_distance"
 
+    def gap(self, inputs: AttentionInputs) -> Gap | None:
+        """Layers that add logits by contents."""
+        return Gap(BY_CONTENT) if inputs.logits_by_content else None
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return `r` and `semantic_share` [prompt, layer, head]; the axes of the first prompt."""
         moments = key_moments(inputs.keys, inputs.valid)
@@ -88,6 +96,8 @@ class FakeDistance(Measure, needs=Needs(nan=("r", "semantic_share"))):
         bias = bias_by_distance(inputs)
         fit = fake_fit(queries, moments, self._turns(inputs), bias)
         found = {"r": fit.correlation, "semantic_share": fit.semantic_share}
+        if inputs.logits_by_content:
+            found = {name: torch.full_like(values, torch.nan) for name, values in found.items()}
         if self.queries > 1:
             found = {
                 # A prompt with fewer queries has the mean of those it has
@@ -159,6 +169,8 @@ class FakeDistance(Measure, needs=Needs(nan=("r", "semantic_share"))):
         if tokens > count:
             # Padding on the left has keys, but none that count
             semantic = semantic.masked_fill(~valid[:tokens], 0)
+        if inputs.logits_by_content:
+            position, semantic = (torch.full_like(part, torch.nan) for part in (position, semantic))
         record = {
             "position_axis": ("layer head distance", position),
             "semantic_axis": ("layer head token", semantic),

@@ -52,8 +52,7 @@ from repo_interp.measures.kernels.segmentation import (
     shuffled_edges,
 )
 from repo_interp.measures.labels import Record, arrays, described_group
-from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
-from repo_interp.positions.layouts import CONTEXTUAL
+from repo_interp.measures.statistics import Gap, Needs, SegmentMeasure, Statistics
 from repo_interp.values import CountOrNone, Seed, Tokens
 
 SEPARATOR = "separator"
@@ -114,16 +113,26 @@ class Gates(SegmentMeasure):
 
     @property
     def needs(self) -> Needs:
-        """Segments of its kinds; layers whose gates count tokens.
-
-        CoPE-ALiBi has no largest position.
-        """
+        """Segments of its kinds; CoPE-ALiBi has no largest position."""
         return Needs(
             segments=self.kinds,
-            schemes=CONTEXTUAL,
+            by_pair=True,
             infinite=("largest_position",),
             nan=(*_TOKENS, *_SEPARATORS, *_OTHERS),
         )
+
+    def gap(self, inputs: AttentionInputs) -> Gap | None:
+        """Layers without gates; of those that add logits attention by position alone is left."""
+        if inputs.gate_features is not None:
+            return None
+        if inputs.position_logits is None:
+            return Gap("count no tokens by gates and add no logits by position")
+        more = (
+            ", and add logits by contents, so that attention by them is not by position alone"
+            if inputs.logits_by_content
+            else ""
+        )
+        return Gap(f"count no tokens by gates{more}", "no gates")
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return all quantities of one layer, prompt by prompt.

@@ -5,7 +5,8 @@ Of the first prompt.
 Exact block means (block_means), at most `side` blocks per side: 2 side^2 numbers per head in the
 run, so name the `heads` to keep where there are many. The fake map is that of the last token's
 query, its distances in tokens, rotated as the model rotates (fake_distance); NaN where rotary
-pairs differ in their positions, since no one distance turns them.
+pairs differ in their positions, since no one distance turns them, and where a scheme adds logits
+that depend on contents.
 
 Knows nothing about the contents of a prompt.
 """
@@ -22,10 +23,10 @@ from annotated_types import Interval, MinLen
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
-from repo_interp.measures.fake_distance import bias_by_distance, last_queries
+from repo_interp.measures.fake_distance import BY_CONTENT, bias_by_distance, last_queries
 from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.labels import arrays, described_group
-from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.measures.statistics import Gap, Measure, Needs, Statistics
 from repo_interp.values import CountOrNone, value_of
 
 _DESCRIBED = {
@@ -75,6 +76,12 @@ class Maps(Measure):
                 heads[layer] = None if some is None or before is None else sorted({*before, *some})
         return Needs(heads=heads or None, by_pair=True, nan=tuple(_AXES))
 
+    def gap(self, inputs: AttentionInputs) -> Gap | None:
+        """Fake maps, where no distance gives a logit."""
+        if inputs.differ_by_pair:
+            return Gap("turn rotary pairs by positions of their own", "no fake maps")
+        return Gap(BY_CONTENT, "no fake maps") if inputs.logits_by_content else None
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Both maps [layer, head, ...] of the first prompt."""
         row = inputs.row_of_first_prompt
@@ -118,9 +125,9 @@ def _layers_and_heads(text: str) -> tuple[tuple[int, ...], tuple[int, ...] | Non
 def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:
     """Return the fake map of the only prompt [head, distance_block, key_block].
 
-    NaN in blocks of padding on the left, and throughout where positions differ by pair.
+    NaN in blocks of padding on the left, and throughout where no distance gives a logit.
     """
-    if inputs.differ_by_pair:
+    if inputs.differ_by_pair or inputs.logits_by_content:
         return inputs.queries.new_full((inputs.heads, blocks, blocks), torch.nan)
     valid = inputs.valid[0]
     count = int(valid.sum())

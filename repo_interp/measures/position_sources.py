@@ -60,7 +60,7 @@ from repo_interp.measures.kernels.rounding import ROUNDING
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS, Kinds
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.segments import KINDS
-from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
+from repo_interp.measures.statistics import Gap, Needs, SegmentMeasure, Statistics
 from repo_interp.values import Positive
 
 SOURCES = ("index", "segment", "token", "previous")
@@ -164,7 +164,13 @@ class PositionSources(SegmentMeasure):
         Samples that a prompt is too short for are NaN, and trends of positions that do not vary or of a
         single token.
         """
-        return Needs(segments=self.kinds, nan=("value", "trend", "trend_null"))
+        return Needs(segments=self.kinds, layer=True, nan=("value", "trend", "trend_null"))
+
+    def gap(self, inputs: AttentionInputs) -> Gap | None:
+        """Layers without positions and gates."""
+        if inputs.positions is not None or inputs.gate_features is not None:
+            return None
+        return Gap("assign no positions and count no tokens by gates")
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return positions or gates of some tokens, and the sources beside them in the prompt.

@@ -47,7 +47,7 @@ from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.rotation_angles import largest_difference
 from repo_interp.measures.kernels.seen_pairs import is_whole, once
 from repo_interp.measures.labels import arrays, described_group
-from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.measures.statistics import Gap, Measure, Needs, Statistics
 from repo_interp.memory import CORE, memory_for
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import PositiveOrZero, Tokens
@@ -115,6 +115,10 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
     semantic: Semantic = "signed"
     """The g of the closed form: "signed" or "printed"."""
     name: str = "rotation"
+
+    def gap(self, inputs: AttentionInputs) -> Gap | None:
+        """Layers that do not rotate."""
+        return None if _rotates(inputs) else Gap("do not rotate")
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return sums over tokens per component, and rotations and correlations per prompt."""

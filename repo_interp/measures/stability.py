@@ -34,7 +34,7 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.samples import draw_keys, places_of, spread_places
 from repo_interp.measures.labels import arrays, described_group
-from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.measures.statistics import Gap, Measure, Needs, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Count, Seed, Tokens
 
@@ -65,9 +65,16 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS), documents=True
     """L, in tokens; None: the checkpoint's."""
     name: str = "stability"
 
+    def gap(self, inputs: AttentionInputs) -> Gap | None:
+        """Layers that do not rotate, and logits that are added to those of the rotation."""
+        if not _rotates(inputs):
+            return Gap("do not rotate")
+        more = inputs.position_logits is not None
+        return Gap("add others", "the rotated part of logits alone") if more else None
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Reduce sampled queries and keys of each prompt to one number per head."""
-        if inputs.positions is None or inputs.frequencies is None:
+        if not _rotates(inputs):
             shape = (len(_TEXTS), len(inputs.prompts), inputs.heads)
             values = torch.full(shape, torch.nan, dtype=torch.float64, device=inputs.valid.device)
         else:
@@ -127,6 +134,10 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS), documents=True
         )
         means = (cell.nanmean((-2, -1)) for cell in cells)
         return torch.stack([stable, random_stable, *means, compared])
+
+
+def _rotates(inputs: AttentionInputs) -> bool:
+    return inputs.positions is not None and inputs.frequencies is not None
 
 
 def _coefficients(

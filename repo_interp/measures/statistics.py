@@ -102,6 +102,10 @@ class Needs:
     other (`AttentionInputs.documents`), or further keys are hidden (`AttentionInputs.hidden`);
     others are refused such prompts, and stop in such layers.
     """
+    layer: bool = False
+    """Whether it is refused where it gives nothing of any layer (`Measure.gap`); else its numbers are
+    NaN, and a warning says why.
+    """
     by_pair: bool = False
     """Whether it measures layers whose positions differ by rotary pair; else it stops there."""
     predictions: bool = False
@@ -117,6 +121,20 @@ class Needs:
     """Statistics in which infinity is a value like any other, such as a bound that a scheme does
     not set.
     """
+
+
+NOTHING = "nothing"
+"""What a measure gives of a layer where its `Gap` is whole."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What a measure gives not, or nothing, of a layer, where its numbers are NaN, and why."""
+
+    reason: str
+    """Of the layers, in words after "which": "assign no positions"."""
+    what: str = NOTHING
+    """Such as "no frequencies"."""
 
 
 _AXES = {"per_prompt": ("prompt", "layer"), "sums": ("layer",), "first_prompt": ("layer",)}
@@ -219,6 +237,19 @@ class Measure(ABC):
             Reductions; none unless a subclass overrides this.
         """
         return ()
+
+    def gap(self, inputs: AttentionInputs) -> Gap | None:
+        """Say what `observe` leaves out of a layer, by what the layer is.
+
+        The run notes it.
+
+        Args:
+            inputs: A layer, with any content.
+
+        Returns:
+            What is left out; None, unless a subclass overrides this.
+        """
+        return None
 
     @abstractmethod
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:

@@ -13,8 +13,8 @@ of key j,
 
 i are queries of the last quarter of a prompt; j the keys that all of them see, without the first
 token, whose content is often a sink's. Logits that a scheme adds stay with the positions, learned
-positions too: they are moved apart from the contents that they were made of. CoPE's logits depend on
-the contents between, so its layers have no score.
+positions too: they are moved apart from the contents that they were made of. Where logits that a
+scheme adds depend on contents, as CoPE's do on those between, a layer has no score.
 
 A correlation does not say how much logits vary: keys of random weights share a direction, so that
 position scores of .9 occur there, of logits that are nearly equal. Hence the last two.
@@ -34,8 +34,7 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.kernels.samples import places_of, spread_places
 from repo_interp.measures.labels import arrays, described_group
-from repo_interp.measures.statistics import Measure, Needs, Statistics
-from repo_interp.positions.layouts import CONTEXTUAL, SCHEMES
+from repo_interp.measures.statistics import Gap, Measure, Needs, Statistics
 from repo_interp.values import Count, Seed
 
 FEWEST_KEYS = 8
@@ -50,7 +49,7 @@ _TEXTS = {
 
 
 @dataclass(frozen=True)
-class Symbols(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS))):
+class Symbols(Measure, needs=Needs(tokens=3, by_pair=True, nan=tuple(_TEXTS))):
     """The measure `symbols`."""
 
     queries: Count = 8
@@ -61,11 +60,14 @@ class Symbols(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS))):
     """Of the permutations."""
     name: str = "symbols"
 
+    def gap(self, inputs: AttentionInputs) -> Gap | None:
+        """Layers that add logits by contents."""
+        reason = "add logits that depend on contents, which would not move with a key"
+        return Gap(reason) if inputs.logits_by_content else None
+
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Reduce sampled rows of each prompt to scores of every head."""
-        # A scheme of another package may, like CoPE, depend on contents between: nothing is claimed
-        # of it
-        splits = inputs.scheme in SCHEMES and inputs.scheme not in CONTEXTUAL
+        splits = not inputs.logits_by_content
         found = [
             self._of_prompt(select_prompts(inputs, slice(row, row + 1)), places if splits else [])
             for row, places in enumerate(places_of(inputs.valid))

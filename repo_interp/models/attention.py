@@ -287,7 +287,12 @@ class RepositionedAttention:
             self.frequencies = frequencies.to(hidden_states.device)
         mask = given.get("attention_mask")
         self.current_pass = Pass(
-            hidden_states, mask if isinstance(mask, Tensor) else None, index, start, length
+            hidden_states,
+            mask if isinstance(mask, Tensor) else None,
+            index,
+            start,
+            length,
+            by_axis=by_axis is not None,
         )
         try:
             self.current_pass.positions = (

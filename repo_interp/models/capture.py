@@ -27,11 +27,11 @@ from repo_interp.models.decoder import Decoder
 from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.lasting import at_rest
 from repo_interp.models.layer_pass import LogitsOfRows
+from repo_interp.models.layer_probe import differs_by_pair, logits_by_content
 from repo_interp.models.masks import visible
 from repo_interp.models.padding import known_padding
 from repo_interp.models.tables import positions_in, table_of
 from repo_interp.positions.contextual import ContextualPositions
-from repo_interp.positions.layouts import NO_ATTENTION, SCHEMES
 from repo_interp.positions.logits import exact
 
 
@@ -79,18 +79,9 @@ def layers_by_pair(decoder: Decoder) -> list[int]:
         decoder: Decoder of the model.
 
     Returns:
-        Layers, as a pass of one token shows them; no scheme of ours has such layers.
+        Numbers of layers.
     """
-    found = list[int]()
-    if {*decoder.schemes} - {*SCHEMES, NO_ATTENTION}:
-        token = torch.zeros(1, 1, dtype=torch.long, device=decoder.device)
-
-        def receive(inputs: AttentionInputs) -> None:
-            if inputs.differ_by_pair:
-                found.append(inputs.layer)
-
-        capture(decoder, token, token == token, token[0], receive)
-    return found
+    return [layer for layer, attention in decoder.by_layer.items() if differs_by_pair(attention)]
 
 
 class _EndOfPass(Exception):
@@ -332,6 +323,8 @@ def observing(
             sinks=attention.active_pass.sinks,
             read_values=lambda: exact(values.clone()),  # else a measure could change the pass
             read_residual=lambda: exact(stream.clone()),
+            by_axis=attention.active_pass.by_axis,
+            reads_content=lambda: logits_by_content(attention),
         )
         if position_ids is not None:
             inputs = _with_documents(inputs, attention, position_ids.to(here))

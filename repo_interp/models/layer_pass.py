@@ -173,6 +173,8 @@ class Pass:
     length: int | None = None
     """Tokens up to the last one of this pass, where frequencies depend on it."""
     positions: Float[Tensor, "batch P token *component"] | None = None
+    by_axis: bool = False
+    """Whether tokens have a position for each axis (an image's)."""
     memory: Float[Tensor, "batch token feature"] | None = None
     """The assigner's memory of the tokens of this pass."""
     gate_keys: Tensor | None = None

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from repo_interp.collection import collection_paused
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, warn
 from repo_interp.models.changes import remember_computation
 from repo_interp.models.checkpoints import LoadOptions, load_model, load_tokenizer
 from repo_interp.models.configuration import identify, own_layout_of, plain
@@ -29,6 +29,7 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.provenance import Origin, origin, remember_origin
 from repo_interp.models.reposition import with_layout
+from repo_interp.models.rescaling import IdleScaling, scaling_remark
 from repo_interp.models.tokenizing import set_tokenizer
 from repo_interp.shipped import zoo_path
 
@@ -121,7 +122,10 @@ def _open(
     tokenizer = load_tokenizer(checkpoint)
     model = load_model(checkpoint, device, dtype, **options)
     require_parity(as_decoder(model))
-    return model, tokenizer, origin(checkpoint, path, options.get("rope_scaling"))
+    source = origin(checkpoint, path, options.get("rope_scaling"))
+    if idle := scaling_remark(as_decoder(model), source.scaling):
+        warn(idle, IdleScaling)
+    return model, tokenizer, source
 
 
 def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBridge:

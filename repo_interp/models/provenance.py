@@ -20,6 +20,7 @@ from repo_interp.errors import InputError
 from repo_interp.files import cache_directory, write_text
 from repo_interp.models.changes import changes, fingerprints, remember_weights
 from repo_interp.models.decoder import Decoder, Origin
+from repo_interp.models.rescaling import acting_scaling
 from repo_interp.shipped import training_record
 
 TRAINED = "training.toml"
@@ -79,7 +80,7 @@ def identity(decoder: Decoder) -> dict[str, str | int]:
 
     Returns:
         Attributes of a run. `positions_dtype` is there where learned positions have another
-        precision than the model, `scaling` where rotation was scaled on loading, `changed` where
+        precision than the model, `scaling` where rotation of some layer was scaled on loading, `changed` where
         the model changed since: the digest of the checkpoint then says where it began.
     """
     checkpoint = decoder.origin
@@ -88,7 +89,7 @@ def identity(decoder: Decoder) -> dict[str, str | int]:
         "dtype": _dtype_name(decoder.dtype),
         "positions_dtype": _dtype_name(decoder.positions_dtype),
         "training_length": decoder.training_length,
-        "scaling": checkpoint.scaling if checkpoint else "",
+        "scaling": acting_scaling(decoder, checkpoint.scaling) if checkpoint else "",
         "changed": changes(decoder),
         "checkpoint": checkpoint.name if checkpoint else "",
         "checkpoint_digest": checkpoint.digest if checkpoint else weights_digest(decoder),

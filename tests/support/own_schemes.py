@@ -9,6 +9,7 @@ from torch import nn
 import repo_interp as ri
 from repo_interp import installed_points
 from repo_interp.models.attention import SchemeParts
+from repo_interp.models.decoder import as_decoder
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.biases import ALiBi
 from repo_interp.positions.logits import PositionLogits, exact
@@ -92,4 +93,10 @@ def model_of(layout: str, seed: int = 0, family: str = "llama"):
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(std=0.3)
-    return ri.reposition(model, layout).eval()
+    model = ri.reposition(model, layout).eval()
+    with torch.no_grad():
+        for module in as_decoder(model).scheme_modules:
+            for weight in module.parameters():
+                if not weight.any():
+                    weight.normal_(std=0.5)
+    return model

@@ -236,9 +236,10 @@ def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
         inputs: A layer and a batch.
 
     Returns:
-        Radians per position [component], float64; NaN where the layer rotates nothing.
+        Radians per position [component], float64; NaN where the layer has none
+        (`AttentionInputs.has_frequencies`).
     """
-    if inputs.frequencies is None or inputs.positions is None:
+    if inputs.frequencies is None or not inputs.has_frequencies:
         return torch.full(
             (inputs.queries.shape[-1] // 2,),
             torch.nan,

@@ -270,7 +270,7 @@ def component_table(run: xr.DataTree) -> Table:
 
 def _band_names(theta: np.ndarray, length: int) -> list[str]:
     """The band of each frequency over `length` tokens."""
-    turns = theta * length / (2 * np.pi)
+    turns = abs(theta) * length / (2 * np.pi)
     return np.where(turns >= 1, "high", np.where(turns > 0.5, "activated", "low")).tolist()
 
 
@@ -283,7 +283,7 @@ def wavelengths(theta: xr.DataArray) -> xr.DataArray:
     Returns:
         The wavelengths.
     """
-    return 2 * np.pi / theta.where(theta > 0)
+    return 2 * np.pi / abs(theta).where(theta != 0)
 
 
 def component_data(
@@ -457,7 +457,7 @@ def _bands_of(dataset: xr.Dataset) -> str:
         sorted({int(length) for length in lengths[lengths > 0]}),
         dataset.sizes["distance"],
     )
-    rates = np.nanmax(dataset["frequency"].values, axis=0)
+    rates = np.nanmax(np.abs(dataset["frequency"].values), axis=0)
     turning = int((rates > 2 * np.pi / tokens).sum())
     ends = " to ".join(f"{length:,}" for length in dict.fromkeys(known[:1] + known[-1:]))
     return (

@@ -63,6 +63,7 @@ def test_the_card_refuses_what_a_card_refuses():
                 refused()
 
 
+@pytest.mark.filterwarnings("ignore::repo_interp.analysis.notes.SilentMeasure")
 @pytest.mark.parametrize("variant", ["repo@1", "cope", None])
 def test_all_measures_have_the_numbers_of_the_processor(variant):
     torch.manual_seed(0)

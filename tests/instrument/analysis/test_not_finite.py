@@ -16,12 +16,13 @@ from refusals import refused
 
 import repo_interp as ri
 from repo_interp.analysis.memory import require_memory
-from repo_interp.analysis.notes import RoundedPositions, notes_on
+from repo_interp.analysis.notes import RoundedPositions, SilentMeasure, notes_on
 from repo_interp.errors import NotFinite
 from repo_interp.experiments.responses import forced_responses, generated_responses
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.statistics import Statistics
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.rescaling import IdleScaling
 from repo_interp.plots.pages.report import write_report
 from repo_interp.tasks.prompt import Prompt
 
@@ -149,22 +150,27 @@ def test_rounded_positions_are_warned_about_and_noted(model):
 
 def test_prompts_beyond_training_and_measures_that_say_nothing_are_noted(model):
     long = Prompt(tokens=tuple(range(2, 32)) * 5)
-    run = ri.analyze(model, [PROMPTS[0], PROMPTS[0], long], ("gates",))
+    with pytest.warns(SilentMeasure, match="gates gives nothing here") as warned:
+        run = ri.analyze(model, [PROMPTS[0], PROMPTS[0], long], ("gates",))
     long, repeated, silent = run.attrs["notes"].splitlines()
     assert repeated.startswith("1 of 3 prompts repeat others")
     assert long.startswith("1 of 3 prompts are longer (up to 150 tokens) than the training length")
-    assert silent.startswith("gates gives nothing here") and silent.endswith("layout is repo@1")
+    assert silent == str(warned[0].message) and len(warned) == 1
+    assert silent.startswith("gates gives nothing here: layers 0-2 (rope, repo) count no tokens")
     counting = ri.reposition(tiny("llama"), "cope")
     assert "notes" not in ri.analyze(counting, PROMPTS, ("gates",)).attrs
 
 
 def test_a_scaling_that_changes_nothing_is_noted_in_the_scores(monkeypatch):
     scaling = {"rope_type": "linear", "factor": 2.0}
+    with pytest.warns(IdleScaling, match=r"scaling \(linear 2.0\) changes nothing: no layer of"):
+        nope = ri.load("reversal/nope", rope_scaling=scaling)
     still, turning = (
-        ri.score(ri.load(name, rope_scaling=scaling), test_sets=("3",), count=1).attrs
-        for name in ("reversal/nope", "reversal/rope")
+        ri.score(bridge, test_sets=("3",), count=1).attrs
+        for bridge in (nope, ri.load("reversal/rope", rope_scaling=scaling))
     )
     assert "scaling (linear 2.0) changes nothing" in still["notes"] and "notes" not in turning
+    assert "scaling" not in still and turning["scaling"] == "linear 2.0"
 
 
 def test_what_no_machine_holds_is_refused_before_it_is_tried():

@@ -59,6 +59,7 @@ def test_an_encrypted_log_is_one_line(tmp_path):
         inspect_samples(bytes(content))
 
 
+@pytest.mark.filterwarnings("ignore::repo_interp.analysis.notes.SilentMeasure")
 @pytest.mark.parametrize("measure", [name for name in OWN[MEASURES] if name != "segments"])
 def test_a_prompt_of_one_token_is_measured_and_shown_or_refused(bridge, measure):
     """Found: the figures of components."""

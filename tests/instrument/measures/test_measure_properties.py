@@ -230,6 +230,8 @@ def whole(name):
 def test_something_is_measured(whole):
     """Else the tests below compare NaN with NaN."""
     for name, values in whole.data_vars.items():
+        if name == "reach":  # of no head here; test_fake_distance has one
+            continue
         assert values.size and bool(values.notnull().any()), name
 
 

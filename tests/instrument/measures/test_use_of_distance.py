@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from attention_inputs import random_inputs, with_holes
 from numpy.testing import assert_allclose
 
@@ -135,14 +136,19 @@ def test_symbols_equal_a_loop_over_rows():
 
 
 def test_few_keys_and_other_schemes_have_no_score():
-    other = replace(indexed(tokens=40), scheme="a scheme of another package")
     nope = random_inputs(scheme="nope")
+    other = replace(indexed(tokens=40), scheme="a scheme of another package")
+    biased = replace(other, position_logits=lambda rows: torch.zeros(2, 4, len(rows), 40))
     for measure, inputs in (
         (Symbols(), indexed(tokens=8)),
-        (Symbols(), other),
+        (Symbols(), replace(biased, reads_content=lambda: True)),
         (Stability(), nope),
     ):
         assert measured(measure, inputs).isnull().all().to_array().all()
+    of_rope = measured(Symbols(), indexed(tokens=40))
+    assert of_rope.notnull().all().to_array().all()
+    for inputs in (other, biased):
+        xr.testing.assert_allclose(measured(Symbols(), inputs), of_rope)
 
 
 @pytest.mark.parametrize(("count", "most"), [(3, 8), (8, 8), (9, 8), (100, 8), (1537, 512)])

@@ -49,6 +49,38 @@ def whole():
     return Qwen3_5ForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
 
 
+def test_pairs_of_an_image_have_frequencies_and_no_turns_whatever_the_batch(whole, tmp_path):
+    """Found: `turn_mean` 0 for all."""
+    whole.save_pretrained(tmp_path / "whole")
+    with pytest.warns(ri.errors.Note, match="only its text part is opened"):
+        model = ri.open_model(tmp_path / "whole")
+    ids = whole.model.get_rope_index(
+        torch.tensor([TOKENS]), (torch.tensor([TOKENS]) == IMAGE).int(), GRID
+    )[0][:, 0].T
+    image = ri.prompt(TOKENS, model, position_ids=ids)
+    text = ri.prompt(range(3, 24), model, position_ids=[[place] * 3 for place in range(21)])
+    names = ("components", "symbols", "activations")
+    runs = [
+        ri.analyze(model, prompts, names, batch_size=size, experiments=())
+        for prompts, size in (([text], 1), ([text, image], 1), ([text, image], 2), ([image], 1))
+    ]
+    alone, single, together, of_image = (run["components"] for run in runs)
+    for found in (single, together, of_image):
+        assert_allclose(found["frequency"], alone["frequency"])
+        assert found["turn_mean"].isnull().all() and found["turn_share"].isnull().all()
+        assert found["vaf_band"].notnull().all()
+    for found in (single, together):
+        for name in ("position_reach", "still_share", "vaf_band"):
+            expected = alone[name].sel(prompt=0)
+            assert_allclose(found[name].sel(prompt=0), expected, rtol=1e-4, atol=1e-4)
+        assert found["position_reach"].sel(prompt=1).isnull().all()
+    assert alone["turn_mean"].notnull().all() and "no turns" not in runs[0].attrs["notes"]
+    line = "components gives no turns in layers 0-1 (rope), which turn by the axes of an image"
+    for run in runs[1:]:
+        assert line in run.attrs["notes"]
+        assert run["symbols/position_score"].notnull().any()
+
+
 @torch.no_grad()
 def test_an_image_is_measured_as_the_whole_model_sees_it(whole, tmp_path, capsys):
     tokens, seen = torch.tensor([TOKENS]), torch.rand(24, 48)

@@ -1,0 +1,107 @@
+"""What measures leave out of the layers of a model, by what the layers are, before any pass.
+
+A measure says it of one layer (`Measure.gap`), given a sample of its inputs (`models.layer_probe`).
+Notes of a run name the layers. Of a measure that gives nothing of any layer a warning says so, or it
+is refused, where it needs one (`Needs.layer`). Knows no single measure and no scheme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from repo_interp.errors import InputError
+from repo_interp.measures.statistics import NOTHING, Gap, Measure
+from repo_interp.models.audit import spans
+from repo_interp.models.decoder import Decoder
+from repo_interp.models.layer_probe import sample
+from repo_interp.tasks.prompt import Prompt
+
+
+class Gaps:
+    """What measures leave out."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        measures: Sequence[Measure],
+        prompts: Sequence[Prompt] = (),
+        layers: Collection[int] | None = None,
+    ) -> None:
+        """Ask every measure about every layer.
+
+        Args:
+            decoder: Decoder of the model.
+            measures: Measures of the analysis.
+            prompts: Prompts of the analysis, of which some may hold images.
+            layers: Layers that are measured; None: all.
+        """
+        by_axis = any(
+            isinstance(place, tuple) and len({*place}) > 1
+            for prompt in prompts
+            for place in prompt.position_ids or ()
+        )
+        self._schemes = decoder.schemes
+        self._asked = decoder.attentions(decoder.by_layer if layers is None else layers)
+        self._measures = measures
+        self._found: dict[str, dict[Gap, list[int]]] = {measure.name: {} for measure in measures}
+        """Layers by what is left out, by measure."""
+        for attention in self._asked:
+            inputs, layer = sample(attention, by_axis), attention.layer_idx
+            for measure in measures:
+                named = measure.needs.heads is None or layer in measure.needs.heads
+                if named and (gap := measure.gap(inputs)) is not None:
+                    self._found[measure.name].setdefault(gap, []).append(layer)
+
+    def of(self, measure: str) -> list[str]:
+        """Say what a measure leaves out, and why.
+
+        Args:
+            measure: Its name.
+
+        Returns:
+            Words after "gives", such as "nothing in layers 0-1 (nope), which do not rotate".
+        """
+        return [
+            f"{gap.what} in layers {self._named(layers)}, which {gap.reason}"
+            for gap, layers in self._found[measure].items()
+        ]
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for everything that a measure leaves out."""
+        silent = self.silent
+        return [
+            line
+            for name in self._found
+            for line in (
+                [silent[name]]
+                if name in silent
+                else [f"{name} gives {gap}" for gap in self.of(name)]
+            )
+        ]
+
+    @property
+    def silent(self) -> dict[str, str]:
+        """Why measures give nothing of any layer, by the names of those that do."""
+        silent = {}
+        for name, gaps in self._found.items():
+            whole = {gap: layers for gap, layers in gaps.items() if gap.what == NOTHING}
+            if sum(map(len, whole.values())) == len(self._asked):
+                reasons = (f"{self._named(layers)} {gap.reason}" for gap, layers in whole.items())
+                silent[name] = f"{name} gives nothing here: layers {'; layers '.join(reasons)}"
+        return silent
+
+    def require_layers(self) -> None:
+        """Refuse a measure that needs a layer of which it gives something, and has none.
+
+        Raises:
+            InputError: There is one.
+        """
+        for measure in self._measures:
+            if measure.needs.layer and measure.name in self.silent:
+                raise InputError(f"{self.silent[measure.name]}; leave the measure out")
+
+    def _named(self, layers: Sequence[int]) -> str:
+        """Numbers of layers, with their schemes."""
+        schemes = dict.fromkeys(self._schemes[layer] for layer in layers)
+        return f"{spans(layers)} ({', '.join(schemes)})"

@@ -1,0 +1,189 @@
+"""What an attention layer is, tried on a few tokens of random content: no pass of the model.
+
+    differs_by_pair      its assigner gives every rotary pair of a token a position
+    logits_by_content    logits that it adds are others for other contents at the same positions
+    sample               attention inputs, of which measures say what they give
+
+So a scheme of any name is known by its parts. Knows no scheme.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from repo_interp.inputs import AttentionInputs
+from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.layer_pass import Content
+from repo_interp.positions.assigners import MixedAssigner, RememberingAssigner, TokenIndex
+from repo_interp.positions.biases import PositionBias
+from repo_interp.positions.contextual import ContextualPositions
+from repo_interp.positions.logits import PositionLogits
+
+TOKENS = 8
+_SAME = 1e-5
+"""Differences that rounding may make, relative to the largest number."""
+_NONE = torch.empty(0, 0, 0, 1)
+"""Stands for tensors of no prompt, and for positions by rotary pair."""
+_ONE = _NONE[..., 0]
+"""Stands for one position per token."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Random content of one prompt of `TOKENS` tokens."""
+
+    hidden: Float[Tensor, "1 token d_model"]
+    queries: Float[Tensor, "1 head token d_head"]
+    keys: Float[Tensor, "1 kv_head token d_head"]
+    values: Float[Tensor, "1 kv_head token d_head"]
+
+    @property
+    def index(self) -> Int[Tensor, "1 token"]:
+        """The token index."""
+        return torch.arange(TOKENS, device=self.hidden.device)[None]
+
+    @property
+    def seen(self) -> Bool[Tensor, "1 1 row key"]:
+        """The keys that a row sees: its own and all before it."""
+        return torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool, device=self.hidden.device).tril()
+
+    def positions(self, assigner: nn.Module | None) -> Tensor | None:
+        """Assign positions.
+
+        Args:
+            assigner: Assigner of the layer; None: it has none.
+
+        Returns:
+            Positions [1, any, token], or [1, any, token, component]; None without an assigner.
+        """
+        if isinstance(assigner, RememberingAssigner):
+            return assigner(self.hidden, self.index, None, self.seen)[0]
+        return None if assigner is None else assigner(self.hidden, self.index)
+
+    def added(self, scheme: PositionLogits, positions: Tensor | None) -> Tensor:
+        """Compute the logits that a scheme adds.
+
+        Args:
+            scheme: Adds to the logits.
+            positions: Positions of all tokens; None: the index.
+
+        Returns:
+            Logits [1, head, row, key].
+        """
+        places = self.index if positions is None else positions
+        content = Content(self.queries, self.keys, self.values, scheme.gate_keys(self.hidden))
+        return content.added(scheme, slice(None), places, places, self.seen, 1.0)
+
+
+def draw_content(attention: RepositionedAttention, seed: int = 0) -> Drawn:
+    """Draw random content of a layer, always the same.
+
+    Args:
+        attention: The layer, whose sizes, device and precision it has.
+        seed: Seed of the numbers.
+
+    Returns:
+        Content of one prompt.
+    """
+    known = (weight for weight in attention.module.parameters() if weight.is_floating_point())
+    like = next((weight for weight in known if not weight.is_meta), torch.zeros(1))
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        drawn = torch.randn(1, *shape, generator=generator, device="cpu")
+        return drawn.to(device=like.device, dtype=like.dtype)
+
+    heads, kv_heads, width = attention.heads, attention.kv_heads, attention.d_head
+    return Drawn(
+        draw(TOKENS, attention.config.hidden_size),
+        draw(heads, TOKENS, width),
+        draw(kv_heads, TOKENS, width),
+        draw(kv_heads, TOKENS, width),
+    )
+
+
+@torch.no_grad()
+def differs_by_pair(attention: RepositionedAttention) -> bool:
+    """Return whether the assigner gives every rotary pair of a token its own position.
+
+    Args:
+        attention: A layer.
+
+    Returns:
+        Whether it does.
+    """
+    # Those that are built on these bases have one for each token.
+    if isinstance(attention.assigner, TokenIndex | MixedAssigner | None):
+        return False
+    positions = draw_content(attention).positions(attention.assigner)
+    return positions is not None and positions.ndim == 4
+
+
+@torch.no_grad()
+def logits_by_content(attention: RepositionedAttention) -> bool:
+    """Return whether logits that a scheme adds depend on contents, and not on positions alone.
+
+    Args:
+        attention: A layer.
+
+    Returns:
+        Whether two random contents at the same positions get different logits.
+    """
+    scheme = attention.position_logits
+    if scheme is None or isinstance(scheme, PositionBias | ContextualPositions):
+        return isinstance(scheme, ContextualPositions)
+    one, other = (draw_content(attention, seed) for seed in (0, 1))
+    positions = one.positions(attention.assigner)
+    found, expected = one.added(scheme, positions), other.added(scheme, positions)
+    return differ(found, expected)
+
+
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors differ by more than rounding.
+
+    Args:
+        one: Any numbers.
+        other: Numbers of the same shape.
+
+    Returns:
+        Whether some differ by more than 1e-5 of the largest.
+    """
+    size = torch.maximum(one.abs().max(), other.abs().max())
+    return bool((one - other).abs().max() > _SAME * size)
+
+
+def sample(attention: RepositionedAttention, by_axis: bool = False) -> AttentionInputs:
+    """Make attention inputs that tell what a layer is: tensors are there or not, without numbers.
+
+    Args:
+        attention: A layer.
+        by_axis: Whether tokens are those of an image, with positions by axis.
+
+    Returns:
+        The inputs of no prompt.
+    """
+    assigner, scheme = attention.assigner, attention.position_logits
+    by_axis = by_axis and attention.rotation.axes is not None and isinstance(assigner, TokenIndex)
+    of_pairs = by_axis or differs_by_pair(attention)
+    gated = isinstance(scheme, ContextualPositions) and scheme.gate_source != "open"
+    return AttentionInputs(
+        layer=attention.layer_idx,
+        scheme=attention.scheme,
+        queries=_NONE,
+        keys=_NONE,
+        positions=None if assigner is None else _NONE if of_pairs else _ONE,
+        by_axis=by_axis,
+        frequencies=attention.frequencies,
+        attention_scaling=attention.attention_scaling,
+        logit_scale=1.0,
+        valid=_NONE,
+        prompts=_NONE,
+        learned=attention.learned,
+        position_logits=None if scheme is None else lambda rows: _NONE,
+        gate_features=_NONE if gated else None,
+        reads_content=lambda: logits_by_content(attention),
+    )
