@@ -52,8 +52,8 @@ from repo_interp.interventions.replacing import (
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import intervention, patch_attribute
+from repo_interp.models.layer_probe import differs_by_pair, logits_by_content
 from repo_interp.models.masks import visible
-from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.logits import cap_logits
 from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.positions.scaling import (
@@ -69,6 +69,8 @@ _Factor = Annotated[float, Interval(ge=1e-9, le=1e9)]
 """Divisors of distances."""
 Method = Literal["plain", "lm_infinite", "interpolation", "yarn", "infllm"]
 METHODS: tuple[Method, ...] = get_args(Method)
+_BY_BASE = ("yarn", "theta", "ntk")
+"""Changes that read theta_r as a rate of one position."""
 GLOBAL_TOKENS = 10
 """First tokens that LM-Infinite always shows, by default."""
 ROWS = 256
@@ -122,15 +124,14 @@ def allowed_methods(decoder: Decoder) -> tuple[str, ...]:
     """
     layers = decoder.layers
     rotates = any(layer.frequencies is not None for layer in layers)
-    added = [layer.position_logits for layer in layers if layer.position_logits is not None]
-    by_distance = [isinstance(position_logits, PositionBias) for position_logits in added]
+    # Contextual positions (CoPE) and positions by pair have no distance to cap
+    capped = not any(_reason_against_a_cap(layer) for layer in layers)
     allowed = {
         "plain": True,
-        # Vacuously true for rotation alone; contextual positions (CoPE) have no distance to cap
-        "lm_infinite": all(by_distance),
-        "interpolation": rotates or any(by_distance),
-        "yarn": rotates,
-        "infllm": all(by_distance),
+        "lm_infinite": capped,
+        "interpolation": rotates or any(map(_adds_by_position, layers)),
+        "yarn": any(_rotates(layer) and not differs_by_pair(layer) for layer in layers),
+        "infllm": capped,
     }
     return tuple(method for method in METHODS if allowed[method])
 
@@ -167,7 +168,7 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
 
 @contextmanager
 def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None]:
-    """Apply YaRN in every layer that rotates while the context lasts.
+    """Apply YaRN in every layer that rotates by one position per token while the context lasts.
 
     Args:
         model: Repositioned model or bridge.
@@ -184,9 +185,11 @@ def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None
     factor = checked(factor, _Factor, "the factor of an extension")
     training_length = checked(training_length, Length, "the training length")
     rotating, _ = _with_distances(decoder, "YaRN")
+    rotating = [layer for layer in rotating if not differs_by_pair(layer)]
     if not rotating:
         raise InputError(
-            "YaRN changes how layers rotate, and no layer of this model does; leave the method out"
+            "YaRN changes how layers rotate by one position per token, and no layer of this model "
+            "does; leave the method out"
         )
     scaling = yarn_attention_scaling(factor)
     with intervention(decoder) as undo:
@@ -234,8 +237,9 @@ def rescaled(
         None.
 
     Raises:
-        InputError: Not exactly one change was given, a layer or the model does not rotate, the
-            model lacks a head, or the frequencies are not finite or not one per pair.
+        InputError: Not exactly one change was given, a layer or the model does not rotate, or by
+            a position of each pair, which has no base; the change leaves all frequencies as they
+            are; the model lacks a head; or the frequencies are not finite or not one per pair.
     """
     named: dict[str, Any] = {"yarn": yarn, "theta": theta, "linear": linear, "ntk": ntk}
     given = {
@@ -260,23 +264,56 @@ def rescaled(
             raise InputError("a head of one layer was wanted; give heads=[(layer, head), ...]")
         heads, layer = [(layer, number_of(head, "a head"))], None  # pyright: ignore[reportAssignmentType]
     decoder = as_decoder(model)
-    rotating = [attention.layer_idx for attention in decoder.layers if _rotates(attention)]
+    by_base = name in _BY_BASE
+    rotating = [
+        attention.layer_idx
+        for attention in decoder.layers
+        if _rotates(attention) and not (by_base and differs_by_pair(attention))
+    ]
     if heads is None and layer is None and not rotating:
         schemes = ", ".join(dict.fromkeys(decoder.schemes))
-        raise InputError(f"no layer of this model ({schemes}) rotates; choose another model")
+        how = " by one position for all pairs of a token" if by_base else ""
+        raise InputError(f"no layer of this model ({schemes}) rotates{how}; choose another model")
     chosen = choose_heads(decoder, heads, layer, rotating)
+    scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0
+    same = name in named and value != 1 and scaling == 1.0
     with intervention(decoder) as undo:
         for attention in decoder.attentions(chosen):
             require_rotation(attention)
+            if by_base and differs_by_pair(attention):
+                raise InputError(
+                    f"layer {attention.layer_idx} ({attention.scheme}) gives every rotary pair its "
+                    f"own position, so it has no frequencies of a base for {name} to change; give "
+                    "linear, factors or a function"
+                )
+            before = attention.frequencies
             change = partial(_changed_frequencies, attention, name, value)
-            scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0
             some = None if heads is None else chosen[attention.layer_idx]
             _retune(undo, attention, change, scaling, some)
+            now = attention.frequencies
+            same = same and torch.equal(now, before.expand_as(now))
+        if same:
+            raise InputError(
+                f"{name}={value:g} changes nothing: the frequencies of "
+                f"{', '.join(dict.fromkeys(decoder.schemes))} stay as they are; leave it out"
+            )
         yield
 
 
 def _rotates(attention: RepositionedAttention) -> bool:
     return attention.frequencies is not None and attention.assigner is not None
+
+
+def _adds_by_position(attention: RepositionedAttention) -> bool:
+    """Whether a layer adds a function of positions to its logits."""
+    return attention.position_logits is not None and not logits_by_content(attention)
+
+
+def _reason_against_a_cap(attention: RepositionedAttention) -> str:
+    """What a layer does that leaves no distance of two tokens; empty where there is one."""
+    if logits_by_content(attention):
+        return "counts positions by context, or adds other logits by contents"
+    return "gives every rotary pair its own position" if differs_by_pair(attention) else ""
 
 
 def require_rotation(attention: RepositionedAttention) -> None:
@@ -365,12 +402,10 @@ def _capped(decoder: Decoder, method: str, length: int, global_tokens: int) -> I
     length = checked(length, Length, f"the window of {method}")
     with intervention(decoder) as undo:
         for attention in decoder.layers:
-            if attention.position_logits is not None and not isinstance(
-                attention.position_logits, PositionBias
-            ):
+            if reason := _reason_against_a_cap(attention):
                 raise InputError(
-                    f"layer {attention.layer_idx} counts positions by context "
-                    f"({attention.scheme}): {method} has no distance to cap"
+                    f"layer {attention.layer_idx} ({attention.scheme}) {reason}: {method} has no "
+                    "distance to cap"
                 )
             # The lambda below binds it as a default: a plain closure would see the last layer's
             instead = _Lambda(attention, method, length, global_tokens)
@@ -510,14 +545,14 @@ class _Lambda:
 def _with_distances(
     decoder: Decoder, method: str
 ) -> tuple[list[RepositionedAttention], list[RepositionedAttention]]:
-    """Layers that rotate, and layers that add a function of the distance."""
+    """Layers that rotate, and layers that add a function of positions alone."""
     layers = decoder.layers
     rotating = [layer for layer in layers if layer.frequencies is not None]
-    biased = [layer for layer in layers if isinstance(layer.position_logits, PositionBias)]
+    biased = [layer for layer in layers if _adds_by_position(layer)]
     if not rotating and not biased:
         raise InputError(
-            f"{method} changes how distances count, and no layer of this model has any; "
-            "leave the method out"
+            f"{method} changes how distances count, and no layer of this model rotates or adds "
+            "logits by distance alone; leave the method out"
         )
     return rotating, biased
 

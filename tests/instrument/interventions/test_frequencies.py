@@ -9,12 +9,17 @@ import pytest
 import torch
 from families import TOKENS, repositioned, tiny
 from hooks import hooks_of
+from own_schemes import model_of, parts, register_all
 from refusals import refused
 from torch.testing import assert_close
 from transformers import PhiConfig, PhiForCausalLM
 
 import repo_interp as ri
 from repo_interp import interventions as iv
+from repo_interp.interventions.extension import allowed_methods
+from repo_interp.models.decoder import as_decoder
+from repo_interp.positions.assigners import TokenIndex
+from repo_interp.positions.biases import ALiBi
 
 NEAR = {"atol": 1e-5, "rtol": 1e-4}
 
@@ -146,3 +151,63 @@ def test_learned_positions_and_other_schemes_take_them(scheme):
     model = repositioned(scheme)
     changed = logits(model, iv.rescaled(model, function=lambda theta: theta / 3))
     assert_close(changed, logits(model, iv.rescaled(model, linear=3.0)))
+
+
+@pytest.mark.parametrize("scheme", ["by_pair", "by_head_and_pair", "selective_rope"])
+def test_positions_by_pair_have_no_base_that_could_be_another(scheme, monkeypatch):
+    """Found: YaRN changed the size of logits alone, NTK nothing."""
+    register_all(monkeypatch)
+    model = model_of(scheme)
+    for change in ({"yarn": 2.0}, {"ntk": 2.0}, {"theta": 5e5}):
+        with refused(r"no layer of this model .* rotates by one position"):
+            logits(model, iv.rescaled(model, **change))
+        with refused(rf"layer 1 \({scheme}\) gives every rotary pair its own position"):
+            logits(model, iv.rescaled(model, 1, **change))
+    for method in (iv.lm_infinite(model, 8), iv.infllm(model, 8), iv.yarn(model, 2.0, 8)):
+        with refused("has no distance to cap|by one position per token"):
+            logits(model, method)
+    assert allowed_methods(as_decoder(model)) == ("plain", "interpolation")
+    mixed = model_of(f"rope,{scheme},rope")
+    before = logits(mixed)
+    assert not torch.allclose(logits(mixed, iv.rescaled(mixed, yarn=2.0)), before)
+    assert torch.equal(logits(mixed), before)
+
+
+def test_all_angles_of_positions_by_pair_are_divided_as_those_of_rope(monkeypatch):
+    register_all(monkeypatch)
+    of_pairs, rope = model_of("by_pair"), model_of("rope")
+    for change in ({"linear": 3.0}, {"factors": [1.0, 1.0, 0.0, 0.5]}):
+        changed = logits(rope, iv.rescaled(rope, **change))
+        assert_close(logits(of_pairs, iv.rescaled(of_pairs, **change)), changed, atol=1e-3, rtol=0)
+    interpolated = logits(of_pairs, iv.interpolated(of_pairs, 3.0))
+    assert_close(interpolated, logits(rope, iv.interpolated(rope, 3.0)), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("change", [{"linear": 2.0}, {"ntk": 2.0}])
+def test_a_change_that_changes_nothing_is_refused(change, monkeypatch):
+    register_all(monkeypatch)
+    model = model_of("still")
+    before = hooks_of(model)
+    with refused(rf"{next(iter(change))}=2 changes nothing: the frequencies of still stay"):
+        logits(model, iv.rescaled(model, **change))
+    assert hooks_of(model) == before
+    logits(model, iv.rescaled(model, linear=1.0))
+
+
+def test_a_bias_by_distance_of_another_package_is_extended_as_alibi(monkeypatch):
+    """What it is decides, and not the class that it is made of."""
+    register_all(monkeypatch)
+
+    def slopes(b, r, d):
+        return parts(TokenIndex(), logits=ALiBi(r.heads, slopes=[1 / 8] * r.heads))
+
+    ri.register_scheme("slopes", slopes)
+    far, alibi, term = (model_of(layout) for layout in ("far", "slopes", "as_term"))
+    assert allowed_methods(as_decoder(far)) == allowed_methods(as_decoder(alibi))
+    assert allowed_methods(as_decoder(term)) == ("plain",)
+    for method in (iv.interpolated, iv.lm_infinite, iv.infllm):
+        changed = logits(far, method(far, 4))
+        assert not torch.allclose(changed, logits(far))
+        assert_close(changed, logits(alibi, method(alibi, 4)), **NEAR)
+    with refused("has no distance to cap"):
+        logits(term, iv.lm_infinite(term, 8))
