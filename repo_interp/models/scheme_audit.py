@@ -2,8 +2,11 @@
 
     difference(check) = max | log p - log p' |   in nats, over next tokens of a small random decoder
 
-    causal      p' with all later tokens replaced
-    cache       p' of the second half of the tokens one by one, with a cache, in a batch
+    repeated    p' after other prompts
+    first       p' of a model whose first prompt was another one
+    causal      p' with all tokens from any one on replaced, and left out
+    cache       p' of the tokens one by one, with a cache, from the first token on and from others,
+                in a batch
     padding     p' of the tokens behind padding
     batch       p' of the tokens in a batch with others
     saved       p' after the model is saved and loaded
@@ -11,36 +14,48 @@
     rows        the same, row by row against all rows at once
 
 Weights of the scheme are drawn widely before, since a scheme that is drawn as almost nothing hides
-its faults. A parameter of the scheme that the loss does not reach is a finding too. Knows no scheme
-by name.
+its faults; less widely where rounding alone would then change predictions. Findings too are a
+parameter of the scheme that the loss does not reach, and a tensor that the scheme is given and
+changes in place. Knows no scheme by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import torch
 import xarray as xr
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers.modeling_utils import local_torch_dtype
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, NotFinite, one_line
 from repo_interp.inputs import AttentionInputs
 from repo_interp.models.capture import capture, layers_by_pair
 from repo_interp.models.checkpoints import load_model, save
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.lasting import patch_attribute
 from repo_interp.models.reposition import reposition
+from repo_interp.positions.assigners import RememberingAssigner
+from repo_interp.positions.logits import PositionLogits
 
 TOLERANCE = 1e-3
 """Nats, or attention: a larger difference is a finding."""
-DEVIATION = 0.3
-"""Standard deviation of the normal numbers that are added to weights of the scheme."""
+DEVIATIONS = (0.3, 0.1, 0.03)
+"""Standard deviation of the normal numbers that are added to weights of the scheme: the first with
+which a rounding of embeddings changes predictions by less than a tenth of the tolerance.
+"""
 TOKENS = 24
+_SPLITS = ((1,) * TOKENS, (12, *(1,) * 12), (7, 9, 8))
+"""Tokens of each call with a cache."""
 _CONFIG = {
     "vocab_size": 64,
     "hidden_size": 64,
@@ -53,11 +68,16 @@ _CONFIG = {
 }
 _LONG_NAME = "largest difference of log-probabilities or attention"
 _FINDINGS = {
-    "causal": "tokens after a token change what is predicted from it",
-    "cache": (
-        "tokens one by one, with a cache, are predicted differently than in one pass; keep what "
-        "later tokens need in a RememberingAssigner, or by gate_keys of PositionLogits"
+    "repeated": (
+        "the same tokens are predicted differently after other prompts, so no other difference is "
+        "judged; positions and logits may depend on nothing but the arguments of the call"
     ),
+    "first": (
+        "what is predicted depends on the first prompt that the model saw; the scheme may keep "
+        "nothing of a call"
+    ),
+    "causal": "tokens after a token, or how many there are, change what is predicted from it",
+    "cache": "tokens in several calls, with a cache, are predicted differently than in one",
     "padding": "tokens behind padding are predicted differently than without padding",
     "batch": "tokens in a batch with others are predicted differently than alone",
     "saved": "a saved and loaded model predicts differently",
@@ -81,37 +101,86 @@ def verify_scheme(layout: str, **options: str | float) -> xr.Dataset:
         InputError: The layout or an option is refused, the scheme cannot be built or run, or its
             numbers are not finite.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        plain = AutoModelForCausalLM.from_config(
-            LlamaConfig(**_CONFIG), attn_implementation="eager"
-        )
-        model = _running(lambda: reposition(plain.eval(), layout, **options), layout, "be built")
-        of_scheme = as_decoder(model).scheme_parameters
-        for weight in model.parameters():  # in their order, so that every process draws the same
-            if weight in of_scheme:
-                weight.data += DEVIATION * torch.randn_like(weight)
+    # Whatever the default of the process is, differences are judged in float32.
+    with torch.random.fork_rng(devices=[]), local_torch_dtype(torch.float32):
+        torch.manual_seed(1)
         tokens = torch.randint(1, _CONFIG["vocab_size"], (3, TOKENS))
+
+        def run(action: str, function: Callable[..., Any], *arguments: Any) -> Any:
+            return _running(partial(function, *arguments), layout, action)
+
+        def build(deviation: float) -> PreTrainedModel:
+            return run("be built", _drawn, layout, options, deviation)
+
+        deviation = next(
+            (
+                wide
+                for wide in DEVIATIONS
+                if run("run", _rounding, build(wide), tokens) < TOLERANCE / 10
+            ),
+            DEVIATIONS[-1],
+        )
+        model, twin = build(deviation), build(deviation)
+        # Weights that a scheme draws otherwise than by torch
+        run("be built", twin.load_state_dict, model.state_dict())
+        return _audited(layout, model, twin, tokens)
+
+
+def _drawn(layout: str, options: dict[str, Any], deviation: float) -> PreTrainedModel:
+    """A decoder with the scheme, the same at every call."""
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(
+        LlamaConfig(**_CONFIG), attn_implementation="eager", dtype=torch.float32
+    )
+    model = reposition(plain.eval(), layout, **options)
+    of_scheme = as_decoder(model).scheme_parameters
+    for weight in model.parameters():  # in their order, so that every process draws the same
+        if weight in of_scheme:
+            weight.data += deviation * torch.randn_like(weight)
+    return model
+
+
+@torch.no_grad()
+def _rounding(model: PreTrainedModel, tokens: Tensor) -> float:
+    """How much predictions change where embeddings are rounded otherwise."""
+    exact, embeddings = _predicted(model, tokens), cast(nn.Embedding, model.get_input_embeddings())
+    noise = torch.finfo(torch.float32).eps * torch.randn_like(embeddings.weight)
+    embeddings.weight *= 1 + noise
+    return float((_predicted(model, tokens) - exact).abs().max())
+
+
+def _audited(
+    layout: str, model: PreTrainedModel, twin: PreTrainedModel, tokens: Tensor
+) -> xr.Dataset:
     differences: dict[str, float] = {}
     findings = []
     with torch.no_grad():
         alone = torch.cat(
             [_running(partial(_predicted, model, row[None]), layout, "run") for row in tokens]
         )
-        checks = {**_predictions(model, tokens, alone), **_attention(model, tokens[:1])}
+        checks = {**_predictions(model, twin, tokens, alone), **_attention(model, tokens[:1])}
         for check, measure in checks.items():
             try:
                 differences[check] = measure()
-            except InputError:  # such as numbers that are not finite
+            except NotFinite:  # of a whole prompt, which names the part
                 raise
             except Exception as error:  # of code that is not ours
                 differences[check] = float("nan")
                 findings.append(f"{check}: {_said(error)}")
-    for check, difference in differences.items():
-        if difference > TOLERANCE:
+        wrong = [check for check, difference in differences.items() if difference > TOLERANCE]
+        wrong = ["repeated"] if "repeated" in wrong else wrong
+        for check in wrong:
             unit = "" if check in ("observed", "rows") else " nats"
-            findings.append(f"{check}: {_FINDINGS[check]}, by up to {difference:.2g}{unit}")
-    findings += _parameters(model, tokens)
+            advice = _advice(model, wrong) if check == "cache" else ""
+            findings.append(
+                f"{check}: {_FINDINGS[check]}, by up to {differences[check]:.2g}{unit}{advice}"
+            )
+    more = {"in_place": _changed_in_place, "gradient": _untrained, "learned": _misstated}
+    for check, find in more.items():
+        try:
+            findings += find(model, tokens)
+        except Exception as error:
+            findings.append(f"{check}: {_said(error)}")
     values = ("check", list(differences.values()), {"long_name": _LONG_NAME, "units": "1"})
     return xr.Dataset(
         {"difference": values}, {"check": list(differences)}, {"findings": "\n".join(findings)}
@@ -129,7 +198,8 @@ def _running(run: Callable[[], Any], layout: str, action: str) -> Any:
 
 
 def _said(error: Exception) -> str:
-    return one_line(f"{type(error).__name__}: {error}", 200)
+    kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+    return one_line(f"{kind}{error}", 200)
 
 
 def _predicted(model: PreTrainedModel, tokens: Tensor, **arguments: Tensor) -> Tensor:
@@ -137,48 +207,123 @@ def _predicted(model: PreTrainedModel, tokens: Tensor, **arguments: Tensor) -> T
 
 
 def _predictions(
-    model: PreTrainedModel, tokens: Tensor, alone: Tensor
+    model: PreTrainedModel, twin: PreTrainedModel, tokens: Tensor, alone: Tensor
 ) -> dict[str, Callable[[], float]]:
     """Checks of log-probabilities against those of every row `alone`."""
-    one, half, padding = tokens[:1], TOKENS // 2, 5
+    one, padding = tokens[:1], 5
 
-    def changed() -> Tensor:
-        later = (one[:, half:] + 1) % _CONFIG["vocab_size"]
-        return _predicted(model, torch.cat([one[:, :half], later], 1))[:, :half]
+    def changed() -> Iterator[Tensor]:
+        for start in range(TOKENS - 1, 0, -1):
+            later = (one[:, start:] + 1) % _CONFIG["vocab_size"]
+            yield _predicted(model, torch.cat([one[:, :start], later], 1))[:, :start]
+            yield _predicted(model, one[:, :start])
 
-    def cached() -> Tensor:
-        # Several prompts, so that each must find its own memory
-        cache, steps = None, []
-        for part in (tokens[:, :half], *tokens[:, half:, None].unbind(1)):
-            step = model(input_ids=part, past_key_values=cache, use_cache=True)
-            cache, steps = step.past_key_values, [*steps, step.logits.log_softmax(-1)]
-        return torch.cat(steps, 1)
+    def cached() -> Iterator[Tensor]:
+        for split in _SPLITS:
+            # Several prompts, so that each must find its own memory
+            cache, steps = None, []
+            for part in tokens.split(split, 1):
+                step = model(input_ids=part, past_key_values=cache, use_cache=True)
+                cache, steps = step.past_key_values, [*steps, step.logits.log_softmax(-1)]
+            yield torch.cat(steps, 1)
 
-    def padded() -> Tensor:
+    def padded() -> Iterator[Tensor]:
         valid = (torch.arange(TOKENS + padding) >= padding).long()[None]
         # As `generate` gives them: the index counts tokens that are no padding.
         index = (valid.cumsum(1) - 1).clamp_min(0)
         behind = F.pad(one, (padding, 0))
-        return _predicted(model, behind, attention_mask=valid, position_ids=index)[:, padding:]
+        yield _predicted(model, behind, attention_mask=valid, position_ids=index)[:, padding:]
 
-    def saved() -> Tensor:
+    def first() -> Iterator[Tensor]:
+        _predicted(twin, tokens[1:2, : TOKENS // 2])
+        yield _predicted(twin, one)
+
+    def saved() -> Iterator[Tensor]:
         with TemporaryDirectory() as directory:
             path = Path(directory) / "model"
             save(model, path)
-            return _predicted(load_model(path), one)
+            yield _predicted(load_model(path), one)
 
-    def difference(predict: Callable[[], Tensor]) -> float:
-        found = predict()
-        return float((found - alone[: found.shape[0], : found.shape[1]]).abs().max())
+    def difference(predict: Callable[[], Iterable[Tensor]]) -> float:
+        largest = 0.0
+        try:
+            for found in predict():
+                error = float((found - alone[: found.shape[0], : found.shape[1]]).abs().max())
+                if not math.isfinite(error):
+                    raise FloatingPointError("predictions are NaN or infinite")
+                largest = max(largest, error)
+        except Exception:
+            # What differs already says more: that a scheme fails for a single token follows from it
+            if largest <= TOLERANCE:
+                raise
+        return largest
 
     checks = {
+        "repeated": lambda: [_predicted(model, one)],
+        "first": first,
         "causal": changed,
         "cache": cached,
         "padding": padded,
-        "batch": partial(_predicted, model, tokens),
+        "batch": lambda: [_predicted(model, tokens)],
         "saved": saved,
     }
     return {check: partial(difference, predict) for check, predict in checks.items()}
+
+
+def _advice(model: PreTrainedModel, wrong: list[str]) -> str:
+    """What to do about differences with a cache, by other faults and by what the scheme keeps."""
+    if others := [check for check in ("first", "causal") if check in wrong]:
+        return f"; look at {others[0]} first, which a cache shows too"
+    kept = {
+        "remember and recall": lambda part: isinstance(part, RememberingAssigner),
+        "gate_keys": lambda part: (
+            isinstance(part, PositionLogits)
+            and type(part).gate_keys is not PositionLogits.gate_keys
+        ),
+    }
+    parts = as_decoder(model).scheme_modules
+    if present := [name for name, keeps in kept.items() if any(map(keeps, parts))]:
+        return (
+            f"; what {' and '.join(present)} make of a token may depend neither on the tokens that "
+            "come in one call with it, nor on other prompts"
+        )
+    return (
+        "; keep what later tokens need in a RememberingAssigner, or by gate_keys of PositionLogits"
+    )
+
+
+@torch.no_grad()
+def _changed_in_place(model: PreTrainedModel, tokens: Tensor) -> list[str]:
+    """Findings about tensors that parts of the scheme are given and change."""
+    found: list[str] = []
+
+    def watch(part: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
+        names = list(inspect.signature(method).parameters)
+
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            given = dict(zip(names, arguments, strict=False)) | keywords
+            before = {
+                name: value.clone() for name, value in given.items() if isinstance(value, Tensor)
+            }
+            result = method(*arguments, **keywords)
+            found.extend(
+                f"in_place: {type(part).__name__}.{method.__name__} changes {name}, which other "
+                f"parts of the model are given too; change a copy, as {name}.clone() makes one"
+                for name, value in before.items()
+                if not torch.equal(value, given[name])
+            )
+            return result
+
+        return run
+
+    with ExitStack() as undo:
+        for part in as_decoder(model).scheme_modules:
+            for name in ("forward", "remember", "recall", "gate_keys"):
+                if hasattr(part, name):
+                    patch_attribute(undo, part, name, partial(watch, part))
+        first = model(input_ids=tokens[:, : TOKENS // 2], use_cache=True)
+        model(input_ids=tokens[:, TOKENS // 2 :], past_key_values=first.past_key_values)
+    return list(dict.fromkeys(found))  # the same of every layer
 
 
 def _attention(model: PreTrainedModel, tokens: Tensor) -> dict[str, Callable[[], float]]:
@@ -206,19 +351,23 @@ def _attention(model: PreTrainedModel, tokens: Tensor) -> dict[str, Callable[[],
     return {"observed": observed, "rows": partial(largest, row_by_row)}
 
 
-def _parameters(model: PreTrainedModel, tokens: Tensor) -> list[str]:
-    """Findings about parameters of the scheme."""
+def _untrained(model: PreTrainedModel, tokens: Tensor) -> list[str]:
+    """Findings about parameters of the scheme that no training changes."""
     model.zero_grad()
     model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
-    decoder = as_decoder(model)
-    of_scheme = decoder.scheme_parameters
+    of_scheme = as_decoder(model).scheme_parameters
     still = [
         name
         for name, weight in model.named_parameters()
         if weight in of_scheme and (weight.grad is None or not weight.grad.any())
     ]
-    found = [f"gradient: the loss does not reach {', '.join(still)}"] if still else []
-    by_pair = layers_by_pair(decoder)
+    return [f"gradient: the loss does not reach {', '.join(still)}"] if still else []
+
+
+def _misstated(model: PreTrainedModel, tokens: Tensor) -> list[str]:
+    """Findings about parts that say of themselves what they are not."""
+    found, decoder = [], as_decoder(model)
+    of_scheme, by_pair = decoder.scheme_parameters, layers_by_pair(decoder)
     for layer, attention in decoder.by_layer.items():
         # Of positions by pair nothing is said as of learned positions.
         learns = layer not in by_pair and any(

@@ -28,10 +28,13 @@ def registered(monkeypatch):
     monkeypatch.setattr(installed_points, "_REGISTERED", {})
 
 
-def findings_of(build):
+def lines_of(build):
     ri.register_scheme("mine", build)
-    lines = ri.verify_scheme("mine").attrs["findings"].splitlines()
-    return {line.partition(":")[0] for line in lines}
+    return ri.verify_scheme("mine").attrs["findings"].splitlines()
+
+
+def findings_of(build):
+    return {line.partition(":")[0] for line in lines_of(build)}
 
 
 def built(parts, logits=lambda: None, learned=False):
@@ -60,7 +63,7 @@ def test_schemes_that_come_with_the_packages_have_no_finding(scheme):
     checked = ri.verify_scheme(scheme)
     assert checked.attrs["findings"] == ""
     assert checked["check"].values.tolist() == [
-        *("causal", "cache", "padding", "batch", "saved", "observed", "rows")
+        *("repeated", "first", "causal", "cache", "padding", "batch", "saved", "observed", "rows")
     ]
     # Each check compared something: sums in another order differ in the last bits.
     assert float(checked["difference"].max()) > 0
@@ -82,6 +85,132 @@ def test_positions_that_are_wrong_are_found_by_their_check(assign, wanted):
     assert findings_of(rotating(assign)) == wanted
 
 
+def mirrored(size):
+    """Positions in which each whole chunk of tokens is mirrored, as its last token decides."""
+
+    def assign(hidden_states, index):
+        steps = hidden_states[..., 0].clone()
+        whole = steps.shape[1] // size * size
+        chunks = steps[:, :whole].unflatten(1, (-1, size)).flip(2).flatten(1)
+        return index + torch.cat([chunks, steps[:, whole:]], 1)
+
+    return assign
+
+
+def first_tokens(hidden_states, index):
+    known = hidden_states[..., 0] * (index < 8)
+    return index + known * known.sum(1, keepdim=True)
+
+
+def next_of(hidden_states, most=24):
+    steps = torch.cat([hidden_states[:, 1:, 0], hidden_states[:, -1:, 0]], 1)
+    return steps * (hidden_states.shape[1] >= most)
+
+
+AHEAD = {f"chunks of {size}": mirrored(size) for size in (2, 3, 4, 5, 6, 8, 11, 12, 23, 24)}
+AHEAD |= {
+    "among the first tokens": first_tokens,
+    "by the number of tokens": lambda h, i: 20 * i / h.shape[1],
+    "by a number of tokens that one token makes 0": lambda h, i: 20 * i / (h.shape[1] - 1),
+    "to the next token": lambda h, i: i + next_of(h),
+    "in long prompts": lambda h, i: i + next_of(h, most=20),
+    "by the last token": lambda h, i: i * (1 + h[:, -1:, 0]),
+}
+
+
+@pytest.mark.parametrize("looks", AHEAD)
+def test_lookahead_is_found_and_named_wherever_it_is(looks):
+    """Found: only tokens from the 12th on were replaced, and none was left out."""
+    lines = lines_of(rotating(AHEAD[looks]))
+    assert any(line.startswith("causal: tokens after a token, or how many") for line in lines)
+    assert not any("RememberingAssigner" in line for line in lines)
+
+
+def keeping(what, positions):
+    """Positions by what an assigner keeps of its first call."""
+
+    class Assigner(nn.Module):
+        kept = None
+
+        def forward(self, hidden_states, index):
+            self.kept = what(hidden_states) if self.kept is None else self.kept
+            return positions(self.kept, index)[:, None]
+
+    return built(lambda width, rotation: (Assigner(), rotation.frequencies))
+
+
+FIRST = {
+    "statistics": keeping(lambda h: h.std(), lambda kept, i: i * (1 + kept)),
+    "a table": keeping(
+        lambda h: torch.linspace(0, 9, h.shape[1]), lambda kept, i: kept[i.clamp_max(len(kept) - 1)]
+    ),
+    "a table that ends": keeping(lambda h: torch.arange(h.shape[1]) / 2, lambda kept, i: kept[i]),
+}
+
+
+@pytest.mark.parametrize("kept", FIRST)
+def test_what_a_scheme_keeps_of_its_first_prompt_is_found(kept):
+    assert findings_of(FIRST[kept]) - {"cache", "padding"} == {"first"}
+
+
+def test_state_of_a_closure_and_of_all_calls_is_found():
+    def build(builder, rotation, d_head):
+        kept = []
+
+        class Assigner(nn.Module):
+            def forward(self, hidden_states, index):
+                kept.append(hidden_states.std())
+                return (index * (1 + kept[0]))[:, None]
+
+        return SchemeParts("mine", Assigner(), rotation.frequencies)
+
+    assert findings_of(build) == {"first"}
+    calls = []
+
+    def counted(hidden_states, index):
+        calls.append(index)
+        return index * (1 + 0.1 * len(calls))
+
+    # Nothing else can be judged then.
+    assert findings_of(rotating(counted)) == {"repeated"}
+    assert findings_of(rotating(lambda h, i: i + torch.rand(i.shape))) == {"repeated"}
+
+
+def scaled_in_place(hidden_states, index):
+    hidden_states *= 2
+    return index + hidden_states[..., 0]
+
+
+def counted_in_place(hidden_states, index):
+    index += 1
+    return index.float()
+
+
+def without_gradient_in_place(hidden_states, index):
+    hidden_states.data[..., 0] = 0
+    return index.float()
+
+
+class Doubling(PositionLogits):
+    def forward(self, queries, keys, *more):
+        return 0 * queries.mul_(2).sum(-1, keepdim=True) + 0 * keys[:, :1, None, :, 0]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "line"),
+    [
+        (rotating(scaled_in_place), "Assigner.forward changes hidden_states, which other parts"),
+        (rotating(without_gradient_in_place), "Assigner.forward changes hidden_states"),
+        (rotating(counted_in_place), "Assigner.forward changes index"),
+        (built(lambda *given: (None, None), Doubling), "Doubling.forward changes queries"),
+    ],
+)
+def test_tensors_that_are_changed_in_place_are_found(scheme, line):
+    lines = lines_of(scheme)
+    assert any(each.startswith("in_place: ") and line in each for each in lines)
+    assert {each.partition(":")[0] for each in lines} <= {"in_place", "observed"}
+
+
 class OneMemory(RememberingAssigner):
     """Sums of steps, which go on from the memory of the first prompt for all."""
 
@@ -99,9 +228,66 @@ class OneMemory(RememberingAssigner):
         return memory[:, -seen.shape[-2] :, 0][:, None]
 
 
-def test_a_memory_of_another_prompt_is_found():
-    scheme = built(lambda width, rotation: (OneMemory(width), rotation.frequencies), learned=True)
-    assert findings_of(scheme) == {"cache"}
+class Summed(OneMemory):
+    """The same of each prompt: right, and so steep that rounding shows if drawn widely."""
+
+    def remember(self, hidden_states, past):
+        begun = 0 if past is None else past[:, -1:]
+        return begun + self.step(hidden_states).exp().cumsum(1)
+
+
+class Anew(OneMemory):
+    """Sums that begin anew with every call."""
+
+    def remember(self, hidden_states, past):
+        return self.step(hidden_states).cumsum(1)
+
+
+class ChangedMemory(Summed):
+    def recall(self, memory, seen):
+        memory *= 1.01
+        return super().recall(memory, seen)
+
+
+def remembering(kind):
+    return built(lambda width, rotation: (kind(width), rotation.frequencies), learned=True)
+
+
+def test_memories_that_are_wrong_are_found_and_their_advice_is_to_the_point():
+    for wrong in (OneMemory, Anew):
+        (line,) = lines_of(remembering(wrong))
+        assert line.startswith("cache:") and "what remember and recall make of a token" in line
+    assert lines_of(remembering(Summed)) == []
+    *_, line = lines_of(remembering(ChangedMemory))
+    assert line.startswith("in_place: ChangedMemory.recall changes memory")
+    (line,) = lines_of(rotating(lambda h, i: h[..., 0].cumsum(1)))
+    assert "keep what later tokens need in a RememberingAssigner" in line
+
+
+class GatedAnew(PositionLogits):
+    """Gates that are summed from the first token of a call."""
+
+    def gate_keys(self, hidden_states):
+        return hidden_states[..., :1].cumsum(1)[:, None]
+
+    def forward(self, queries, keys, query_index, key_index, visible, scale, values, gate_keys):
+        return visible * gate_keys[:, :1, None, :, 0]
+
+
+def test_gates_of_a_call_are_found():
+    (line,) = lines_of(built(lambda *given: (None, None), GatedAnew))
+    assert "what gate_keys make of a token" in line
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_the_default_precision_of_the_process_changes_nothing(default):
+    """Found: refused, as if the attention of the stock decoder did not run on its own."""
+    wanted = ri.verify_scheme("repo")
+    torch.set_default_dtype(default)
+    try:
+        assert ri.verify_scheme("repo").identical(wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 class Wrong(PositionLogits):
