@@ -40,6 +40,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.modeling_utils import local_torch_dtype
 
 from repo_interp.checkpoint_files.architectures import native_layout, training_length
 from repo_interp.errors import InputError, quoted, warn
@@ -610,6 +611,8 @@ def _format_pairs(pairs: Sequence[tuple[int, int]]) -> str:
     )
 
 
+# Modules compute in float32 on their own, whatever the default of the process is.
+@local_torch_dtype(torch.float32)
 def verify(
     model: str | os.PathLike[str] | nn.Module,
     other: str | os.PathLike[str] | nn.Module | None = None,

@@ -70,6 +70,19 @@ def test_a_healthy_scaled_family_has_no_finding(family, scaling):
     assert not findings(small_model(family, scaled_configuration(family, scaling)), longest=64)
 
 
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_default_precision_of_the_process_changes_nothing(default):
+    """Found: refused, as if the attention of the model did not run on its own."""
+    model, wanted = llama(), ri.verify(llama())
+    torch.set_default_dtype(default)
+    try:
+        found = ri.verify(model)
+        assert torch.get_default_dtype() == default
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.attrs["findings"] == "" and found.equals(wanted)
+
+
 def test_a_model_that_does_not_rotate_has_no_finding(tmp_path, capsys):
     """Found: a traceback, for the largest of no angles."""
     small_model("gpt2").save_pretrained(tmp_path)

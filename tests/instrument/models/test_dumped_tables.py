@@ -98,6 +98,13 @@ def test_vectors_before_and_after(tmp_path, order, shape):
     assert "pairs 0-7" in findings(stock(), {"q": plain, "q_rotated": wrong}, tmp_path)
 
 
+def test_an_array_that_is_rounded_more_than_the_other(tmp_path):
+    """Found: errors were held against the precision of the first array."""
+    cosines, sines = tables(angles(theta_of()), "halves").values()
+    arrays = {"cos": torch.as_tensor(cosines), "sin": torch.as_tensor(sines).bfloat16()}
+    assert findings(stock(), arrays, tmp_path) == ""
+
+
 ONES = np.ones((3, 4))
 
 
@@ -110,8 +117,9 @@ ONES = np.ones((3, 4))
         ({"cos": ONES * np.nan, "sin": ONES}, "NaN"),
         ({"cos": np.ones((1, 8)), "sin": np.zeros((1, 8))}, "position 0 alone"),
         ({"cos": ONES, "sin": ONES, "positions": np.ones(2)}, "positions"),
-        ({"cos": ONES, "sin": ONES, "positions": np.arange(3) + 0.5}, "whole numbers"),
-        ({"cos": ONES * 1j, "sin": ONES}, "cos of .* is complex"),
+        ({"cos": ONES, "sin": ONES, "positions": np.arange(3) + 0.5}, "3 whole numbers"),
+        ({"cos": ONES > 0, "sin": ONES}, "cos and sin .* are bool and float64; wanted float16"),
+        ({"cos": ONES + 0j, "sin": ONES + 0j}, "are complex128 and complex128"),
         ({"q": np.ones((3, 5)), "q_rotated": np.ones((3, 5))}, "5 entries"),
     ],
 )
