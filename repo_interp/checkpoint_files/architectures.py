@@ -305,6 +305,24 @@ def native_layout(config: Any) -> tuple[str, ...]:
     )
 
 
+def key_value_heads(config: Any) -> int:
+    """Return how many heads of keys and values a layer has.
+
+    Args:
+        config: Configuration of a decoder.
+
+    Returns:
+        Their number; that of all heads in families without grouped heads.
+    """
+    # Falcon's newer architecture ignores the switch.
+    if getattr(config, "multi_query", False) and not getattr(
+        config, "new_decoder_architecture", False
+    ):
+        return 1
+    stated = (getattr(config, name, None) for name in ("num_key_value_heads", "num_kv_heads"))
+    return next(filter(None, stated), config.num_attention_heads)
+
+
 def training_length(config: Any) -> int:
     """Return the longest prompts of training, before any scaling of frequencies.
 

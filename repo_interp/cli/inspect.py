@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from rich.table import Table
 
-    from repo_interp.checkpoint_files.architectures import training_length
+    from repo_interp.checkpoint_files.architectures import key_value_heads, training_length
     from repo_interp.checkpoint_files.inspected import inspect_checkpoint
     from repo_interp.console import Console, bold, plain, span_of
     from repo_interp.positions.layouts import NO_ATTENTION, format_layout, meaning
@@ -56,8 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         require_fitting_headers(found.checkpoint)
     checkpoint, config, console = found.checkpoint, found.checkpoint.config, Console()
-    # A family without grouped heads does not state them.
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     part = f", the text part of a {checkpoint.larger['model_type']}" if checkpoint.larger else ""
     console.print(
         bold(arguments.checkpoint, f"  {checkpoint.format} format, {config.model_type}{part}")
@@ -67,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(
         f"layout {format_layout(checkpoint.layout)}; {config.num_hidden_layers} layers, "
         f"width {config.hidden_size}, "
-        f"{config.num_attention_heads} heads, {kv_heads} key-value heads; "
+        f"{config.num_attention_heads} heads, {key_value_heads(config)} key-value heads; "
         f"vocabulary {config.vocab_size}; "
         f"trained on up to {training_length(config)} tokens"
     )

@@ -23,6 +23,7 @@ from benchmarks.families import (
 )
 from benchmarks.options import options, summed, tried_option
 from benchmarks.tiny_models import small_configuration, small_model
+from repo_interp.checkpoint_files.architectures import key_value_heads
 from repo_interp.models.attention import CACHES
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
@@ -241,6 +242,21 @@ def test_rope_in_a_layer_that_has_none_is_kept_by_a_copy(tmp_path):
     assert ri.layout(again) == ("rope",) * 4
     with torch.no_grad():
         assert_close(again(TOKENS).logits, model(TOKENS).logits)
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ({}, 1),
+        ({"multi_query": False}, 4),
+        ({"new_decoder_architecture": True, "num_kv_heads": 2}, 2),
+    ],
+)
+def test_key_value_heads_of_a_falcon_are_those_of_its_modules(change, count):
+    """Found: `inspect` said that a Falcon with multi-query has as many as it has heads."""
+    config = small_configuration("falcon", **change)
+    attention = small_model("falcon", config).transformer.h[0].self_attention
+    assert key_value_heads(config) == attention.num_kv_heads == count
 
 
 def test_options_are_the_fields_of_a_configuration():
