@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from repo_interp.errors import InputError, Taken, quoted
@@ -384,6 +385,26 @@ def require_directory(path: Path) -> None:
             if not place.is_dir():
                 raise InputError(f"{place} is a file; wanted a directory")
             return
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a directory in which nothing can be written; nothing is made or left there.
+
+    Args:
+        path: The directory.
+
+    Raises:
+        InputError: The disk refuses.
+    """
+    try:
+        place = next(each for each in (path, *path.parents) if each.exists() or each.is_symlink())
+        # Tried, as permissions do not tell of disks that are read-only, or are none, like /proc.
+        with TemporaryDirectory(prefix=".", dir=place):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written ({error.strerror or error}); choose another --out"
+        ) from None
 
 
 def remove(path: Path) -> None:

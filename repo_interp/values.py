@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Collection, Mapping
 from functools import cache
 from types import NoneType, UnionType
@@ -90,7 +91,7 @@ def _items(text: str, whole: bool) -> tuple[str | int, ...]:
         first, dash, last = part.partition("-")
         bounds = (first.strip(), last.strip())
         # Short numbers only, so that a range cannot become a list of billions
-        if whole and dash and all(bound.isdecimal() and len(bound) < 6 for bound in bounds):
+        if whole and dash and all(re.fullmatch("[0-9]{1,5}", bound) for bound in bounds):
             numbers = range(int(bounds[0]), int(bounds[1]) + 1)
             items += numbers or [part]  # a range that runs backwards is refused as it is
         else:

@@ -27,6 +27,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.analysis.heads import columns_of
+from repo_interp.analysis.publication import TABLES
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
 from repo_interp.measures.labels import described
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from repo_interp.analysis.head_file import HeadTable
 
 GROUP = "atlas"
-FILES = ("atlas.csv", "atlas.parquet")
-"""The table beside a run file; the second where pyarrow is installed."""
 NO_PARQUET = (
     "atlas.parquet was not written: it needs pyarrow (pip install "
     "'repo-interp[tables]'); atlas.csv has the same table"
@@ -136,7 +135,7 @@ def write_atlas(
         The files; and a line for the Parquet file where pyarrow is not installed.
     """
     directory, table = Path(directory), atlas(run)
-    file, parquet = (directory / name for name in FILES)
+    file, parquet = (directory / name for name in TABLES)
     write_text(file, table.to_csv(index=False, lineterminator="\n"))
     # pyarrow is optional; the CSV is enough without it.
     try:

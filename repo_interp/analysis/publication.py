@@ -29,13 +29,14 @@ from typing import Literal
 import xarray as xr
 
 from repo_interp import processes
-from repo_interp.analysis.atlas import FILES, GROUP, write_atlas
 from repo_interp.errors import InputError, Taken, Unfinished
-from repo_interp.files import LOCK, Claim, claim, is_left_behind, remove, replaced
+from repo_interp.files import LOCK, Claim, claim, is_left_behind, remove, replaced, require_writable
 from repo_interp.run import write_run
 
 RUN, COMPARISON = "run.nc", "compare.nc"
 """Data files of the two kinds of results."""
+TABLES = ("atlas.csv", "atlas.parquet")
+"""Tables of the atlas beside a run file; the second where pyarrow is installed."""
 _PAGE, _FIGURES = "report.html", "figures"
 _STORE = ".batches"
 # No space, quota exceeded, file too large: the user can make room and go on
@@ -59,7 +60,7 @@ class Published:
     @property
     def tables(self) -> tuple[Path, ...]:
         """The tables among the files."""
-        return tuple(file for file in self.files if file.name in FILES)
+        return tuple(file for file in self.files if file.name in TABLES)
 
     @property
     def figures(self) -> int:
@@ -119,7 +120,7 @@ class Results:
                 "was changed"
             ) from None
         # They show the older run, and a crash before `draw` must not leave them beside the new one
-        for path in (self.page, self.figures, *(self.directory / name for name in FILES)):
+        for path in (self.page, self.figures, *(self.directory / name for name in TABLES)):
             remove(path)
 
     def draw(self, run: xr.DataTree, draw: Draw) -> Published:
@@ -149,8 +150,10 @@ class Results:
 
     def _tables(self, run: xr.DataTree) -> tuple[list[Path], list[str]]:
         """Write the atlas of a run that has one as tables; return files and lines on failures."""
-        if self.data_file.name != RUN or GROUP not in run.children:
+        if self.data_file.name != RUN or "atlas" not in run.children:
             return [], []
+        from repo_interp.analysis.atlas import write_atlas  # with torch, which `compare` needs not
+
         try:
             return write_atlas(run, self.directory)
         except OSError as error:
@@ -240,6 +243,29 @@ def claim_results(
         results.release()
 
 
+def require_claimable(
+    directory: str | os.PathLike[str] | None, overwrite: bool = False, data_file: str = RUN
+) -> None:
+    """Refuse what `claim_results` refuses, before there is anything to write.
+
+    Args:
+        directory: Directory of results; None: one that is free.
+        overwrite: Whether to replace results.
+        data_file: Name of the data file.
+
+    Raises:
+        InputError: As by `claim_results`.
+    """
+    if directory is None or not processes.is_first():
+        return
+    place = Path(directory)
+    with suppress(OSError):  # such as of too long a name, which is said below
+        _require_free(place, data_file, overwrite)
+    require_writable(place)
+    if (place / LOCK).exists():  # of a process that writes there, or was killed
+        claim(place).release()
+
+
 def _free(first: Path, data_file: str) -> Results:
     """The first of `first`, `first`-2, ... that is not taken."""
     for number in count(1):
@@ -291,7 +317,7 @@ def _require_free(directory: Path, data_file: str, overwrite: bool) -> None:
         raise Taken(
             f"{directory} holds results already; give another --out, or --overwrite to replace them"
         )
-    foreign = sorted(names - {data_file, _PAGE, _FIGURES, _STORE, *FILES})
+    foreign = sorted(names - {data_file, _PAGE, _FIGURES, _STORE, *TABLES})
     if foreign:
         raise Taken(
             f"{directory} holds other things ({foreign[0]}); give --out a directory of its own"

@@ -23,12 +23,7 @@ from torch import nn
 from repo_interp.analysis.computed import store_of
 from repo_interp.analysis.memory import batch_limit, require_memory_for_pass
 from repo_interp.analysis.notes import run_notes
-from repo_interp.analysis.trained_task import (
-    in_tokens_of,
-    puts_into_any_tokens,
-    trained_name,
-    trained_task,
-)
+from repo_interp.analysis.trained_task import puts_into_any_tokens, task_of
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import answer_scores
 from repo_interp.experiments.task_scores import Cost, sets_named, task_scores
@@ -36,7 +31,7 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.provenance import identity
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize
-from repo_interp.tasks import Prompt, Task, make_task
+from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.few_shot_text import few_shot_prompts, few_shot_questions, following
 from repo_interp.tasks.harness import harness_documents
 from repo_interp.tasks.niah import niah, niah_scores
@@ -368,57 +363,6 @@ def _score_answers(
         execution.announce,
     )
     return _run(decoder, scores.assign_attrs(attributes), list(asked.values()), origin)
-
-
-def task_of(
-    directory: Path | None, name: str | None = None, size: str | None = None, **options: Any
-) -> Task:
-    """Return a task for a checkpoint: as in its training, or at a size.
-
-    A task that can be put into any tokens, such as language, is put into the checkpoint's.
-
-    Args:
-        directory: Directory of the checkpoint; None: none.
-        name: Name of the task; None: the task of the training.
-        size: Size of the task; None: that of the training for the task of the training, else
-            "small".
-        **options: Single options, which precede those of the size.
-
-    Returns:
-        The task.
-
-    Raises:
-        InputError: No task is known, or the task, its size or an option is unknown.
-    """
-    name = task_name(directory, name)
-    if directory is not None and name == trained_name(directory) and size is None:
-        task = trained_task(directory, **options)
-        assert task is not None
-        return task
-    made = make_task(name, size or "small", **options)
-    return made if directory is None else in_tokens_of(made, directory)
-
-
-def task_name(directory: Path | None, name: str | None = None) -> str:
-    """Return a name, or the name of the task on which a checkpoint was trained.
-
-    Args:
-        directory: Directory of the checkpoint; None: none.
-        name: Name to return; None: that of the training.
-
-    Returns:
-        The name.
-
-    Raises:
-        InputError: No name is given, and the checkpoint records none.
-    """
-    name = trained_name(directory) if name is None and directory else name
-    if name is None:
-        raise InputError(
-            f"{directory.name if directory else 'the model'} does not say which task it was "
-            "trained on; name one, or ruler"
-        )
-    return name
 
 
 def _lengths(decoder: Decoder, given: Sequence[int] | int | None) -> list[int]:

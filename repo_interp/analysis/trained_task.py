@@ -1,4 +1,4 @@
-"""The task that a checkpoint was trained on.
+"""The task of a checkpoint: one that is named, or the one that it was trained on.
 
 From the training.toml beside its weights, or from the record of a checkpoint of the package:
 
@@ -21,6 +21,57 @@ from repo_interp.shipped import training_record
 from repo_interp.tasks import Task, make_task, recorded_task
 
 RECORD = "training.toml"
+
+
+def task_of(
+    directory: Path | None, name: str | None = None, size: str | None = None, **options: Any
+) -> Task:
+    """Return a task for a checkpoint: as in its training, or at a size.
+
+    A task that can be put into any tokens, such as language, is put into the checkpoint's.
+
+    Args:
+        directory: Directory of the checkpoint; None: none.
+        name: Name of the task; None: the task of the training.
+        size: Size of the task; None: that of the training for the task of the training, else
+            "small".
+        **options: Single options, which precede those of the size.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: No task is known, or the task, its size or an option is unknown.
+    """
+    name = task_name(directory, name)
+    if directory is not None and name == trained_name(directory) and size is None:
+        task = trained_task(directory, **options)
+        assert task is not None
+        return task
+    made = make_task(name, size or "small", **options)
+    return made if directory is None else in_tokens_of(made, directory)
+
+
+def task_name(directory: Path | None, name: str | None = None) -> str:
+    """Return a name, or the name of the task on which a checkpoint was trained.
+
+    Args:
+        directory: Directory of the checkpoint; None: none.
+        name: Name to return; None: that of the training.
+
+    Returns:
+        The name.
+
+    Raises:
+        InputError: No name is given, and the checkpoint records none.
+    """
+    name = trained_name(directory) if name is None and directory else name
+    if name is None:
+        raise InputError(
+            f"{directory.name if directory else 'the model'} does not say which task it was "
+            "trained on; name one, or ruler"
+        )
+    return name
 
 
 def trained_task(path: str | os.PathLike[str], **given: Any) -> Task | None:

@@ -13,6 +13,8 @@ ends.
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +27,7 @@ from repo_interp import __version__, processes
 from repo_interp.entry_points import COMMANDS, OWN, called, failure_of, find, names
 from repo_interp.errors import InputError, Note, one_line, shown_as
 from repo_interp.failures import is_out_of_memory
+from repo_interp.interruptible import abandoned
 
 SILENCE = 1.0
 """Seconds until a command that has written nothing says that it imports libraries."""
@@ -63,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
     # else torch prints a stack where another process has ended
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    # At its end Python looks for circles among all objects several times, which takes a second.
+    atexit.register(gc.freeze)
     command = f"repo-interp {options.command}"
     # A command that is not shared writes files of its own, so the other processes do nothing.
     try:
@@ -102,9 +107,11 @@ def _run(options: argparse.Namespace) -> int:
     except InputError as error:
         return _report(command, str(error), 2)
     except KeyboardInterrupt as interruption:
-        return _report(
-            command, f"interrupted: {interruption}" if str(interruption) else "interrupted", 130
-        )
+        said = f"interrupted: {interruption}" if str(interruption) else "interrupted"
+        code = _report(command, said, 130)
+        if abandoned():
+            _end(code)
+        return code
     except SystemExit as end:  # ours return a code
         line = (
             failure_of(end)
@@ -213,6 +220,14 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise _WrongUsage(self.prog, message)
+
+
+def _end(code: int) -> NoReturn:
+    """End the process without taking Python down below a call that still runs in another thread."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _report(command: str, line: str, code: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repo_interp import processes
-from repo_interp.cli.checkpoint import DEFAULT, find, stem
+from repo_interp.cli.checkpoint import DEFAULT, configure, find, find_readable, stem
 from repo_interp.cli.options import (
     add_batch_size,
     add_device,
@@ -212,28 +212,20 @@ def run(arguments: argparse.Namespace) -> int:
         0; 1 where the numbers are there but a measure, a figure or the page is not.
 
     Raises:
-        InputError: --text is the name of a file.
+        InputError: A name, a path or a value is refused.
     """
-    # Unknown names are refused before the imports below, which take seconds.
-    find(arguments.checkpoint or DEFAULT)
-    if arguments.text and isfile(arguments.text):
-        raise InputError(
-            f"--text {arguments.text} is a file, and its name would be the text; "
-            f"--prompts {arguments.text} reads it"
-        )
-    scaling_of(arguments.scaling)
-    require_names(MEASURES, arguments.measures or ())
-    require_names(EXPERIMENTS, arguments.experiments or ())
-    require_names(TASKS, [] if arguments.task is None else [arguments.task], "ruler")
-    from repo_interp.analysis.publication import claim_results
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
-    from repo_interp.cli.tables import print_findings, print_tables
     from repo_interp.console import Console, plain
+
+    console, name = Console(), arguments.checkpoint or DEFAULT
+    # Before the imports below, which take seconds
+    _require_given(arguments, name)
+    command = Command(arguments, name, "analysis")
+    command.require_claimable()
+    from repo_interp.analysis.publication import claim_results
     from repo_interp.models.rescaling import acting_scaling
     from repo_interp.progress import steps
 
-    console, name = Console(), arguments.checkpoint or DEFAULT
-    command = Command(arguments, name, "analysis")
     # Before anything is loaded: finished results need no model.
     if (code := command.resume_finished(console)) is not None:
         return code
@@ -253,6 +245,8 @@ def run(arguments: argparse.Namespace) -> int:
             if not processes.is_first():
                 return 0
             published = draw_results(results, run, step, command.formats)
+    from repo_interp.cli.tables import print_findings, print_tables
+
     # Only the first process comes here: the others have returned.
     print_findings(console, run)
     if arguments.tables:
@@ -269,49 +263,98 @@ def run(arguments: argparse.Namespace) -> int:
     return print_results(console, results, published) or int("stopped" in run.attrs)
 
 
-def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
-    """The job that `arguments` ask for of the checkpoint `name`.
-
-    Raises InputError for options that do not fit, unknown names before anything is read.
-    """
-    step(f"loading {name}")
-    from repo_interp.analysis.defaults import choose, resolve_measures
-    from repo_interp.analysis.job import Job, within
-    from repo_interp.cli.threads import use_threads
-    from repo_interp.experiments.catalogue import experiment_named, experiments_named
-    from repo_interp.measures.catalogue import measure_named
-    from repo_interp.models.checkpoints import identify
-    from repo_interp.models.decoder import as_decoder
-    from repo_interp.models.load import open_model
-    from repo_interp.models.rescaling import IdleScaling
-    from repo_interp.plots.catalogue import view_of
+def _require_given(arguments: argparse.Namespace, name: str) -> None:
+    """Raise InputError for names, paths and values that can be refused without torch."""
+    from repo_interp.checkpoint_files.stated import (
+        PLAIN,
+        plain_keys,
+        read_checkpoint,
+        stated,
+        text_keys,
+    )
     from repo_interp.tasks.prompt.jsonl import require_readable
 
-    # Names and settings are checked before the model is loaded, which may take minutes.
-    for experiment in arguments.experiments or ():
-        experiment_named(experiment)
-    for key, text in arguments.parameters:
-        owner, _, option = key.rpartition(".")
-        # Settings of a task are checked where the prompts are made.
+    path = find_readable(name)
+    if arguments.text and isfile(arguments.text):
+        raise InputError(
+            f"--text {arguments.text} is a file, and its name would be the text; "
+            f"--prompts {arguments.text} reads it"
+        )
+    if arguments.prompts is not None or arguments.text is not None:
+        _require_none_made(arguments)
+    scaling_of(arguments.scaling)
+    load_kwargs(arguments)
+    require_names(MEASURES, arguments.measures or ())
+    require_names(EXPERIMENTS, arguments.experiments or ())
+    require_names(TASKS, [] if arguments.task is None else [arguments.task], "ruler")
+    for key, _ in arguments.parameters:
+        owner = key.rpartition(".")[0]
         if owner and owner not in names(TASKS):
             require_names(MEASURES, [owner], *names(EXPERIMENTS))
-            kind = measure_named if owner in names(MEASURES) else experiment_named
-            # Called for its errors: the parameters are set once the measures are known.
-            field_value(kind(owner), option, text, owner, fixed=("name",))
-    for measure in arguments.measures or ():
-        view_of(measure)  # one of another package that cannot be imported is refused here too
-    path = find(name)
     if arguments.prompts is not None:
         require_readable(arguments.prompts)
-    config = identify(path).config.get_text_config()
+    if (arguments.layers or arguments.heads) and Path(path).is_dir():
+        keys = plain_keys(text_keys(stated(Path(path)), name), name)
+        # Others are configured by transformers, which loads torch.
+        if keys.get("model_type") in PLAIN:
+            _require_within(arguments, read_checkpoint(path, configure).config)
+
+
+def _require_within(arguments: argparse.Namespace, config: Any) -> None:
+    """Raise InputError for layers and heads that a configuration does not have."""
     for chosen, field, kind in (
         (arguments.layers, "num_hidden_layers", "layer"),
         (arguments.heads, "num_attention_heads", "head"),
     ):
         # Not every configuration has one number of heads: where not, the job alone looks.
         with suppress(RuntimeError):
-            if isinstance(most := getattr(config, field, None), int):
-                within(chosen, most, kind)
+            count = getattr(config, field, None)
+            if isinstance(count, int) and (beyond := [one for one in chosen or () if one >= count]):
+                raise InputError(
+                    f"{kind} {beyond[0]} was asked for; the model's are 0 to {count - 1}"
+                )
+
+
+def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
+    """The job that `arguments` ask for of the checkpoint `name`.
+
+    Raises InputError for options that do not fit, unknown names before anything is read.
+    """
+    step(f"loading {name}")
+    from repo_interp.measures.catalogue import measure_named
+
+    # Names and settings are checked before the model is loaded, which may take minutes, and those
+    # of measures, which need torch alone, before the imports of experiments and models.
+    settings = [(*key.rpartition("."), text) for key, text in arguments.parameters]
+    # Called for their errors: the parameters are set once the measures are known.
+    for owner, _, option, text in settings:
+        if owner in names(MEASURES):
+            field_value(measure_named(owner), option, text, owner, fixed=("name",))
+    if arguments.save_maps is not None:
+        maps: Any = measure_named("maps")
+        with_field(maps, "heads", arguments.save_maps, "maps")
+    from repo_interp.experiments.catalogue import experiment_named, experiments_named
+    from repo_interp.plots.catalogue import view_of
+
+    for experiment in arguments.experiments or ():
+        experiment_named(experiment)
+    # Settings of a task are checked where the prompts are made.
+    for owner, _, option, text in settings:
+        if owner in names(EXPERIMENTS):
+            field_value(experiment_named(owner), option, text, owner, fixed=("name",))
+    for measure in arguments.measures or ():
+        view_of(measure)  # one of another package that cannot be imported is refused here too
+    from repo_interp.analysis.defaults import choose, resolve_measures
+    from repo_interp.analysis.job import Job
+    from repo_interp.cli.threads import use_threads
+    from repo_interp.models.checkpoints import identify
+    from repo_interp.models.decoder import as_decoder
+    from repo_interp.models.load import open_model
+    from repo_interp.models.rescaling import IdleScaling
+
+    path = find(name)
+    config = identify(path).config.get_text_config()
+    _require_within(arguments, config)
     # The base of NTK scaling follows from the configuration
     scaling = arguments.scaling and rope_scaling(arguments.scaling, config)
     with warnings.catch_warnings():
@@ -320,9 +363,8 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     use_threads(bridge, arguments.threads)
     step("making prompts")
     if arguments.prompts is None and arguments.text is None:
-        prompts, task, source = _make_prompts(arguments, bridge)
+        prompts, task, source = _make_prompts(arguments, bridge, step)
     else:
-        _require_none_made(arguments)
         prompts, task, source = _given_prompts(arguments, bridge)
     layers, heads, parameters = arguments.layers, arguments.heads, arguments.parameters
     measures, experiments = choose(
@@ -517,7 +559,9 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any
     return prompts, None, source
 
 
-def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any], Any, str]:
+def _make_prompts(
+    arguments: argparse.Namespace, bridge: Any, step: Step
+) -> tuple[list[Any], Any, str]:
     """Return prompts, their task, and their origin.
 
     The task is None for ruler, whose prompts are judged by the tokens that they mark as generated.
@@ -529,8 +573,7 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
         require_memory_for_pass,
         require_memory_for_prompts,
     )
-    from repo_interp.analysis.score import task_of
-    from repo_interp.analysis.trained_task import trained_name
+    from repo_interp.analysis.trained_task import task_of, trained_name
     from repo_interp.models.decoder import as_decoder
 
     decoder = as_decoder(bridge)
@@ -561,7 +604,14 @@ def _make_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
         )
         variant = arguments.variant or "multikey_1"
         return (
-            tasks.niah(bridge.tokenizer, variant, length, count, seed),
+            tasks.niah(
+                bridge.tokenizer,
+                variant,
+                length,
+                count,
+                seed,
+                progress=partial(step, "making prompts"),
+            ),
             None,
             f"the task ruler, {variant}",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 DEFAULT = "niah/repo"
 """The checkpoint that is analysed when none is named."""
@@ -25,6 +26,51 @@ def find(name: str) -> str:
     if means_zoo(name) and not Path(name).exists():
         return str(zoo_path(name))
     return name
+
+
+def find_readable(name: str) -> str:
+    """Return what `find` does, once a configuration can be read there; imports no torch.
+
+    Args:
+        name: As of `find`; the files of a hub id are downloaded.
+
+    Returns:
+        Path or hub id.
+
+    Raises:
+        InputError: There is no checkpoint.
+    """
+    from repo_interp.checkpoint_files.directories import directory_of
+    from repo_interp.checkpoint_files.gguf_header import SUFFIX, header_of
+    from repo_interp.checkpoint_files.stated import stated
+
+    path = find(name)
+    # Without conversion, which would write all weights of a GGUF file
+    if Path(path).suffix == SUFFIX and Path(path).is_file():
+        header_of(Path(path))
+    else:
+        stated(directory_of(path, {}))
+    return path
+
+
+def configure(raw: dict[str, Any], source: str) -> Any:
+    """Read a plain decoder without torch, others by their class in transformers.
+
+    Args:
+        raw: Keys of config.json.
+        source: The file, for messages.
+
+    Returns:
+        A configuration.
+    """
+    from repo_interp.checkpoint_files.stated import PLAIN, light_config
+
+    # Without torch where possible: inspect then takes half a second.
+    if raw["model_type"] in PLAIN:
+        return light_config(raw, source)
+    from repo_interp.models.configuration import make_config
+
+    return make_config(raw, source)
 
 
 def stem(name: str) -> str:

@@ -50,19 +50,23 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0; 1 where a figure or the page failed.
     """
-    from repo_interp.analysis.publication import COMPARISON, claim_results
+    from repo_interp.analysis.publication import COMPARISON, claim_results, require_claimable
+    from repo_interp.comparison.align import compare_named
+    from repo_interp.console import Console
+
+    # Before the imports below, which take seconds
+    named = [_name_and_path(text) for text in arguments.runs]
+    require_claimable(arguments.out, arguments.overwrite, COMPARISON)
+    compared = compare_named(named)
     from repo_interp.cli.results import print_results
     from repo_interp.cli.tables import print_findings, print_table
-    from repo_interp.comparison.align import compare_named
     from repo_interp.comparison.notes import notes
-    from repo_interp.console import Console
     from repo_interp.plots.catalogue import tables
     from repo_interp.plots.findings import findings
     from repo_interp.plots.pages.report import write_report
     from repo_interp.progress import steps
 
     console = Console()
-    compared = compare_named([_name_and_path(text) for text in arguments.runs])
     with claim_results(
         # Named after the runs, whose names are known only now that they are open
         arguments.out,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from repo_interp.cli.checkpoint import DEFAULT, find
+from repo_interp.cli.checkpoint import DEFAULT, find, find_readable
 from repo_interp.cli.options import add_device, load_kwargs
 from repo_interp.errors import InputError
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from repo_interp.models.decoder import Decoder
 
 SUMMARY = (
@@ -78,8 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
         InputError: starlette or uvicorn is not installed, or the checkpoint or the run does not
             load.
     """
-    # A wrong name of the second checkpoint is refused before the first one is loaded.
-    find(arguments.against or DEFAULT)
     from importlib.util import find_spec
 
     # Asked of find_spec, which imports nothing: importing both takes time.
@@ -88,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"{missing[0]} is not installed, and explore needs it; pip install "
             "'repo-interp[explore]'"
         )
+    # Before the imports below, which take seconds
+    given = _given(arguments)
     import threading
     import webbrowser
 
@@ -97,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     # The port is taken before the model is loaded, so that a port in use is refused at once.
     place = _listen(listening, arguments.port)
     with place:
-        (explored, source), token, console = _explored(arguments), kept_token(), Console()
+        (explored, source), token, console = _explored(arguments, given), kept_token(), Console()
         # The token keeps other users and pages of this machine from the explorer.
         address = f"http://{HOST}:{place.getsockname()[1]}/{token}/"
         device = explored.decoder.device
@@ -114,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65_535:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 65_535):
         raise argparse.ArgumentTypeError(f"wanted a port from 1 to 65535, not {text[:80]!r}")
     return int(text)
 
@@ -128,21 +130,29 @@ def _listen(listening: Any, port: int | None) -> Any:
         return listening(None)
 
 
-def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
-    """Return the explored model, and the origin of its prompts.
+class _Given(NamedTuple):
+    """What is explored: the path of the checkpoint, its name, and a run of it."""
 
-    Raises InputError where the checkpoint, the run or the prompts cannot be read, or do not belong
-    together.
+    path: str
+    name: str
+    measured: xr.DataTree | None
+
+
+def _given(arguments: argparse.Namespace) -> _Given:
+    """Find the checkpoint and the run without torch.
+
+    Raises InputError where one of them, the second checkpoint or the prompts cannot be read.
     """
     from repo_interp.checkpoint_files.fetched import fetched_directory
-    from repo_interp.cli.threads import use_threads
-    from repo_interp.explorer.messages import Explored, over_the_same_texts, prompts_of
-    from repo_interp.models.decoder import as_decoder
-    from repo_interp.models.load import open_model
     from repo_interp.run import read_run
     from repo_interp.shipped import means_zoo, zoo_path
-    from repo_interp.tasks.prompt.jsonl import read_prompts
+    from repo_interp.tasks.prompt.jsonl import require_readable
 
+    load_kwargs(arguments)
+    if arguments.against is not None:
+        find_readable(arguments.against)
+    if arguments.prompts is not None:
+        require_readable(arguments.prompts)
     given = Path(arguments.what)
     # A run's file or its directory; any other directory is a checkpoint.
     is_run = given.suffix == ".nc" or (given / "run.nc").is_file()
@@ -157,7 +167,7 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
     # A run comes from anywhere, so it may name a checkpoint of the package,
     # but no folder of this machine.
     if measured is None or arguments.checkpoint is not None:
-        path = find(named)
+        path = find_readable(named)
     elif (
         path := str(zoo_path(named) if means_zoo(named) else fetched_directory(named) or "")
     ) == "":
@@ -166,6 +176,22 @@ def _explored(arguments: argparse.Namespace) -> tuple[Any, str]:
             "not choose which folder is read; "
             "name it with --checkpoint"
         )
+    return _Given(path, named, measured)
+
+
+def _explored(arguments: argparse.Namespace, given: _Given) -> tuple[Any, str]:
+    """Return the explored model, and the origin of its prompts.
+
+    Raises InputError where the checkpoint or the prompts cannot be read, or do not belong to the
+    run.
+    """
+    from repo_interp.cli.threads import use_threads
+    from repo_interp.explorer.messages import Explored, over_the_same_texts, prompts_of
+    from repo_interp.models.decoder import as_decoder
+    from repo_interp.models.load import open_model
+    from repo_interp.tasks.prompt.jsonl import read_prompts
+
+    path, named, measured = given
     bridge = open_model(path, **load_kwargs(arguments))
     use_threads(bridge, arguments.threads)
     decoder = as_decoder(bridge)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from repo_interp.cli.checkpoint import find
+from repo_interp.cli.checkpoint import configure, find
 
 if TYPE_CHECKING:
     from repo_interp.checkpoint_files.inspected import Inspection
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.console import Console, bold, plain, span_of
     from repo_interp.positions.layouts import NO_ATTENTION, format_layout, meaning
 
-    found = inspect_checkpoint(find(arguments.checkpoint), _configure)
+    found = inspect_checkpoint(find(arguments.checkpoint), configure)
     # Only plain decoders are compared by tables; others are compared
     # with the modules of transformers.
     if not found.is_plain and found.checkpoint.directory.is_dir():
@@ -100,18 +100,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
         console.print(f"{scheme}: {text}")
     return 0
-
-
-def _configure(raw: dict[str, Any], source: str) -> Any:
-    """Read a plain decoder without torch, others by their class in transformers."""
-    from repo_interp.checkpoint_files.stated import PLAIN, light_config
-
-    # Without torch where possible: inspect then takes half a second.
-    if raw["model_type"] in PLAIN:
-        return light_config(raw, source)
-    from repo_interp.models.configuration import make_config
-
-    return make_config(raw, source)
 
 
 def _cells(found: Inspection, layer: int) -> tuple[str, ...]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Interval
 
 from repo_interp.errors import InputError
+from repo_interp.installed_points import installed_points
 from repo_interp.values import Count, Seed, Tokens, field_value, in_words, shortened, value_of
 
 _FORMATS = ("png", "svg", "pdf")
@@ -91,7 +94,16 @@ def name_list_or_none(text: str) -> tuple[str, ...]:
     return () if names == ("none",) else names
 
 
-def _reader(kind: Any) -> Callable[[str], Any]:
+def reader_of(kind: Any) -> Callable[[str], Any]:
+    """Make the `type` of an argument.
+
+    Args:
+        kind: Type of the values, with its range.
+
+    Returns:
+        Function that reads a text, or raises argparse's error.
+    """
+
     def read(text: str) -> Any:
         try:
             # The name is empty, as argparse puts the name of the option before the message.
@@ -104,11 +116,11 @@ def _reader(kind: Any) -> Callable[[str], Any]:
     return read
 
 
-count = _reader(Count)
+count = reader_of(Count)
 """The number of something in a text: of prompts, of sequences of a pass, of processes."""
-tokens = _reader(Tokens)
+tokens = reader_of(Tokens)
 """The number of tokens in a text."""
-seed = _reader(Seed)
+seed = reader_of(Seed)
 """The seed in a text."""
 
 
@@ -418,6 +430,29 @@ def _sizes(text: str) -> dict[str, str]:
     return {device: size for device, _, size in pairs}
 
 
+def require_device_kind(name: str) -> None:
+    """Refuse a device of a kind that torch does not have; imports no torch.
+
+    Args:
+        name: Value of `--device`; whether the device is there, torch alone knows.
+
+    Raises:
+        InputError: There is no such kind.
+    """
+    kind = name.partition(":")[0]
+    # A kind has a module in torch, or comes with another package; auto and meta are refused there.
+    if (
+        not re.fullmatch("[a-z]+", kind)
+        or kind in ("auto", "meta")
+        or installed_points("torch.backends")
+    ):
+        return
+    torch = find_spec("torch")
+    folders = (torch.submodule_search_locations or ()) if torch is not None else ()
+    if not any(Path(folder, kind).is_dir() for folder in folders):
+        raise InputError(f"device {name!r} is not available here (no such kind of device); use cpu")
+
+
 def load_kwargs(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_device` as arguments of `load`.
 
@@ -428,8 +463,9 @@ def load_kwargs(arguments: argparse.Namespace) -> dict[str, Any]:
         Keyword arguments of `load` and `open_model`.
 
     Raises:
-        InputError: `--max-memory` without `--device-map`.
+        InputError: `--max-memory` without `--device-map`, or a device of no kind.
     """
+    require_device_kind(arguments.device)
     if arguments.max_memory is not None and arguments.device_map is None:
         raise InputError(
             "--max-memory is for a model that is spread over devices; give --device-map auto"

@@ -87,6 +87,16 @@ class Command:
         # Resuming replaces results by the same ones.
         return self.resume or self.overwrite
 
+    def require_claimable(self) -> None:
+        """Refuse an --out that cannot be written, before anything is loaded.
+
+        Raises:
+            InputError: It holds other things, another process writes there, or the disk refuses.
+        """
+        from repo_interp.analysis.publication import require_claimable
+
+        require_claimable(self.out, self.replaces)
+
     def resume_finished(self, console: Console) -> int | None:
         """Finish the results in --out, where `--resume` finds all measured.
 
@@ -101,13 +111,13 @@ class Command:
         Raises:
             InputError: The results are the answer to another question.
         """
+        if not self.resume:
+            return None
         from repo_interp.analysis.publication import claim_results, stage
         from repo_interp.console import plain
         from repo_interp.plots.pages.report import write_report
         from repo_interp.run import read_run
 
-        if not self.resume:
-            return None
         out = Path(str(self.out))
         # Asked once, since the first process may finish before the others look
         reached = processes.from_first(lambda: stage(out))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repo_interp import processes
-from repo_interp.cli.checkpoint import find, stem
+from repo_interp.cli.checkpoint import find_readable, stem
 from repo_interp.cli.options import (
     add_batch_size,
     add_device,
@@ -125,30 +125,34 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0; 1 where a figure or the page failed.
     """
-    path = find(arguments.checkpoint)
+    from repo_interp.checkpoint_files.directories import directory_of
+    from repo_interp.cli.results import ASKED, Command, draw_results, print_results
+    from repo_interp.console import Console
+
+    # Before the imports below, which take seconds
+    path = find_readable(arguments.checkpoint)
     _require_fitting_options(arguments)
+    load_kwargs(arguments)
+    console = Console()
+    command = Command(arguments, arguments.checkpoint, "scores")
+    command.require_claimable()
+    # The task follows from how the checkpoint was trained, so its files are read before the model.
+    task = None if _generates(arguments.task) else _task(arguments, directory_of(path, {}))
     from torch.nn.modules.module import register_module_forward_hook
 
     from repo_interp.analysis.notes import notes_on
     from repo_interp.analysis.publication import claim_results
-    from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.cli.tables import print_tables
     from repo_interp.cli.threads import use_threads
-    from repo_interp.console import Console
     from repo_interp.models.checkpoints import identify
     from repo_interp.models.decoder import as_decoder
     from repo_interp.models.load import open_model
     from repo_interp.models.rescaling import IdleScaling
     from repo_interp.progress import steps
 
-    console = Console()
-    command = Command(arguments, arguments.checkpoint, "scores")
     if (code := command.resume_finished(console)) is not None:
         return code
-    # The task follows from how the checkpoint was trained, so its files are read before the model.
-    checkpoint = identify(path)
-    scaling = rope_scaling(arguments.scaling, checkpoint.config)
-    task = None if _generates(arguments.task) else _task(arguments, checkpoint.directory)
+    scaling = rope_scaling(arguments.scaling, identify(path).config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IdleScaling)  # the notes have it
         bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
@@ -218,7 +222,7 @@ def _task(arguments: argparse.Namespace, directory: Path) -> Task:
 
     Raises InputError for names that it does not know.
     """
-    from repo_interp.analysis.score import task_name, task_of
+    from repo_interp.analysis.trained_task import task_name, task_of
     from repo_interp.tasks import make_task
 
     name = task_name(directory, arguments.task)
@@ -254,18 +258,13 @@ def _scoring(
     if arguments.task not in _OPTIONS:
         name = arguments.task.removeprefix(HARNESS)
         return partial(score_harness, bridge, name, lengths, **amount)
-    known = _OPTIONS[arguments.task]
-    options = {
-        name: value_of(text, known[name], f"{arguments.task}.{name}")
-        for name, text in without_owner(arguments.task_options, arguments.task)
-    }
     made = score_needles if arguments.task == RULER else score_few_shot
-    return partial(made, bridge, lengths, **amount, **options)
+    return partial(made, bridge, lengths, **amount, **_options(arguments))
 
 
 def _require_fitting_options(arguments: argparse.Namespace) -> None:
     """Raises InputError where an option needs another, or is for something else than is scored."""
-    from repo_interp.tasks.niah import DIALECTS, VARIANTS, one_of
+    from repo_interp.tasks.harness import require_task
 
     scaling_of(arguments.scaling)
     task = arguments.task
@@ -280,21 +279,40 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
                 "generated"
             )
     for name in arguments.test_sets or ():
-        if not name.isdecimal() or int(name) < 1:
+        if not (name.isascii() and name.isdecimal() and int(name)):
             raise InputError(
                 f"test sets of {task} are lengths in tokens, such as 4096; got {name!r}"
             )
     if task in _OPTIONS:
-        known = {"variant": VARIANTS, "dialect": DIALECTS}
-        for name, text in without_owner(arguments.task_options, task):
-            if name not in _OPTIONS[task]:
-                raise InputError(
-                    f"{task} has no option {name!r}; it has {', '.join(_OPTIONS[task])}"
-                )
-            # one_of refuses unknown words; options without a list of words pass.
-            one_of(name, text, known.get(name, {text: None}))
-    elif arguments.task_options:
+        _options(arguments)
+        return
+    if arguments.task_options:
         raise InputError(f"{task} takes no --set; the harness has the task's options")
+    require_task(task.removeprefix(HARNESS))
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of ruler or few_shot, whose files can be read; raises InputError for others."""
+    from repo_interp.tasks.essay import essay
+    from repo_interp.tasks.few_shot_text import read_rows
+    from repo_interp.tasks.niah import DIALECTS, VARIANTS, one_of, require_depth
+
+    task, options = arguments.task, {}
+    known = {"variant": VARIANTS, "dialect": DIALECTS}
+    for name, text in without_owner(arguments.task_options, task):
+        if name not in _OPTIONS[task]:
+            raise InputError(f"{task} has no option {name!r}; it has {', '.join(_OPTIONS[task])}")
+        # one_of refuses unknown words; options without a list of words pass.
+        one_of(name, text, known.get(name, {text: None}))
+        options[name] = value_of(text, _OPTIONS[task][name], f"{task}.{name}")
+    # Called for their errors
+    if "rows" in options:
+        read_rows(options["rows"])
+    if "essay" in options:
+        essay(options["essay"])
+    if "depth" in options:
+        require_depth(options["depth"], options.get("variant", "multikey_1"))
+    return options
 
 
 def _generates(task: str | None) -> bool:

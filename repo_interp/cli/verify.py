@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Interval
+
+from repo_interp.cli.options import reader_of
+from repo_interp.errors import InputError
 
 SUMMARY = (
     "Audit how a checkpoint rotates: the angle of every pair at every distance, "
@@ -38,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--longest",
-        type=int,
+        type=reader_of(Annotated[int, Interval(ge=1, le=1 << 24)]),
         metavar="N",
         help="the last distance in tokens (default: twice the training length)",
     )
@@ -54,17 +60,22 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         1 where there is a finding, else 0.
     """
-    from repo_interp.cli.checkpoint import find
+    from repo_interp.cli.checkpoint import find, find_readable
     from repo_interp.console import Console, bold
-    from repo_interp.files import require_directory
+    from repo_interp.files import require_directory, require_writable
 
-    # Before minutes of measuring, and without making the directory yet
+    # Before minutes of measuring, and without leaving the directory yet
     if arguments.out is not None:
         require_directory(Path(arguments.out))
-    console, named = (
-        Console(),
-        [arguments.checkpoint, *([arguments.other] if arguments.other else [])],
-    )
+        require_writable(Path(arguments.out))
+    console = Console()
+    named = [arguments.checkpoint, *([arguments.other] if arguments.other else [])]
+    for name in named:
+        if Path(name).suffix in (".npz", ".safetensors") and not Path(name).is_file():
+            raise InputError(f"there is no file {name}; wanted tables, or a checkpoint's directory")
+        # Of a file, tables or GGUF, the reader says more.
+        if not Path(name).is_file():
+            find_readable(name)
     # Before the import of torch, which is silent for seconds
     console.print(f"auditing {' and '.join(named)} on cpu")
     from repo_interp.models.audit import verify

@@ -237,7 +237,10 @@ def sets_named(test_sets: Sequence[str | int] | str | int) -> list[str]:
         with suppress(TypeError):  # a single number, also one of torch
             several = [*test_sets]  # pyright: ignore[reportGeneralTypeIssues]
     # Numbers in any writing ("0512", 512) name the same set.
-    names = [str(int(name)) if str(name).isdecimal() else str(name) for name in several]
+    names = [
+        str(int(name)) if name.isascii() and name.isdecimal() else name
+        for name in map(str, several)
+    ]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if not names or twice:
         wanted = (

@@ -17,7 +17,7 @@ import sysconfig
 import warnings
 import zipfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from repo_interp.errors import InputError
@@ -43,8 +43,13 @@ _LEFT_OUT = {
 class Essay:
     """Words of a text that goes on for ever: it begins again at its end."""
 
-    def __init__(self, paragraphs: Iterator[str]) -> None:
-        self._source = paragraphs
+    def __init__(self, read: Callable[[], Iterator[str]]) -> None:
+        """Take paragraphs from the iterator that `read` gives."""
+        self._read = read
+        self._begin()
+
+    def _begin(self) -> None:
+        self._source = self._read()
         self._words: list[str] = []
         self._period = 0
 
@@ -57,16 +62,21 @@ class Essay:
         Returns:
             The first `count` words.
         """
-        while len(self._words) < count:
-            paragraph = next(self._source, None)
-            if paragraph is not None:
-                self._words.extend(paragraph.split())
-                continue
-            # The source has ended: words repeat from here with the period of all that was read
-            self._period = self._period or len(self._words)
-            self._words.extend(
-                itertools.islice(self._words[: self._period], count - len(self._words))
-            )
+        try:
+            while len(self._words) < count:
+                paragraph = next(self._source, None)
+                if paragraph is not None:
+                    self._words.extend(paragraph.split())
+                    continue
+                # The source has ended: words repeat from here with the period of all that was read
+                self._period = self._period or len(self._words)
+                self._words.extend(
+                    itertools.islice(self._words[: self._period], count - len(self._words))
+                )
+        except BaseException:
+            # An iterator that was interrupted seems to have ended, and the text would be another.
+            self._begin()
+            raise
         return self._words[:count]
 
     def sentences(self, count: int) -> list[str]:
@@ -114,20 +124,19 @@ def _file(path: str) -> Essay:
 # By content, not by path: a file that changed is read anew, and its words are split once
 @functools.lru_cache(maxsize=4)
 def _of(text: str) -> Essay:
-    return Essay(iter([text]))
+    return Essay(lambda: iter([text]))
 
 
 @functools.cache
 def _standard_library() -> Essay:
-    paragraphs = _docstring_prose(Path(sysconfig.get_paths()["stdlib"]))
+    root = Path(sysconfig.get_paths()["stdlib"])
     # Read here, so that a Python without sources is refused before a prompt is begun
-    first = next(paragraphs, None)
-    if first is None:
+    if next(_docstring_prose(root), None) is None:
         raise InputError(
             "this Python comes without the standard library's sources; name a text file for "
             "the haystack"
         )
-    return Essay(itertools.chain([first], paragraphs))
+    return Essay(lambda: _docstring_prose(root))
 
 
 def standard_library_sources(root: Path) -> Iterator[Path]:

@@ -21,6 +21,8 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -159,16 +161,45 @@ def harness_prompts(
     return list(harness_documents(tokenizer, task, length, count, seed).prompts)
 
 
+def require_task(name: str) -> None:
+    """Refuse a name that no task of the harness has, without importing the harness.
+
+    Args:
+        name: Name of a task.
+
+    Raises:
+        InputError: The harness is missing, or none of its files names such a task.
+    """
+    harness = find_spec("lm_eval")
+    if harness is None:
+        raise InputError(
+            f"the task lm-eval:{name} needs lm-evaluation-harness: pip install lm-eval"
+        )
+    # Its own index takes ten seconds: it parses all its files, of which lines `task: NAME` are read.
+    task = re.compile(
+        rb"^[ \t-]*[\"']?task[\"']?[ \t]*:[ \t]*[\"']?" + re.escape(name.encode()) + rb"[\"'\s#]",
+        re.MULTILINE,
+    )
+    files = [
+        file
+        for folder in harness.submodule_search_locations or ()
+        for file in Path(folder, "tasks").rglob("*.y*ml")
+    ]
+    # Without any file the harness is of another kind than is known here, and says it itself
+    if files and not any(task.search(file.read_bytes() + b"\n") for file in files):
+        raise InputError(
+            f"lm-eval has no task {name!r}; `lm_eval ls tasks` lists them, and a group is "
+            "scored task by task"
+        )
+
+
 def _named_task(
     tokenizer: PreTrainedTokenizerBase, name: str, length: int | None, seed: int
 ) -> Any:
+    require_task(name)
     with _quiet(), _seeded(seed), tempfile.TemporaryDirectory() as directory:
-        try:
-            from lm_eval.tasks import TaskManager, get_task_dict
-        except ImportError:
-            raise InputError(
-                f"the task lm-eval:{name} needs lm-evaluation-harness: pip install lm-eval"
-            ) from None
+        from lm_eval.tasks import TaskManager, get_task_dict
+
         tokenizer.save_pretrained(directory)  # files without code: the harness would run code
         metadata: dict[str, Any] = {"tokenizer": directory}
         if length is not None:

@@ -30,7 +30,7 @@ not on how many are made.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,6 +107,7 @@ def niah(
     depth: float | None = None,
     answer: str = "reference",
     reserve: int = RESERVE,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Prompt]:
     """Make needle-in-a-haystack prompts.
 
@@ -124,6 +125,7 @@ def niah(
             answer prefix.
         reserve: Tokens kept for the answer, RULER's 128 by default; 0: the prompt alone, without
             its reference answer, has up to `length` tokens.
+        progress: Function of prompts made and in all.
 
     Returns:
         Prompts with spans.
@@ -139,7 +141,7 @@ def niah(
     length = checked(length, Tokens, "length")
     reserve = checked(reserve, TokensOrNone, "reserve")
     if depth is not None:
-        _require_depth(depth, variant)
+        require_depth(depth, variant)
     # A tokenizer without offsets is refused before the search for a size
     encode("One word.", tokenizer)
     text = essay_text(essay) if chosen.haystack == "essay" else None
@@ -176,6 +178,8 @@ def niah(
                 marked.text, marked.characters, tokenizer, question.references, attributes
             )
         )
+        if progress is not None:
+            progress(len(prompts), count)
     return prompts
 
 
@@ -242,7 +246,16 @@ def one_of(option: str, name: str, known: dict):
     return known[name]
 
 
-def _require_depth(depth: float, variant: str) -> None:
+def require_depth(depth: float, variant: str) -> None:
+    """Refuse a depth that needles of a variant cannot have.
+
+    Args:
+        depth: Percent of the haystack before the needle.
+        variant: One of `VARIANTS`.
+
+    Raises:
+        InputError: It is no percentage, or the variant asks for several needles.
+    """
     # True and False are numbers to Python
     if isinstance(depth, bool) or not isinstance(depth, int | float) or not 0 <= depth <= 100:
         raise InputError(f"wanted a depth of 0 to 100 percent, got {depth}")

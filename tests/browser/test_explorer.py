@@ -33,7 +33,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import _parser, main
-from repo_interp.cli.explore import _explored
+from repo_interp.cli.explore import _explored, _given
 from repo_interp.experiments.atlas import Atlas
 from repo_interp.explorer import Edit, Session
 from repo_interp.explorer.messages import Explored, message, over_the_same_texts
@@ -775,7 +775,8 @@ def test_a_run_brings_its_prompts_and_its_atlas_and_is_held_to_its_checkpoint(
     prompts, measured, tmp_path
 ):
     def explored(*words):
-        return _explored(_parser(["explore"]).parse_args(["explore", *words]))[0]
+        arguments = _parser(["explore"]).parse_args(["explore", *words])
+        return _explored(arguments, _given(arguments))[0]
 
     ri.write_run(measured, tmp_path / "run.nc")
     found = explored(str(tmp_path))

@@ -4,7 +4,6 @@ one line, before any value of it is read; what netCDF needs is read.
 
 from __future__ import annotations
 
-import lzma
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ import xarray as xr
 from refusals import refused
 
 import repo_interp as ri
-from position_papers.kit.charts import read_charts
 from repo_interp.analysis.stored_statistics import BATCHES
 from repo_interp.files import sealed
 from repo_interp.run import write_netcdf
@@ -200,15 +198,3 @@ def test_kept_statistics_that_are_something_else_are_measured_again(file, tmp_pa
             found = Store(tmp_path).get_or_compute({str(number): dict}, form=BATCHES)
         assert found == {str(number): {}}
         write_netcdf(xr.Dataset(), file)
-
-
-def test_charts_of_a_page_unpack_to_a_bounded_size(file, monkeypatch):
-    monkeypatch.setattr("position_papers.kit.charts.MOST_BYTES", 1 << 24)
-    packed = file.with_name("charts.nc.xz")
-    packed.write_bytes(lzma.compress(bytes((1 << 24) + 1)))
-    with refused("unpacks to more than 16 MB"):
-        read_charts([], packed)
-    change(file, REFUSED["external storage"][0])
-    packed.write_bytes(lzma.compress(file.read_bytes()))
-    with refused(ELSEWHERE):
-        read_charts([], packed)

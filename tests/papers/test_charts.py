@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import lzma
 import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import xarray as xr
+from refusals import refused
 
 from position_papers import PAPERS
 from position_papers.kit.charts import CHARTS, LARGEST, read_charts, write_charts
@@ -65,13 +68,13 @@ def test_a_chart_of_too_much_data_is_not_stored(drawing_here, tmp_path):
 def test_what_cannot_be_drawn_is_refused_in_one_line(drawing_here, tmp_path):
     file, written = tmp_path / CHARTS, tmp_path / "written"
     (record,) = write_charts([partial(received, str(written), "a")], file)
-    for name, refused in (
+    for name, why in (
         ("os:getcwd", "no chart 'os:getcwd'"),
         ("position_papers.kit.charts:gone", "no chart 'position_papers.kit.charts:gone'"),
         ("position_papers.gone:gone", "no chart 'position_papers.gone:gone'"),
         ("repo_interp.files:write_text", "it draws nothing"),
     ):
-        with pytest.raises(InputError, match=refused):
+        with pytest.raises(InputError, match=why):
             read_charts([{**record, "function": name}], file)
     assert not written.exists()
     file.write_bytes(file.read_bytes()[:-9])
@@ -89,3 +92,16 @@ def test_the_stored_figures_of_a_paper_are_drawn_again(paper, tmp_path):
     assert draw_again(tmp_path / "elsewhere", facts) == [figure["figure"] for figure in figures]
     assert draw_again(tmp_path, facts | {"figures": figures[-1:]}) == []
     assert [file.stem for file in tmp_path.glob("*.png")] == [figures[-1]["figure"]]
+
+
+def test_a_file_that_unpacks_to_more_or_leads_elsewhere_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("position_papers.kit.charts.MOST_BYTES", 1 << 24)
+    file = tmp_path / CHARTS
+    file.write_bytes(lzma.compress(bytes((1 << 24) + 1)))
+    with refused("unpacks to more than 16 MB"):
+        read_charts([], file)
+    with h5py.File(tmp_path / "plain.nc", "w") as plain:
+        plain.create_dataset("own", shape=(4,), dtype="i1", external=[("elsewhere", 0, 4)])
+    file.write_bytes(lzma.compress((tmp_path / "plain.nc").read_bytes()))
+    with refused("takes its numbers from other files"):
+        read_charts([], file)

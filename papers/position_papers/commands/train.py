@@ -29,6 +29,7 @@ from repo_interp.cli.options import (
     count,
     field_values,
     number_list,
+    reader_of,
     setting,
     without_owner,
 )
@@ -116,7 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         recipe.add_argument(
             *_SHORT.get(option.name, (f"--{option.name.replace('_', '-')}",)),
             dest=option.name,
-            type=type(option.default),
+            # int and float of Python take digits of other scripts.
+            type=str if isinstance(option.default, str) else reader_of(type(option.default)),
             default=None,
             nargs=None if option.metadata["alone"] is None else "?",
             const=option.metadata["alone"],

@@ -24,10 +24,15 @@ import numpy as np
 from jaxtyping import Int
 
 from repo_interp.errors import InputError, as_input_errors
+from repo_interp.interruptible import interruptible
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt, check_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_LONG = 100_000
+"""Characters of a text whose tokens take so long that an interruption would be heard late."""
 
 
 class MarkedText:
@@ -176,12 +181,11 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
             "use a fast tokenizer (tokenizer.json), or give the prompts as token ids"
         )
     try:
-        encoded = tokenizer(
+        encoded = _tokenized(
             text,
+            tokenizer,
             return_offsets_mapping=True,
             return_special_tokens_mask=True,
-            return_attention_mask=False,
-            verbose=False,
         )
     except Exception as error:
         reason = " ".join(str(error).split())
@@ -239,7 +243,17 @@ def count_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
     Returns:
         Number of tokens.
     """
-    return len(tokenizer(text, return_attention_mask=False, verbose=False)["input_ids"])
+    return len(_tokenized(text, tokenizer)["input_ids"])
+
+
+def _tokenized(text: str, tokenizer: PreTrainedTokenizerBase, **wanted: Any) -> Any:
+    """What a tokenizer makes of a text."""
+
+    def call() -> Any:
+        return tokenizer(text, return_attention_mask=False, verbose=False, **wanted)
+
+    # A second for a megabyte
+    return call() if len(text) < _LONG else interruptible(call)
 
 
 def largest_size(count: Callable[[int], int], budget: int) -> int:

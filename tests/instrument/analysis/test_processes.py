@@ -24,7 +24,7 @@ from benchmarks.tiny_models import small_model
 from repo_interp import processes
 from repo_interp.analysis import memory
 from repo_interp.analysis.publication import stage
-from repo_interp.analysis.score import task_of
+from repo_interp.analysis.trained_task import task_of
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.models.decoder import as_decoder

@@ -32,7 +32,7 @@ from transformers import (
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import _parser, main
-from repo_interp.cli.explore import _explored
+from repo_interp.cli.explore import _explored, _given
 from repo_interp.files import sealed
 from repo_interp.models.adapters import attach, base_reference, save_adapter
 from repo_interp.models.checkpoints import identify, load_model
@@ -64,6 +64,11 @@ def watched(tmp_path):
     (folder / "vocab.txt").write_text(f"{WORD}\n[UNK]\n")
     OPENED.clear()
     return folder
+
+
+def explored(*words):
+    arguments = _parser(["explore"]).parse_args(["explore", *words])
+    return _explored(arguments, _given(arguments))
 
 
 def opened_in(folder):
@@ -117,7 +122,7 @@ def test_every_other_way_to_a_recorded_task_refuses_a_path_too(checkpoint, watch
         lambda: ri.analyze(bridge, measures=["attention_mass"]),
         lambda: ri.score(bridge, count=1),
         lambda: trained_task(checkpoint),
-        lambda: _explored(_parser(["explore"]).parse_args(["explore", str(checkpoint)])),
+        lambda: explored(str(checkpoint)),
     ):
         with refused("no file from outside chooses what is read here"):
             made()
@@ -238,7 +243,7 @@ def test_a_run_names_no_folder(watched, tmp_path, monkeypatch):
         run.attrs["checkpoint"] = name
         ri.write_run(run, tmp_path / "run.nc")
         with refused(r"a run does not choose which folder is read|is installed"):
-            _explored(_parser(["explore"]).parse_args(["explore", str(tmp_path / "run.nc")]))
+            explored(str(tmp_path / "run.nc"))
     assert not opened_in(watched)
 
 

@@ -18,24 +18,55 @@ class Heavy:
         if name.partition(".")[0] in ("torch", "transformers"):
             raise ImportError(f"{name} was imported")
 
-sys.meta_path.insert(0, Heavy())
 from repo_interp.cli import main
 
-for command in sys.stdin.read().splitlines():
-    print(main(command.split()), flush=True)
+for command in sys.stdin.buffer.read().decode().splitlines():
+    code = main(command.split())
+    print(code, *sys.modules.keys() & {"torch", "transformers", "lm_eval"}, flush=True)
+sys.meta_path.insert(0, Heavy())
 with contextlib.suppress(ImportError):
     main(["verify", "niah/rope"])
 """
 NAMES = {
+    "analyze nowhere": "there is no checkpoint directory nowhere",
+    "analyze owner/name/more": "there is no checkpoint directory owner/name/more",
+    "analyze --prompts nonsense.jsonl": "nonsense.jsonl: wanted a prompts file",
+    "analyze --layers 0,4": "layer 4 was asked for; the model's are 0 to 3",
+    "analyze --heads 9": "head 9 was asked for; the model's are 0 to 3",
+    "analyze --set nonsense.x=1": "there is no measure 'nonsense'",
+    "analyze --device nonsense": "device 'nonsense' is not available here (no such kind of device)",
+    "analyze --text x --length 9": "--length is of prompts that are made",
+    "analyze --max-memory 0=1GiB": "--max-memory is for a model that is spread over devices",
+    "analyze --resume": "--resume needs to know what",
+    "analyze --out /dev/null": "/dev/null is a file; wanted a directory",
     "analyze --task few_shot": "there is no task 'few_shot'; there are ruler, reversal, niah,",
     "analyze --measures nonsense": "there is no measure 'nonsense'",
     "analyze --experiments nonsense": "there is no experiment 'nonsense'",
     "analyze niah/nonsense": "no checkpoint 'niah/nonsense' is installed",
+    "compare nowhere": "there is no run at nowhere",
+    "compare nowhere --out /dev/null": "/dev/null is a file; wanted a directory",
+    "explore nowhere": "there is no checkpoint directory nowhere",
+    "explore nowhere.nc": "there is no run at nowhere.nc",
+    "explore --against nowhere": "there is no checkpoint directory nowhere",
+    "explore --prompts nonsense.jsonl": "nonsense.jsonl: wanted a prompts file",
+    "explore --checkpoint niah/rope": "--checkpoint is of a run",
     "explore --against niah/nonsense": "no checkpoint 'niah/nonsense' is installed",
     "fetch nonsense": "there is no packaged model 'nonsense'",
     "figures nonsense": "there are no figures of 'nonsense'",
     "figures hope --checkpoint a=niah/nonsense": "no checkpoint 'niah/nonsense' is installed",
     "figures hope --formats nonsense": "wanted some of png,svg,pdf,nc",
+    "inspect nowhere": "there is no checkpoint directory nowhere",
+    "score nowhere": "there is no checkpoint directory nowhere",
+    "score niah/repo --test-sets nonsense": "wanted a test set named by the number of tokens",
+    "score niah/repo --task-size nonsense": "wanted a size, one of small, paper",
+    "score niah/repo --set nonsense=1": "task niah has no option 'nonsense'",
+    "score niah/repo --out /dev/null": "/dev/null is a file; wanted a directory",
+    "score niah/repo lm-eval:nonsense": "lm-eval has no task 'nonsense'",
+    "score niah/repo few_shot --set rows=nowhere.tsv": "there is no file nowhere.tsv",
+    "score niah/repo few_shot --set shots=x": "few_shot.shots=x: wanted whole numbers",
+    "score niah/repo ruler --set essay=nowhere.txt": "nowhere.txt: wanted a text file",
+    "score niah/repo ruler --set depth=200": "wanted a depth of 0 to 100 percent",
+    "score niah/repo ruler --test-sets ٣": "lengths in tokens, such as 4096; got",
     "score niah/repo nonsense": "there is no task 'nonsense'; there are ruler, few_shot, lm-eval:NAME,",
     "score niah/repo --scaling nonsense:2": "scaling 'nonsense:2' is unknown",
     "score niah/repo ruler --set variant=nonsense": "wanted one of single_1,",
@@ -44,6 +75,11 @@ NAMES = {
     "train reversal --task-size nonsense": "wanted a size, one of small, paper",
     "train reversal --scheme nonsense": "unknown position scheme 'nonsense'",
     "train reversal --continue-from niah/nonsense": "no checkpoint 'niah/nonsense' is installed",
+    "verify nowhere": "there is no checkpoint directory nowhere",
+    "verify niah/repo nowhere": "there is no checkpoint directory nowhere",
+    "verify niah/repo nowhere.npz": "there is no file nowhere.npz",
+    "verify niah/repo --out /dev/null": "/dev/null is a file; wanted a directory",
+    "verify niah/repo --longest 0": "wanted a whole number from 1 to 16,777,216",
     "verify niah/repo --dtype nonsense": "invalid choice: 'nonsense'",
     "zoo list nonsense": "no checkpoint nonsense is installed",
     "zoo plan nonsense": "the zoo has no 'nonsense'",

@@ -20,7 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import repo_interp as ri
 from repo_interp import cli
-from repo_interp.analysis.score import score_few_shot, task_of
+from repo_interp.analysis.score import score_few_shot
+from repo_interp.analysis.trained_task import task_of
 from repo_interp.experiments.responses import generated_responses
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model
