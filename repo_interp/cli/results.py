@@ -293,6 +293,8 @@ def print_results(console: Console, results: Results, published: Published) -> i
     if results.page in published.files:
         console.print(bold(results.page, "  the page to look at"))
     figures = f"{published.figures} figure{'' if published.figures == 1 else 's'}"
+    if not published.figures:
+        figures += " (the page draws all of this run; --formats png writes them)"
     console.print(f"{plain(results.data_file)}  the numbers; {plain(results.figures)}  {figures}")
     if published.tables:
         console.print(
