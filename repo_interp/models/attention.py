@@ -174,7 +174,7 @@ class RepositionedAttention:
         self.observers: list[Observer] = []
         self.interventions: list[object] = []
         """Contexts under way that change this layer (`lasting`)."""
-        self.history: list[tuple[int, tuple[int, ...]]] = []
+        self.history: list[tuple[int, tuple[object, ...]]] = []
         """Those of earlier passes (`recomputed`)."""
         self.current_pass: Pass | None = None
         self._parameters = list(inspect.signature(type(stock).forward).parameters)[1:]

@@ -15,7 +15,6 @@ a hook site, while their contexts last.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,13 +27,11 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError
 from repo_interp.models.attention import CHANGED, RepositionedAttention
 from repo_interp.models.decoder import Decoder
-from repo_interp.models.recomputed import note_interventions
+from repo_interp.models.recomputed import Lasting, note_interventions
 from repo_interp.models.wrapped import eager
 
 _ABSENT = object()
 _ENTERING = threading.Lock()
-_NUMBERS = itertools.count()
-"""Of interventions, in the order in which they are entered."""
 
 
 @contextmanager
@@ -52,23 +49,26 @@ def intervention(decoder: Decoder) -> Iterator[ExitStack]:
     """
     with ExitStack() as undo:
         undo.enter_context(eager())
-        vars(undo).update(thread=(here := threading.get_ident()), number=next(_NUMBERS))
+        lasting = Lasting()
         # Two threads that enter at once would both find no other.
         with _ENTERING:
             for attention in decoder.layers:
-                if any(getattr(other, "thread", here) != here for other in attention.interventions):
+                if any(
+                    getattr(other, "thread", lasting.thread) != lasting.thread
+                    for other in attention.interventions
+                ):
                     raise InputError(
                         "an intervention of another thread lasts in this model; use one "
                         "thread, or a copy for each"
                     )
-                undo.callback(_leave, attention, undo)
-                attention.interventions.append(undo)
+                undo.callback(_leave, attention, lasting)
+                attention.interventions.append(lasting)
                 note_interventions(attention)
         yield undo
 
 
-def _leave(attention: RepositionedAttention, undo: ExitStack) -> None:
-    attention.interventions.remove(undo)
+def _leave(attention: RepositionedAttention, lasting: Lasting) -> None:
+    attention.interventions.remove(lasting)
     note_interventions(attention)
 
 

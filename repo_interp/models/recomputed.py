@@ -4,20 +4,50 @@
     history     of a layer: from which number on which interventions lasted
 
 So a layer that runs inside backward() knows what lasted in the pass whose gradient is computed, and
-refuses to run under anything else: its gradient would be another model's. Knows nothing about kinds
-of interventions.
+refuses to run under anything else: its gradient would be another model's. An intervention that the
+computed function enters by itself is entered again with it. Knows nothing about kinds of
+interventions.
 """
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._C import _autograd
 
 from repo_interp.errors import InputError
 
 _KEPT = 10_000
 """Changes of a layer that are remembered; graphs do not live that long."""
+
+
+def backward_pass() -> int | None:
+    """Return which call of backward() computes gradients in this thread at the moment.
+
+    Returns:
+        Its number; None outside of backward().
+    """
+    number = torch._C._current_graph_task_id()
+    return None if number < 0 else number
+
+
+def _within_checkpoint() -> bool:
+    # Checkpoints of the kind that does not enter autograd again hook what graphs keep
+    return _autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Lasting:
+    """An intervention under way in a model."""
+
+    thread: int = field(default_factory=threading.get_ident)
+    backward: int | None = field(default_factory=backward_pass)
+    """The call of backward() in which it was entered."""
+    checkpointed: bool = field(default_factory=_within_checkpoint)
+    """Whether it was entered by a function that may be computed again."""
 
 
 def note_interventions(attention: Any) -> None:
@@ -26,7 +56,7 @@ def note_interventions(attention: Any) -> None:
     Args:
         attention: The `RepositionedAttention`.
     """
-    since, lasting, history = _next_number(), _lasting(attention), attention.history
+    since, lasting, history = _autograd._get_sequence_nr(), _lasting(attention), attention.history
     # no node was made since the last change
     if history and history[-1][0] == since:
         history.pop()
@@ -44,12 +74,18 @@ def require_same_interventions(attention: Any) -> None:
     Raises:
         InputError: Others lasted.
     """
-    if not attention.history or backward_pass() is None:
+    backward = backward_pass()
+    if not attention.history or backward is None:
         return
     node: Any = torch._C._current_autograd_node()
-    number = node._sequence_nr()
+    number, lasting = node._sequence_nr(), _lasting(attention)
     lasted = next((them for since, them in reversed(attention.history) if since <= number), ())
-    if lasted != _lasting(attention):
+    outer = tuple(each for each in lasting if each.backward != backward)
+    # Those that the function entered again; the node may have been made inside of them, or not.
+    inner = lasted[len(lasted) - (len(lasting) - len(outer)) :]
+    if lasted != outer and not (
+        inner and lasted == outer + inner and all(each.checkpointed for each in inner)
+    ):
         raise InputError(
             f"backward() computes layer {attention.layer_idx} again (gradient checkpointing), and "
             "not under the interventions of the forward pass; call backward() inside of the same "
@@ -57,22 +93,5 @@ def require_same_interventions(attention: Any) -> None:
         )
 
 
-def backward_pass() -> int | None:
-    """Return which call of backward() computes gradients in this thread at the moment.
-
-    Returns:
-        Its number; None outside of backward().
-    """
-    number = torch._C._current_graph_task_id()
-    return None if number < 0 else number
-
-
-def _lasting(attention: Any) -> tuple[int, ...]:
-    return tuple(
-        lasting.number for lasting in attention.interventions if hasattr(lasting, "number")
-    )
-
-
-def _next_number() -> int:
-    """Number of the next node that autograd makes in this thread."""
-    return torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
+def _lasting(attention: Any) -> tuple[Lasting, ...]:
+    return tuple(each for each in attention.interventions if isinstance(each, Lasting))

@@ -2,6 +2,7 @@
 or not at all.
 """
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -148,3 +149,27 @@ def test_passes_of_several_interventions_in_one_backward(model):
     assert gradient(model, value)
     with refused("again"):
         (loss(model) + frozen).backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_intervention_that_the_computed_function_enters(inside, reentrant, model):
+    """It is entered again with the function, also inside of another one."""
+    checkpointing(model, None)
+
+    def run(embedded):
+        with iv.scaled(model, 0.5):
+            return model(inputs_embeds=embedded, use_cache=False, labels=TOKENS).loss
+
+    def run_again():
+        return checkpoint(run, model.get_input_embeddings()(TOKENS), use_reentrant=reentrant)
+
+    with iv.hard_attention(model) if inside else nullcontext():
+        expected = gradient(model, run(model.get_input_embeddings()(TOKENS)))
+        assert_close(gradient(model, run_again()), expected, atol=1e-6, rtol=1e-5)
+        value = run_again()
+    if inside:
+        with refused("computes layer 0 again"):
+            value.backward()
+    else:
+        assert_close(gradient(model, value), expected, atol=1e-6, rtol=1e-5)
