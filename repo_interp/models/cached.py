@@ -247,6 +247,11 @@ def positions_of_keys(attention: Any, keys: Tensor) -> Float[Tensor, "batch any 
             f"layer {attention.layer_idx} ({attention.scheme}) reads keys of another layer, which "
             "have no positions of its own"
         )
+    if attention.sites.positions._forward_hooks:
+        raise InputError(
+            f"layer {attention.layer_idx} reads keys of another layer, and does not know to what "
+            "positions of cached tokens were changed here; pass use_cache=False"
+        )
     counted = current.counted_index(keys.shape[2])[:, None].to(positions.dtype)
     counted = counted.expand(len(positions), positions.shape[1], -1)
     end = current.end(keys.shape[2])

@@ -248,6 +248,9 @@ def test_what_a_cache_cannot_hold_is_refused_in_one_line():
     small_model("gemma3n_text")(TOKENS, past_key_values=(cache := DynamicCache()))
     with refused("rotated keys of layer 0"):
         handed_on(TOKENS[:, :1], past_key_values=cache)
+    with iv.scaled(handed_on, 0.5), refused("reads keys of another layer.*use_cache=False"):
+        handed_on(TOKENS, past_key_values=(cache := DynamicCache()))
+        handed_on(TOKENS[:, :1], past_key_values=cache)
     cache = DynamicCache()
     memory = repositioned("repo_attention")
     memory(TOKENS, past_key_values=cache)
