@@ -289,8 +289,12 @@ def as_json(value: Any) -> Any:
     """
     # JSON has no NaN, and `JSON.parse` in a browser refuses Python's spelling of it.
     if getattr(getattr(value, "dtype", None), "kind", "") == "f":
-        finite = np.isfinite(value)
-        return (value if finite.all() else np.where(finite, value.astype(object), None)).tolist()
+        finite: Any = np.isfinite(value)
+        if finite.all():
+            return value.tolist()
+        numbers = value.astype(object)
+        numbers[~finite] = None
+        return numbers.tolist()
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
         return {str(name): as_json(part) for name, part in value.items()}

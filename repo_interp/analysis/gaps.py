@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from repo_interp.errors import InputError
-from repo_interp.measures.statistics import NOTHING, Gap, Measure
+from repo_interp.measures.gap import NOTHING, Gap
+from repo_interp.measures.statistics import Measure
 from repo_interp.models.audit import spans
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.layer_probe import sample

@@ -24,6 +24,7 @@ import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from annotated_types import Interval, Len
+from matplotlib.colors import Colormap
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from torch import nn
 
@@ -504,7 +505,7 @@ def prompts_of(run: xr.DataTree) -> list[Prompt]:
 
 
 @cache
-def _color_map(name: str) -> mpl.colors.Colormap:
+def _color_map(name: str) -> Colormap:
     # Matplotlib makes a copy whenever it is asked, whose table costs more than its colors
     return mpl.colormaps[name]
 

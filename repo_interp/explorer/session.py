@@ -286,7 +286,7 @@ class Session:
         prefixes = [self.active[:length] for length in range(len(self.active) + 1)]
         curve = [self._log_probability(edits) for edits in prefixes]
         # Stacked by hand: `xr.concat` would align coordinates that are the same in both
-        both = {
+        both: dict[Any, Any] = {
             name: (
                 ("state", *array.dims),
                 np.stack([array.values, edited[name].values]),

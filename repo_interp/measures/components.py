@@ -46,6 +46,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.gate_sums import position_bias_sums
 from repo_interp.measures.kernels.heads import Reduction, reduced, tokens_between
 from repo_interp.measures.kernels.rotary_components import (
@@ -63,7 +64,7 @@ from repo_interp.measures.kernels.rotation_angles import (
 )
 from repo_interp.measures.kernels.seen_pairs import is_whole, once, pair_counts
 from repo_interp.measures.labels import Arrays, arrays, described, described_group, label_of
-from repo_interp.measures.statistics import Gap, Measure, Needs, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import Tokens, TokensOrNone
 
 _SAME = 1e-10

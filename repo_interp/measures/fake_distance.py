@@ -41,6 +41,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.fake_logits import (
     FakeFit,
     Turns,
@@ -51,7 +52,7 @@ from repo_interp.measures.kernels.fake_logits import (
 )
 from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import Arrays, arrays, described_group
-from repo_interp.measures.statistics import Gap, Measure, Needs, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Count, PositiveOrZero
 

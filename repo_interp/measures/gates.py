@@ -37,6 +37,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
+from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.gate_sums import (
     GateSums,
     gate_sums,
@@ -52,7 +53,7 @@ from repo_interp.measures.kernels.segmentation import (
     shuffled_edges,
 )
 from repo_interp.measures.labels import Record, arrays, described_group
-from repo_interp.measures.statistics import Gap, Needs, SegmentMeasure, Statistics
+from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
 from repo_interp.values import CountOrNone, Seed, Tokens
 
 SEPARATOR = "separator"

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.fake_distance import BY_CONTENT, bias_by_distance, last_queries
+from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
 from repo_interp.measures.labels import arrays, described_group
-from repo_interp.measures.statistics import Gap, Measure, Needs, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import CountOrNone, value_of
 
 _DESCRIBED = {

@@ -53,6 +53,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.gate_sums import gate_sums
 from repo_interp.measures.kernels.held_out import Codes, HeldOut, Marks, Rows, one_hot
 from repo_interp.measures.kernels.rank_trend import counts_tokens, rank_trend, trend_null
@@ -60,7 +61,7 @@ from repo_interp.measures.kernels.rounding import ROUNDING
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS, Kinds
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.segments import KINDS
-from repo_interp.measures.statistics import Gap, Needs, SegmentMeasure, Statistics
+from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
 from repo_interp.values import Positive
 
 SOURCES = ("index", "segment", "token", "previous")

@@ -42,12 +42,13 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.closed_form import ClosedForm, Semantic
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.rotation_angles import largest_difference
 from repo_interp.measures.kernels.seen_pairs import is_whole, once
 from repo_interp.measures.labels import arrays, described_group
-from repo_interp.measures.statistics import Gap, Measure, Needs, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.memory import CORE, memory_for
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import PositiveOrZero, Tokens

@@ -32,9 +32,10 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.samples import draw_keys, places_of, spread_places
 from repo_interp.measures.labels import arrays, described_group
-from repo_interp.measures.statistics import Gap, Measure, Needs, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Count, Seed, Tokens
 

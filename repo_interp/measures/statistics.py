@@ -27,6 +27,7 @@ from torch import Tensor
 from repo_interp.entry_points import MEASURES, called
 from repo_interp.errors import InputError, quoted
 from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans, changes_of
+from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.segmentation import Kinds
 from repo_interp.measures.labels import Arrays, concat_arrays, sum_arrays
@@ -121,20 +122,6 @@ class Needs:
     """Statistics in which infinity is a value like any other, such as a bound that a scheme does
     not set.
     """
-
-
-NOTHING = "nothing"
-"""What a measure gives of a layer where its `Gap` is whole."""
-
-
-@dataclass(frozen=True)
-class Gap:
-    """What a measure gives not, or nothing, of a layer, where its numbers are NaN, and why."""
-
-    reason: str
-    """Of the layers, in words after "which": "assign no positions"."""
-    what: str = NOTHING
-    """Such as "no frequencies"."""
 
 
 _AXES = {"per_prompt": ("prompt", "layer"), "sums": ("layer",), "first_prompt": ("layer",)}

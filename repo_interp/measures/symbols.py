@@ -32,9 +32,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
+from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.samples import places_of, spread_places
 from repo_interp.measures.labels import arrays, described_group
-from repo_interp.measures.statistics import Gap, Measure, Needs, Statistics
+from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import Count, Seed
 
 FEWEST_KEYS = 8

@@ -46,6 +46,7 @@ from repo_interp.models.layer_pass import Content, HookSites, LogitsOfRows, Pass
 from repo_interp.models.masks import apply_mask, call_mask, chunk_of, visible, window_of
 from repo_interp.models.recomputed import require_same_interventions
 from repo_interp.models.rotation import SHARED, TABLES, Rotation, of_chosen
+from repo_interp.models.rotation_numbers import RotationNumber, learned_numbers, with_changes
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.hope import keep_components
 from repo_interp.positions.logits import PositionLogits, cap_logits
@@ -58,10 +59,6 @@ module.
 CACHES = ("cache", "past_key_values", "layer_past")
 """Names of the argument that takes the cache: of transformers from 5.24 on, before it, and of older
 families.
-"""
-CHANGED = "_repo_interp_changed"
-"""Where a layer keeps, by attribute, the value as built and the changes that last
-(`lasting.patch_attribute`).
 """
 
 _THREAD = "_thread"
@@ -81,13 +78,11 @@ class SchemeParts:
     assigner: nn.Module | None
     """Gives positions; None where the scheme has none."""
     frequencies: Float[Tensor, "component"] | None
-    """Rotation frequencies in radians per position; None where nothing is rotated. An
-    `nn.Parameter` is learned: a parameter of the model, as those of the modules are.
+    """Rotation frequencies in radians per position; None where nothing is rotated. Learned where
+    they are an `nn.Parameter`, as `attention_scaling` may be.
     """
     attention_scaling: float | Float[Tensor, "component"] = 1.0
-    """Factor of queries and keys by rotation: a number, or one for every pair; or an
-    `nn.Parameter`.
-    """
+    """Factor of queries and keys by rotation: a number, or one for every pair."""
     components: Bool[Tensor, "component"] | None = None
     """Rotary components that take part in the dot product; None: all."""
     position_logits: PositionLogits | None = None
@@ -106,32 +101,11 @@ logits, before it attends.
 """
 
 
-class _OfRotation:
-    """An attribute of a layer: as built and changed, or its parameter as it is at this moment."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, layer: Any, owner: type) -> Any:
-        learned = layer.module.rotation_parameters
-        if learned is None or self.name not in learned:
-            return vars(layer)[self.name]
-        # Read anew: an optimizer, a loaded state or `.to()` may have put other numbers there.
-        return layer.with_changes(self.name, learned[self.name])
-
-    def __set__(self, layer: Any, value: Any) -> None:
-        vars(layer)[self.name] = value
-
-
 class RepositionedAttention:
     """Positions from a scheme for a stock attention module, which keeps weights and interface."""
 
-    frequencies: Any = _OfRotation()
-    """Radians per position [component], or [head, 1, component] inside some interventions; None
-    where nothing is rotated.
-    """
-    attention_scaling: Any = _OfRotation()
-    """Factor of queries and keys by rotation."""
+    frequencies: Any = RotationNumber()
+    attention_scaling: Any = RotationNumber()
 
     def __init__(self, stock: Any, scheme: SchemeParts, rotation: Rotation) -> None:
         """Attach a scheme to a stock attention module, in place of an earlier scheme.
@@ -160,15 +134,12 @@ class RepositionedAttention:
         # saved with it.
         stock.assigner = scheme.assigner
         stock.position_logits = scheme.position_logits
-        turning = {
-            "frequencies": scheme.frequencies,
-            "attention_scaling": scheme.attention_scaling,
-        }
-        learned = {name: part for name, part in turning.items() if isinstance(part, nn.Parameter)}
-        stock.rotation_parameters = nn.ParameterDict(learned) if learned else None
-        # Not buffers: `.to(bfloat16)` would round them, and angles at position 4096 with them.
-        self.frequencies, self.attention_scaling = turning.values()
-        self._built = None if "frequencies" in learned else scheme.frequencies
+        stock.rotation_parameters = learned_numbers(
+            frequencies=scheme.frequencies, attention_scaling=scheme.attention_scaling
+        )
+        self.frequencies, self.attention_scaling = scheme.frequencies, scheme.attention_scaling
+        learned = isinstance(scheme.frequencies, nn.Parameter)
+        self._built = None if learned else scheme.frequencies
         self.components = scheme.components
         self.sites = HookSites()
         self.observers: list[Observer] = []
@@ -383,22 +354,7 @@ class RepositionedAttention:
         frequencies = torch.cat([turning, turning.new_zeros(self.d_head // 2 - len(turning))])
         # A scheme may have left out some, or put others in their place (HoPE).
         frequencies = of_chosen(self._built.cpu(), self.rotation.frequencies, frequencies)
-        return self.with_changes("frequencies", frequencies)
-
-    def with_changes(self, name: str, value: Any) -> Any:
-        """Apply the changes of an attribute that last (`lasting.patch_attribute`) to a value.
-
-        Args:
-            name: Name of the attribute.
-            value: Its value without them.
-
-        Returns:
-            The value with them.
-        """
-        _, changes = vars(self).get(CHANGED, {}).get(name, (None, ()))
-        for change in changes:
-            value = change(value)
-        return value
+        return with_changes(self, "frequencies", frequencies)
 
     def frequencies_of_keys(self) -> Any:
         """Return the frequencies by which keys were rotated: cached ones keep theirs.

@@ -25,9 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.models.attention import CHANGED, RepositionedAttention
+from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.recomputed import Lasting, note_interventions
+from repo_interp.models.rotation_numbers import CHANGED
 from repo_interp.models.wrapped import eager
 
 _ABSENT = object()

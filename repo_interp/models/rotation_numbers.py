@@ -1,0 +1,67 @@
+"""Frequencies and factor of a layer's rotation: as built, learned, and as interventions change them.
+
+    number = c_n(... c_1(built))    built: a tensor of the scheme, or a parameter of the module as it
+                                    is at this moment
+
+A parameter among them is a child of the stock module, so that it is trained, moved and saved with
+it. Others are no buffers: `.to(bfloat16)` would round them, and angles at position 4096 with them.
+Knows nothing about what computes with them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+CHANGED = "_repo_interp_changed"
+"""Where a layer keeps, by attribute, the value as built and the changes that last
+(`lasting.patch_attribute`).
+"""
+
+
+class RotationNumber:
+    """An attribute of a layer whose `module.rotation_parameters` may hold it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, layer: Any, owner: type) -> Any:
+        learned = layer.module.rotation_parameters
+        if learned is None or self.name not in learned:
+            return vars(layer)[self.name]
+        # Read anew: an optimizer, a loaded state or `.to()` may have put other numbers there.
+        return with_changes(layer, self.name, learned[self.name])
+
+    def __set__(self, layer: Any, value: Any) -> None:
+        vars(layer)[self.name] = value
+
+
+def with_changes(layer: Any, name: str, value: Any) -> Any:
+    """Apply the changes of an attribute that last to a value.
+
+    Args:
+        layer: The attribute's owner.
+        name: Name of the attribute.
+        value: Its value without them.
+
+    Returns:
+        The value with them.
+    """
+    _, changes = vars(layer).get(CHANGED, {}).get(name, (None, ()))
+    for change in changes:
+        value = change(value)
+    return value
+
+
+def learned_numbers(**numbers: Any) -> nn.ParameterDict | None:
+    """Collect the parameters among numbers of a rotation.
+
+    Args:
+        **numbers: Tensors, numbers or parameters by name.
+
+    Returns:
+        The parameters; None without any.
+    """
+    learned = {name: part for name, part in numbers.items() if isinstance(part, nn.Parameter)}
+    return nn.ParameterDict(learned) if learned else None
