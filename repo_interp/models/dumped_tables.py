@@ -30,8 +30,6 @@ from repo_interp.files import regular
 SUFFIXES = (".npz", ".safetensors")
 """Names of files of tables end so."""
 _VECTORS = (("q", "q_rotated"), ("k", "k_rotated"))
-_PRECISIONS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""From fine to coarse."""
 # float32 holds whole numbers exactly up to here.
 _LONGEST = 1 << 24
 _MOST_BYTES = 1 << 30
@@ -65,17 +63,16 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
             f"{found[0]} of {path} is {list(first.shape)} and {found[1]} {list(second.shape)}; "
             f"wanted two arrays [{'head, ' if 3 in ranks else ''}token, entry] of one shape"
         )
-    if not {first.dtype, second.dtype} <= {*_PRECISIONS}:
-        kinds = " and ".join(f"{part.dtype}".removeprefix("torch.") for part in (first, second))
-        raise InputError(
-            f"{found[0]} and {found[1]} of {path} are {kinds}; wanted float16, bfloat16, float32 "
-            "or float64"
-        )
+    if complexes := [name for name in (*found, "positions") if given.get(name, first).is_complex()]:
+        raise InputError(f"{complexes[0]} of {path} is complex; wanted real numbers")
+    for name in found:
+        kind = given[name].dtype
+        if not kind.is_floating_point or kind.itemsize < 2:
+            kind = str(kind).removeprefix("torch.")
+            raise InputError(f"{name} of {path} is {kind}; wanted float16, bfloat16 or wider")
     # Compared in float64, so that only the rounding of the file is seen: of the coarser array.
-    dtype = max(first.dtype, second.dtype, key=_PRECISIONS.index)
+    dtype = max(first.dtype, second.dtype, key=lambda kind: torch.finfo(kind).eps)
     first, second = first.double(), second.double()
-    if given.get("positions", first).is_complex():
-        raise InputError(f"positions of {path} are complex; wanted real numbers")
     if not bool(torch.isfinite(first + second).all()):
         raise InputError(f"{found[0]} or {found[1]} of {path} is NaN or infinite at places")
     tokens = first.shape[-2]

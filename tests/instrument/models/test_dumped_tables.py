@@ -117,9 +117,9 @@ ONES = np.ones((3, 4))
         ({"cos": ONES * np.nan, "sin": ONES}, "NaN"),
         ({"cos": np.ones((1, 8)), "sin": np.zeros((1, 8))}, "position 0 alone"),
         ({"cos": ONES, "sin": ONES, "positions": np.ones(2)}, "positions"),
-        ({"cos": ONES, "sin": ONES, "positions": np.arange(3) + 0.5}, "3 whole numbers"),
-        ({"cos": ONES > 0, "sin": ONES}, "cos and sin .* are bool and float64; wanted float16"),
-        ({"cos": ONES + 0j, "sin": ONES + 0j}, "are complex128 and complex128"),
+        ({"cos": ONES, "sin": ONES, "positions": np.arange(3) + 0.5}, "whole numbers"),
+        ({"cos": ONES * 1j, "sin": ONES}, "cos of .* is complex"),
+        ({"cos": ONES, "sin": ONES > 0}, "sin of .* is bool; wanted float16"),
         ({"q": np.ones((3, 5)), "q_rotated": np.ones((3, 5))}, "5 entries"),
     ],
 )
