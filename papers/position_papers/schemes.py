@@ -72,7 +72,8 @@ class Polar(PositionLogits):
         gate_keys: Tensor | None = None,
     ) -> Tensor:
         q, k = exact(queries), expand_heads(exact(keys), queries.shape[1])
-        theta = self.base ** (-torch.arange(q.shape[-1], device=q.device) / q.shape[-1])
+        index = torch.arange(q.shape[-1], dtype=torch.float32, device=q.device)
+        theta = self.base ** (-index / q.shape[-1])
         rows, columns = (
             exact(z if z.ndim == 3 else z[:, None])[..., None] * theta
             for z in (query_index, key_index)

@@ -184,9 +184,8 @@ def execute(
                 groups |= _run_experiment(job, plan, kept, experiment_progress, groups)
             except NotFinite as error:
                 faults.setdefault(plan.experiment.name, Fault(str(error)))
-        require_some(
-            [*(m.name for m in job.measures), *(p.experiment.name for p in job.experiments)], faults
-        )
+        asked = [*(m.name for m in job.measures), *(p.experiment.name for p in job.experiments)]
+        require_some(asked, faults, job.decoder.dtype)
         # Statistics of a measure whose conclude() raised are kept until it is fixed.
         unconcluded = any(fault.concluding for fault in faults.values())
         if unconcluded:
@@ -241,7 +240,7 @@ def stream(
             # A job numbers its prompts from 0; statistics and faults name them by the whole stream
             numbers = tuple(begun + number for number in batch.numbers)
             results = job.observe(replace(batch, numbers=numbers))
-            for name, statistics in _sound(results).items():
+            for name, statistics in _sound(results, job).items():
                 if kept := statistics.arrays["per_prompt"].values:
                     raise InputError(
                         f"{name} keeps {', '.join(kept)} of every prompt: use analyze, or sums"
@@ -250,15 +249,16 @@ def stream(
         begun += len(some)
     if job is None:
         raise InputError("there are no prompts to measure")
-    return _sound(job.conclude({name: merge(of_measure) for name, of_measure in parts.items()}))
+    totals = {name: merge(of_measure) for name, of_measure in parts.items()}
+    return _sound(job.conclude(totals), job)
 
 
-def _sound(results: Mapping[str, Value | Fault]) -> dict[str, Value]:
+def _sound(results: Mapping[str, Value | Fault], job: Job) -> dict[str, Value]:
     """`results` without faults; raises NotFinite where there is one."""
     faults = {name: result for name, result in results.items() if isinstance(result, Fault)}
     # A measure that stopped names layer and head; the fault of a pass says less, so it comes last
     passed = faults.pop(PASS, None)
-    require_some(list(faults)[:1], faults)
+    require_some(list(faults)[:1], faults, job.decoder.dtype)
     if passed is not None:
         raise NotFinite(passed.reason)
     return {name: result for name, result in results.items() if not isinstance(result, Fault)}
@@ -316,7 +316,7 @@ def _measure(
                 passes.append(result.reason)
         # Experiments can still give a run where all measures stopped
         if not job.experiments:
-            require_some(parts, faults)
+            require_some(parts, faults, job.decoder.dtype)
     totals = {name: faults.get(name) or merge(of_measure) for name, of_measure in parts.items()}
     groups: dict[str, xr.Dataset] = {}
     for name, group in job.conclude(totals).items():

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError, NotFinite, Unfinished
 from repo_interp.measures.statistics import Measure, Statistics
+from repo_interp.models.precision import overflow_remedy
 
 PASS = ""
 """Key of the fault of a whole pass, among measures; no measure has it as a name."""
@@ -39,12 +40,13 @@ class Fault:
     """Whether all numbers are finite, and the measure does not fit the layer."""
 
 
-def require_some(names: Iterable[str], faults: Mapping[str, Fault]) -> None:
+def require_some(names: Iterable[str], faults: Mapping[str, Fault], dtype: torch.dtype) -> None:
     """Refuse to go on when nothing is left to measure.
 
     Args:
         names: Measures and experiments that were asked for.
         faults: Fault per measure or experiment that stopped, in order.
+        dtype: Precision of the model.
 
     Raises:
         NotFinite: If all of `names` stopped; names the first.
@@ -59,10 +61,7 @@ def require_some(names: Iterable[str], faults: Mapping[str, Fault]) -> None:
             raise Unfinished(f"{first} stopped{others}: {fault.reason}")
         if fault.finite:
             raise InputError(fault.reason)
-        raise NotFinite(
-            f"{first} stopped{others}: {fault.reason}; if the checkpoint runs in float16, load it "
-            "in float32"
-        )
+        raise NotFinite(f"{first} stopped{others}: {fault.reason}{overflow_remedy(dtype)}")
 
 
 def fault_in(statistics: Statistics, measure: Measure, without: bool, padded: bool) -> Fault | None:

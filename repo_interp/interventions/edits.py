@@ -274,7 +274,7 @@ def _ranks(in_order: Tensor, positions: Tensor, here: PassContext) -> Tensor:
     values = positions.contiguous()
     ends = [torch.searchsorted(in_order, values, right=right) for right in (False, True)]
     # Equal positions take the ranks left .. right - 1, whose mean is this
-    return ((ends[0] + ends[1] - 1) / 2).to(positions)
+    return (ends[0] + ends[1] - 1).to(positions) / 2
 
 
 def _set(values: Any, positions: Tensor, here: PassContext) -> Tensor:

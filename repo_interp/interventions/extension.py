@@ -580,7 +580,8 @@ def _retune(
 
     factors: Any = attention.rotation.by_pair(scaling)
     if heads is not None:
-        of_heads, factors = factors, torch.ones(attention.heads, 1, attention.d_head // 2)
+        sizes = attention.heads, 1, attention.d_head // 2
+        of_heads, factors = factors, torch.ones(sizes, dtype=torch.float32)
         factors[sorted(heads)] = of_heads
     patch_attribute(undo, attention, "frequencies", changed)
     patch_attribute(undo, attention, "attention_scaling", lambda present: present * factors)

@@ -36,6 +36,7 @@ from repo_interp.models.attention import RepositionedAttention, require_one_posi
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import intervention
 from repo_interp.models.padding import valid_tokens
+from repo_interp.models.precision import float32_by_default
 from repo_interp.models.tables import change_index, table_of
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
@@ -275,7 +276,8 @@ def finite_positions(given: Any, positions: Tensor, name: str) -> Tensor:
         InputError: They are no real numbers, or NaN or infinite where `positions` are finite.
     """
     try:
-        new = torch.as_tensor(given, device=positions.device)
+        with float32_by_default():  # numbers of Python
+            new = torch.as_tensor(given, device=positions.device)
         if new.layout != torch.strided or new.is_quantized:
             raise TypeError("they are sparse, nested or quantised")
     except (TypeError, ValueError, RuntimeError) as error:

@@ -40,7 +40,6 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.modeling_utils import local_torch_dtype
 
 from repo_interp.checkpoint_files.architectures import native_layout, training_length
 from repo_interp.errors import InputError, quoted, warn
@@ -51,6 +50,7 @@ from repo_interp.models.decoder import as_decoder
 from repo_interp.models.dumped_tables import SUFFIXES, read_tables
 from repo_interp.models.identity_tables import identity_tables
 from repo_interp.models.lasting import require_weights
+from repo_interp.models.precision import float32_by_default
 from repo_interp.models.rotation import (
     Source,
     find_pairs,
@@ -611,8 +611,7 @@ def _format_pairs(pairs: Sequence[tuple[int, int]]) -> str:
     )
 
 
-# Modules compute in float32 on their own, whatever the default of the process is.
-@local_torch_dtype(torch.float32)
+@float32_by_default()
 def verify(
     model: str | os.PathLike[str] | nn.Module,
     other: str | os.PathLike[str] | nn.Module | None = None,

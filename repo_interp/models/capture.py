@@ -30,6 +30,7 @@ from repo_interp.models.layer_pass import LogitsOfRows
 from repo_interp.models.layer_probe import differs_by_pair, logits_by_content
 from repo_interp.models.masks import visible
 from repo_interp.models.padding import known_padding
+from repo_interp.models.precision import overflow_remedy
 from repo_interp.models.tables import positions_in, table_of
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import exact
@@ -435,6 +436,5 @@ def require_finite(inputs: AttentionInputs) -> None:
     """
     for fault in inputs.faults.values():
         raise NotFinite(
-            f"{fault}, the first place where that happens; if the checkpoint was loaded in "
-            "float16, load it in float32"
+            f"{fault}, the first place where that happens{overflow_remedy(inputs.queries.dtype)}"
         )

@@ -80,6 +80,7 @@ from repo_interp.models.dispatch import (
     is_dispatched,
 )
 from repo_interp.models.lasting import require_weights
+from repo_interp.models.precision import float32_by_default
 from repo_interp.models.reposition import (
     layout,
     reposition,  # noqa: F401 - `ri.reposition` is found here
@@ -116,6 +117,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(Path(path), HUGGING_FACE, config, native_layout(config))
 
 
+@float32_by_default()
 def load_model(
     checkpoint: Checkpoint | str | os.PathLike[str],
     device: str = "cpu",

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder
+from repo_interp.models.precision import float32_by_default
 from repo_interp.models.recomputed import Lasting, note_interventions
 from repo_interp.models.rotation_numbers import CHANGED
 from repo_interp.models.wrapped import eager
@@ -77,7 +78,8 @@ def _leave(attention: RepositionedAttention, lasting: Lasting) -> None:
 def at_rest(decoder: Decoder) -> Iterator[None]:
     """Keep a model in evaluation mode, without autocast, while the context lasts.
 
-    So dropout changes no number, and numbers have the precision that the run states.
+    So dropout changes no number, and numbers have the precision that the run states, whatever the
+    default of torch.
 
     Args:
         decoder: Decoder of the model.
@@ -94,7 +96,7 @@ def at_rest(decoder: Decoder) -> Iterator[None]:
         [vars(module) for module in owner.modules() if module.training] if owner.training else []
     )
     # Compiled code would not see hooks that were added after it.
-    with eager(), ExitStack() as exact:
+    with eager(), float32_by_default(), ExitStack() as exact:
         for device in filter(torch.is_autocast_enabled, ("cpu", "cuda", "mps")):
             exact.enter_context(torch.autocast(device, enabled=False))
         try:

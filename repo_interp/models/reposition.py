@@ -32,6 +32,7 @@ from repo_interp.models.changes import remember_scheme
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.decoder import Decoder, as_decoder, require_model
 from repo_interp.models.lasting import require_weights
+from repo_interp.models.precision import float32_by_default
 from repo_interp.models.rotation import (
     OF_TABLES,
     Prober,
@@ -106,6 +107,7 @@ def observable(model: nn.Module) -> nn.Module:
     return with_layout(copy.deepcopy(model, shared), None)
 
 
+@float32_by_default()
 def with_layout(
     model: PreTrainedModel, layout: str | Sequence[str] | None, **options: str | float
 ) -> PreTrainedModel:

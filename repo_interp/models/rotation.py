@@ -103,7 +103,8 @@ class Rotation:
         pairs = len(self.frequencies)
         if factor == 1.0 or self.turning == pairs:
             return factor
-        return torch.where(torch.arange(pairs) < self.turning, factor, 1.0)
+        turning = torch.arange(pairs) < self.turning
+        return torch.where(turning, torch.tensor(factor, dtype=torch.float32), 1.0)
 
     @property
     def differs(self) -> bool:
@@ -167,7 +168,9 @@ class Source:
         if length not in self._known:
             with torch.inference_mode(False), torch.no_grad():  # kept for passes with gradients too
                 module = (
-                    self._run(torch.zeros(1, 1, 1), torch.tensor([[length - 1]]))[0]
+                    self._run(
+                        torch.zeros(1, 1, 1, dtype=torch.float32), torch.tensor([[length - 1]])
+                    )[0]
                     if length
                     else self.rotary
                 )

@@ -43,6 +43,7 @@ from repo_interp.models.capture import capture, layers_by_pair
 from repo_interp.models.checkpoints import load_model, save
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import patch_attribute
+from repo_interp.models.precision import float32_by_default
 from repo_interp.models.reposition import reposition
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.logits import PositionLogits
@@ -86,6 +87,7 @@ _FINDINGS = {
 }
 
 
+@float32_by_default()
 def verify_scheme(layout: str, **options: str | float) -> xr.Dataset:
     """Find out whether a scheme is causal, and computes the same in every way of running it.
 

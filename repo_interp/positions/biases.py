@@ -143,7 +143,7 @@ class ALiBi(PositionBias):
         slopes = (
             geometric_slopes(self.heads, self.first, self.ratio, device)
             if self.slopes is None
-            else torch.tensor(self.slopes, device=device)
+            else torch.tensor(self.slopes, dtype=torch.float32, device=device)
         )
         return -slopes[:, None, None] * distances(query_positions, key_positions)
 

@@ -1,0 +1,49 @@
+"""The precision of tensors that name none, while modules are built and measured: float32.
+
+A process may have another default, such as bfloat16 in training and serving, under which a copy of
+a float32 module, or a table of frequencies, would be made and measured in that. Explicit
+precisions, and those of a model's weights, stay.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_LASTING: list[torch.dtype] = []
+"""The default of the process, then one entry for every further context."""
+_CHANGING = threading.Lock()
+
+
+@contextmanager
+def float32_by_default() -> Iterator[None]:
+    """Make float32 torch's default, of all threads; contexts end in any order.
+
+    Yields:
+        None.
+    """
+    with _CHANGING:
+        _LASTING.append(torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        with _CHANGING:
+            found = _LASTING.pop()
+            if not _LASTING:
+                torch.set_default_dtype(found)
+
+
+def overflow_remedy(dtype: torch.dtype) -> str:
+    """Say what to do about NaN and infinity in a precision that ends at 65,504.
+
+    Args:
+        dtype: Precision of the model.
+
+    Returns:
+        The end of a message; empty for precisions with the range of float32.
+    """
+    return "; load it in float32, since float16 ends at 65,504" if dtype == torch.float16 else ""
