@@ -68,7 +68,7 @@ from repo_interp.tasks.prompt import Prompt
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-SECONDS = 180
+SECONDS = 900
 COLUMNS = (
     *("logits", "attention", "generation", "interventions", "experiments", "bridge", "load"),
     "command",

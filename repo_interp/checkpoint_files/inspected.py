@@ -203,7 +203,8 @@ class Inspection:
         if kinds:
             if kinds[layer] == "chunked_attention":
                 return config.attention_chunk_size
-            return window if kinds[layer] == "sliding_attention" else None
+            # sliding_attention, and Inkling's hybrid_sliding
+            return window if "sliding" in kinds[layer] else None
         return None if getattr(config, "use_sliding_window", True) is False else window
 
     def _learned(self, layer: int) -> dict[str, tuple[int, ...]]:

@@ -24,8 +24,10 @@ from benchmarks.families import (
 from benchmarks.options import options, summed, tried_option
 from benchmarks.tiny_models import small_configuration, small_model
 from repo_interp.checkpoint_files.architectures import key_value_heads
+from repo_interp.checkpoint_files.inspected import inspect_checkpoint
 from repo_interp.models.attention import CACHES
 from repo_interp.models.checkpoints import load_model
+from repo_interp.models.configuration import make_config
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.outputs import parity_errors
@@ -257,6 +259,15 @@ def test_key_value_heads_of_a_falcon_are_those_of_its_modules(change, count):
     config = small_configuration("falcon", **change)
     attention = small_model("falcon", config).transformer.h[0].self_attention
     assert key_value_heads(config) == attention.num_kv_heads == count
+
+
+@pytest.mark.parametrize("family", ["inkling_text", "gemma3_text", "mistral"])
+def test_windows_that_inspect_shows_are_those_of_the_layers(family, tmp_path):
+    """Found: it showed none for Inkling, whose layers call it by another name."""
+    small_model(family).save_pretrained(tmp_path)
+    found = inspect_checkpoint(str(tmp_path), make_config)
+    layers = as_decoder(load_model(tmp_path)).layers
+    assert [found.window(at) for at in range(4)] == [layer.sliding_window for layer in layers]
 
 
 def test_options_are_the_fields_of_a_configuration():
