@@ -23,7 +23,6 @@ from transformers.utils.generic import TransformersKwargs
 from repo_interp.errors import InputError, nearest, one_line, warn
 from repo_interp.models.attention import CACHES
 from repo_interp.models.decoder import Decoder
-from repo_interp.models.masks import visible
 from repo_interp.models.tables import positions_in, table_of
 from repo_interp.values import shortened
 
@@ -61,9 +60,10 @@ def call_arguments(decoder: Decoder, batch: Any) -> dict[str, Any]:
         raise InputError(
             f"{type(owner).__name__} predicts no next token; give the model that is trained to"
         )
-    # Collators leave their tensors on the processor.
+    # Collators leave their tensors on the processor. Accelerate moves them where it offloads weights.
+    device = None if decoder.device.type == "meta" else decoder.device
     given = {
-        name: _tensors(name, value, decoder.device)
+        name: _tensors(name, value, device)
         for name, value in dict(batch).items()
         if value is not None and name not in _LEFT_OUT
     }
@@ -102,7 +102,7 @@ def call_arguments(decoder: Decoder, batch: Any) -> dict[str, Any]:
     return given
 
 
-def _tensors(name: Any, value: Any, device: torch.device) -> Any:
+def _tensors(name: Any, value: Any, device: torch.device | None) -> Any:
     """Arrays and lists as tensors; masks by name (a dict, as transformers takes them) likewise."""
     if isinstance(value, Mapping):
         return {part: _tensors(name, tensor, device) for part, tensor in value.items()}
@@ -149,10 +149,11 @@ def unpadded(mask: Any, tokens: Int[Tensor, "row token"]) -> Bool[Tensor, "row t
         return torch.ones_like(tokens, dtype=torch.bool)
     if bool(mask.isnan().any()):
         raise InputError("attention_mask holds NaN; wanted 1 for tokens and 0 for padding")
-    valid, count = mask != 0, tokens.shape[1]
+    valid = mask != 0
     if mask.ndim == 4:
-        is_logits = mask.is_floating_point() or mask.dtype == torch.bool
-        seen = visible(count, mask.shape[-1], mask, mask.device) if is_logits else mask != 0
+        # Of masks that are added, collators choose the number that hides: -inf, -1e9, the lowest.
+        hidden = min(float(mask.min()), -200.0) / 2
+        seen = mask > hidden if mask.is_floating_point() else valid
         valid = torch.diagonal(seen[:, 0], 0, 1, 2)
     if valid.ndim != 2 or not fits(valid, tokens):
         raise InputError(

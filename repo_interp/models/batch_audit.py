@@ -53,8 +53,11 @@ cannot see changes none of its sums, except that experts (MoE) sum other tokens 
 """
 DIFFERENCE_STEPS = 16
 """The same of differences: the sums of a document alone run in another order. Trained models gave
-up to 3 steps, random ones of 2 to 32 layers up to 13.
+up to 3 steps, random ones of 2 to 32 layers up to 13. A larger one is rounding still if it is less
+than twice what rounding the document's embeddings otherwise does, as where experts change.
 """
+DRAWS = 4
+"""Roundings of embeddings that are tried."""
 _TEXTS = {
     "row": ("row of the batch", "1"),
     "start": ("first token in the row", "tokens"),
@@ -150,11 +153,12 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
         starts, told_by = _starts(given, tokens)
         documents = _documents(positions, valid, starts)
         leaks = _leaks(call, whole, documents, tokens, valid)
+        alone = [_Call(decoder, _alone(given, positions, document)) for document in documents]
         differences = []
-        for document in documents:
+        for document, call_alone in zip(documents, alone, strict=True):
             some = tokens[document.place][None]
-            alone = _Call(decoder, _alone(given, positions, document)).logits(some, some >= 0)
-            differences.append(float((alone[0] - whole[document.place]).abs().max()))
+            change = (call_alone.logits(some, some >= 0)[0] - whole[document.place]).abs().max()
+            differences.append(float(change))
         step, scale = _step(decoder), float(whole[valid].abs().max())
         largest_leak = max(TOLERANCE, LEAK_STEPS * step) * scale
         remedy = ""
@@ -163,6 +167,11 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
             without = uncached.logits(tokens, valid)
             if max(_leaks(uncached, without, documents, tokens, valid)) <= largest_leak:
                 remedy = "; a call without a cache (use_cache=False) keeps it apart"
+        differs = [
+            difference > max(TOLERANCE, DIFFERENCE_STEPS * step) * scale
+            and difference > 2 * _rounding(call_alone, tokens[document.place][None], step)
+            for difference, call_alone, document in zip(differences, alone, documents, strict=True)
+        ]
     findings = _of_positions(decoder, documents, positions, stated is not None)
     # A mask of pairs may hide more than other documents, or less than the model's window does.
     reasons = "its positions" + " or its mask" * (
@@ -170,14 +179,16 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
     )
     if decoder.length_matters:
         reasons += ", or at frequencies that depend on the longest document"
-    for document, leak, difference in zip(documents, leaks, differences, strict=True):
+    for document, leak, difference, is_other in zip(
+        documents, leaks, differences, differs, strict=True
+    ):
         if leak > largest_leak:
             findings.append(
                 f"{document.name}: the document sees others, whose tokens change its logits by up "
                 f"to {leak:.2g} (the largest logit is {scale:.2g}){remedy}"
             )
         # A leak makes a difference as well, which then needs no line.
-        elif difference > max(TOLERANCE, DIFFERENCE_STEPS * step) * scale:
+        elif is_other:
             findings.append(
                 f"{document.name}: other documents of the row change nothing, yet its logits "
                 f"differ by up to {difference:.2g} from those of the document alone (the largest "
@@ -299,6 +310,24 @@ def _leaks(
             for document, keeps, leak in zip(documents, kept, found, strict=True)
         ]
     return found
+
+
+def _rounding(call: _Call, tokens: Tensor, step: float) -> float:
+    """The largest change of logits where embeddings are rounded otherwise; experts may change."""
+    valid, drawn = tokens >= 0, torch.Generator().manual_seed(0)
+    whole, largest = call.logits(tokens, valid), 0.0
+
+    def round_otherwise(module: nn.Module, arguments: tuple, embedded: Tensor) -> Tensor:
+        noise = torch.randn(embedded.shape, generator=drawn, dtype=torch.float32)
+        return embedded * (1 + step * noise).to(embedded)
+
+    handle = call.decoder.owner.get_input_embeddings().register_forward_hook(round_otherwise)
+    try:
+        for _ in range(DRAWS):
+            largest = max(largest, float((call.logits(tokens, valid) - whole).abs().max()))
+    finally:
+        handle.remove()
+    return largest
 
 
 def _starts(

@@ -29,7 +29,11 @@ def stock_table(decoder: Any) -> nn.Embedding | None:
     Returns:
         The module that looks up a vector per token index; None without one.
     """
-    tokens, config = decoder.get_input_embeddings(), decoder.config.get_text_config()
+    config = decoder.config.get_text_config()
+    try:
+        tokens = decoder.get_input_embeddings()
+    except NotImplementedError:  # a decoder of BART's kind
+        return None
     length = getattr(config, "max_position_embeddings", None)
     for module in decoder.modules():
         # By shape, as names differ by family; a vocabulary as large as the context must not match.

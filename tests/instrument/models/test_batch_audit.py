@@ -17,6 +17,7 @@ from transformers import (
 )
 
 import repo_interp as ri
+from benchmarks.tiny_models import small_model
 from repo_interp.errors import Note, NotFinite
 
 LENGTHS = (7, 9, 6)
@@ -178,6 +179,15 @@ def test_experts_and_autocast_round_too():
         assert findings == [] and float(found["difference"].max()) > 1e-3
 
 
+@pytest.mark.parametrize("family", ["mixtral", "minimax_m2"])
+def test_experts_that_rounding_exchanges_are_no_finding(family):
+    """Found: logits that differ by as much as they are large, beside a leak of exactly 0."""
+    tokens = torch.randint(3, 60, (2, 14), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": tokens, "attention_mask": (torch.arange(14) > 3).expand(2, -1)}
+    found, findings = checked(batch, small_model(family).bfloat16().eval())
+    assert findings == [] and float(found["difference"].max()) > 0.5
+
+
 def test_documents_far_apart_in_a_row_see_each_other():
     """Document 2 sees document 0 alone, which leaves its neighbor's tokens without effect."""
     of = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
@@ -263,7 +273,8 @@ def test_padding_in_a_mask_of_pairs():
     """Found: every token of padding was a document, which starts nowhere near 0."""
     valid = left_padded()["attention_mask"].bool()
     pairs = torch.ones(22, 22).tril().bool() & valid[:, None, None] & valid[:, None, :, None]
-    for mask in (pairs, torch.zeros(pairs.shape).masked_fill(~pairs, -torch.inf)):
+    added = (torch.zeros(pairs.shape).masked_fill(~pairs, low) for low in (-torch.inf, -1e9))
+    for mask in (pairs, *added):
         positions = (valid.cumsum(1) - 1).clamp_min(0)
         given = {"attention_mask": mask, "position_ids": positions}
         found, findings = checked({"input_ids": packed()["input_ids"]} | given)

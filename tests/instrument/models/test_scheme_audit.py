@@ -107,7 +107,7 @@ def next_of(hidden_states, most=24):
     return steps * (hidden_states.shape[1] >= most)
 
 
-AHEAD = {f"chunks of {size}": mirrored(size) for size in (2, 3, 4, 5, 6, 8, 11, 12, 23, 24)}
+AHEAD = {f"chunks of {size}": mirrored(size) for size in (2, 3, 6, 12, 23)}
 AHEAD |= {
     "among the first tokens": first_tokens,
     "by the number of tokens": lambda h, i: 20 * i / h.shape[1],
