@@ -184,6 +184,7 @@ class Atlas(Experiment):
         Raises InputError where two repeated tokens do not fit into the training length.
         """
         decoder = as_decoder(model)
+        _ = decoder.heads  # refuses layers with different numbers of heads
         half, twins = (
             repeated_half(decoder, training_length),
             default_twins(decoder) if self.twins is None else self.twins,

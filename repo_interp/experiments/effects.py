@@ -339,6 +339,7 @@ class Effects(Experiment):
         Raises InputError for prompts and models that cannot be measured.
         """
         decoder = as_decoder(model)
+        _ = decoder.heads  # refuses layers with different numbers of heads
         kinds = self._kinds(decoder, scoring, prompts)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
 

@@ -262,6 +262,7 @@ class Kinds(Experiment):
                 "kinds are told by learned positions, and no layer of this model "
                 f"({schemes}) learns any; leave them out"
             )
+        _ = decoder.heads  # refuses layers with different numbers of heads
         # Also by text: the loss of every token is read beside the score of the answer.
         for judge in (scoring, Windows()):
             require_targets(self.name, judge, prompts)

@@ -418,6 +418,7 @@ class Perturbation(Experiment):
         predict.
         """
         decoder = as_decoder(model)
+        _ = decoder.heads  # refuses layers with different numbers of heads
         self._layers(decoder)
         require_targets(self.name, scoring, prompts)
         # Share 0 is one plain pass, whatever kind and reach.

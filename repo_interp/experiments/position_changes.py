@@ -207,10 +207,9 @@ def _positions_of_partners(
         # Causal: the partner's first tokens have the positions that they have in the whole prompt.
         given = prompts[partner(prompts, number)].tokens[: len(prompts[number].tokens)]
         row[: len(given)] = torch.tensor(given)
-    heads = decoder.heads
     return {
         # One row per head, since edits choose heads while layers may share rows.
-        layer: expand_heads(positions, heads)
+        layer: expand_heads(positions, decoder.by_layer[layer].heads)
         for layer, positions in positions_of(decoder.module, rows).items()
     }
 

@@ -116,8 +116,7 @@ def position_gradients(
         nats per token of the answer.
     """
     layers = list(decoder.positioned.values())
-    # All layers of a decoder have as many heads.
-    heads = layers[0].heads
+    heads = decoder.heads
     positions: list[Tensor] = []
     moves: list[Tensor] = []
 
@@ -267,6 +266,7 @@ class Saliency(Experiment):
         Raises InputError where no layer assigns positions, or nothing is predicted.
         """
         decoder = as_decoder(model)
+        _ = decoder.heads  # refuses layers with different numbers of heads
         if not decoder.positioned:
             schemes = ", ".join(dict.fromkeys(decoder.schemes))
             raise InputError(

@@ -445,12 +445,14 @@ def transplanted(
     # heads, `replaced` need not repeat the rows of the pass
     rows = max((positions.shape[1] for positions in by_layer.values()), default=1)
     prompts = max((len(positions) for positions in by_layer.values()), default=1)
-    by_layer = {name: expand_heads(rows_of, decoder.heads) for name, rows_of in by_layer.items()}
+    counts = {number: attention.heads for number, attention in decoder.by_layer.items()}
+    by_layer = {number: expand_heads(given, counts[number]) for number, given in by_layer.items()}
     if from_head is not None:
         ((source, (head,)),) = heads_by_layer(decoder, [layer_and_head(from_head)]).items()
-        given = recorded_at(by_layer, source)[:, [head]].expand(-1, decoder.heads, -1)
+        given = recorded_at(by_layer, source)[:, [head]]
         # One row goes to all chosen heads, so these may go on sharing theirs
-        rows, by_layer = 1, dict.fromkeys(decoder.by_layer, given)
+        rows = 1
+        by_layer = {number: given.expand(-1, count, -1) for number, count in counts.items()}
     return _edited(
         model, "transplanted", by_layer, heads, layer, tokens, rows=rows, prompts=prompts
     )
@@ -645,8 +647,9 @@ def _by_layer(
             f"recorded positions are a result of positions_of, or a cache; got {quoted(recorded)}"
         )
     given = dict(recorded.items())
-    shapes, by_layer = (1, decoder.kv_heads, decoder.heads), {}
-    for layer in decoder.by_layer:
+    by_layer = {}
+    for layer, attention in decoder.by_layer.items():
+        shapes = (1, attention.kv_heads, attention.heads)
         # `positions_of` names layers by number, a cache of TransformerLens by hook
         for name in given.keys() & {layer, HOOK.format(layer)}:
             positions = finite_positions(

@@ -134,7 +134,7 @@ class Decoder:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Layers, with and without attention, and query heads of the first layer that attends."""
+        """Layers, with and without attention, and query heads, as `heads`."""
         return self.layer_count, self.heads
 
     @property
@@ -244,13 +244,14 @@ class Decoder:
 
     @property
     def heads(self) -> int:
-        """Query heads of the first layer that attends."""
-        return self.layers[0].heads
-
-    @property
-    def kv_heads(self) -> int:
-        """Key-value heads of the same layer."""
-        return self.layers[0].kv_heads
+        """Query heads of a layer; InputError where layers have different numbers of them."""
+        first, *others = sorted({attention.heads for attention in self.layers})
+        if others:
+            raise InputError(
+                f"layers of this {self.config.model_type} have {first} to {others[-1]} heads; "
+                "measures take that, experiments need as many in all layers"
+            )
+        return first
 
     @property
     def intermediate_size(self) -> int:

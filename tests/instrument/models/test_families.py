@@ -206,6 +206,27 @@ def test_a_module_that_counts_padding_has_none(family, options):
     ]
 
 
+def test_layers_with_different_numbers_of_heads_are_measured_and_edited():
+    """Found: the atlas ended in a traceback for Laguna, and `transplanted` took the heads of the
+    first layer for those of all.
+    """
+    config = small_configuration("laguna", num_attention_heads_per_layer=[4, 2, 4, 8])
+    model = ri.reposition(small_model("laguna", config), "repo")
+    prompts = [Prompt(tuple(TOKENS[0].tolist()), {"needle": (1,)}, (11,))]
+    mass = ri.analyze(model, prompts, ("attention_mass",))["attention_mass"]["mass"]
+    assert mass.notnull().isel(prompt=0, span=0).sum("head").values.tolist() == [4, 2, 4, 8]
+    for name in ("atlas", "effects", "kinds", "perturbation", "saliency"):
+        with refused("layers of this laguna have 2 to 8 heads; measures take that"):
+            ri.analyze(model, prompts, (), experiments=[name])
+    does = ri.interventions
+    with torch.no_grad():
+        before = model(TOKENS).logits
+        with does.transplanted(model, does.positions_of(model, TOKENS)):
+            assert_close(model(TOKENS).logits, before, atol=1e-5, rtol=1e-5)
+        with does.transplanted(model, does.positions_of(model, TOKENS), from_head=(3, 7)):
+            assert float((model(TOKENS).logits - before).abs().max()) > 1e-3
+
+
 @pytest.mark.parametrize("family", DIFFERENT)
 def test_a_family_is_observed_as_the_table_says(family):
     columns = [column for column in COLUMNS if column != "experiments" or family in EXPERIMENTED]
