@@ -289,8 +289,11 @@ def _child(family: str) -> dict[str, Any]:
     signal.alarm(SECONDS)
     warnings.filterwarnings("ignore")
     try:
-        of_scalings = {scaling: scaled(family, scaling) for scaling in SCALINGS}
-        return tried(family) | of_scalings | {"options": tried_options(family)}
+        return (
+            tried(family)  # first, because it refuses families
+            | {scaling: scaled(family, scaling) for scaling in SCALINGS}
+            | {"options": tried_options(family)}
+        )
     except InputError as error:
         return {"refused": " ".join(str(error).split())}
     except Exception as error:
