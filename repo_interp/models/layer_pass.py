@@ -21,7 +21,10 @@ from repo_interp.positions.logits import PositionLogits
 
 @dataclass(frozen=True)
 class Content:
-    """Tensors before any rotation, on which position logits may depend."""
+    """Tensors before any rotation, on which position logits may depend.
+
+    Keys that a cache holds rotated are rotated here too; their layer adds no logits.
+    """
 
     queries: Float[Tensor, "batch head row d_head"]
     keys: Float[Tensor, "batch kv_head key d_head"]

@@ -20,7 +20,7 @@ from torch._C import _autograd
 
 from repo_interp.errors import InputError
 
-_KEPT = 10_000
+_KEPT = 1_000
 """Changes of a layer that are remembered; graphs do not live that long."""
 
 
