@@ -276,9 +276,12 @@ def netcdf_of(content: bytes, file: Path) -> xr.DataTree:
             # Of files of others xarray warns with a line of ours, and goes on with a guess
             warnings.simplefilter("error", UserWarning)
             warnings.simplefilter("error", RuntimeWarning)
-            # Loaded, so that the file may be replaced while the run is in use
+            # Loaded, so that the file may be replaced while the run is in use; node by node, since
+            # `DataTree.load` forgets a variable of its group's name
             with xr.open_datatree(Content(content), engine=_ENGINE) as stored:
-                return stored.load()
+                return xr.DataTree.from_dict(
+                    {node.path: node.to_dataset(inherit=False).load() for node in stored.subtree}
+                )
     except Exception as error:
         # of a broken file HDF5 and its readers raise whatever they stumble over
         raise InputError(f"{file} is not a run file: {one_line(error, 200)}") from None

@@ -17,7 +17,7 @@ from refusals import refused
 import repo_interp as ri
 from repo_interp.analysis.stored_statistics import BATCHES
 from repo_interp.files import sealed
-from repo_interp.run import write_netcdf
+from repo_interp.run import read_netcdf, write_netcdf
 from repo_interp.store import Damaged, Store
 
 WORD = b"quetzalcoatlus"
@@ -198,3 +198,13 @@ def test_kept_statistics_that_are_something_else_are_measured_again(file, tmp_pa
             found = Store(tmp_path).get_or_compute({str(number): dict}, form=BATCHES)
         assert found == {str(number): {}}
         write_netcdf(xr.Dataset(), file)
+
+
+def test_a_variable_of_its_groups_name_is_in_memory_too(tmp_path):
+    """`DataTree.load` forgot it, so that a run whose file was gone could not be drawn."""
+    file = tmp_path / "run.nc"
+    group = xr.Dataset({"saliency": ("token", np.arange(3.0)), "sign": ("token", np.ones(3))})
+    write_netcdf(xr.DataTree.from_dict({"saliency": group}), file)
+    read = read_netcdf(file)
+    file.unlink()
+    assert read["saliency"].to_dataset().identical(group)
