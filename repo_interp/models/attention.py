@@ -46,7 +46,12 @@ from repo_interp.models.layer_pass import Content, HookSites, LogitsOfRows, Pass
 from repo_interp.models.masks import apply_mask, call_mask, chunk_of, visible, window_of
 from repo_interp.models.recomputed import require_same_interventions
 from repo_interp.models.rotation import SHARED, TABLES, Rotation, of_chosen
-from repo_interp.models.rotation_numbers import RotationNumber, learned_numbers, with_changes
+from repo_interp.models.rotation_numbers import (
+    CHANGED,
+    RotationNumber,
+    learned_numbers,
+    with_changes,
+)
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.hope import keep_components
 from repo_interp.positions.logits import PositionLogits, cap_logits
