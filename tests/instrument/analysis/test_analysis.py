@@ -142,10 +142,8 @@ def interruptible(store: Path, out: Path, wait: bool = False) -> list[int]:
             say("nine")
             time.sleep(600)
 
-    ri.write_run(
-        ri.analyze(bridge, prompts, ("positions", "predictions"), store=store, progress=progress),
-        out,
-    )
+    kept = {"batch_size": 1, "store": store, "progress": progress}
+    ri.write_run(ri.analyze(bridge, prompts, ("positions", "predictions"), **kept), out)
     return steps
 
 
