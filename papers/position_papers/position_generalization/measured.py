@@ -11,6 +11,7 @@ for it first. Knows nothing about claims and figures.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import xarray as xr
 
 from position_papers.kit import Cache, Scale, Subject
 from repo_interp.analysis.analyze import analyze
+from repo_interp.analysis.notes import SilentMeasure
 from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError
 from repo_interp.measures.fake_distance import FakeDistance
@@ -180,10 +182,13 @@ def fits(subject: Subject, options: Options, cache: Cache) -> Measured:
 def measure_fits(subject: Subject, options: Options, seed: int | None) -> xr.DataTree:
     """The groups of `measures` on trained weights, or on those of a random `seed`."""
     prompts = prompts_of(subject, options)
-    if seed is None:
-        return analyze(load(subject.path, options.device), prompts, measures(subject, options))
-    bridge = load_fresh(subject.path, seed, options.device)
-    return analyze(bridge, of_tokens(prompts, TWIN_TOKENS), measures_of_twins(subject, options))
+    with warnings.catch_warnings():
+        # claims about rotation say themselves that a model has none
+        warnings.simplefilter("ignore", SilentMeasure)
+        if seed is None:
+            return analyze(load(subject.path, options.device), prompts, measures(subject, options))
+        bridge = load_fresh(subject.path, seed, options.device)
+        return analyze(bridge, of_tokens(prompts, TWIN_TOKENS), measures_of_twins(subject, options))
 
 
 def of_tokens(prompts: Sequence[Prompt], tokens: int) -> Sequence[Prompt]:
