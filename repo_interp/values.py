@@ -27,7 +27,6 @@ from typing import (
     get_type_hints,
 )
 
-import numpy as np
 from annotated_types import Interval, MinLen
 
 from repo_interp.errors import InputError, quoted
@@ -289,6 +288,9 @@ def as_json(value: Any) -> Any:
     """
     # JSON has no NaN, and `JSON.parse` in a browser refuses Python's spelling of it.
     if getattr(getattr(value, "dtype", None), "kind", "") == "f":
+        # Here, since `--help` loads this module
+        import numpy as np
+
         finite: Any = np.isfinite(value)
         if finite.all():
             return value.tolist()

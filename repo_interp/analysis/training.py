@@ -343,7 +343,7 @@ class _Evaluation:
                     prompts, width = _rows(keywords)
                     stack.enter_context(_observable(model))
                     job, begun = self._job(prompts), len(self.prompts)
-                numbers, device = range(len(prompts)), model.device
+                numbers, device = range(len(prompts)), as_decoder(model).device
                 batch = make_batch(prompts, numbers, width, device, job.structure)
                 batch = replace(batch, numbers=tuple(begun + number for number in numbers))
                 found = stack.enter_context(job.observation(batch))
@@ -460,7 +460,7 @@ def _inner(model: nn.Module) -> Any:
 @contextmanager
 def _undisturbed(model: Any) -> Iterator[None]:
     """Compute for this process alone, in full precision; random numbers stay as they were."""
-    kind = model.device.type
+    kind = as_decoder(model).device.type
     devices = sorted(
         {part.device.index or 0 for part in model.parameters() if part.device.type == kind}
     )

@@ -151,11 +151,19 @@ def frozen_weights(decoder: Decoder) -> Iterator[None]:
     """
     # Only those that were trainable, so that parameters frozen by the
     # caller stay frozen afterwards.
-    trained = [parameter for parameter in decoder.owner.parameters() if parameter.requires_grad]
-    for parameter in trained:
+    owner: Any = decoder.owner
+    trained = {
+        name
+        for name, parameter in owner.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    }
+    for parameter in owner.parameters():
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
+        # By name: of offloaded weights every pass makes new parameters
+        for name, parameter in owner.named_parameters(remove_duplicate=False):
+            if name in trained:
+                with torch.inference_mode(parameter.is_inference()):
+                    parameter.requires_grad_(True)

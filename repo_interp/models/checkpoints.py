@@ -77,9 +77,9 @@ from repo_interp.models.dispatch import (
     MostMemory,
     device_of_weights,
     dispatch,
-    is_dispatched,
 )
 from repo_interp.models.lasting import require_weights
+from repo_interp.models.offloading import is_offloaded
 from repo_interp.models.precision import float32_by_default
 from repo_interp.models.reposition import (
     layout,
@@ -324,9 +324,10 @@ def save(
             "this model has an adapter of peft; give what merge_and_unload() of the "
             "PeftModel returns, to save it"
         )
-    if is_dispatched(owner):
+    if is_offloaded(owner):
         raise InputError(
-            "weights of this model are offloaded; load it without a device map to save it"
+            "weights of this model are offloaded; load it without a device map, or take the hooks "
+            "away (accelerate.hooks.remove_hook_from_submodules), to save it"
         )
     _ = decoder.layers  # refuses a model that was never repositioned
     require_weights(decoder)

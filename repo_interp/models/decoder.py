@@ -22,6 +22,7 @@ from torch import nn
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.errors import InputError, quoted
 from repo_interp.models.attention import RepositionedAttention, scheme_of
+from repo_interp.models.offloading import device_of
 from repo_interp.models.rotation import depends_on_length, rotaries
 from repo_interp.models.tables import TABLE, positions_in, table_of
 from repo_interp.models.wrapped import model_of, unwrapped
@@ -278,7 +279,7 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         """Where prompts are given to the model."""
-        return self.weight.device
+        return device_of(self.module)
 
     @property
     def dtype(self) -> torch.dtype:

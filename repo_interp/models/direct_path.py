@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode, next_token_logits
 from repo_interp.models.decoder import Decoder
+from repo_interp.models.offloading import value_of
 from repo_interp.models.outputs import attention_values
 
 LARGE = 1e4
@@ -124,7 +125,7 @@ class DirectPath:
 
     @cached_property
     def _unembedding(self) -> Tensor:
-        return inner(self.decoder.owner.get_output_embeddings()).weight
+        return _vectors_of_words(self.decoder)
 
     @cached_property
     def _mean_row(self) -> Tensor:
@@ -244,10 +245,16 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower()
 
 
+def _vectors_of_words(decoder: Decoder) -> Tensor:
+    """The weight of the unembedding, wherever it rests."""
+    module = inner(decoder.owner.get_output_embeddings())
+    value = value_of(module, "weight", module.weight)
+    return value.to(decoder.device) if module.weight.is_meta else value
+
+
 def _logit_factor(decoder: Decoder) -> float:
     """Factor of the logits over the product of unembedding and last hidden states."""
-    owner = decoder.owner
-    unembedding = inner(owner.get_output_embeddings()).weight
+    unembedding = _vectors_of_words(decoder)
     hidden = SMALL * unembedding[:TOKENS]
     with torch.no_grad():
         plain = (hidden @ unembedding.mT).float()

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from accelerate import dispatch_model, infer_auto_device_map
 from accelerate.utils import convert_file_size_to_int, get_max_memory
-from torch import nn
 from transformers import PreTrainedModel
 
 from repo_interp.checkpoint_files.stored import StoredWeight
@@ -129,20 +128,6 @@ def dispatch(
         )
     finally:
         level.disabled = before
-
-
-def is_dispatched(model: nn.Module) -> bool:
-    """Return whether weights of a model are offloaded.
-
-    Args:
-        model: Model of Hugging Face.
-
-    Returns:
-        True where some weights are elsewhere than they compute.
-    """
-    return any(
-        device in _OFFLOADED for device in getattr(model, "hf_device_map", {}).values()
-    ) and any(parameter.device.type == "meta" for parameter in model.parameters())
 
 
 def _resident(model: PreTrainedModel) -> set[str]:

@@ -117,7 +117,7 @@ def require_weights(decoder: Decoder) -> None:
     Raises:
         InputError: Weights are on "meta", and nothing fetches them from elsewhere.
     """
-    if decoder.weight.is_meta and not hasattr(decoder.owner, "hf_device_map"):
+    if decoder.device.type == "meta":
         raise InputError(
             "the weights of this model are on 'meta' and hold no numbers; load them first, "
             "as ri.load does"

@@ -169,7 +169,7 @@ def require_parity(decoder: Decoder) -> None:
     )
     weight = decoder.weight
     # A stride by a prime spreads the tokens over the vocabulary.
-    tokens = torch.arange(count, device=weight.device)[None] * 7919 % layers[0].config.vocab_size
+    tokens = torch.arange(count, device=decoder.device)[None] * 7919 % layers[0].config.vocab_size
     tolerance = _TOLERANCE if torch.finfo(weight.dtype).bits >= 32 else _TOLERANCE_HALF
     for layer, error in zip(layers, parity_errors(decoder, tokens), strict=True):
         # So written, NaN is refused too.

@@ -16,10 +16,12 @@ import torch
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.stated import Checkpoint, digested
 from repo_interp.checkpoint_files.stored import digest_of, weight_files
+from repo_interp.checkpoint_files.weights import tied_parameters
 from repo_interp.errors import InputError
 from repo_interp.files import cache_directory, write_text
 from repo_interp.models.changes import changes, fingerprints, remember_weights
 from repo_interp.models.decoder import Decoder, Origin
+from repo_interp.models.offloading import value_of
 from repo_interp.models.rescaling import acting_scaling
 from repo_interp.shipped import training_record
 
@@ -154,9 +156,14 @@ def weights_digest(decoder: Decoder) -> str:
     state = fingerprints({name: weight for name, weight in named.items() if not weight.is_meta})
     if decoder.hashed is None or decoder.hashed[0] != state:
         digest = hashlib.sha256()
+        # Offloading makes two parameters of one that serves twice
+        twice = tied_parameters(decoder.owner)[1:]
         for name, parameter in sorted(named.items()):
+            if parameter.is_meta and name in twice:
+                continue
             digest.update(name.encode())
-            digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+            value = value_of(decoder.module, name, parameter).detach().cpu().contiguous()
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
         decoder.hashed = state, digest.hexdigest()
     return decoder.hashed[1]
 

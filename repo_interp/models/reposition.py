@@ -32,6 +32,7 @@ from repo_interp.models.changes import remember_scheme
 from repo_interp.models.configuration import repositioned
 from repo_interp.models.decoder import Decoder, as_decoder, require_model
 from repo_interp.models.lasting import require_weights
+from repo_interp.models.offloading import stores_of
 from repo_interp.models.precision import float32_by_default
 from repo_interp.models.rotation import (
     OF_TABLES,
@@ -103,7 +104,8 @@ def observable(model: nn.Module) -> nn.Module:
         return model
     require_weights(as_decoder(model))
     # A copy of modules alone: tensors are shared, so no memory is needed.
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    parts = (*model.parameters(), *model.buffers(), *stores_of(model))
+    shared = {id(part): part for part in parts}
     return with_layout(copy.deepcopy(model, shared), None)
 
 
@@ -186,7 +188,7 @@ def _rotations(decoder: Decoder) -> dict[Any, Rotation]:
     """
     model, stack = decoder.owner, decoder.stack
     # Weights on "meta" are fine, as for counting parameters; frequencies are measured.
-    if not hasattr(model, "hf_device_map") and any(
+    if decoder.device.type == "meta" and any(
         buffer.is_meta for rotary in rotaries(stack) for buffer in rotary.buffers()
     ):
         raise InputError(
@@ -309,11 +311,12 @@ def _settle(decoder: Decoder) -> None:
     """Move the parts of schemes to the device and dtype of the decoder."""
     # Weights on "meta" are replaced on loading, in the dtype asked for.
     reference: Tensor = decoder.owner.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType]
-    if reference.device.type != "meta":
+    device = decoder.device if reference.is_meta else reference.device
+    if device.type != "meta":
         for module in decoder.scheme_modules:
             # Learned frequencies stay as exact as those that are not learned.
             turning = isinstance(module, nn.ParameterDict)
-            module.to(device=reference.device, dtype=None if turning else reference.dtype)
+            module.to(device=device, dtype=None if turning else reference.dtype)
 
 
 def learn_absolute_positions(decoder: Decoder, length: int | None, deviation: float) -> None:

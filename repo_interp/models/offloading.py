@@ -1,0 +1,96 @@
+"""Weights that rest elsewhere than they compute, by the hooks of Accelerate.
+
+    cpu_offload, disk_offload, dispatch_model, a device map     a module's parameters are on "meta"
+                                                                while it rests; its hook holds the
+                                                                values, and where it computes
+
+Knows hooks by what they hold, and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repo_interp.errors import InputError
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Return whether some weights of a model rest elsewhere than they compute.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        True where a module of it has such a hook.
+    """
+    return any(True for module in model.modules() for _ in _hooks(module))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where a model computes first.
+
+    Args:
+        model: Any module with parameters.
+
+    Returns:
+        The device of its first parameter, or to which its hook brings that.
+    """
+    device = next(model.parameters()).device
+    if device.type != "meta":
+        return device
+    hooks = (hook for module in model.modules() for hook in _hooks(module))
+    return next((torch.device(hook.execution_device) for hook in hooks), device)
+
+
+def value_of(model: nn.Module, name: str, parameter: Tensor) -> Tensor:
+    """Return the value of a parameter, wherever it rests.
+
+    Args:
+        model: Module that has it.
+        name: Its name there.
+        parameter: The parameter.
+
+    Returns:
+        `parameter`, or the value that a hook holds for it.
+
+    Raises:
+        InputError: It is on "meta", and no hook holds its value.
+    """
+    if not parameter.is_meta:
+        return parameter
+    parts = name.split(".")
+    # From its module upwards: a hook may hold the weights of all modules below
+    for depth in range(len(parts) - 1, -1, -1):
+        for hook in _hooks(model.get_submodule(".".join(parts[:depth]))):
+            try:
+                return hook.weights_map[".".join(parts[depth:])]
+            except KeyError:
+                continue
+    raise InputError(
+        f"{name} of this model is on 'meta' and holds no numbers; load it first, as ri.load does"
+    )
+
+
+def stores_of(model: nn.Module) -> list[Any]:
+    """List what holds the weights of a model that rest elsewhere.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Maps of values by name, one per hook.
+    """
+    return [hook.weights_map for module in model.modules() for hook in _hooks(module)]
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    """The hooks of a module that bring its weights for a pass."""
+    hook = vars(module).get("_hf_hook")
+    # One that was added to another is in a sequence with it
+    for each in getattr(hook, "hooks", (hook,)):
+        if getattr(each, "offload", None) is True:
+            yield each
