@@ -5,6 +5,7 @@ interruptions, errors, and the zoo's part.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from places import ROOT as CHECKOUT
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from position_papers import PAPERS, named
+from position_papers.commands.figures import _calls
 from position_papers.hope import replicates
 from position_papers.kit.build import stated_options, with_experiments
 from position_papers.kit.figure_plan import read_plan
@@ -24,7 +26,7 @@ from position_papers.kit.judge.claims import UNMEASURABLE
 from position_papers.kit.scale import Scale, ours_and_theirs, scale_beside, scale_of
 from position_papers.kit.subjects import given, stem
 from position_papers.zoo_directory import DIRECTORY as ZOO
-from repo_interp.cli import main
+from repo_interp.cli import _parser, main
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
@@ -206,6 +208,68 @@ def test_the_plan_of_pretrained_models_is_one():
         assert stated_options(papers, row.stated_settings(), {}) and not row.zoo and row.checkpoints
         assert row.out.startswith("figures/") and set(papers) == set(row.papers)
     assert len({(row.out, *row.papers) for row in rows}) == len(rows) > 10
+
+
+def test_a_part_replaces_what_it_makes_and_nothing_else(checkpoints, made, tmp_path, capsys):
+    """Found: one figure with --overwrite deleted 13 pictures and the outcomes of five claims."""
+    kept = f"--cache {made}/.cache"
+    whole = shutil.copytree(made, tmp_path / "whole")
+    assert figures(checkpoints / "0", whole, f"{kept} --figure 2 --overwrite") == 0
+    assert files(whole) == files(made), "what the page's command made is made again"
+
+    given = f"--no-zoo {STATED} --jobs 1 --checkpoint language/learned={checkpoints / '0'}"
+    given += f" --checkpoint language/rope={checkpoints / '2'}"
+
+    def part(out: Path, more: str) -> int:
+        capsys.readouterr()
+        return command(f"figures hope {given} --out {out} --cache {tmp_path}/kept {more}")
+
+    both, out = tmp_path / "both", tmp_path / "out"
+    assert part(both, "--experiment logit_by_distance --experiment components") == 0
+    assert part(out, "--experiment components") == 0
+    alone = files(out)
+    # Nothing of it stands there yet, so nothing is replaced.
+    assert part(out, "--figure 2") == 0
+    said = capsys.readouterr().out
+    assert f"{out}/hope/logit_by_distance.png\n" in said and "\nH1 " in said and "\nH5 " not in said
+    one, two = files(out), files(both)
+    assert {*one} == {*two} > {*alone}
+    for name in one:
+        if name.endswith(".png") or name == "hope/evidence.csv.gz":
+            assert one[name] == two[name], name
+    commands = {row["claim"][:2]: row["command"] for row in rows_of(out / "hope")}
+    assert "--figure 2" in commands["H1"] and "--experiment components" in commands["H5"]
+    page = (out / "hope" / "README.md").read_text()
+    assert "Of these, logit_by_distance, and H1, " in page and commands["H1"] in page
+    assert part(out, "--figure 2") == 0 and "stands already" in capsys.readouterr().out
+    assert files(out) == one
+    assert part(out, "--figure 2 --seed 1") == 2
+    assert "--overwrite" in capsys.readouterr().err and files(out) == one
+    assert part(out, "--figure 2 --seed 1 --overwrite") == 0
+    three = files(out)
+    assert {*three} == {*one}
+    assert {name for name in one if name.endswith(".png") and one[name] != three[name]} == {
+        "hope/logit_by_distance.png"
+    }
+    before = csv.DictReader(io.StringIO(one["hope/verdicts.csv"].decode()))
+    changed = [old for old, new in zip(before, rows_of(out / "hope"), strict=True) if old != new]
+    assert {row["claim"][:2] for row in changed} == {"H1"}
+
+
+def test_figures_are_refused_before_anything_is_measured_or_torch_is_there(tmp_path, capsys):
+    for words, why in (
+        ("hope --out /proc/x", "/proc/x cannot be written"),
+        ("hope --out /dev/null", "/dev/null is a file"),
+        ("hope --cache /proc/x", "/proc/x cannot be written"),
+        ("hope --figure 99", "there is no '99' in the papers"),
+        ("hope --checkpoint a=nowhere", "there is no checkpoint directory nowhere"),
+        ("hope --device nonsense", "no such kind of device"),
+    ):
+        assert command(f"figures {words}") == 2
+        assert why in capsys.readouterr().err
+    options = _parser(["figures"]).parse_args(["figures", "hope"])
+    ((_, call),) = _calls(options)
+    assert call.out == "runs/figures", "the pictures of a clone are tracked in figures"
 
 
 @pytest.mark.usefixtures("forking")

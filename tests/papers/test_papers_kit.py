@@ -21,6 +21,7 @@ from verdicts import judged as judged_rows
 from verdicts import results_of, unmeasured, verdict, verdicts_of
 
 from position_papers import PAPERS, named
+from position_papers.items import Item, files_of
 from position_papers.kit.build import Build, with_experiments, with_items
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import (
@@ -33,7 +34,6 @@ from position_papers.kit.experiment import (
     without_checkpoints,
 )
 from position_papers.kit.gallery import page_above, write_gallery
-from position_papers.kit.items import Item, files_of
 from position_papers.kit.judge.claims import (
     FAILS,
     HOLDS,
@@ -408,9 +408,11 @@ def test_a_new_claim_is_on_every_page_by_its_experiment_alone(tmp_path):
     )
     formats, out = ("png", "svg", "pdf", "nc"), tmp_path / "mine"
     build = Build(mine, Given(), mine.options(), "make figures", out, formats)
-    files = build.make(tmp_path / "cache", lambda text: None)
+    made = build.make(tmp_path / "cache", lambda text: None)
     kinds = {f"shares.{kind}" for kind in formats}
-    assert kinds | {"verdicts.csv", "numbers.csv.gz", "README.md"} <= {file.name for file in files}
+    assert {file.name for file in made.pictures} == kinds
+    files = {file.name for file in out.iterdir()}
+    assert kinds | {"verdicts.csv", "numbers.csv.gz", "README.md"} <= files
     rows = read_table(out / "verdicts.csv")
     assert rows["claim"].tolist() == ["X1", "X1", "X1 (part)", "X9"]
     assert rows["outcome"].tolist() == [HOLDS, FAILS, UNMEASURABLE, UNMEASURABLE]

@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from position_papers import ALL, FORMATS, PAPERS, named, require_papers
+from position_papers.items import items_of, require_items
 from repo_interp import processes
-from repo_interp.cli.checkpoint import find
-from repo_interp.cli.options import add_settings, count, seed
+from repo_interp.cli.checkpoint import find, find_readable
+from repo_interp.cli.options import add_settings, count, require_device_kind, seed
 from repo_interp.errors import InputError
-from repo_interp.files import require_directory
+from repo_interp.files import require_directory, require_writable
 
 SHARED = True
+OUT = "runs/figures"
 SUMMARY = (
     "Make the papers' figures again, with data, captions and a verdict on each claim: "
     "from the zoo, or on checkpoints of yours."
@@ -67,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="where figures go, each paper in DIR/PAPER (default: figures). Two levels below "
+        help=f"where figures go, each paper in DIR/PAPER (default: {OUT}). Two levels below "
         "a page over all figures they get their place "
         "on it: figures/SUBJECT/DATA",
     )
@@ -83,7 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace other figures of these papers that stand in --out",
+        help="replace other figures of these papers that stand in --out; with --experiment or "
+        "--figure those that these make, and nothing else",
     )
     settings = (
         "how much is measured, such as sequences=5000 for every paper that has it, "
@@ -109,8 +112,16 @@ def run(arguments: argparse.Namespace) -> int:
     for place, call in calls:
         with _at(place):
             require_papers(name for name in call.papers if name != ALL)
+            asked = [name for name in call.papers if name != ALL]
+            whole = PAPERS if not asked or ALL in call.papers else asked
+            require_items({name: items_of(name) for name in PAPERS if name in whole}, call.items)
             for _, checkpoint in call.checkpoints:
-                find(checkpoint)
+                # A directory may hold records of training alone.
+                if not Path(checkpoint).is_dir():
+                    find_readable(checkpoint)
+            require_directory(Path(call.out))
+            require_writable(Path(call.out))
+    require_device_kind(arguments.device)
     from repo_interp.console import Console
     from repo_interp.models.checkpoints import device_named
 
@@ -130,6 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
         with _at(place):
             cache = Path(call.cache) if call.cache else Path(call.out) / ".cache"
             require_directory(cache)
+            require_writable(cache)
             builds = _builds(call, Path(call.out))
             for build in builds:
                 where = build.directory.absolute()
@@ -158,7 +170,7 @@ def _calls(arguments: argparse.Namespace) -> Iterator[tuple[str, argparse.Namesp
         yield (
             "",
             argparse.Namespace(
-                **vars(arguments) | {"out": "figures" if arguments.out is None else arguments.out}
+                **vars(arguments) | {"out": OUT if arguments.out is None else arguments.out}
             ),
         )
         return
@@ -195,7 +207,7 @@ def _execute(console, arguments: argparse.Namespace, builds, cache: Path) -> int
         with steps(console) as step:
             for line in processes.from_first(lambda: _announced(builds)):
                 console.print(line, highlight=False, soft_wrap=True)
-            wanted = [build for build in builds if arguments.overwrite or build.changes is None]
+            wanted = [build for build in builds if _is_made(build, arguments)]
             jobs = arguments.jobs or fitting_jobs(wanted)
             measure_together(
                 wanted, cache, jobs, lambda done, total, name: step("measuring", done, total, name)
@@ -220,8 +232,9 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
 
     out, papers = Path(arguments.out), list(named(()).values())
     over_all, again = page_above(out) or out, []
+    in_part = bool(arguments.experiments or arguments.items)
     for build in builds:
-        if build.changes is not None and not arguments.overwrite:
+        if not _is_made(build, arguments):
             again.append(build.directory)
             if build.changes:
                 text = f"  measured with another {', '.join(build.changes)}; --overwrite measures again"
@@ -229,11 +242,15 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
             continue
         with steps(console) as step:
             step(build.name)
-            files = build.make(
+            made = build.make(
                 cache,
                 lambda doing, *done, name=build.name, step=step: step(f"{name}: {doing}", *done),
             )
-        text = f"  verdicts and figures; {len(files)} files"
+        if in_part:
+            for picture in made.pictures:
+                console.print(bold(picture), highlight=False, soft_wrap=True)
+            _print_rows(console, build.directory, made.rows)
+        text = f"  verdicts and figures; {len(list(build.directory.iterdir()))} files"
         console.print(bold(build.directory / "README.md", text), highlight=False, soft_wrap=True)
         write_gallery(over_all, papers)
     for directory, stay in judge_again(over_all, again, papers).items():
@@ -241,7 +258,8 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
         if stay:
             text = f"  stands already; judged again. Not stored, so not drawn: {', '.join(stay)}"
         console.print(bold(directory, text), highlight=False, soft_wrap=True)
-    _print(console, headlines(over_all, papers))
+    if not in_part:
+        _print(console, headlines(over_all, papers))
     console.print(
         bold(write_gallery(over_all, papers), "  every claim and every page"),
         highlight=False,
@@ -261,8 +279,10 @@ def _builds(arguments: argparse.Namespace, out: Path):
     from position_papers.kit.subjects import given
     from repo_interp.analysis.publication import RUN
 
-    papers = with_items(named(arguments.papers), arguments.items)
-    papers = with_experiments(papers, arguments.experiments)
+    whole = named(arguments.papers)
+    papers = with_experiments(with_items(whole, arguments.items), arguments.experiments)
+    of_all = argparse.Namespace(**vars(arguments) | {"experiments": [], "items": []})
+    in_part = bool(arguments.experiments or arguments.items)
     users = {name: find(path) for name, path in arguments.checkpoints}
     if len(users) < len(arguments.checkpoints):
         raise InputError(
@@ -287,9 +307,10 @@ def _builds(arguments: argparse.Namespace, out: Path):
             _command(name, arguments),
             out / name,
             arguments.formats,
+            (whole[name], _command(name, of_all)) if in_part else None,
         )
         require_free(build.directory)
-        if build.directory.is_dir() and build.changes is None and not arguments.overwrite:
+        if not (build.is_free or build.changes is not None or arguments.overwrite):
             raise InputError(
                 f"{build.directory} holds other figures already; give another --out, or "
                 "--overwrite to replace them"
@@ -316,6 +337,11 @@ def _require_asked(builds, users: dict[str, str]) -> None:
         raise InputError(f"{name} ({users[name]}) fits no experiment that is asked for; {why}")
 
 
+def _is_made(build, arguments: argparse.Namespace) -> bool:
+    """Whether a paper is measured now; it is judged and drawn again where it stands already."""
+    return arguments.overwrite or build.changes is None
+
+
 def _announced(builds) -> list[str]:
     """On what each paper is made that is not up to date."""
     lines = []
@@ -326,6 +352,32 @@ def _announced(builds) -> list[str]:
             if build.given.missing:
                 lines.append(f"  not in this package: {', '.join(build.given.missing)}")
     return lines
+
+
+def _print_rows(console, directory: Path, keys) -> None:
+    """Print the verdicts on claims and checkpoints that were measured."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from position_papers.kit.judge.outcomes import read_table, records
+    from position_papers.kit.paper_directory import VERDICTS
+
+    table = Table(
+        "claim",
+        "checkpoint",
+        "outcome",
+        "ours",
+        "",
+        box=None,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    for row in records(read_table(directory / VERDICTS)):
+        if (row["claim"], row["checkpoint"]) in keys:
+            spread = f"± {row['spread']}" if row["spread"] else ""
+            cells = (row["claim"], row["checkpoint"], row["outcome"], row["ours"] or "–", spread)
+            table.add_row(*map(Text, cells))
+    console.print(table)
 
 
 def _print(console, rows) -> None:

@@ -4,6 +4,7 @@ Knows nothing about any paper.
 """
 
 # ruff: noqa: F401
+from position_papers.items import read_items
 from position_papers.kit.cache import Cache
 from position_papers.kit.charts import groups_of
 from position_papers.kit.experiment import (
@@ -18,7 +19,6 @@ from position_papers.kit.experiment import (
     trained_alike,
     without_checkpoints,
 )
-from position_papers.kit.items import read_items
 from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
 from position_papers.kit.judge.differences import (
     MATERIAL,

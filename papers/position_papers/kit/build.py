@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from position_papers import FORMATS, paper
+from position_papers.items import require_items
 from position_papers.kit.cache import Cache
 from position_papers.kit.experiment import Experiment, Paper, reasons_against, run
-from position_papers.kit.paper_directory import provenance_of, write_paper
+from position_papers.kit.paper_directory import Written, claims_in, provenance_of, write_paper
 from position_papers.kit.subjects import Given, Subject, seeds_of
 from position_papers.tasks.corpus import text_record
 from position_papers.training.processes import end_when_asked, side_by_side, threads
@@ -46,6 +47,8 @@ class Build:
     directory: Path
     formats: tuple[str, ...] = FORMATS[:1]
     """What every figure is written as."""
+    whole: tuple[Paper, str] | None = None
+    """The paper of which only a part is made, and what makes all of it; then the rest stays."""
 
     @property
     def name(self) -> str:
@@ -75,16 +78,20 @@ class Build:
         """The parts of the provenance that changed since the directory was made by the same
         command; None where it was not, or has no evidence to judge.
         """
-        before, now = provenance_of(self.directory), self.provenance
-        if before is None or before.get("command") != self.command:
+        before, now = provenance_of(self.directory, self.command), self.provenance
+        if before is None:
             return None
         return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
-    def make(self, directory: Path, progress: Callable[..., None]) -> list[Path]:
-        """Measure, judge, draw, write; what is measured is kept in `directory`.
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing stands where it is made: no page, or one without rows of its claims."""
+        if self.whole is None:
+            return not self.directory.is_dir()
+        return not claims_in(self.directory) & {claim.label for claim in self.paper.claims}
 
-        Returns the files.
-        """
+    def make(self, directory: Path, progress: Callable[..., None]) -> Written:
+        """Measure, judge, draw, write; what is measured is kept in `directory`."""
         cache, subjects = Cache(directory, progress), self.subjects
         experiments = self.paper.experiments
         with threads(1):  # as in `measure_together`, so that any number of processes gives the same
@@ -95,7 +102,14 @@ class Build:
             ]
         paths, command, provenance = self.given.paths, self.command, self.provenance
         return write_paper(
-            self.directory, self.paper, results, paths, command, provenance, self.formats
+            self.directory,
+            self.paper,
+            results,
+            paths,
+            command,
+            {name: value for name, value in provenance.items() if name != "command"},
+            self.formats,
+            self.whole,
         )
 
 
@@ -268,19 +282,11 @@ def with_items(papers: Mapping[str, Paper], wanted: Sequence[str]) -> Mapping[st
     """
     if not wanted:
         return papers
-    items = [(paper.name, item) for paper in papers.values() for item in paper.items]
-    for name in wanted:
-        named = [(paper, item) for paper, item in items if item.is_named(name)]
-        if not named:
-            there = ", ".join(f"{item.item} of {paper}" for paper, item in items)
-            raise InputError(f"there is no {name!r} in the papers; there are {there}")
-        if not any(item.experiment for _, item in named):
-            paper, item = named[0]
-            raise InputError(f"{item.item} of {paper} is not made here: {item.note}")
+    require_items({name: own.items for name, own in papers.items()}, wanted)
     chosen = {}
-    for name, paper in papers.items():
-        drawn = tuple(item for item in paper.items if any(map(item.is_named, wanted)))
+    for name, whole in papers.items():
+        drawn = tuple(item for item in whole.items if any(map(item.is_named, wanted)))
         names = {item.experiment for item in drawn}
-        if own := tuple(each for each in paper.experiments if each.name in names):
-            chosen[name] = dataclasses.replace(paper, experiments=own, drawn=drawn)
+        if own := tuple(each for each in whole.experiments if each.name in names):
+            chosen[name] = dataclasses.replace(whole, experiments=own, drawn=drawn)
     return chosen

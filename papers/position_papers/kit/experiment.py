@@ -18,9 +18,9 @@ from typing import Any, Literal, TypeVar
 import xarray as xr
 from matplotlib.figure import Figure
 
+from position_papers.items import Item
 from position_papers.kit.cache import Cache
 from position_papers.kit.charts import draw
-from position_papers.kit.items import Item
 from position_papers.kit.judge.claims import Claim, Evidence, unmeasured
 from position_papers.kit.scale import Scale
 from position_papers.kit.subjects import Subject

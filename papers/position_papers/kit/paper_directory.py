@@ -17,7 +17,9 @@ nothing about any paper.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +29,16 @@ import pandas as pd
 import xarray as xr
 
 from position_papers import FORMATS
+from position_papers.items import files_of
 from position_papers.kit.charts import CHARTS, draw, read_charts, write_charts
 from position_papers.kit.experiment import Paper, Result
-from position_papers.kit.items import files_of
-from position_papers.kit.judge.outcomes import primary_rows, records, standing, verdict_table
+from position_papers.kit.judge.outcomes import (
+    primary_rows,
+    read_table,
+    records,
+    standing,
+    verdict_table,
+)
 from position_papers.kit.judge.table import (
     EVIDENCE,
     evidence_table,
@@ -39,6 +47,14 @@ from position_papers.kit.judge.table import (
     write_evidence,
 )
 from position_papers.kit.pages import rendered
+from position_papers.kit.part import (
+    Key,
+    commands_of,
+    joined_evidence,
+    joined_numbers,
+    joined_parts,
+    keys_of,
+)
 from position_papers.kit.scale import scale_beside
 from position_papers.kit.subjects import stem
 from position_papers.training.trained import recorded_scores, trained_configuration
@@ -57,15 +73,23 @@ COLUMNS = ("figure", "variable", "value", "text", "units")
 REPLICATES = ("prompt", "repeat", "draw", "point", "round")
 
 
-def provenance_of(directory: Path) -> dict[str, str] | None:
-    """What the figures in `directory` were made from; None where there is no page, or no evidence
-    that could be judged.
+def provenance_of(directory: Path, command: str) -> dict[str, str] | None:
+    """What `command` made the page in `directory`, or a part of it, from; None where it made none,
+    there is no page, or no evidence that could be judged.
     """
     try:
-        known = read_page(directory)["provenance"]
-    except (OSError, ValueError, KeyError, TypeError):
+        page = read_page(directory)
+        known = [page["provenance"], *(part["provenance"] for part in page.get("parts", []))]
+        own = next((each for each in known if each["command"] == command), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return known if isinstance(known, dict) and (directory / EVIDENCE).is_file() else None
+    return own if isinstance(own, dict) and (directory / EVIDENCE).is_file() else None
+
+
+def claims_in(directory: Path) -> set[str]:
+    """Labels of the claims that have rows on the page in `directory`."""
+    file = directory / VERDICTS
+    return {row["claim"] for row in records(read_table(file))} if file.is_file() else set()
 
 
 def read_page(directory: Path) -> dict[str, Any]:
@@ -86,6 +110,16 @@ def require_free(directory: Path) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Written:
+    """What was written into the directory of a paper."""
+
+    pictures: list[Path]
+    """Figures that were drawn, in every format."""
+    rows: list[Key]
+    """Claims and checkpoints that were judged."""
+
+
 def write_paper(
     directory: Path,
     paper: Paper,
@@ -94,12 +128,15 @@ def write_paper(
     command: str,
     provenance: Mapping[str, str],
     formats: Sequence[str] = FORMATS[:1],
-) -> list[Path]:
-    """Write everything and return the files. The same results give the same bytes.
+    whole: tuple[Paper, str] | None = None,
+) -> Written:
+    """Write everything. The same results give the same bytes.
 
     `paths`: the checkpoints by name, beside whose verdicts it is said how they differ in size from
-    the paper's model.
+    the paper's model. `whole`: the paper that `paper` is a part of, and the command that makes all
+    of it in the same way; then whatever else stands in `directory` stays.
     """
+    before = read_page(directory) if whole is not None and claims_in(directory) else None
     drawings = [
         drawing
         for result in results
@@ -114,11 +151,20 @@ def write_paper(
             "other names"
         )
     with replaced(directory) as unfinished:
-        unfinished.mkdir(parents=True)
-        figures, tables = [], [pd.DataFrame(columns=list(COLUMNS))]
-        charts = write_charts([drawing.chart for drawing in drawings], unfinished / CHARTS)
-        for name, drawing, chart in zip(names, drawings, charts, strict=True):
-            if not chart:
+        if before is None:
+            unfinished.mkdir(parents=True)
+        else:
+            shutil.copytree(directory, unfinished)
+        figures = _kept(before, directory, names)
+        tables = [pd.DataFrame(columns=list(COLUMNS))]
+        drawn = dict(zip(names, drawings, strict=True))
+        charts = {name: chart for name, (_, chart) in figures.items() if chart is not None}
+        charts |= {name: drawing.chart for name, drawing in drawn.items()}
+        # In the order in which they stood; new ones follow.
+        charts = {name: charts[name] for name in (*figures, *names) if name in charts}
+        stored = dict(zip(charts, write_charts(charts.values(), unfinished / CHARTS), strict=True))
+        for name, drawing in drawn.items():
+            if not stored[name]:
                 save_figure(drawing.figure, unfinished / name, _pictures(formats))
             if "nc" in formats:
                 attributes = {"caption": drawing.caption, "command": command, **provenance}
@@ -128,27 +174,71 @@ def write_paper(
             table, left_out = numbers(drawing.data)
             tables.append(table.assign(figure=name))
             facts = {"figure": name, "caption": drawing.caption, "left_out": ", ".join(left_out)}
-            figures.append(facts | {"chart": chart})
+            figures[name] = facts, drawing.chart
         told = [(result.experiment, own) for result in results for own in result.evidence]
         scales = [
             scale_beside(own.claim.scale or experiment.scale, own.checkpoint, paths)
             for experiment, own in told
         ]
-        write_evidence(evidence_table((own for _, own in told), scales), unfinished / EVIDENCE)
+        table = evidence_table((own for _, own in told), scales)
+        rows = keys_of(table)
+        write_evidence(table, unfinished / EVIDENCE)
         write_numbers(pd.concat(tables), unfinished / NUMBERS)
+        own = {"command": command, **provenance}
         facts = {
-            "provenance": {"command": command, **provenance},
-            "figures": figures,
+            "provenance": own,
+            "figures": [
+                facts | {"chart": stored.get(name, {})} for name, (facts, _) in figures.items()
+            ],
             "trained": training_rows(paths),
         }
+        if before is not None and whole is not None:
+            paper, of_all = whole
+            made = read_evidence(unfinished / EVIDENCE)
+            joined = joined_evidence(read_evidence(directory / EVIDENCE), made, paper)
+            write_evidence(joined, unfinished / EVIDENCE)
+            numbers_before, numbers_made = (
+                pd.read_csv(place / NUMBERS, dtype=str, keep_default_na=False)
+                for place in (directory, unfinished)
+            )
+            table = joined_numbers(numbers_before, numbers_made, list(figures))
+            write_numbers(table, unfinished / NUMBERS)
+            trained = {row["checkpoint"]: row for row in (*before["trained"], *facts["trained"])}
+            facts |= {"provenance": before["provenance"], "trained": list(trained.values())}
+            if parts := joined_parts(before, own, of_all, (names, rows)):
+                facts["parts"] = parts
         # from what is stored, so that drawn again they have the same bytes
-        draw_again(unfinished, facts, formats)
+        draw_again(unfinished, facts, formats, names)
         write_verdicts(unfinished, paper, facts)
-    return sorted(directory.iterdir())
+    made_now = [directory / f"{name}.{form}" for name in names for form in formats]
+    return Written(made_now, rows)
+
+
+def _kept(
+    before: Mapping[str, Any] | None, directory: Path, names: Sequence[str]
+) -> dict[str, tuple[dict[str, Any], partial[Any] | None]]:
+    """Figures of a page that stands, without their charts' records, and their charts where these
+    are stored and stay; one of `names` keeps its place for what is drawn now.
+    """
+    known = [] if before is None else before["figures"]
+    stored = {
+        each["figure"]: each["chart"]
+        for each in known
+        if each.get("chart") and each["figure"] not in names
+    }
+    charts = (
+        dict(zip(stored, read_charts(stored.values(), directory / CHARTS), strict=True))
+        if stored
+        else {}
+    )
+    return {each["figure"]: (each, charts.get(each["figure"])) for each in known}
 
 
 def draw_again(
-    directory: Path, facts: Mapping[str, Any], formats: Sequence[str] = FORMATS[:1]
+    directory: Path,
+    facts: Mapping[str, Any],
+    formats: Sequence[str] = FORMATS[:1],
+    names: Collection[str] | None = None,
 ) -> list[str]:
     """Draw the figures in `directory` from the charts that are stored there.
 
@@ -156,6 +246,7 @@ def draw_again(
         directory: Where they are.
         facts: What page.json holds.
         formats: Formats of the figures.
+        names: Figures that are drawn; None: all.
 
     Returns:
         Names of the figures that stay as they are: no chart of theirs is stored.
@@ -164,7 +255,11 @@ def draw_again(
         InputError: The charts are damaged, or this version does not have one of them.
     """
     file = directory / CHARTS
-    known = {each["figure"]: each.get("chart") for each in facts["figures"]}
+    known = {
+        each["figure"]: each.get("chart")
+        for each in facts["figures"]
+        if names is None or each["figure"] in names
+    }
     stored = {name: chart for name, chart in known.items() if chart and file.is_file()}
     if stored:
         for name, chart in zip(stored, read_charts(stored.values(), file), strict=True):
@@ -192,6 +287,9 @@ def write_verdicts(directory: Path, paper: Paper, facts: Mapping[str, Any]) -> N
     command = facts["provenance"]["command"]
     found, scales = verdicts(paper, read_evidence(directory / EVIDENCE))
     table = verdict_table(found, scales, command)
+    table = table.assign(
+        command=list(commands_of(facts, zip(table["claim"], table["checkpoint"], strict=True)))
+    )
     table.to_csv(directory / VERDICTS, index=False, lineterminator="\n")
     rows = records(table)
     own = [
@@ -206,8 +304,9 @@ def write_verdicts(directory: Path, paper: Paper, facts: Mapping[str, Any]) -> N
         command=command,
         rows=rows,
         found=[verdict for verdict in own if verdict is not None],
+        parts=facts.get("parts", []),
         items=[(item, files_of(item, paper.items, names)) for item in paper.items],
-        **facts,
+        **{name: facts[name] for name in ("provenance", "figures", "trained")},
     )
     written = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
     for name, text in ((PAGE, written), ("README.md", page)):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from repo_interp.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,32 @@ def read_items(file: Path) -> tuple[Item, ...]:
     """Read the figures and tables of a paper from the table beside its experiments."""
     with file.open(encoding="utf-8", newline="") as stream:
         return tuple(Item(**row) for row in csv.DictReader(stream))
+
+
+def require_items(papers: Mapping[str, Sequence[Item]], wanted: Iterable[str]) -> None:
+    """Refuse names that no figure or table has.
+
+    Args:
+        papers: Figures and tables of the papers, by name.
+        wanted: Names of figures and tables: "3", "figure 3a", "table 1".
+
+    Raises:
+        InputError: No paper has an item of that name, or it is not made here.
+    """
+    items = [(paper, item) for paper, own in papers.items() for item in own]
+    for name in wanted:
+        named = [(paper, item) for paper, item in items if item.is_named(name)]
+        if not named:
+            there = ", ".join(f"{item.item} of {paper}" for paper, item in items)
+            raise InputError(f"there is no {name!r} in the papers; there are {there}")
+        if not any(item.experiment for _, item in named):
+            paper, item = named[0]
+            raise InputError(f"{item.item} of {paper} is not made here: {item.note}")
+
+
+def items_of(paper: str) -> tuple[Item, ...]:
+    """Read the figures and tables of a paper by its name, without its experiments."""
+    return read_items(Path(__file__).parent / paper.replace("-", "_") / "items.csv")
 
 
 def files_of(item: Item, items: Iterable[Item], names: Iterable[str]) -> list[str]:
