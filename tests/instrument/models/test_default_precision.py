@@ -46,7 +46,7 @@ def logits(model, tokens=LONG):
 @pytest.mark.parametrize("dtype", OTHERS, ids=str)
 def test_a_checkpoint_opens_and_is_measured_in_float32(dtype, stored):
     """Found: "does not run on its own"."""
-    names = ("positions", "rotation", "components", "predictions", "gates")
+    names = ("positions", "rotation", "components", "predictions")
     right = ri.load_model(stored)
     expected = ri.analyze(right, PROMPT, names, experiments=("atlas",))
     with default(dtype):
