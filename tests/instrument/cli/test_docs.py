@@ -28,7 +28,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MANY = re.compile(r"(?<=\.prompts\()\d+|(?<=count=)\d+")
 """Numbers of prompts, of which two are run."""
 BIN = ".venv/bin/"
-LARGEST_PICTURE = 80_000
+LARGEST_PICTURE = 200_000
 
 
 def script(name):

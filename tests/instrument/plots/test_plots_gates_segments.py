@@ -115,7 +115,7 @@ def test_the_index_has_no_jumps_and_a_layer_without_positions_says_so(run):
     assert "no positions" in none.axes[0].get_title(loc="left") and not artists(none, "positions")
     with pytest.raises(InputError, match="prompt 0 has no two blocks"):
         segments.segment_positions(run, 3, 0, kind="blocks")
-    with pytest.raises(InputError, match="no kind verses"):
+    with pytest.raises(InputError, match="no kind 'verses'"):
         segments.segment_positions(run, 3, 0, kind="verses")
 
 

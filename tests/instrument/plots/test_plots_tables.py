@@ -68,7 +68,7 @@ def test_head_table_ranks_and_keeps_the_spread_over_prompts(small):
         mass = needle.sel(layer=row[1], head=row[2]).values
         assert row[4:] == pytest.approx((mass.mean(), mass.min(), mass.max()))
         assert row[0] == place + 1
-    with pytest.raises(InputError, match="no span haystack"):
+    with pytest.raises(InputError, match="no span 'haystack'"):
         head_table(small, span="haystack")
 
 

@@ -167,7 +167,7 @@ def test_a_group_without_a_view_has_maps_a_table_and_figures_of_what_it_gives_by
     own = xr.Dataset(values, axes)
     mass = small["attention_mass"].to_dataset()
     run = xr.DataTree.from_dict({"attention_mass": mass, "own": own})
-    assert write_report(run, tmp_path / "report.html", tmp_path) == []
+    assert write_report(run, tmp_path / "report.html", tmp_path, ("png",)) == []
     names = {f"own_share_{label}_0" for label in range(8)} | {"own_norm", "own_share"}
     assert names <= {file.stem for file in tmp_path.glob("own_*.png")} <= {*names, "own_spread"}
     *_, table = tables(run)
