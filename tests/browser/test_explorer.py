@@ -818,3 +818,41 @@ def test_the_command_prints_its_address_answers_and_ends_with_an_interruption(
     assert ended.returncode == 130 and "interrupted" in ended.stderr.splitlines()[-1]
     kept = tmp_path / "explore-token"
     assert kept.read_text() == token and kept.stat().st_mode & 0o077 == 0
+
+
+@in_browser
+def test_what_waits_for_its_answer_is_not_drawn_over_the_old_numbers(page):
+    """Found: a head and "Without token 0" in one task drew numbers of the old head for the new
+    one; a token of another prompt ended in `offsetTop` of undefined.
+    """
+    settle(page)
+    said = "document.querySelector('.looks').textContent"
+    tile = "document.querySelectorAll('.map [data-head]')"
+    sink = "document.querySelector('.sink')"
+    before = page.run(said)
+    during = page.run(
+        f"(() => {{ [...{tile}].find((one) => one.getAttribute('aria-pressed') !== 'true').click();"
+        f" {sink}.click(); return {said}; }})()"
+    )
+    assert during.split(" looks ")[0] == before.split(" looks ")[0]
+    assert "without token 0" in during
+    settle(page)
+    after = page.run(said)
+    assert after.split(" looks ")[0] != before.split(" looks ")[0] and "without token 0" in after
+    prompts = "document.querySelector('header select')"
+    page.run(
+        f"Object.assign({prompts}, {{value: 1}}).dispatchEvent(new Event('change')); {sink}.click()"
+    )
+    settle(page)
+    assert state(page)["prompt"] == 1 and not page.run(f"{sink}.checked")
+    # Two changes at once are both asked for, and a refused one takes none of the others along.
+    page.run(
+        "[...document.querySelectorAll('.text [data-token]')][4].dispatchEvent("
+        "new PointerEvent('pointerdown', {bubbles: true}));"
+        "[...document.querySelectorAll('.text [data-token]')][4].dispatchEvent("
+        f"new PointerEvent('pointerup', {{bubbles: true}})); [...{tile}][1].click()"
+    )
+    settle(page)
+    assert (
+        state(page)["token"] == 4 and page.run(f"{tile}[1].getAttribute('aria-pressed')") == "true"
+    )

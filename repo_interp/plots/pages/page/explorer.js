@@ -1,6 +1,7 @@
 // The explorer: one state, one list of requests, and what draws each part. Every number is an answer of a source (sources.js).
 //
 //     state -> message -> answer -> drawn          a change of the state asks anew; of two answers the newer is drawn
+//     shown                                        the state of the answers that are drawn, until the next answer comes
 //
 // The state is in the address after #, so that a page that is opened again shows the same.
 import { HEADS, attention, byState, curve, distances, draggable, overview, positions, save, seen, shadedSpans } from "./charts.js";
@@ -53,7 +54,7 @@ const EMPTY = { prompt: 0, text: null, heads: [], token: null, selection: null, 
 // `addressed`: whether the state is in the address; `first`: what is chosen when it opens; `compare` shows what stands at the side. Returns
 // how others change the state, and `events`: "drawn" after each drawing, "chosen" where `chosen()` is new.
 export function explore(root, source, { addressed = true, first = {}, compare = null }) {
-  let model, prompt, view, state = { ...EMPTY }, told = null;
+  let model, prompt, view, state = { ...EMPTY }, shown = state, told = null, turn = 0;
   const events = new EventTarget();
   let past = [], future = [], stop = null, asking = 0;
   const part = {}, needs = [];
@@ -172,7 +173,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
 
   // Change the state and draw what follows; what is refused is taken back.
   async function update(changes, keep = true) {
-    const before = state;
+    const before = state, mine = ++turn;
     if (changes.edits && keep && !same(changes.edits, state.edits)) {
       past.push(state.edits);
       future = [];
@@ -182,24 +183,32 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     if (!on) state.heat = "clean";
     else if (!before.edits.some((edit) => edit.on !== false) && state.heat === "clean") state.heat = "difference";
     const answer = await answered("view");
-    if (answer === false) revert(before);
+    if (answer === false && mine === turn) revert(before); // a newer message has the same changes
     if (!answer) return answer;
     view = answer;
     if (state.view && !holds([state.view], state.token)) {
       const half = (state.view[1] - state.view[0]) / 2;
       state.view = [state.token - half, state.token + half];
     }
+    shown = state;
     drawAll();
     if (changes.edits && part.goes.checked && prompt.start) go();
     return answer;
   }
 
-  // Change what is drawn of the same answers.
+  // Change what is drawn of the same answers; a change that waits for its answer is drawn with that.
   function arrange(changes, draw = drawAll) {
     state = { ...state, ...changes };
+    shown = { ...shown, ...changes };
     if (!view) return;
-    draw();
-    kept();
+    const asked = state;
+    state = shown;
+    try {
+      draw();
+      kept();
+    } finally {
+      state = asked;
+    }
   }
 
   function kept() {
@@ -232,7 +241,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
   }
 
   function revert(before) {
-    state = before;
+    state = shown;
     if (past.length && same(past[past.length - 1], before.edits)) past.pop();
     if (prompt && view) drawAll();
   }
@@ -240,10 +249,10 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
   async function restart(changes) {
     const { range, sink, against } = state;
     const wanted = { ...EMPTY, ...Object.fromEntries(Object.keys(MAP).map((name) => [name, state[name]])), range, sink, against, ...changes };
-    const before = state;
+    const mine = ++turn;
     state = wanted;
     const answer = await answered("prompt");
-    if (answer === false) state = before;
+    if (answer === false && mine === turn) state = shown;
     if (!answer) return answer;
     prompt = answer;
     view = null;
@@ -253,6 +262,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     if (state.selection && !sound(state.selection)) state.selection = null;
     if (state.selection === null && state.view && !(state.view[0] < state.view[1])) state.view = null;
     if (!mapsOf(prompt.heads).some((map) => map.title === state.score)) state.score = prompt.score;
+    shown = state;
     past = [];
     future = [];
     part.suggestions.replaceChildren();
@@ -729,6 +739,6 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
   frame();
   pointers();
   if (addressed) window.addEventListener("hashchange", () => { const given = ofAddress(); if (given) restart(given); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view && drawAll());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => arrange({}));
   return { arrange, choose, chosen, follow, events, state: () => state, ready: begin() };
 }
