@@ -29,6 +29,8 @@ from repo_interp.files import file_to_write, path_of, replaced, sealed, unsealed
 from repo_interp.plain_hdf5 import Content, require_plain
 from repo_interp.positions.layouts import LEARNED
 
+TABLES = ("atlas.csv", "atlas.parquet")
+"""Tables of the atlas beside a run file; the second where pyarrow is installed."""
 _ENGINE = "h5netcdf"
 _ESCAPED = "escaped"
 """Attribute of a variable whose texts are escaped."""

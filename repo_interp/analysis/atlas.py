@@ -27,11 +27,10 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.analysis.heads import columns_of
-from repo_interp.analysis.publication import TABLES
 from repo_interp.errors import InputError
 from repo_interp.files import replaced, write_text
 from repo_interp.measures.labels import described
-from repo_interp.run import require_run
+from repo_interp.run import TABLES, require_run
 
 if TYPE_CHECKING:
     from repo_interp.analysis.head_file import HeadTable

@@ -31,12 +31,10 @@ import xarray as xr
 from repo_interp import processes
 from repo_interp.errors import InputError, Taken, Unfinished
 from repo_interp.files import LOCK, Claim, claim, is_left_behind, remove, replaced, require_writable
-from repo_interp.run import write_run
+from repo_interp.run import TABLES, write_run
 
 RUN, COMPARISON = "run.nc", "compare.nc"
 """Data files of the two kinds of results."""
-TABLES = ("atlas.csv", "atlas.parquet")
-"""Tables of the atlas beside a run file; the second where pyarrow is installed."""
 _PAGE, _FIGURES = "report.html", "figures"
 _STORE = ".batches"
 # No space, quota exceeded, file too large: the user can make room and go on

@@ -59,6 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     Returns:
         1 where there is a finding, else 0.
+
+    Raises:
+        InputError: A name, a path or a file is refused.
     """
     from repo_interp.cli.checkpoint import find, find_readable
     from repo_interp.console import Console, bold
