@@ -101,7 +101,10 @@ def reader_of(kind: Any) -> Callable[[str], Any]:
         kind: Type of the values, with its range.
 
     Returns:
-        Function that reads a text, or raises argparse's error.
+        Function that reads a text.
+
+    Raises:
+        argparse.ArgumentTypeError: By that function, for a text that is no such value.
     """
 
     def read(text: str) -> Any:

@@ -299,7 +299,7 @@ def test_a_measure_that_cannot_conclude_loses_nothing(measures, tmp_path, monkey
     install(tmp_path, PLUGIN)
     monkeypatch.syspath_prepend(tmp_path)
     out, log = tmp_path / "out", tmp_path / "observed"
-    command = [*SHORT[:-1], measures, "--out", str(out)]
+    command = [*SHORT[:-1], measures, "--out", str(out), "--batch-size", "1"]
     several = "positions" in measures
     try:
         assert main(command) == (1 if several else 2)
