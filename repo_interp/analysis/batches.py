@@ -49,6 +49,10 @@ class Batch:
     """Separators and segments, for the measures that need segments."""
     position_ids: Int[Tensor, "*axis prompt token"] | None = None
     """Positions that the model is given, by axis where a prompt has several; None: the token index."""
+    attention_mask: Int[Tensor, "prompt token"] | None = None
+    """What the model is given where positions jump within a text: without one transformers takes
+    jumps for documents. None: none.
+    """
 
 
 def make_batches(
@@ -70,12 +74,33 @@ def make_batches(
     Returns:
         Batches.
     """
-    order = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number].tokens), number))
     lengths = [len(prompt.tokens) for prompt in prompts]
-    return [
-        make_batch(prompts, numbers, lengths[numbers[0]], device, structure)
-        for numbers in side_by_side.batches(order, lengths, batch_size)
+    # A pass has one mask or none for all of its prompts
+    masked = [number for number, prompt in enumerate(prompts) if jumps_within(prompt)]
+    others = sorted({*range(len(prompts))} - {*masked})
+    batches = [
+        numbers
+        for some in (masked, others)
+        for numbers in side_by_side.batches(
+            sorted(some, key=lambda number: (-lengths[number], number)), lengths, batch_size
+        )
     ]
+    batches.sort(key=lambda numbers: (-lengths[numbers[0]], numbers[0]))
+    return [
+        make_batch(prompts, numbers, lengths[numbers[0]], device, structure) for numbers in batches
+    ]
+
+
+def jumps_within(prompt: Prompt) -> bool:
+    """Return whether position ids of a prompt jump within a text.
+
+    Args:
+        prompt: Prompt.
+
+    Returns:
+        True where they jump, and the jumps begin no documents.
+    """
+    return prompt.document_count == 1 and prompt.jumps != ()
 
 
 def make_batch(
@@ -115,6 +140,7 @@ def make_batch(
         _masks(names, [prompt.all_spans() for prompt in some], longest, device),
         _masks(further, parts, longest, device),
         _position_ids(some, longest, device),
+        valid.long().to(device) if any(map(jumps_within, some)) else None,
     )
 
 

@@ -162,6 +162,7 @@ def prompt(
     generated: int | str | None = None,
     answers: Sequence[str] = (),
     position_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    documents: int | None = None,
     **spans: str | tuple[int, int] | Sequence[str | tuple[int, int]],
 ) -> Prompt:
     """Make a prompt of a text, or of numbers of tokens, with named spans.
@@ -174,9 +175,11 @@ def prompt(
         bridge: Bridge, or model with a tokenizer.
         generated: Generated tokens: -k for the last k tokens, or a part of the text; None: none.
         answers: Texts that count as correct answers.
-        position_ids: Position of every token, for the model and its rotation: packed documents
-            begin at 0 again, and transformers hides documents from each other wherever ids do not
-            count on; or (time, height, width) of every token beside an image; None: the token index.
+        position_ids: Position of every token, for the model and its rotation; or (time, height,
+            width) of every token beside an image; None: the token index.
+        documents: How many documents the position ids tell apart, which are hidden from each
+            other: 1, or one per jump and one; None: documents begin at each jump where all of
+            them lead back to 0 or to the first position, else it is one text.
         **spans: By name, a part of the text that occurs once, a pair of characters (start, end), or
             several of these. Of a prompt of tokens a pair of tokens, or several pairs; `end` is not
             among them.
@@ -197,7 +200,7 @@ def prompt(
         raise InputError(f"answers are {quoted(answers)}; wanted texts")
     if not isinstance(text, str):
         made = _of_tokens(_prompt(text, tokenizer, "the prompt"), generated, answers, spans)
-        return replace(made, position_ids=position_ids)
+        return replace(made, position_ids=position_ids, documents=documents)
     characters = {name: _intervals(text, name, parts) for name, parts in spans.items()}
     if isinstance(generated, str):
         characters["generated"] = _intervals(text, "generated", generated)
@@ -206,7 +209,7 @@ def prompt(
     made = prompt_from_text(
         text, characters, tokenizer, (answers,) if isinstance(answers, str) else answers
     )
-    return replace(made, position_ids=position_ids)
+    return replace(made, position_ids=position_ids, documents=documents)
 
 
 def _of_tokens(

@@ -170,12 +170,12 @@ def choose(
         experiments = default_experiments(decoder, prompts, task) if unasked else ()
     if measures is None:
         measures = default_measures(prompts, _schemes_by_positions(decoder), layers)
-        if any(prompt.has_documents for prompt in prompts):
+        if any(prompt.document_count > 1 for prompt in prompts):
             fitting = [name for name in measures if measure_named(name).needs.documents]
             left = [name for name in measures if name not in fitting]
             warn(
                 f"left out, since they take all tokens for one text and position ids of the "
-                f"prompts do not count on: {', '.join(left)}"
+                f"prompts begin documents: {', '.join(left)}"
             )
             measures = fitting
         named = [as_measure(measure_named(name)) for name in measures]

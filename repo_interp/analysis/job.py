@@ -229,7 +229,14 @@ class Job:
         # Of the last layer: whether a pass keeps documents apart is in its masks alone
         documents = deque[Tensor | None]([None], maxlen=1)
         with self.observation(batch, stopped, on_layer, documents.append) as (parts, faults):
-            hidden = decode(self.decoder, batch.tokens, batch.valid, last, batch.position_ids)
+            hidden = decode(
+                self.decoder,
+                batch.tokens,
+                batch.valid,
+                last,
+                batch.position_ids,
+                batch.attention_mask,
+            )
         fault = fault_of_pass(hidden, batch.valid, batch.numbers)
         if fault is not None:
             # A measure that stopped names the layer where NaN began, which the pass cannot
@@ -463,11 +470,11 @@ def _require_prompts(
                 f"to {vocabulary - 1}"
             )
         for measure in measures:
-            if prompt.has_documents and not measure.needs.documents:
+            if prompt.document_count > 1 and not measure.needs.documents:
                 raise InputError(
-                    f"position ids of prompt {number} do not count on, as where documents are "
-                    f"packed, and {measure.name} takes all tokens for one text; leave the measure "
-                    "or the position ids out"
+                    f"position ids of prompt {number} begin {prompt.document_count} documents, and "
+                    f"{measure.name} takes all tokens for one text; leave the measure or the "
+                    "position ids out, or say documents=1"
                 )
             if len(prompt.tokens) < measure.needs.tokens:
                 raise InputError(

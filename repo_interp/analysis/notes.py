@@ -7,7 +7,7 @@ Knows why a measurement may say less than it seems to; knows nothing about how i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from repo_interp.analysis.gaps import Gaps
@@ -71,6 +71,7 @@ def notes_on(
         )
     if origin is not None and (idle := scaling_remark(decoder, origin.scaling)):
         notes.append(idle)
+    notes += _on_position_ids(prompts)
     lengths = [len(prompt.tokens) for prompt in prompts]
     following = next((layer for layer in decoder.layers if layer.follows_length), None)
     if (
@@ -105,6 +106,22 @@ def notes_on(
                 f"the layout is {format_layout(schemes)}"
             )
     return (*notes, *(() if gaps is None else gaps.notes))
+
+
+def _on_position_ids(prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Say what position ids that do not count on are taken for."""
+    for several, words in (
+        (True, "for documents, which do not see each other; say documents=1 where it is one text"),
+        (False, "for one text; say documents=N where every jump begins one of N documents"),
+    ):
+        some = [
+            number
+            for number, prompt in enumerate(prompts)
+            if prompt.jumps and (prompt.document_count > 1) == several
+        ]
+        if some:
+            more = f" and of {len(some) - 1} more" if len(some) > 1 else ""
+            yield f"position ids of prompt {some[0]}{more} do not count on, and are taken {words}"
 
 
 def run_notes(

@@ -44,6 +44,7 @@ from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.decoder import as_decoder, require_model
 from repo_interp.models.lasting import patch_attribute
 from repo_interp.models.load import require_parity
+from repo_interp.models.offloading import device_of
 from repo_interp.models.reposition import with_layout
 from repo_interp.models.wrapped import model_of
 from repo_interp.plots.findings import findings
@@ -343,7 +344,7 @@ class _Evaluation:
                     prompts, width = _rows(keywords)
                     stack.enter_context(_observable(model))
                     job, begun = self._job(prompts), len(self.prompts)
-                numbers, device = range(len(prompts)), as_decoder(model).device
+                numbers, device = range(len(prompts)), device_of(model)
                 batch = make_batch(prompts, numbers, width, device, job.structure)
                 batch = replace(batch, numbers=tuple(begun + number for number in numbers))
                 found = stack.enter_context(job.observation(batch))
@@ -392,10 +393,17 @@ def _rows(keywords: Mapping[str, Any]) -> tuple[list[Prompt], int]:
     places = (
         [None] * len(tokens) if ids is None else ids.expand(*tokens.shape, *ids.shape[2:]).tolist()
     )
-    return [
-        Prompt(tuple(row[:count]), position_ids=None if place is None else place[:count])
+    rows = [
+        Prompt(
+            tuple(row[:count]),
+            position_ids=None if place is None else place[:count],
+            documents=None if place is None else 1,
+        )
         for row, place, count in zip(tokens.tolist(), places, valid.sum(1).tolist(), strict=True)
-    ], tokens.shape[1]
+    ]
+    # Without a mask transformers takes every jump of position ids for the begin of a document
+    apart = rows if mask is not None else [replace(r, documents=1 + len(r.jumps)) for r in rows]
+    return apart, tokens.shape[1]
 
 
 def measure_step(
@@ -460,7 +468,7 @@ def _inner(model: nn.Module) -> Any:
 @contextmanager
 def _undisturbed(model: Any) -> Iterator[None]:
     """Compute for this process alone, in full precision; random numbers stay as they were."""
-    kind = as_decoder(model).device.type
+    kind = device_of(model).type
     devices = sorted(
         {part.device.index or 0 for part in model.parameters() if part.device.type == kind}
     )

@@ -499,6 +499,7 @@ def prompts_of(run: xr.DataTree) -> list[Prompt]:
                 tuple(told.spans.get(GENERATED, ())),
                 token_text=texts,
                 position_ids=None if given is None else given.values[: told.count].tolist(),
+                documents=1,
             )
         )
     return prompts

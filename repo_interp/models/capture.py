@@ -95,6 +95,7 @@ def decode(
     valid: Bool[Tensor, "prompt token"] | None = None,
     last_layer: int | None = None,
     position_ids: Int[Tensor, "*axis prompt token"] | None = None,
+    attention_mask: Int[Tensor, "prompt token"] | None = None,
 ) -> Tensor:
     """Return last hidden states: a pass without the unembedding, the largest array at long prompts.
 
@@ -107,6 +108,8 @@ def decode(
         last_layer: The pass ends inside this layer, once its queries, keys and values were
             observed; None: after the final norm.
         position_ids: Positions of the tokens [prompt, token]; None: the token index.
+        attention_mask: 1 for tokens that are no padding; None: none is given where padding is on
+            the right, and transformers takes jumps of `position_ids` for documents.
 
     Returns:
         Hidden states [prompt, token, width]: the last ones, or those that enter `last_layer`.
@@ -119,7 +122,7 @@ def decode(
     if position_ids is not None:
         _require_taken(decoder, position_ids)
     with at_rest(decoder), in_blocks(decoder), known_padding(valid):
-        return _run_stack(decoder, tokens, valid, last_layer, position_ids)
+        return _run_stack(decoder, tokens, valid, last_layer, position_ids, attention_mask)
 
 
 def _require_taken(decoder: Decoder, position_ids: Tensor) -> None:
@@ -153,6 +156,7 @@ def _run_stack(
     valid: Tensor,
     last_layer: int | None,
     position_ids: Tensor | None,
+    attention_mask: Tensor | None,
 ) -> Tensor:
     if not bool(valid.all()) and decoder.length_matters:
         raise InputError(
@@ -162,7 +166,7 @@ def _run_stack(
     starts_late = not bool(valid[:, 0].all())
     # Right padding needs no mask, since no token sees a later one: then the fused causal kernel
     # runs.
-    mask = valid.to(torch.long) if starts_late else None
+    mask = valid.to(torch.long) if starts_late else attention_mask
     if position_ids is None and starts_late:
         position_ids = (valid.cumsum(1) - 1).clamp_min(0)
     inputs = {

@@ -46,5 +46,9 @@ def first_tokens(prompt: Prompt, tokens: int) -> Prompt:
     """
     by_token = ("tokens", "token_text", "position_ids")
     # The text stays whole, as it was encoded
-    parts = {name: part for name in by_token if (part := getattr(prompt, name)) is not None}
-    return replace(prompt, **{name: part[:tokens] for name, part in parts.items()})
+    parts = {
+        name: part[:tokens] for name in by_token if (part := getattr(prompt, name)) is not None
+    }
+    if (prompt.documents or 1) > 1:
+        parts["documents"] = 1 + sum(jump < tokens for jump in prompt.jumps)
+    return replace(prompt, **parts)

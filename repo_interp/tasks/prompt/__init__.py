@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, quoted
 
 Intervals = tuple[tuple[int, int], ...]
 """Half-open ranges of characters."""
@@ -70,6 +70,11 @@ class Prompt:
     (time, height, width) per token where a prompt shows an image (mRoPE); None: the token index.
     Those that are the index become None.
     """
+    documents: int | None = None
+    """How many documents position ids tell apart: 1, or one per jump - where they do not count on
+    by 1 - and one. None: documents begin at each jump where all jumps lead back to 0 or to the
+    first position, else it is one text. One that this default gives becomes None.
+    """
 
     def __post_init__(self) -> None:
         if not len(self.tokens):
@@ -101,6 +106,7 @@ class Prompt:
         )
         if self.position_ids is not None:
             object.__setattr__(self, "position_ids", self._checked_ids(self.position_ids))
+        object.__setattr__(self, "documents", self._checked_documents())
         for place in self.sources or ():
             if not 0 <= place < len(self.tokens):
                 raise InputError(
@@ -133,16 +139,37 @@ class Prompt:
         # The index needs no special treatment, and `require_index` is not to refuse the prompt
         return None if ids == tuple(range(len(ids))) else ids
 
-    @property
-    def has_documents(self) -> bool:
-        """Whether position ids do anything but count on, as where documents are packed.
+    def _checked_documents(self) -> int | None:
+        given, most = self.documents, 1 + len(self.jumps)
+        default = _documents_of(self.position_ids, self.jumps)
+        if given is None and default is None:
+            raise InputError(
+                "position ids of a prompt begin again, as where documents are packed, and jump "
+                "elsewhere too; say documents=1 where it is one text, or "
+                f"documents={most} where each jump begins one"
+            )
+        if given is not None and (isinstance(given, bool) or given not in (1, most)):
+            raise InputError(
+                f"documents are {quoted(given)}; with these position ids wanted is 1"
+                + (f", or {most} where each jump begins one" if most > 1 else "")
+            )
+        return None if given == default else given
 
-        Those by axis are of one text with its images.
+    @property
+    def jumps(self) -> tuple[int, ...]:
+        """Tokens whose position is not that of the token before and 1.
+
+        Positions by axis are of one text with its images, and have none.
         """
-        ids = self.position_ids or (0,)
-        first = ids[0]
-        # A shift of all positions, as in a cut prompt, is still one document
-        return isinstance(first, int) and ids != tuple(range(first, first + len(ids)))
+        ids: Any = self.position_ids or (0,)
+        if not isinstance(ids[0], int):
+            return ()
+        return tuple(t for t in range(1, len(ids)) if ids[t] != ids[t - 1] + 1)
+
+    @property
+    def document_count(self) -> int:
+        """Documents of the prompt, each of which attends to itself alone."""
+        return self.documents or _documents_of(self.position_ids, self.jumps) or 1
 
     @property
     def sources(self) -> tuple[int, ...] | None:
@@ -166,6 +193,16 @@ class Prompt:
         spans[REST] = tuple(index for index in range(len(self.tokens)) if index not in named)
         spans[GENERATED] = self.generated
         return {name: places for name, places in spans.items() if places}
+
+
+def _documents_of(ids: Any, jumps: Sequence[int]) -> int | None:
+    """How many documents position ids tell apart; None where that may be one or several."""
+    begins = {ids[t] for t in jumps}
+    # Positions that are all equal, or count backwards, are no documents of one token each
+    if len(begins) == 1 and begins <= {0, ids[0]} and len(jumps) < len(ids) - 1:
+        return 1 + len(jumps)
+    again = any(t > 1 and ids[0] == ids[t] < ids[t - 1] > ids[t - 2] for t in jumps)
+    return None if again else 1
 
 
 def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
@@ -233,6 +270,7 @@ def digest(prompts: Sequence[Prompt]) -> str:
         record = [list(prompt.tokens), spans, list(prompt.generated)]
         # Appended only where given: digests of older prompts stay as they were
         record += [] if prompt.position_ids is None else [list(prompt.position_ids)]
+        record += [] if prompt.documents is None else [prompt.documents]
         content.update(json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return content.hexdigest()
 

@@ -4,7 +4,8 @@
     end]]} {"tokens": [...], "spans": {"needle": [indices], "query": [...]}, "generated": [indices]}
 
 with `answers` (texts), `attributes` (anything JSON), `position_ids` (one per token, or [time,
-height, width] per token, where they are not the token index) and, beside tokens, `token_text` where wanted.
+height, width] per token, where they are not the token index), `documents` (how many these tell apart,
+where `Prompt.documents` would say otherwise) and, beside tokens, `token_text` where wanted.
 Logged evaluations (`logged`) and plain texts are told by their content. Reading is strict: anything
 else is refused with the file's name and the line's number. Knows nothing about
 models, measures or tasks.
@@ -56,6 +57,7 @@ class _Line(BaseModel):
     answers: list[str] = []
     attributes: dict[str, Any] = {}
     position_ids: list[Index] | list[Annotated[list[Index], Len(3, 3)]] | None = None
+    documents: Annotated[int, Interval(ge=1)] | None = None
 
 
 class TextLine(_Line):
@@ -243,7 +245,7 @@ def _prompt(
         prompt = prompt_from_text(line.text, characters, tokenizer, line.answers, line.attributes)
         _check_vocabulary(prompt.tokens, vocab_size)
         # Their number is checked against the tokens, which exist from here on
-        return replace(prompt, position_ids=line.position_ids)
+        return replace(prompt, position_ids=line.position_ids, documents=line.documents)
     _check_vocabulary(line.tokens, vocab_size)
     texts = line.token_text
     if texts is None and tokenizer is not None:
@@ -256,6 +258,7 @@ def _prompt(
         answers=tuple(line.answers),
         attributes=line.attributes,
         position_ids=line.position_ids,  # pyright: ignore[reportArgumentType]
+        documents=line.documents,
     )
 
 
@@ -326,6 +329,8 @@ def _record(prompt: Prompt) -> dict[str, Any]:
         record[GENERATED] = generated
     if prompt.position_ids is not None:
         record["position_ids"] = list(prompt.position_ids)
+    if prompt.documents is not None:
+        record["documents"] = prompt.documents
     if prompt.answers:
         record["answers"] = list(prompt.answers)
     if prompt.attributes:

@@ -126,7 +126,103 @@ def test_the_file_and_the_digest_hold_them(tmp_path):
     assert read_prompts(tmp_path / "prompts.jsonl") == prompts
     assert prompts[1] == Prompt(TOKENS) and prompts[1].position_ids is None
     assert digest(prompts[:1]) != digest(prompts[1:]) == digest([Prompt(TOKENS)])
-    assert prompts[0].has_documents and not Prompt(TOKENS, position_ids=OFFSET).has_documents
+
+
+# One text: an interpolated one, PoSE's gap, no positions, backwards, every position twice, shuffled
+ONE_TEXT = {
+    "gaps": tuple(range(0, 42, 2))[:21],
+    "one gap": (*range(8), *range(12, 25)),
+    "all equal": (5,) * 21,
+    "all zero": (0,) * 21,
+    "backwards": tuple(range(20, -1, -1)),
+    "pairs": tuple(place // 2 for place in range(21)),
+    "shuffled": tuple((8 * place) % 21 for place in range(21)),
+    "to and fro": (*range(11), *range(9, -1, -1)),
+}
+DOCUMENTS = {
+    "packed": (PACKED, 3),
+    "one token each side": ((*range(8), 0, *range(12)), 3),
+    "from 5": ((*range(5, 13), *range(5, 18)), 2),
+    "cut": ((5, 6, 7, *range(9), *range(9)), 3),
+}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("name", ONE_TEXT)
+def test_positions_that_jump_within_a_text_are_measured_as_with_a_mask_of_ones(family, name):
+    """Found: every jump began a document, without a note."""
+    ids = tuple(min(place, 31) for place in ONE_TEXT[name])
+    model = decoder(CONFIGS[family], attention="eager")
+    ones = {"attention_mask": torch.ones(1, 21, dtype=torch.long), "output_attentions": True}
+    expected = plain(model, ids, **ones)
+    prompts = [Prompt(TOKENS, position_ids=ids), Prompt(TOKENS[:9], position_ids=ids[:9])]
+    # With packed documents in between, which take no mask
+    prompts.insert(1, Prompt(TOKENS, position_ids=PACKED))
+    measures = ["predictions", "attention_rows", "components" if family != "gpt2" else "octaves"]
+    run = ri.analyze(model, prompts[:1], measures)
+    several = ri.analyze(model, prompts, measures[:2], batch_size=3)
+    for one in (run, several):
+        of_next = one["predictions/probability_of_next"].values[:-1]
+        wanted = expected.logits[0].softmax(-1)[range(20), TOKENS[1:]]
+        assert_allclose(of_next, wanted, rtol=1e-4)
+    assert (
+        "position ids of prompt 0 do not count on, and are taken for one text" in run.attrs["notes"]
+    )
+    rows = run["attention_rows"].isel(layer=0)
+    weights = torch.zeros(4, 21, 22)
+    keys = torch.from_numpy(rows["key"].values).long() % 22
+    weights.scatter_(-1, keys, torch.from_numpy(rows["weight"].values).float())
+    assert_allclose(weights[..., :21], expected.attentions[0][0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents_begin_where_all_jumps_lead_back(name):
+    ids, count = DOCUMENTS[name]
+    prompt = Prompt(TOKENS, position_ids=ids)
+    assert prompt.document_count == count == 1 + len(prompt.jumps) and prompt.documents is None
+    assert Prompt(TOKENS, position_ids=ids, documents=count) == prompt
+    model = decoder()
+    run = ri.analyze(model, prompt, ["predictions"])
+    expected = plain(model, ids).logits[0].softmax(-1)[range(20), TOKENS[1:]]
+    assert_allclose(run["predictions/probability_of_next"].values[:-1], expected, rtol=1e-4)
+    assert "are taken for documents" in run.attrs["notes"]
+
+
+def test_one_text_and_documents_can_be_said(tmp_path):
+    model, ones = decoder(), {"attention_mask": torch.ones(1, 21, dtype=torch.long)}
+    both = (*range(5), *range(9, 13), *range(12))  # documents, and a gap in the first
+    with refused(
+        "begin again, as where documents are packed, and jump elsewhere too; say documents"
+    ):
+        Prompt(TOKENS, position_ids=both)
+    for ids, documents, options in (
+        (PACKED, 1, ones),
+        (both, 1, ones),
+        (both, 3, {}),
+        (ONE_TEXT["gaps"], 21, {}),
+    ):
+        prompt = ri.prompt(TOKENS, model, position_ids=ids, documents=documents)
+        write_prompts([prompt], tmp_path / "prompts.jsonl")
+        assert read_prompts(tmp_path / "prompts.jsonl") == [prompt]
+        assert prompt.document_count == documents
+        run = ri.analyze(model, prompt, ["predictions"])
+        expected = plain(model, ids, **options).logits[0].softmax(-1)[range(20), TOKENS[1:]]
+        assert_allclose(run["predictions/probability_of_next"].values[:-1], expected, rtol=1e-4)
+    assert digest([Prompt(TOKENS, position_ids=PACKED, documents=1)]) != digest(
+        [Prompt(TOKENS, position_ids=PACKED)]
+    )
+    for ids, documents, line in (
+        (PACKED, 2, "documents are 2; with these position ids wanted is 1, or 3"),
+        (OFFSET, 2, "documents are 2; with these position ids wanted is 1$"),
+        (None, 2, "documents are 2"),
+        (PACKED, True, "documents are True"),
+        (PACKED, "one", "documents are 'one'"),
+    ):
+        with refused(line):
+            ri.prompt(TOKENS, model, position_ids=ids, documents=documents)
+    (tmp_path / "prompts.jsonl").write_text('{"tokens": [1, 2], "documents": 0}')
+    with refused("line 1.*documents"):
+        read_prompts(tmp_path / "prompts.jsonl")
 
 
 def test_defaults_leave_out_what_takes_all_tokens_for_one_text():

@@ -139,7 +139,7 @@ def test_a_file_of_prompts_has_positions_by_axis(tmp_path):
     line = {"tokens": [3, 110, 110, 4], "spans": {"image": [1, 2]}, "position_ids": ids}
     (tmp_path / "one.jsonl").write_text(json.dumps(line) + "\n")
     (prompt,) = read_prompts(tmp_path / "one.jsonl")
-    assert prompt.position_ids == tuple(map(tuple, ids)) and not prompt.has_documents
+    assert prompt.position_ids == tuple(map(tuple, ids)) and prompt.document_count == 1
     write_prompts([prompt], tmp_path / "two.jsonl")
     assert read_prompts(tmp_path / "two.jsonl") == [prompt]
     with refused(r"wanted whole numbers from 0, one per token, or \[time, height, width\]"):
