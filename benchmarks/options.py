@@ -88,7 +88,13 @@ def _others(field: Any, value: Any) -> list[Any]:
         others.append(0.1)
     elif float in kinds and not isinstance(value, list):
         others.append(float(f"{1.5 * value:g}") if value else 0.5)
-    return [other for other in others if other != value]
+    return [
+        other
+        for other in others
+        # A list names kinds of layers that the family has.
+        if other != value
+        and not (isinstance(value, list) and isinstance(other, list) and {*other} - {*value})
+    ]
 
 
 def _rotated(stated: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
