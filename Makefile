@@ -75,7 +75,7 @@ pictures: env
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/explorer_pictures.py
 
-# Whether docs/ shows what the code draws and prints: pictures, and the outputs of recipes on small models.
+# Whether docs/pictures shows what the code draws.
 shown: env
 	OMP_NUM_THREADS=1 $(BIN)/python docs/pictures.py --check
 
