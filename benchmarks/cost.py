@@ -18,6 +18,7 @@ import tempfile
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial

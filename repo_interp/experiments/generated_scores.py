@@ -136,7 +136,8 @@ def generated_texts(
         range(len(prompts)), key=lambda number: (len(prompts[number].tokens), counts[number])
     )
     # Chat models may end with another token than their tokenizer names, so either ends a text.
-    ends: set[Any] = {*end_tokens(decoder), tokenizer.eos_token_id} - {None}
+    last: Any = tokenizer.eos_token_id
+    ends = {*end_tokens(decoder), last} - {None}
 
     def answers(numbers: Sequence[int]) -> dict[str, Any]:
         asked = [prompts[number].tokens for number in numbers]
