@@ -54,7 +54,8 @@ const EMPTY = { prompt: 0, text: null, heads: [], token: null, selection: null, 
 // `addressed`: whether the state is in the address; `first`: what is chosen when it opens; `compare` shows what stands at the side. Returns
 // how others change the state, and `events`: "drawn" after each drawing, "chosen" where `chosen()` is new.
 export function explore(root, source, { addressed = true, first = {}, compare = null }) {
-  let model, prompt, view, state = { ...EMPTY }, shown = state, told = null, turn = 0;
+  let model, prompt, view, state = { ...EMPTY }, shown = state, told = null;
+  let turn = 0, begun = 0, opening = 0; // views and prompts that were asked for, and prompts whose answer has not come
   const events = new EventTarget();
   let past = [], future = [], stop = null, asking = 0;
   const part = {}, needs = [];
@@ -173,7 +174,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
 
   // Change the state and draw what follows; what is refused is taken back.
   async function update(changes, keep = true) {
-    const before = state, mine = ++turn;
+    const before = state, mine = ++turn, of = begun;
     if (changes.edits && keep && !same(changes.edits, state.edits)) {
       past.push(state.edits);
       future = [];
@@ -182,8 +183,10 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     const on = state.edits.some((edit) => edit.on !== false);
     if (!on) state.heat = "clean";
     else if (!before.edits.some((edit) => edit.on !== false) && state.heat === "clean") state.heat = "difference";
+    if (opening) return null; // the prompt that is opened is then looked at with these changes
     const answer = await answered("view");
-    if (answer === false && mine === turn) revert(before); // a newer message has the same changes
+    if (mine !== turn || of !== begun) return answer && null; // what was asked since has them too
+    if (answer === false) revert(Object.keys(changes).length ? before : shown);
     if (!answer) return answer;
     view = answer;
     if (state.view && !holds([state.view], state.token)) {
@@ -240,19 +243,24 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     if (Object.keys(changes).length) await update(changes);
   }
 
+  // Take a refused change back, and ask for what was changed before it and is not shown yet.
   function revert(before) {
-    state = shown;
+    state = before;
     if (past.length && same(past[past.length - 1], before.edits)) past.pop();
-    if (prompt && view) drawAll();
+    if (!prompt || !view) return;
+    if (same(before, shown)) drawAll();
+    else update({});
   }
 
   async function restart(changes) {
     const { range, sink, against } = state;
     const wanted = { ...EMPTY, ...Object.fromEntries(Object.keys(MAP).map((name) => [name, state[name]])), range, sink, against, ...changes };
-    const mine = ++turn;
+    const mine = ++begun;
     state = wanted;
-    const answer = await answered("prompt");
-    if (answer === false && mine === turn) state = shown;
+    opening += 1;
+    const answer = await answered("prompt").finally(() => (opening -= 1));
+    if (mine !== begun) return answer && null;
+    if (answer === false) state = shown;
     if (!answer) return answer;
     prompt = answer;
     view = null;

@@ -114,7 +114,7 @@ import { MAP, headMap } from "./map.js";
     return place;
   }
 
-  for (const button of document.querySelectorAll("button.open")) {
+  for (const button of document.querySelectorAll("button.open[data-layer]")) {
     button.hidden = !page.showHead;
     button.addEventListener("click", () => {
       const place = placeOf(button);
