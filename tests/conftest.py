@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -21,6 +22,10 @@ from hypothesis import HealthCheck, settings
 from places import OFFICIAL
 
 from repo_interp.files import cache_directory
+
+# A shell's background job ignores Ctrl-C, and so would the commands that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The user's fetched models and texts, and nothing that an earlier analysis left there: scores of
 # twins are drawn, and kept here.

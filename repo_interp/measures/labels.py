@@ -366,7 +366,8 @@ def described_group(
     group = values if isinstance(values, xr.Dataset) else xr.Dataset(dict(values), coordinates)
     # Selected, not put together: variables of one Dataset are aligned, and aligning them again takes
     # longer than measuring. A copy: texts must not reach the variables of `values`
-    made = group[[name for name in texts if name in group]].copy()
+    names = [name for name in texts if name in group]
+    made = group[names].copy()
     made.attrs = {}
     for name in made.data_vars:
         long_name, units = label_of(texts[str(name)])

@@ -15,7 +15,6 @@ from numpy.testing import assert_allclose
 from refusals import refused
 
 import repo_interp as ri
-from repo_interp.analysis import atlas as atlas_files
 from repo_interp.analysis.atlas import NO_PARQUET, add_columns, write_atlas
 from repo_interp.analysis.publication import claim_results
 from repo_interp.experiments import Atlas
@@ -26,6 +25,7 @@ from repo_interp.models.load import fresh_twin
 from repo_interp.plots.catalogue import tables
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.views.atlas import VIEW, clustered, embed, standardised
+from repo_interp.run import TABLES
 from repo_interp.store import Damaged
 from repo_interp.tasks import make_task
 
@@ -347,7 +347,7 @@ def test_results_with_a_table_can_be_replaced_and_lose_it(run, tmp_path):
         with claim_results(out, "x", overwrite=True) as claim:
             published = claim.publish(tree, lambda run, page, figures: [])
         assert len(published.tables) == expected == len(list(out.glob("atlas.*")))
-    assert atlas_files.FILES == ("atlas.csv", "atlas.parquet")
+    assert TABLES == ("atlas.csv", "atlas.parquet")
 
 
 def test_what_cannot_be_asked_is_refused():

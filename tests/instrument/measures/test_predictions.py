@@ -124,8 +124,8 @@ def test_packed_documents_have_the_loss_of_their_own_targets():
     model = repositioned("rope")
     one, other = TOKENS[0], TOKENS[1][:9]
     ids = (*range(20), *range(5, 14), 0, 1)
-    packed = Prompt((*one, *other, 7, 8), position_ids=ids)
-    answers = Prompt(packed.tokens, generated=(19, 20, 21), position_ids=ids)
+    packed = Prompt((*one, *other, 7, 8), position_ids=ids, documents=3)
+    answers = Prompt(packed.tokens, generated=(19, 20, 21), position_ids=ids, documents=3)
     offset = Prompt(tuple(other), position_ids=range(5, 14))
     given = [packed, answers, Prompt(tuple(one)), offset, Prompt((7, 8))]
     group = ri.analyze(model, given, measures=("predictions",), batch_size=2)["predictions"]
