@@ -2,14 +2,18 @@
 
 Every recipe is a block of Python that stands alone; its output stands in the block of text after
 it. The test suite runs the same blocks on small models that come with the package (`SMALL`).
+`--check` compares what they print with what stands there, and names the recipes that differ; CI
+runs it.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import re
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ PAGE = Path(__file__).parent / "recipes.md"
 RECIPE = re.compile(
     r"(^## (.+?)\n.*?^```python\n)(.*?)(^```\n\n```text\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL
 )
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 SMALL = {
     '"smollm2-135m/repo"': '"language/repo"',
     '"smollm2-135m"': '"language/rope"',
@@ -37,20 +42,57 @@ def printed(code: str, name: str, names: dict[str, Any] | None = None) -> str:
     return output.getvalue()
 
 
-def main(numbers: list[int]) -> None:
-    """Write the outputs of the recipes with these numbers, from 1 on; of all without any."""
-    text, number = PAGE.read_text(encoding="utf-8"), 0
+def agree(stored: str, found: str) -> bool:
+    """Return whether two outputs have the same words, and numbers that processors may give.
+
+    Args:
+        stored: Output that stands on the page.
+        found: Output of now.
+
+    Returns:
+        False where words or whole numbers differ, or others by more than two units of the last
+        digit and 1 %.
+    """
+    if NUMBER.sub("#", stored).split() != NUMBER.sub("#", found).split():
+        return False
+    pairs = zip(NUMBER.findall(stored), NUMBER.findall(found), strict=True)
+    return all(abs(Decimal(a) - Decimal(b)) <= _slack(a) for a, b in pairs)
+
+
+def _slack(number: str) -> Decimal:
+    exponent = Decimal(number).as_tuple().exponent
+    assert isinstance(exponent, int)
+    if exponent == 0:  # a head, a layer or a count
+        return Decimal(0)
+    return 2 * Decimal(10) ** exponent + abs(Decimal(number)) / 100
+
+
+def main() -> int:
+    """Write the outputs of some recipes, or of all; or compare them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("numbers", nargs="*", type=int, help="recipes, from 1 on (default: all)")
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    arguments = parser.parse_args()
+    text, number, differ = PAGE.read_text(encoding="utf-8"), 0, []
 
     def write(found: re.Match[str]) -> str:
         nonlocal number
         number += 1
-        if numbers and number not in numbers:
+        if arguments.numbers and number not in arguments.numbers:
             return found[0]
         sys.stderr.write(f"{number}. {found[2]}\n")
-        return found[1] + found[3] + found[4] + printed(found[3], found[2]) + found[6]
+        output = printed(found[3], found[2])
+        if not agree(found[5], output):
+            differ.append(f"{number}. {found[2]} prints\n{output}and the page has\n{found[5]}")
+        return found[1] + found[3] + found[4] + output + found[6]
 
-    PAGE.write_text(RECIPE.sub(write, text), encoding="utf-8")
+    written = RECIPE.sub(write, text)
+    if not arguments.check:
+        PAGE.write_text(written, encoding="utf-8")
+        return 0
+    sys.stdout.write("\n".join(differ))
+    return int(bool(differ))
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]])
+    sys.exit(main())

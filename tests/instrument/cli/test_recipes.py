@@ -194,3 +194,15 @@ def test_more_pairs_build_a_function_of_the_distance_better(tmp_path, monkeypatc
     left = wanted - basis @ (basis.T @ wanted)
     error = np.linalg.norm(left) / np.linalg.norm(wanted)
     assert_allclose(names["errors"][-1], error, rtol=1e-3, atol=1e-4)
+
+
+def test_outputs_agree_where_processors_round_differently_and_nowhere_else():
+    assert recipes.agree("head 2:1 moves 0.123 nat, 45 %", "head 2:1  moves 0.124 nat, 45 %")
+    assert recipes.agree("loss 3.21e-05", "loss 3.2e-05")
+    for other in (
+        "head 2:2 moves 0.123 nat",
+        "head 2:1 moves 0.128 nat",
+        "head 2:1 adds 0.123 nat",
+    ):
+        assert not recipes.agree("head 2:1 moves 0.123 nat", other)
+    assert not recipes.agree("0.1 0.2", "0.1")
