@@ -11,9 +11,11 @@ nothing about the objects.
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 from repo_interp.errors import InputError, nearest, one_line, quoted
@@ -31,27 +33,27 @@ OWN: Mapping[str, Mapping[str, str]] = {
     MEASURES: {
         "positions": "repo_interp.measures.positions:Positions",
         "patterns": "repo_interp.measures.patterns:Patterns",
-        "attention_mass": "repo_interp.measures.attention_mass:AttentionMass",
-        "attention_rows": "repo_interp.measures.attention_rows:AttentionRows",
-        "predictions": "repo_interp.measures.predictions:Predictions",
+        "position_sources": "repo_interp.measures.position_sources:PositionSources",
+        "gates": "repo_interp.measures.gates:Gates",
         "components": "repo_interp.measures.components:Components",
         "three_axis": "repo_interp.measures.three_axis:ThreeAxis",
         "fake_distance": "repo_interp.measures.fake_distance:FakeDistance",
         "rotation": "repo_interp.measures.rotation:Rotation",
-        "maps": "repo_interp.measures.maps:Maps",
+        "attention_mass": "repo_interp.measures.attention_mass:AttentionMass",
+        "attention_rows": "repo_interp.measures.attention_rows:AttentionRows",
+        "octaves": "repo_interp.measures.octaves:Octaves",
+        "predictions": "repo_interp.measures.predictions:Predictions",
+        "segments": "repo_interp.measures.segments:Segments",
+        "activations": "repo_interp.measures.activations:Activations",
         "stability": "repo_interp.measures.stability:Stability",
         "symbols": "repo_interp.measures.symbols:Symbols",
-        "octaves": "repo_interp.measures.octaves:Octaves",
-        "activations": "repo_interp.measures.activations:Activations",
-        "gates": "repo_interp.measures.gates:Gates",
-        "segments": "repo_interp.measures.segments:Segments",
-        "position_sources": "repo_interp.measures.position_sources:PositionSources",
+        "maps": "repo_interp.measures.maps:Maps",
     },
     EXPERIMENTS: {
         "perturbation": "repo_interp.experiments.perturbation:Perturbation",
         "extrapolation": "repo_interp.experiments.extrapolation:Extrapolation",
-        "effects": "repo_interp.experiments.effects:Effects",
         "kinds": "repo_interp.experiments.kinds:Kinds",
+        "effects": "repo_interp.experiments.effects:Effects",
         "saliency": "repo_interp.experiments.saliency:Saliency",
         "atlas": "repo_interp.experiments.atlas:Atlas",
     },
@@ -95,6 +97,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
 }
 """By group, names and objects of ours; views stand in the order of the page."""
+_DESCRIBES = re.compile(r'^    describes: ClassVar\[str\] = "(.*)"$', re.MULTILINE)
 
 
 def names(group: str) -> tuple[str, ...]:
@@ -109,6 +112,25 @@ def names(group: str) -> tuple[str, ...]:
     ours = OWN.get(group, {})
     # Ours first, in the order of the page; a name of another package cannot take the place of ours.
     return (*ours, *sorted({point.name for point in installed_points(group)} - set(ours)))
+
+
+def descriptions(group: str) -> dict[str, str]:
+    """Read what our objects of a group say of themselves (`describes`); imports nothing.
+
+    Args:
+        group: Group of entry points.
+
+    Returns:
+        A few words by name, of those that have some.
+    """
+    found = {}
+    for name, place in OWN[group].items():
+        # The source, since importing a measure imports torch, for which nobody waits who asks for help
+        module = Path(__file__).parents[1].joinpath(*place.partition(":")[0].split("."))
+        text = module.with_suffix(".py").read_text(encoding="utf-8")
+        if (said := _DESCRIBES.search(text)) is not None:
+            found[name] = said[1]
+    return found
 
 
 def find(group: str, name: str) -> Any:

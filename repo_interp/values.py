@@ -12,8 +12,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -247,6 +248,22 @@ def shortened(text: str, most: int = _SHOWN) -> str:
         The text, with dots where it was cut.
     """
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Format sorted whole numbers as ranges.
+
+    Args:
+        numbers: Whole numbers in ascending order.
+
+    Returns:
+        Text such as "0-3, 5".
+    """
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
+    ]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def duration(seconds: float) -> str:

@@ -26,8 +26,7 @@ import xarray as xr
 from torch import nn
 
 from repo_interp import processes
-from repo_interp.analysis.atlas import GROUP, add_columns
-from repo_interp.analysis.batches import describe_predictions, describe_prompts
+from repo_interp.analysis.batches import LabelledPrompts
 from repo_interp.analysis.coercion import Prompts
 from repo_interp.analysis.computed import store_of
 from repo_interp.analysis.faults import PASS, Fault, require_some
@@ -190,8 +189,8 @@ def execute(
         unconcluded = any(fault.concluding for fault in faults.values())
         if unconcluded:
             kept.write()
-    if GROUP in groups:
-        groups[GROUP] = add_columns(groups)
+    for plan in job.experiments:
+        groups |= plan.experiment.completed(groups)
     attributes = {
         "notes": "\n".join((*notes, *passes)),
         "stopped": "\n".join(f"{name}: {fault.reason}" for name, fault in faults.items()),
@@ -319,28 +318,14 @@ def _measure(
             require_some(parts, faults, job.decoder.dtype)
     totals = {name: faults.get(name) or merge(of_measure) for name, of_measure in parts.items()}
     groups: dict[str, xr.Dataset] = {}
+    measures = {measure.name: measure for measure in job.measures}
+    tokens = LabelledPrompts(job.prompts, job.decoder.tokenizer)
     for name, group in job.conclude(totals).items():
         if isinstance(group, Fault):
             faults.setdefault(name, group)
         else:
-            groups[name] = _with_tokens(job, name, group)
+            groups[name] = measures[name].add_tokens(group, tokens)
     return groups, faults, passes
-
-
-def _with_tokens(job: Job, name: str, group: xr.Dataset) -> xr.Dataset:
-    """`group` with the tokens of its prompts, where it goes with tokens."""
-    tokenizer = job.decoder.tokenizer
-    if name == "predictions":
-        return describe_predictions(group, job.prompts[0], tokenizer)
-    if name == "positions":
-        return group.merge(describe_prompts(job.prompts, tokenizer))
-    if name == "attention_rows":
-        # The measure keeps rows of the first prompts alone, so tokens of further ones have no place
-        count = 1 + int(group["prompt"].max()) if "prompt" in group else 1
-        tokens = describe_prompts(job.prompts[:count], tokenizer)
-        # Prompts without rows get key -1: the default fill, NaN, would turn the keys into floats
-        return group.merge(tokens, fill_value={"prompt_key": -1})
-    return group
 
 
 def _run_experiment(

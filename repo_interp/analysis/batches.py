@@ -233,6 +233,23 @@ def describe_prompts(
     )
 
 
+@dataclass(frozen=True)
+class LabelledPrompts:
+    """Tokens of the prompts of an analysis, as groups of a run show them."""
+
+    prompts: Sequence[Prompt]
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """Source of token texts for prompts that hold none."""
+
+    def of_prompts(self, count: int | None = None) -> xr.Dataset:
+        """Return `describe_prompts` of the first `count` prompts; None: of all."""
+        return describe_prompts(self.prompts[:count], self.tokenizer)
+
+    def of_next(self, group: xr.Dataset) -> xr.Dataset:
+        """Return a group with the texts of its variable `next_token`, of the first prompt."""
+        return describe_predictions(group, self.prompts[0], self.tokenizer)
+
+
 def describe_predictions(
     group: xr.Dataset, prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> xr.Dataset:

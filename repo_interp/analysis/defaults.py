@@ -1,35 +1,32 @@
 """Defaults of an analysis: prompts, measures and experiments, for the command and for Python.
 
     prompts        those of the task that the checkpoint was trained on, else one short text
-    experiments    where every layer's positions are the token index, or none: the atlas of heads,
-                   quickly; elsewhere, where their passes are few (tokens times parameters at most
-                   FEW or QUICK): kinds of heads, and, on prompts of a task, effects of changed
-                   positions and the atlas
+    measures       those that fit the layers and the prompts
+    experiments    those that offer themselves unasked, where their passes are few: tokens times
+                   parameters at most what they allow themselves
 
-Brings together tasks, experiments and where a model came from; knows nothing about commands.
+Asks all that are installed; knows no measure and no experiment by name, and nothing about commands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from repo_interp.analysis.gaps import Gaps
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.entry_points import MEASURES, require_once
 from repo_interp.errors import InputError, quoted, warn
-from repo_interp.experiments.atlas import Atlas
-from repo_interp.experiments.catalogue import planned
-from repo_interp.experiments.effects import Effects
+from repo_interp.experiments.catalogue import experiment_named, experiment_names, planned
 from repo_interp.experiments.experiment import Experiment, Plan
-from repo_interp.experiments.kinds import Kinds
-from repo_interp.measures.catalogue import measure_named
+from repo_interp.measures.catalogue import measure_named, measure_names
+from repo_interp.measures.context import Layers
 from repo_interp.measures.statistics import Measure, as_measure
-from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.decoder import Decoder
 from repo_interp.positions.assigners import TokenIndex
-from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX, SCHEMES
+from repo_interp.positions.layouts import SCHEMES
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.short_text import TOKENS, short_text
 from repo_interp.tasks.task import Task
@@ -37,13 +34,9 @@ from repo_interp.tasks.task import Task
 COUNT = 20
 """Prompts of a task."""
 
-QUICK = 2e11
-"""Tokens times parameters of an experiment that is made unasked: about half a minute on one core.
-"""
-FEW = 1e11
-"""The same of `kinds`, whose passes are long, so that a model of 1e8 parameters is not analyzed for
-twice as long unasked.
-"""
+ANY = Layers()
+"""Layers of which nothing is known."""
+Offer = TypeVar("Offer")
 
 
 def default_prompts(
@@ -94,11 +87,10 @@ def origin_of(task: Task | None) -> str:
 def default_experiments(
     decoder: Decoder, prompts: Sequence[Prompt], task: Task | None
 ) -> list[Experiment]:
-    """Choose the experiments that are quick and tell most.
+    """Return the experiments that offer themselves unasked (`Experiment.unasked`).
 
-    The atlas, where no layer learns positions or counts gates. Else kinds and, on prompts of a
-    task, effects and the atlas, where they are quick. An experiment that cannot work on the model
-    or its prompts is left out.
+    One that cannot work on the model or its prompts, or takes more work than it allows itself, is
+    left out.
 
     Args:
         decoder: Decoder of the model.
@@ -111,36 +103,41 @@ def default_experiments(
     if any(prompt.position_ids is not None for prompt in prompts):
         warn("without experiments, whose positions are the token index: prompts have position ids")
         return []
-    # Fewer than the atlas makes when it is asked for: it must be quick here
-    atlas = Atlas(sequences=2, twins=2)
-    if set(_schemes_by_positions(decoder)) <= set(FIXED):
-        try:
-            planned(decoder, prompts, [atlas], task)
-        except InputError as error:
-            warn(f"without the atlas: {error}")
-            return []
-        return [atlas]
+    layers = measured_layers(decoder)
     parameters = sum(parameter.numel() for parameter in decoder.owner.parameters())
     quick: list[Experiment] = []
     dear: list[str] = []
-    for experiment, most in (
-        (Kinds(), FEW),
-        # They score an answer, and only the prompts of a task surely have one
-        *((experiment, QUICK) for experiment in (Effects(), atlas) if task is not None),
-    ):
-        with suppress(InputError):
+    for name in experiment_names():
+        if (
+            offered := _offered(lambda name=name: experiment_named(name).unasked(layers, task))
+        ) is None:
+            continue
+        try:
             # A plan lists its passes without making any, so the cost is known beforehand
-            (plan,) = planned(decoder, prompts, [experiment], task)
-            if parameters * sum(plan.passes) <= most:
-                quick.append(experiment)
-            else:
-                dear.append(experiment.name)
+            (plan,) = planned(decoder, prompts, [offered.experiment], task)
+        except InputError as error:
+            if offered.work == math.inf:
+                warn(f"without the {name}: {error}")
+            continue
+        if parameters * sum(plan.passes) <= offered.work:
+            quick.append(offered.experiment)
+        else:
+            dear.append(name)
     if dear:
         warn(
             f"left out, since they take many passes of this model: {', '.join(dear)}; "
             f"--experiments {','.join(dear)} makes them"
         )
     return quick
+
+
+def _offered(ask: Callable[[], Offer | None]) -> Offer | None:
+    """What a measure or an experiment answers; None, with a warning, where a package is broken."""
+    try:
+        return ask()
+    except InputError as error:
+        warn(f"left out: {error}")
+        return None
 
 
 def choose(
@@ -169,7 +166,7 @@ def choose(
         unasked = measures is None and layers is None
         experiments = default_experiments(decoder, prompts, task) if unasked else ()
     if measures is None:
-        measures = default_measures(prompts, _schemes_by_positions(decoder), layers)
+        measures = default_measures(prompts, measured_layers(decoder, layers))
         if any(prompt.document_count > 1 for prompt in prompts):
             fitting = [name for name in measures if measure_named(name).needs.documents]
             left = [name for name in measures if name not in fitting]
@@ -185,10 +182,16 @@ def choose(
     return measures, experiments
 
 
-def _schemes_by_positions(decoder: Decoder) -> list[str]:
-    """Schemes of the layers that attend.
+def measured_layers(decoder: Decoder, layers: Sequence[int] | None = None) -> Layers:
+    """Describe the layers of a model for measures and experiments.
 
-    One of another package whose positions are the token index, or none, counts as one of ours.
+    Args:
+        decoder: Decoder of the model.
+        layers: Layers to measure; None: all.
+
+    Returns:
+        Schemes of all layers that attend. One of another package whose positions are the token
+        index, or none, counts as one of ours.
     """
     schemes = []
     for attention in decoder.layers:
@@ -196,47 +199,31 @@ def _schemes_by_positions(decoder: Decoder) -> list[str]:
         if name not in SCHEMES and isinstance(attention.assigner, TokenIndex | None):
             name = "alibi" if attention.frequencies is None else "rope"
         schemes.append(name)
-    return schemes
+    return Layers(tuple(schemes), layers is None)
 
 
-def default_measures(
-    prompts: Sequence[Prompt], schemes: Sequence[str] = (), layers: Sequence[int] | None = None
-) -> tuple[str, ...]:
-    """Choose the measures of an analysis that names none.
-
-    They measure positions, attention and predictions. Where all positions are the token index, or
-    none, their effect on the logits is measured instead.
+def default_measures(prompts: Sequence[Prompt], layers: Layers = ANY) -> tuple[str, ...]:
+    """Return the measures that fit (`Measure.fits`), of an analysis that names none.
 
     Args:
         prompts: Prompts of the analysis.
-        schemes: Schemes of the layers, which the choice follows; empty: any.
-        layers: Layers to measure; None: all, without which predictions are left out.
+        layers: Layers that are measured.
 
     Returns:
         Names of measures.
     """
-    # The measure reads the rows that produce the answer, so every prompt must have one
-    mass = ("attention_mass",) if all(prompt.generated for prompt in prompts) else ()
-    tokens = ("attention_rows", "octaves", *(("predictions",) if layers is None else ()))
-    if schemes and set(schemes) <= set(FIXED):
-        # the fit of a sum is exact by construction, so fake_distance and rotation are of rotated
-        # layers alone
-        rotated = ("fake_distance", "rotation") if set(schemes) & set(ROTATED_BY_INDEX) else ()
-        return ("components", "three_axis", *rotated, *mass, *tokens)
-    of_positions = (
-        ("positions", "patterns", "position_sources")
-        if not schemes or set(schemes) - {*FIXED, *CONTEXTUAL}
-        else ()
-    )
-    of_gates = ("position_sources", "gates") if set(schemes) & set(CONTEXTUAL) else ()
-    # Both lists may name position_sources: the first mention stays
-    return tuple(dict.fromkeys((*of_positions, *of_gates, *mass, *tokens)))
+    fitting = []
+    for name in measure_names():
+        made = _offered(lambda name=name: as_measure(measure_named(name)))
+        if made is not None and made.fits(layers, prompts):
+            fitting.append(name)
+    return tuple(fitting)
 
 
 def resolve_measures(measures: Sequence[str | Measure]) -> list[Measure]:
     """Return measures as objects.
 
-    Beside `maps`, a `three_axis` that is given by name keeps the axes that its figure shows.
+    One that is given by name is taken as it is beside the others (`Measure.beside`).
 
     Args:
         measures: Names and objects; one name alone is a list of one.
@@ -265,6 +252,10 @@ def resolve_measures(measures: Sequence[str | Measure]) -> list[Measure]:
             )
     names = [measure.name for measure in objects]
     require_once(MEASURES, names)
-    if "maps" in names and "three_axis" in given:
-        objects[given.index("three_axis")] = ThreeAxis(axes="first_prompt")
-    return objects
+    # An object is measured as it was given
+    return [
+        measure.beside(names)
+        if isinstance(asked, str) and isinstance(measure, Measure)
+        else measure
+        for asked, measure in zip(given, objects, strict=True)
+    ]

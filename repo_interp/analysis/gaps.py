@@ -12,10 +12,10 @@ from collections.abc import Collection, Sequence
 from repo_interp.errors import InputError
 from repo_interp.measures.gap import NOTHING, Gap
 from repo_interp.measures.statistics import Measure
-from repo_interp.models.audit import spans
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.layer_probe import sample
 from repo_interp.tasks.prompt import Prompt
+from repo_interp.values import format_ranges
 
 
 class Gaps:
@@ -105,4 +105,4 @@ class Gaps:
     def _named(self, layers: Sequence[int]) -> str:
         """Numbers of layers, with their schemes."""
         schemes = dict.fromkeys(self._schemes[layer] for layer in layers)
-        return f"{spans(layers)} ({', '.join(schemes)})"
+        return f"{format_ranges(layers)} ({', '.join(schemes)})"

@@ -31,7 +31,14 @@ from repo_interp.cli.options import (
     tokens,
     without_owner,
 )
-from repo_interp.entry_points import EXPERIMENTS, MEASURES, TASKS, names, require_names
+from repo_interp.entry_points import (
+    EXPERIMENTS,
+    MEASURES,
+    TASKS,
+    descriptions,
+    names,
+    require_names,
+)
 from repo_interp.errors import InputError, Unfinished
 from repo_interp.failures import is_out_of_memory
 from repo_interp.values import field_value, with_field
@@ -63,29 +70,8 @@ _VARIANTS = (
 )
 
 
-_MEASURES = "; ".join(
-    f"{name} ({content})"
-    for name, content in {
-        "positions": "of every token, by head",
-        "patterns": "constant, monotonic or mixed stretches of them",
-        "position_sources": "whether they read the word, the index, the line",
-        "segments": "whether they follow lines, sentences, examples",
-        "gates": "tokens that CoPE counts",
-        "attention_mass": "attention from generated tokens to spans",
-        "attention_rows": "strongest keys of every token",
-        "octaves": "attention by distance, and sinks",
-        "activations": "massive activations beside the sinks",
-        "predictions": "likeliest next tokens",
-        "components": "logits by rotary frequency",
-        "rotation": "pairs that turn slowly and dominate",
-        "three_axis": "logits as a sum of distance, query and key",
-        "fake_distance": "the same for one query at every distance",
-        "stability": "preferences that change with distance",
-        "symbols": "heads that follow places, or contents",
-        "maps": "pictures of logits",
-    }.items()
-)
-"""A few words on every measure of ours."""
+def _described(group: str) -> str:
+    return "; ".join(f"{name} ({said})" for name, said in descriptions(group).items())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,13 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help=f"measures to take, of {_MEASURES} (default: positions,patterns,position_sources where a layer "
-        "learns positions, position_sources,gates where "
-        "one has CoPE's; where all positions are the token index, or none, "
-        "components,three_axis, and fake_distance,rotation where "
-        "layers rotate; attention_mass where prompts mark generated tokens; and "
-        "attention_rows,octaves and, where all --layers are measured, "
-        "predictions)",
+        help=f"measures to take, of {_described(MEASURES)} (default: those that fit the positions of the "
+        "layers and the prompts, which the first line names)",
     )
     parser.add_argument(
         "--experiments",
@@ -136,13 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="A,B",
         help="experiments, which need many forward passes; none: no experiment (default, where "
-        "neither --measures nor --layers is given: atlas where no layer learns positions or "
-        "counts gates, elsewhere, on prompts of its task, effects and atlas where they take "
-        "seconds, with 2 random models in the atlas): effects (of changed positions of heads, on these prompts), "
-        "saliency (of positions, on these prompts), atlas (what every head does and is "
-        "called), perturbation (of order and positions, "
-        "on these prompts), extrapolation (beyond the training length, on longer prompts of "
-        "the same task); scored by the task of the "
+        "neither --measures nor --layers is given: those that tell of the model's positions and take "
+        f"seconds): {_described(EXPERIMENTS)}; scored by the task of the "
         "prompts, and prompts of a file by their generated tokens or, without these, by log "
         "perplexity",
     )

@@ -15,7 +15,7 @@ about the computation of scores and the meaning of names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -24,8 +24,9 @@ import xarray as xr
 from transformers import PretrainedConfig, PreTrainedModel
 
 from repo_interp.errors import InputError, quoted
-from repo_interp.experiments.experiment import Experiment, Plan, Progress
+from repo_interp.experiments.experiment import QUICK, Experiment, Plan, Progress, Unasked
 from repo_interp.experiments.grid import Grid
+from repo_interp.experiments.head_columns import add_columns
 from repo_interp.experiments.head_names import RULES, Scores, joined, name_heads, null_of
 from repo_interp.experiments.head_scores import (
     OF_ANSWERS,
@@ -37,6 +38,7 @@ from repo_interp.experiments.head_scores import (
     repeated_tokens,
 )
 from repo_interp.experiments.twins import kept_scores
+from repo_interp.measures.context import Layers
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.load import fresh_twin
@@ -152,7 +154,19 @@ class Atlas(Experiment):
     empty: all.
     """
     name: ClassVar[str] = "atlas"
+    describes: ClassVar[str] = "what every head does and is called"
     by_pair: ClassVar[bool] = True
+
+    def unasked(self, layers: Layers, task: Scoring | None) -> Unasked | None:
+        """Return a quick one where positions are fixed, or prompts of a task have answers."""
+        quick = replace(self, sequences=2, twins=2)
+        if layers.fixed:
+            return Unasked(quick)
+        return None if task is None else Unasked(quick, QUICK)
+
+    def completed(self, groups: Mapping[str, xr.Dataset]) -> Mapping[str, xr.Dataset]:
+        """Return the atlas with the numbers of heads that other groups have."""
+        return {self.name: add_columns(groups)} if self.name in groups else {}
 
     def __post_init__(self) -> None:
         """Raises InputError for a field out of range, and for a score that there is not."""

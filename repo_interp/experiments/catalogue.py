@@ -13,11 +13,11 @@ from repo_interp.entry_points import EXPERIMENTS, called, named, names, require_
 from repo_interp.errors import InputError, quoted
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.prompt_sets import scoring_of
-from repo_interp.models.audit import spans
 from repo_interp.models.capture import layers_by_pair
 from repo_interp.models.decoder import Decoder
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.prompt import require_index
+from repo_interp.values import format_ranges
 
 
 def experiment_names() -> tuple[str, ...]:
@@ -126,7 +126,7 @@ def planned(
         if by_pair and not experiment.by_pair:
             raise InputError(
                 f"{experiment.name} is about one position per token, and every rotary pair has its "
-                f"own in layers {spans(by_pair)}; leave it out"
+                f"own in layers {format_ranges(by_pair)}; leave it out"
             )
         plan = experiment.plan(decoder.owner, scoring, prompts, decoder.training_length)
         # Plans of other packages are checked: memory and the announced

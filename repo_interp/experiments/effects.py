@@ -40,9 +40,11 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.attribution import SCREENINGS
 from repo_interp.experiments.experiment import (
     PATH_TOKENS,
+    QUICK,
     Experiment,
     Plan,
     Progress,
+    Unasked,
     require_targets,
 )
 from repo_interp.experiments.grid import Grid
@@ -55,6 +57,7 @@ from repo_interp.experiments.position_changes import (
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.experiments.responses import batches_by_length
 from repo_interp.intervals import half_interval
+from repo_interp.measures.context import Layers
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.run import with_schemes
@@ -321,6 +324,11 @@ class Effects(Experiment):
     seed: Seed = 0
     """Seed of permutations and controls."""
     name: ClassVar[str] = "effects"
+    describes: ClassVar[str] = "of changed positions of heads, on these prompts"
+
+    def unasked(self, layers: Layers, task: Scoring | None) -> Unasked | None:
+        """Return it where positions are learned or counted, and prompts of a task have answers."""
+        return None if layers.fixed or task is None else Unasked(self, QUICK)
 
     @property
     def strength(self) -> Strength:

@@ -8,6 +8,7 @@ A task makes and scores prompts; given prompts are scored as `prompt_sets.scorin
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,6 +20,7 @@ from jaxtyping import Float
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
+from repo_interp.measures.context import Layers
 from repo_interp.store import Progress, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -28,6 +30,9 @@ TOKENS = 2048
 """Tokens that are run side by side, at least."""
 PATH_TOKENS = 512
 """The same where activations are kept for a backward pass."""
+QUICK = 2e11
+"""Tokens times parameters of an experiment that is made unasked: about half a minute on one core.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,24 @@ class Plan:
     """
 
 
+@dataclass(frozen=True)
+class Unasked:
+    """An experiment that an analysis makes where none is named."""
+
+    experiment: Experiment
+    work: float = math.inf
+    """Most tokens times parameters of its passes; it is left out where it needs more. Without a
+    bound it is expected, and a warning says why it cannot be made.
+    """
+
+
 class Experiment(ABC):
     """A measurement of several forward passes: a frozen dataclass; its fields are parameters."""
 
     name: ClassVar[str]
     """Its name, and that of its main group."""
+    describes: ClassVar[str] = ""
+    """A few words on what it tells, for `--help`."""
     by_pair: ClassVar[bool] = False
     """Whether it works where the rotary pairs of a token have positions of their own."""
 
@@ -61,6 +79,29 @@ class Experiment(ABC):
     def parameters(self) -> Mapping[str, Any]:
         """Values of the fields by name, as the attributes of its groups record them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # pyright: ignore[reportArgumentType]
+
+    def unasked(self, layers: Layers, task: Scoring | None) -> Unasked | None:
+        """Return the experiment as an analysis that names none makes it.
+
+        Args:
+            layers: Layers of the model.
+            task: Task of the prompts; None: they may have no answer.
+
+        Returns:
+            The experiment and its bound; None, unless a subclass overrides this: it is not made.
+        """
+        return None
+
+    def completed(self, groups: Mapping[str, xr.Dataset]) -> Mapping[str, xr.Dataset]:
+        """Return its groups with what others of the run say, once all of them are there.
+
+        Args:
+            groups: All groups of the run by name.
+
+        Returns:
+            Groups to replace; none unless a subclass overrides this.
+        """
+        return {}
 
     @abstractmethod
     def plan(

@@ -325,6 +325,7 @@ class Extrapolation(Experiment):
     seed: Seed = 0
     """Seed of the longer prompts."""
     name: ClassVar[str] = "extrapolation"
+    describes: ClassVar[str] = "beyond the training length, on longer prompts of the same task"
 
     def plan(
         self,

@@ -42,11 +42,19 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.effects import drawn_sets
-from repo_interp.experiments.experiment import Experiment, Plan, Progress, require_targets
+from repo_interp.experiments.experiment import (
+    QUICK,
+    Experiment,
+    Plan,
+    Progress,
+    Unasked,
+    require_targets,
+)
 from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.prompt_sets import Windows
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.interventions.positions import frozen, linearised, straightened
+from repo_interp.measures.context import Layers
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS
 from repo_interp.measures.labels import described_group
 from repo_interp.measures.position_sources import KINDS_OF_HEADS, PositionSources
@@ -242,6 +250,12 @@ class Kinds(Experiment):
     seed: Seed = 0
     """Seed of the controls."""
     name: ClassVar[str] = "kinds"
+    describes: ClassVar[str] = "what the positions of each kind of heads are for"
+
+    def unasked(self, layers: Layers, task: Scoring | None) -> Unasked | None:
+        """Return it where positions are learned."""
+        # Its passes are long: a model of 1e8 parameters is not analyzed for twice as long unasked
+        return Unasked(self, QUICK / 2) if layers.learned else None
 
     def plan(
         self,

@@ -404,6 +404,7 @@ class Perturbation(Experiment):
     seed: Seed = 0
     """Seed of the moves."""
     name: ClassVar[str] = "perturbation"
+    describes: ClassVar[str] = "of order and positions, on these prompts"
 
     def plan(
         self,

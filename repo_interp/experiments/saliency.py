@@ -253,6 +253,7 @@ class Saliency(Experiment):
     steps: CountOrNone = 64
     """Points of the path; 0: derivatives at the model's own positions alone."""
     name: ClassVar[str] = "saliency"
+    describes: ClassVar[str] = "of positions, on these prompts"
 
     def plan(
         self,

@@ -16,6 +16,7 @@ Knows nothing about which weights make them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import xarray as xr
@@ -50,6 +51,7 @@ class Activations(Measure, needs=Needs(documents=True, by_pair=True)):
     queries: Count = 32
     """Queries of a prompt that name the token with most attention."""
     name: str = "activations"
+    describes: ClassVar[str] = "massive activations beside the sinks"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Reduce the residual stream of each prompt to its largest entries."""

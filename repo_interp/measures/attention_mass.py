@@ -17,8 +17,9 @@ Knows nothing about the meaning of spans.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, weights_of
+from repo_interp.measures.context import AnyPrompt, Layers
 from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import arrays, described_group
@@ -73,6 +75,11 @@ class AttentionMass(
     rows of the generated tokens.
     """
     name: str = "attention_mass"
+    describes: ClassVar[str] = "attention from generated tokens to spans"
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return whether every prompt has rows that produce an answer."""
+        return all(prompt.generated for prompt in prompts)
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return mass [prompt, layer, head, span], chance and tokens [prompt, layer, span].

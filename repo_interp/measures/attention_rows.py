@@ -17,8 +17,9 @@ Knows nothing about the meaning of spans.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, with_sinks
+from repo_interp.measures.context import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
@@ -120,6 +122,11 @@ class AttentionRows(
     prompt_keys: Annotated[int, Interval(ge=1, le=4096)] = 4
     """Strongest keys of a row."""
     name: str = "attention_rows"
+    describes: ClassVar[str] = "strongest keys of every token"
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return True: any layers will do."""
+        return True
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return weights, keys and totals of rows.
@@ -195,6 +202,12 @@ class AttentionRows(
         return group.assign_coords(
             {axis: group[axis].astype("int64") for axis in ("query", "rank")}
         )
+
+    def add_tokens(self, group: xr.Dataset, tokens: PromptLabels) -> xr.Dataset:
+        """Return the group with the tokens of the first prompts, of which it has rows."""
+        count = 1 + int(group["prompt"].max()) if "prompt" in group else 1
+        # Prompts without rows get key -1: the default fill, NaN, would turn the keys into floats
+        return group.merge(tokens.of_prompts(count), fill_value={"prompt_key": -1})
 
 
 def _spread(tokens: Int[Tensor, "token"], most: int) -> Int[Tensor, "row"]:

@@ -34,9 +34,9 @@ Knows nothing about models; the training length is given to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.context import AnyPrompt, Layers
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.gate_sums import position_bias_sums
 from repo_interp.measures.kernels.heads import Reduction, reduced, tokens_between
@@ -135,6 +136,7 @@ class Components(Measure):
     more.
     """
     name: str = "components"
+    describes: ClassVar[str] = "logits by rotary frequency"
 
     def __post_init__(self) -> None:
         """Check the fields.
@@ -149,6 +151,10 @@ class Components(Measure):
                 f"tokens {self.first_token} to {self.last_token} are none; wanted "
                 "first_token < last_token"
             )
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return whether all positions are the token index, or none."""
+        return layers.fixed
 
     @property
     def needs(self) -> Needs:

@@ -31,8 +31,9 @@ Knows nothing about the contents of a prompt.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.context import AnyPrompt, Layers
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.fake_logits import (
     FakeFit,
@@ -85,6 +87,12 @@ class FakeDistance(
     nope_base: PositiveOrZero = 0.0
     """0: NoPE layers as they are. Otherwise the RoPE base by which they are asked to rotate."""
     name: str = "fake_distance"
+    describes: ClassVar[str] = "the same for one query at every distance"
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return whether layers rotate by the token index."""
+        # Where nothing rotates, the fit of a sum is exact by construction
+        return layers.fixed and layers.rotated
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
         """Layers that add logits by contents."""

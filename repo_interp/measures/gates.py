@@ -27,7 +27,9 @@ Knows nothing about the contents of a text: separators and segments are given.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +39,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
+from repo_interp.measures.context import AnyPrompt, Layers
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.gate_sums import (
     GateSums,
@@ -111,6 +114,11 @@ class Gates(SegmentMeasure):
     seed: Seed = 0
     """Seed of the controls."""
     name: str = "gates"
+    describes: ClassVar[str] = "tokens that CoPE counts"
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return whether gates are counted."""
+        return layers.contextual
 
     @property
     def needs(self) -> Needs:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import xarray as xr
@@ -55,6 +55,7 @@ class Maps(Measure):
     Where layers differ, a head that was not named is NaN.
     """
     name: str = "maps"
+    describes: ClassVar[str] = "pictures of logits"
 
     def __post_init__(self) -> None:
         """Validate the fields.

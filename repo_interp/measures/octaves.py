@@ -20,7 +20,9 @@ equal parts. Rows of attention are made some at a time. Knows nothing about why 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import xarray as xr
@@ -28,6 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, weights_of
+from repo_interp.measures.context import AnyPrompt, Layers
 from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.kernels.samples import first_tokens, middles, places_of
 from repo_interp.measures.labels import arrays, described_group
@@ -62,6 +65,11 @@ class Octaves(
     later_queries: Count = 8
     """Queries that must come after a token to call it a sink, beside a quarter of its document's."""
     name: str = "octaves"
+    describes: ClassVar[str] = "attention by distance, and sinks"
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return True: any layers will do."""
+        return True
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Reduce rows of attention of each prompt."""

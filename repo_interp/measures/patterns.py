@@ -27,9 +27,10 @@ Knows nothing about the meaning of positions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.context import AnyPrompt, Layers
 from repo_interp.measures.kernels.rank_trend import (
     Index,
     counts_tokens,
@@ -219,6 +221,11 @@ class Patterns(
     last_chunk: Literal["drop", "keep"] = "drop"
     """`drop` or `keep` a last chunk of fewer tokens."""
     name: str = "patterns"
+    describes: ClassVar[str] = "constant, monotonic or mixed stretches of them"
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return whether positions are learned."""
+        return layers.learned
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return chunk patterns and trends.

@@ -40,8 +40,9 @@ nothing about models.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -53,6 +54,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.context import AnyPrompt, Layers
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.gate_sums import gate_sums
 from repo_interp.measures.kernels.held_out import Codes, HeldOut, Marks, Rows, one_hot
@@ -157,6 +159,11 @@ class PositionSources(SegmentMeasure):
     tokens: Annotated[int, Interval(ge=2, le=65_536)] = 1024
     """Most tokens of a prompt."""
     name: str = "position_sources"
+    describes: ClassVar[str] = "whether they read the word, the index, the line"
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return whether positions are learned, or gates are counted."""
+        return layers.learned or layers.contextual
 
     @property
     def needs(self) -> Needs:

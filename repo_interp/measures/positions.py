@@ -12,7 +12,9 @@ Knows nothing about the effect of positions on attention.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.context import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.kernels.seen_pairs import is_whole, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
@@ -62,6 +65,11 @@ class Positions(
     """The measure `positions`."""
 
     name: str = "positions"
+    describes: ClassVar[str] = "of every token, by head"
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return whether positions are learned."""
+        return layers.learned
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return positions [prompt, layer, head, token] and ranges [prompt, layer, head].
@@ -107,6 +115,10 @@ class Positions(
         return described_group(
             group.assign(negative_share=(axes, below), linear_r2=(axes, fit)), texts
         )
+
+    def add_tokens(self, group: xr.Dataset, tokens: PromptLabels) -> xr.Dataset:
+        """Return the group with the tokens of all prompts."""
+        return group.merge(tokens.of_prompts())
 
 
 def _negative_share_and_fit(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,8 +15,9 @@ else is measured in, some rows at a time. Knows no tokenizer: texts of tokens ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.inputs import Predictions as NextTokenLogits
 from repo_interp.measures.attention_rows import rows_of_interest
+from repo_interp.measures.context import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.labels import Arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.memory import memory_for
@@ -60,6 +62,11 @@ class Predictions(Measure, needs=Needs(tensors=(), predictions=True, documents=T
     candidates: Annotated[int, Interval(ge=1, le=4096)] = 8
     """Likeliest next tokens after a token."""
     name: str = "predictions"
+    describes: ClassVar[str] = "likeliest next tokens"
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return whether all layers are measured."""
+        return layers.complete
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return nothing: single layers do not matter."""
@@ -133,6 +140,10 @@ class Predictions(Measure, needs=Needs(tensors=(), predictions=True, documents=T
         scores = statistics.per_prompt.data_vars.items()
         known = {name: array for name, array in scores if array.notnull().any()}
         return described_group(statistics.first_prompt.assign(known), _TEXTS)
+
+    def add_tokens(self, group: xr.Dataset, tokens: PromptLabels) -> xr.Dataset:
+        """Return the group with the texts of the likeliest next tokens."""
+        return tokens.of_next(group)
 
 
 def _of_first_prompt(

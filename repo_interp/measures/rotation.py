@@ -29,9 +29,9 @@ Knows nothing about the contents of a prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.context import AnyPrompt, Layers
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.closed_form import ClosedForm, Semantic
 from repo_interp.measures.kernels.heads import Reduction, reduced
@@ -116,6 +117,11 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
     semantic: Semantic = "signed"
     """The g of the closed form: "signed" or "printed"."""
     name: str = "rotation"
+    describes: ClassVar[str] = "pairs that turn slowly and dominate"
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return whether layers rotate by the token index."""
+        return layers.fixed and layers.rotated
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
         """Layers that do not rotate."""

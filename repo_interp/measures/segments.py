@@ -23,6 +23,7 @@ Knows nothing about the contents of a text.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -92,6 +93,7 @@ class Segments(SegmentMeasure):
     seed: Seed = 0
     """Seed of the shuffled edges."""
     name: str = "segments"
+    describes: ClassVar[str] = "whether they follow lines, sentences, examples"
 
     @property
     def needs(self) -> Needs:

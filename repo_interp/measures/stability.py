@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import xarray as xr
@@ -65,6 +65,7 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS), documents=True
     training_length: Tokens | None = None
     """L, in tokens; None: the checkpoint's."""
     name: str = "stability"
+    describes: ClassVar[str] = "preferences that change with distance"
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
         """Layers that do not rotate, and logits that are added to those of the rotation."""

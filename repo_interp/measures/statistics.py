@@ -14,7 +14,7 @@ Knows nothing about single measures.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
@@ -27,6 +27,7 @@ from torch import Tensor
 from repo_interp.entry_points import MEASURES, called
 from repo_interp.errors import InputError, quoted
 from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans, changes_of
+from repo_interp.measures.context import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.segmentation import Kinds
@@ -177,6 +178,8 @@ class Measure(ABC):
     name: str
     """The group of the run file; a field too, so that two of one class stand side by side."""
 
+    describes: ClassVar[str] = ""
+    """A few words on what it measures, for `--help`."""
     _stated: ClassVar[Needs] = Needs()
 
     def __init_subclass__(cls, needs: Needs | None = None, **further: Any) -> None:
@@ -210,6 +213,29 @@ class Measure(ABC):
     def needs(self) -> Needs:
         """Requirements beside the attention inputs; none unless a subclass states them."""
         return self._stated
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return whether an analysis that names no measures takes this one.
+
+        Args:
+            layers: Layers that are measured.
+            prompts: Prompts of the analysis.
+
+        Returns:
+            False unless a subclass overrides this.
+        """
+        return False
+
+    def beside(self, names: Collection[str]) -> Measure:
+        """Return the measure as it is taken beside others, where it is asked for by its name.
+
+        Args:
+            names: Names of all measures of the analysis.
+
+        Returns:
+            The measure itself unless a subclass overrides this.
+        """
+        return self
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> Sequence[Reduction]:
         """Return the reductions that `observe` will need (`heads.reduced`).
@@ -260,6 +286,18 @@ class Measure(ABC):
 
         Every variable has the attributes `units` and `long_name`.
         """
+
+    def add_tokens(self, group: xr.Dataset, tokens: PromptLabels) -> xr.Dataset:
+        """Return the concluded group with the tokens of its prompts, where it goes with tokens.
+
+        Args:
+            group: Group that `conclude` gave.
+            tokens: Tokens of the prompts of the analysis.
+
+        Returns:
+            The group as it is unless a subclass overrides this.
+        """
+        return group
 
 
 class SegmentMeasure(Measure):

@@ -25,6 +25,7 @@ Knows nothing about how attention is used.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import xarray as xr
@@ -60,6 +61,7 @@ class Symbols(Measure, needs=Needs(tokens=3, by_pair=True, nan=tuple(_TEXTS))):
     seed: Seed = 0
     """Of the permutations."""
     name: str = "symbols"
+    describes: ClassVar[str] = "heads that follow places, or contents"
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
         """Layers that add logits by contents."""

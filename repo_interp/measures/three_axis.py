@@ -36,9 +36,9 @@ Knows nothing about the contents of a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.context import AnyPrompt, Layers
 from repo_interp.measures.kernels.axis_fit import (
     AdditivePairs,
     additive_pairs,
@@ -108,6 +109,15 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
     seed: Seed = 0
     """Seed of the shuffled distances and the held-out rows."""
     name: str = "three_axis"
+    describes: ClassVar[str] = "logits as a sum of distance, query and key"
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return whether all positions are the token index, or none."""
+        return layers.fixed
+
+    def beside(self, names: Collection[str]) -> Measure:
+        """Return it with the axes that the figure of `maps` shows, where those are asked for."""
+        return replace(self, axes="first_prompt") if "maps" in names else self
 
     @property
     def parameters(self) -> Mapping[str, Any]:

@@ -29,7 +29,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +62,7 @@ from repo_interp.models.rotation import (
 from repo_interp.models.wrapped import model_of
 from repo_interp.positions.layouts import LEARNED
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.values import format_ranges
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Radians: a larger error is a finding."""
@@ -105,10 +105,12 @@ class Finding:
             One line: layers, pairs, expected and measured values, first distance.
         """
         pairs = (
-            f", pair{'s' if len(self.pairs) > 1 else ''} {spans(self.pairs)}" if self.pairs else ""
+            f", pair{'s' if len(self.pairs) > 1 else ''} {format_ranges(self.pairs)}"
+            if self.pairs
+            else ""
         )
         return (
-            f"layer{'s' if len(layers) > 1 else ''} {spans(layers)}{pairs}: expected "
+            f"layer{'s' if len(layers) > 1 else ''} {format_ranges(layers)}{pairs}: expected "
             f"{self.expected}, measured {self.measured}, "
             f"from distance {self.first_distance} on"
         )
@@ -587,22 +589,6 @@ def _table(
             "findings": "\n".join(line for findings in found for line in _by_fault(findings)),
         },
     )
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Format sorted whole numbers as ranges.
-
-    Args:
-        numbers: Whole numbers in ascending order.
-
-    Returns:
-        Text such as "0-3, 5".
-    """
-    runs = [
-        [number for _, number in run]
-        for _, run in groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
-    ]
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _format_pairs(pairs: Sequence[tuple[int, int]]) -> str:

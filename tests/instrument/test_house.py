@@ -18,6 +18,8 @@ import pytest
 from places import OFFICIAL, PACKAGE
 from places import ROOT as repository
 
+from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN
+
 ROOT = PACKAGE
 LABORATORY = repository / "papers" / "position_papers"
 NEIGHBOURS = ("measures", "tasks", "plots", "models")
@@ -54,7 +56,7 @@ LIBRARIES = {
 }
 
 
-OF_PROTOCOLS = {"observe", "conclude", "forward", "statistics", "plan"}
+OF_PROTOCOLS = {"observe", "conclude", "forward", "statistics", "plan", "of_prompts", "of_next"}
 """Methods that their protocol documents."""
 NEEDS_NO_SECTIONS = {"property", "cached_property", "override", "overload"}
 
@@ -314,3 +316,21 @@ def test_every_public_name_can_be_had_and_is_listed():
     assert dir(ri) == sorted(ri.__all__)
     with pytest.raises(AttributeError, match="No repo_interp attribute nothing"):
         ri.nothing  # noqa: B018
+
+
+ENGINE = ("analysis.analyze", "analysis.job", "analysis.defaults", "measures.statistics")
+"""What asks measures and experiments, and knows none of them."""
+
+
+def test_the_engine_imports_no_measure_and_no_experiment():
+    graph, seen, waiting = imports(), set(), [f"repo_interp.{name}" for name in ENGINE]
+    while waiting:
+        if (name := waiting.pop()) not in seen:
+            seen.add(name)
+            waiting += graph.get(name, ())  # the facade imports lazily
+    plugins = {
+        place.partition(":")[0]
+        for group in (MEASURES, EXPERIMENTS)
+        for place in OWN[group].values()
+    }
+    assert len(plugins) > 20 and not plugins & seen

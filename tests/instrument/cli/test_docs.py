@@ -14,11 +14,10 @@ from places import DOCS
 import repo_interp as ri
 from repo_interp.checkpoint_files.options import SchemeOptions
 from repo_interp.cli import _parser, main
-from repo_interp.cli.analyze import _MEASURES
-from repo_interp.entry_points import COMMANDS, MEASURES, OWN, names
+from repo_interp.entry_points import COMMANDS, EXPERIMENTS, MEASURES, OWN, descriptions, names
 from repo_interp.experiments import atlas, effects
-from repo_interp.experiments.catalogue import experiment_names
-from repo_interp.measures.catalogue import measure_names
+from repo_interp.experiments.catalogue import experiment_named, experiment_names
+from repo_interp.measures.catalogue import measure_named, measure_names
 from repo_interp.positions.layouts import SCHEMES
 from repo_interp.tasks import task_names
 
@@ -212,5 +211,9 @@ def test_pictures_are_small_and_all_shown():
     assert [each.name for each in pictures if each.stat().st_size > LARGEST_PICTURE] == []
 
 
-def test_help_says_what_every_measure_is():
-    assert {part.partition(" ")[0] for part in _MEASURES.split("; ")} == set(OWN[MEASURES])
+@pytest.mark.parametrize(
+    ("group", "made"), [(MEASURES, measure_named), (EXPERIMENTS, experiment_named)]
+)
+def test_help_says_what_every_measure_and_experiment_is(group, made):
+    said = {name: made(name).describes for name in OWN[group]}
+    assert descriptions(group) == said and all(said.values())

@@ -19,11 +19,12 @@ from position_papers.commands.train import print_scores, show
 from position_papers.training.folder import TrainingFolder
 from repo_interp import cli
 from repo_interp.analysis.analyze import analyze
-from repo_interp.analysis.defaults import default_measures
+from repo_interp.analysis.defaults import default_measures, measured_layers
 from repo_interp.cli import main
 from repo_interp.cli.tables import MOST_ROWS, print_table, print_tables
 from repo_interp.console import Console as OurConsole
 from repo_interp.console import bold
+from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.table import Table
 from repo_interp.progress import steps
 from repo_interp.tasks.prompt import Prompt
@@ -101,7 +102,9 @@ DEFAULT = {
 @pytest.mark.parametrize("layout", DEFAULT)
 def test_default_measures_follow_the_checkpoint(layout):
     bridge = ri.bridge(ri.reposition(tiny("llama"), layout))
-    assert {*default_measures(PROMPTS, ri.layout(bridge))} == ALWAYS | DEFAULT[layout]
+    assert {*default_measures(PROMPTS, measured_layers(as_decoder(bridge)))} == ALWAYS | DEFAULT[
+        layout
+    ]
 
 
 @pytest.mark.usefixtures("no_pictures")

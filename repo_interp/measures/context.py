@@ -1,0 +1,69 @@
+"""What measures and experiments are told of an analysis: its layers, its prompts, and their tokens.
+
+    schemes     one per layer that is measured; of another package's, "rope" or "alibi" where
+                positions are the token index or none, with and without rotation
+    complete    all layers of the model, so that its predictions are those of the analysis
+
+Knows nothing about how an analysis is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import xarray as xr
+
+from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX
+
+
+class AnyPrompt(Protocol):
+    """A prompt, of which measures may ask what the model generated."""
+
+    @property
+    def generated(self) -> Sequence[int]:
+        """Tokens that the model generated."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What positions the measured layers have."""
+
+    schemes: tuple[str, ...] = ()
+    """Schemes of the layers; empty: any."""
+    complete: bool = True
+    """Whether they are all layers of the model."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether positions are the token index, or none, in all layers."""
+        return bool(self.schemes) and set(self.schemes) <= set(FIXED)
+
+    @property
+    def rotated(self) -> bool:
+        """Whether some layer rotates by the token index."""
+        return bool(set(self.schemes) & set(ROTATED_BY_INDEX))
+
+    @property
+    def learned(self) -> bool:
+        """Whether some layer has positions that may follow the text."""
+        return not self.schemes or bool(set(self.schemes) - {*FIXED, *CONTEXTUAL})
+
+    @property
+    def contextual(self) -> bool:
+        """Whether some layer counts gates."""
+        return bool(set(self.schemes) & set(CONTEXTUAL))
+
+
+class PromptLabels(Protocol):
+    """Tokens of the prompts of an analysis, as groups of a run show them."""
+
+    def of_prompts(self, count: int | None = None) -> xr.Dataset:
+        """Return tokens, spans and texts of the first `count` prompts; None: of all."""
+        ...
+
+    def of_next(self, group: xr.Dataset) -> xr.Dataset:
+        """Return a group with the texts of its variable `next_token`."""
+        ...
