@@ -28,6 +28,7 @@ MEASURES, EXPERIMENTS, VIEWS = (
 )
 SCHEMES, TASKS = "repo_interp.schemes", "repo_interp.tasks"
 COMMANDS, CHECKPOINTS = "repo_interp.commands", "repo_interp.checkpoints"
+SUGGESTIONS = "repo_interp.suggestions"
 
 OWN: Mapping[str, Mapping[str, str]] = {
     MEASURES: {
@@ -91,9 +92,16 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "copying": "repo_interp.tasks.copying:SIZES",
         "random_tokens": "repo_interp.tasks.random_tokens:SIZES",
     },
+    SUGGESTIONS: {
+        "effects": "repo_interp.plugins.causes.suggestions:needed",
+        "kinds": "repo_interp.plugins.sources.suggestions:kinds",
+    },
     COMMANDS: {
-        name: f"repo_interp.cli.{name}"
-        for name in ("analyze", "explore", "inspect", "verify", "fetch", "score", "compare")
+        **{
+            name: f"repo_interp.cli.{name}"
+            for name in ("analyze", "explore", "inspect", "fetch", "score", "compare")
+        },
+        "verify": "repo_interp.plugins.verify.command",
     },
 }
 """By group, names and objects of ours; views stand in the order of the page."""

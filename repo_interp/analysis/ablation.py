@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from repo_interp.analysis.coercion import Prompts, indexed_prompts, tokens
 from repo_interp.errors import InputError, NotFinitePrediction, warn
-from repo_interp.experiments.effects import distinct
+from repo_interp.experiments.draws import distinct
 from repo_interp.experiments.experiment import standard_error
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch

@@ -6,8 +6,6 @@ it is measured.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xarray as xr
@@ -15,16 +13,11 @@ import xarray as xr
 from repo_interp.analysis.heads import columns_of
 from repo_interp.errors import InputError
 from repo_interp.experiments.head_columns import HEAD, add_columns
-from repo_interp.files import replaced, write_text
-from repo_interp.run import TABLES, require_run
+from repo_interp.run import require_run
 
 if TYPE_CHECKING:
     from repo_interp.analysis.head_file import HeadTable
 
-NO_PARQUET = (
-    "atlas.parquet was not written: it needs pyarrow (pip install "
-    "'repo-interp[tables]'); atlas.csv has the same table"
-)
 _FIRST = ("scheme", "name")
 
 
@@ -74,27 +67,3 @@ def atlas(run: xr.DataTree) -> HeadTable:
     table = HeadTable(table.rename_axis(list(HEAD)).reset_index())
     table.attrs.update(provenance(run))
     return table
-
-
-def write_atlas(
-    run: xr.DataTree, directory: str | os.PathLike[str]
-) -> tuple[list[Path], list[str]]:
-    """Write the atlas of a run as CSV and Parquet.
-
-    Args:
-        run: Run of `analyze`.
-        directory: Directory of the files, which exists.
-
-    Returns:
-        The files; and a line for the Parquet file where pyarrow is not installed.
-    """
-    directory, table = Path(directory), atlas(run)
-    file, parquet = (directory / name for name in TABLES)
-    write_text(file, table.to_csv(index=False, lineterminator="\n"))
-    # pyarrow is optional; the CSV is enough without it.
-    try:
-        with replaced(parquet) as unfinished:
-            table.to_parquet(unfinished, index=False, engine="pyarrow")
-    except ImportError:
-        return [file], [NO_PARQUET]
-    return [file, parquet], []

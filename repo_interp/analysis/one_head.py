@@ -37,6 +37,7 @@ from repo_interp.measures.kernels.axis_fit import (
     fit_axes,
     fit_correlation,
 )
+from repo_interp.measures.kernels.heads import WHOLE_PATTERN
 from repo_interp.measures.kernels.logit_sums import logit_sums
 from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import described, described_group
@@ -46,8 +47,6 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.positions.logits import cap_logits
 from repo_interp.values import CountOrNone, checked
 
-MOST_TOKENS = 512
-"""Tokens of a prompt whose pattern is made."""
 _TEXTS = {
     "logit": ("logit of the query and the key", "logits"),
     "pair": ("part of each rotary pair", "logits"),
@@ -81,7 +80,7 @@ def attention_pattern(bridge: nn.Module, prompt: Prompts, layer: int, head: int)
         InputError: The prompt is longer, there are several, or the model lacks the layer or the
             head.
     """
-    inputs, labels = _capture_head(as_decoder(bridge), prompt, layer, head, MOST_TOKENS)
+    inputs, labels = _capture_head(as_decoder(bridge), prompt, layer, head, WHOLE_PATTERN)
     rows = torch.arange(inputs.queries.shape[2], device=inputs.queries.device)
     seen = inputs.visible(rows)[0]
     weights = inputs.pattern(rows)[0, 0].masked_fill(~seen, torch.nan)

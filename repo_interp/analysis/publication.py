@@ -24,17 +24,30 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import xarray as xr
 
 from repo_interp import processes
 from repo_interp.errors import InputError, Taken, Unfinished
-from repo_interp.files import LOCK, Claim, claim, is_left_behind, remove, replaced, require_writable
+from repo_interp.files import (
+    LOCK,
+    Claim,
+    claim,
+    is_left_behind,
+    remove,
+    replaced,
+    require_writable,
+    write_text,
+)
 from repo_interp.run import TABLES, write_run
 
 RUN, COMPARISON = "run.nc", "compare.nc"
 """Data files of the two kinds of results."""
+NO_PARQUET = (
+    "atlas.parquet was not written: it needs pyarrow (pip install "
+    "'repo-interp[tables]'); atlas.csv has the same table"
+)
 _PAGE, _FIGURES = "report.html", "figures"
 _STORE = ".batches"
 # No space, quota exceeded, file too large: the user can make room and go on
@@ -147,13 +160,14 @@ class Results:
         )
 
     def _tables(self, run: xr.DataTree) -> tuple[list[Path], list[str]]:
-        """Write the atlas of a run that has one as tables; return files and lines on failures."""
-        if self.data_file.name != RUN or "atlas" not in run.children:
+        """Write the table of heads of a run that has one; return files and lines on failures."""
+        if self.data_file.name != RUN:
             return [], []
-        from repo_interp.analysis.atlas import write_atlas  # with torch, which `compare` needs not
+        from repo_interp.plots.catalogue import head_table
 
+        table = head_table(run)
         try:
-            return write_atlas(run, self.directory)
+            return ([], []) if table is None else write_table(table, self.directory)
         except OSError as error:
             return [], [f"the atlas cannot be written as a table ({error.strerror or error})"]
 
@@ -166,6 +180,27 @@ class Results:
         """Let others write here; a directory in which nothing is left goes."""
         if self._claim is not None:
             self._claim.release()
+
+
+def write_table(table: Any, directory: Path) -> tuple[list[Path], list[str]]:
+    """Write a table of heads as CSV and Parquet.
+
+    Args:
+        table: A pandas DataFrame.
+        directory: Directory of the files, which exists.
+
+    Returns:
+        The files; and a line for the Parquet file where pyarrow is not installed.
+    """
+    file, parquet = (directory / name for name in TABLES)
+    write_text(file, table.to_csv(index=False, lineterminator="\n"))
+    # pyarrow is optional; the CSV is enough without it.
+    try:
+        with replaced(parquet) as unfinished:
+            table.to_parquet(unfinished, index=False, engine="pyarrow")
+    except ImportError:
+        return [file], [NO_PARQUET]
+    return [file, parquet], []
 
 
 def stage(directory: Path) -> Literal["nothing", "begun", "measured", "finished"]:

@@ -25,9 +25,8 @@ measured, or the layer has no positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,6 +37,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.experiments.attribution import SCREENINGS
+from repo_interp.experiments.draws import drawn_sets
 from repo_interp.experiments.experiment import (
     PATH_TOKENS,
     QUICK,
@@ -160,47 +160,6 @@ def sets_of_heads(
     size = min(size, len(known), max(1, len(heads) // 2))
     others = [head for head in heads if head not in known[:size]]
     return [known[:size], *drawn_sets(others, size, draws, seed)]
-
-
-def drawn_sets(others: Sequence[Any], size: int, draws: int, seed: int) -> list[list[Any]]:
-    """Draw different sets at random.
-
-    Args:
-        others: Items to draw from; their order is kept within a set.
-        size: Items of a set.
-        draws: Number of sets.
-        seed: Seed of the draws.
-
-    Returns:
-        `draws` sets, or all where fewer exist.
-    """
-    generator = np.random.default_rng([seed, size])
-    drawn = distinct(
-        # As sorted places, so that one set in two orders is recognized as the same
-        lambda: sorted(generator.permutation(len(others))[:size].tolist()),
-        comb(len(others), size),
-        draws,
-    )
-    return [[others[place] for place in places] for places in drawn]
-
-
-def distinct(draw: Callable[[], Any], there_are: int, wanted: int) -> list[Any]:
-    """Call a function until it has returned enough different results.
-
-    Args:
-        draw: Returns a random result.
-        there_are: Number of different results that exist.
-        wanted: Number of results.
-
-    Returns:
-        Different results in the order in which they were drawn.
-    """
-    found = []
-    # No more than exist, else the loop would never end.
-    while len(found) < min(there_are, wanted):
-        drawn = draw()
-        found += [] if drawn in found else [drawn]
-    return found
 
 
 # The empty beginning is that of single heads: `log_probability_change` and so on.

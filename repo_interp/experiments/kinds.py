@@ -41,7 +41,7 @@ from scipy.stats import t as student
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.experiments.effects import drawn_sets
+from repo_interp.experiments.draws import drawn_sets
 from repo_interp.experiments.experiment import (
     QUICK,
     Experiment,

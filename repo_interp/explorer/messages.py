@@ -28,7 +28,6 @@ from matplotlib.colors import Colormap
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from torch import nn
 
-from repo_interp.analysis.atlas import atlas
 from repo_interp.analysis.coercion import indexed_prompts
 from repo_interp.analysis.memory import require_memory_for_pass
 from repo_interp.errors import InputError
@@ -37,6 +36,7 @@ from repo_interp.explorer.passes import Passes
 from repo_interp.explorer.session import LOOKS, NEXT, Session
 from repo_interp.explorer.steps import Steps
 from repo_interp.models.decoder import as_decoder
+from repo_interp.plots.catalogue import head_table
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
 from repo_interp.plots.marks.grid import MISSING, scale
@@ -240,8 +240,8 @@ class Explored:
 
     def _open(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
         table = None
-        if self.run is not None and "atlas" in self.run.children:
-            frame = atlas(self.run)
+        frame = None if self.run is None else head_table(self.run)
+        if frame is not None:
             frame = frame[["layer", "head", *(name for name in COLUMNS if name in frame)]]
             table = {
                 "columns": list(frame.columns),

@@ -28,28 +28,24 @@ import xarray as xr
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.batches import describe_predictions
 from repo_interp.analysis.coercion import indexed_prompts, tokens
-from repo_interp.analysis.one_head import MOST_TOKENS
+from repo_interp.entry_points import SUGGESTIONS, find, names
 from repo_interp.errors import InputError, NotFinitePrediction
-from repo_interp.experiments.effects import Effects
-from repo_interp.experiments.position_changes import default_kinds
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import Batch
 from repo_interp.experiments.responses import logits_at
 from repo_interp.explorer.edits import MEANS, Edit, listed
 from repo_interp.explorer.passes import Pass, Passes
 from repo_interp.inputs import AttentionInputs, weights_of
+from repo_interp.measures.kernels.heads import WHOLE_PATTERN
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
 from repo_interp.measures.labels import described, described_group
-from repo_interp.measures.position_sources import KINDS_OF_HEADS
 from repo_interp.models.attention import cache_argument
 from repo_interp.models.capture import next_token_logits
-from repo_interp.models.decoder import as_decoder
+from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.generation import end_tokens
 from repo_interp.models.lasting import at_rest
-from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
@@ -59,10 +55,6 @@ NEXT = 10
 """Likeliest next tokens."""
 LOOKED = 64
 """Tokens whose attention is compared, at most, to find one that an edit moves."""
-SUGGESTED = 5
-"""Edits that `suggest` offers."""
-MOVES: tuple[Any, ...] = ("linearised", "frozen")
-"""Edits of all heads of a kind that `suggest` tries."""
 POINTS = 32
 """Tokens at which the map of heads samples positions."""
 MOST_NEW = 512
@@ -155,6 +147,11 @@ class Session:
         return tuple(edit for edit in self.edits if edit.on)
 
     @property
+    def decoder(self) -> Decoder:
+        """Decoder of the model."""
+        return self._passes.decoder
+
+    @property
     def _passes(self) -> Passes:
         assert self.passes is not None
         return self.passes
@@ -231,7 +228,7 @@ class Session:
             "head_score": described(stacked, "score of each head", "1"),
             "outline": described(sampled, "position at evenly spaced tokens", "positions"),
         }
-        decoder = self._passes.decoder
+        decoder = self.decoder
         return with_schemes(xr.Dataset(named), decoder.schemes, decoder.learned_schemes)
 
     def look(
@@ -284,7 +281,7 @@ class Session:
         clean, edited = (self._seen(edits, *asked) for edits in ((), self.active))
         # Mostly kept from when its last edit was the newest, so that it costs no pass
         prefixes = [self.active[:length] for length in range(len(self.active) + 1)]
-        curve = [self._log_probability(edits) for edits in prefixes]
+        curve = [self.log_probability(edits) for edits in prefixes]
         # Stacked by hand: `xr.concat` would align coordinates that are the same in both
         both: dict[Any, Any] = {
             name: (
@@ -327,14 +324,14 @@ class Session:
         )
         contexts = self._passes.contexts(self.active if edited else ())
         model: Any = self._passes.model
-        ends = end_tokens(self._passes.decoder)
+        ends = end_tokens(self.decoder)
         argument = cache_argument(model.forward)
         # A fresh cache: one of an earlier pass would hold keys that were rotated without edits
         cache, given = DynamicCache(config=model.config), self._passes.batch.tokens[:, :start]
         for _ in range(count):
             self.check()
             # Entered anew for every token: in between the caller may use the model
-            with torch.no_grad(), at_rest(self._passes.decoder), ExitStack() as stack:
+            with torch.no_grad(), at_rest(self.decoder), ExitStack() as stack:
                 for context in contexts:
                     stack.enter_context(context())
                 logits = model(given, **{argument: cache}, use_cache=True, logits_to_keep=1).logits[
@@ -361,10 +358,7 @@ class Session:
     ) -> list[tuple[Edit, float]]:
         """Find edits that lower the log-probability of the answer most.
 
-        Up to `SUGGESTED` edits of one head or layer come from the experiment `effects`: the token
-        index
-        where positions are learned, else one constant. Edits of all heads of one kind
-        (`measures.position_sources.head_kinds`) follow, whatever they change.
+        They come from the functions of the group of entry points `repo_interp.suggestions`.
 
         Args:
             progress: Function of the points that are done and of all.
@@ -381,39 +375,11 @@ class Session:
             if progress is not None:
                 progress(done, total)
 
-        kind: Any = default_kinds(self._passes.decoder)[0]
-        with at_rest(self._passes.decoder):
-            # One draw: suggestions are ranked, not tested against controls
-            effects = Effects((kind,), draws=1).measured(
-                self._passes.decoder, self.scoring, [self.prompt], progress=advance
-            )
-        group = effects.isel(kind=0)
-        layers: list[int] = group["layer"].values.tolist()
-        heads: list[Head] = [
-            (layer, head) for layer in layers for head in group["head"].values.tolist()
+        return [
+            suggested
+            for name in names(SUGGESTIONS)
+            for suggested in find(SUGGESTIONS, name)(self, advance)
         ]
-        changes = [Edit(kind=kind, layer=layer) for layer in layers] + [
-            Edit(kind=kind, heads=(head,)) for head in heads
-        ]
-        lost = [
-            *group["layer_effect"].values.tolist(),
-            *group["effect"].transpose("layer", "head").values.ravel().tolist(),
-        ]
-        # NaN where no head was measured
-        needed = [(edit, change) for edit, change in zip(changes, lost, strict=True) if change < 0]
-        with at_rest(self._passes.decoder):
-            sources = analyze(self.bridge, [self.prompt], ("position_sources",))[
-                "position_sources"
-            ].to_dataset()
-        clean, whole = self._log_probability(()), []
-        for name in KINDS_OF_HEADS:
-            found = tuple(heads_where(sources["kind"].sel(layer=layers) == name))
-            for move in MOVES if found else ():
-                edit = Edit(
-                    kind=move, heads=found, named=f"the {len(found)} heads of kind “{name}”"
-                )
-                whole.append((edit, self._log_probability((edit,)) - clean))
-        return [*sorted(needed, key=lambda pair: pair[1])[:SUGGESTED], *whole]
 
     def moves(self, edit: Edit) -> tuple[Head, int]:
         """Find where an edit moves attention most, in its first layer.
@@ -439,7 +405,7 @@ class Session:
         head, place = divmod(int(moved.argmax()), len(places))
         return (layer, head), places[place]
 
-    def _log_probability(self, edits: tuple[Edit, ...]) -> float:
+    def log_probability(self, edits: tuple[Edit, ...]) -> float:
         """The log-probability of the answer under `edits`."""
         return float(self._readings(self._passes.of(edits, self.check))[0])
 
@@ -456,7 +422,7 @@ class Session:
         """
         self._require(heads, token)
         spans = self.prompt.all_spans()
-        source = self._passes.decoder.origin
+        source = self.decoder.origin
         name = self.name or ("CHECKPOINT" if source is None else str(source.directory))
         calls = [
             edit.python(self._passes.model, edit.tokens_in(spans, self.count))
@@ -464,7 +430,7 @@ class Session:
         ]
         return _CELL.format(
             name=name,
-            ends=end_tokens(self._passes.decoder) or None,
+            ends=end_tokens(self.decoder) or None,
             tokens=list(self.prompt.tokens),
             answer=listed(self._places),
             heads=list(heads),
@@ -473,7 +439,7 @@ class Session:
             start=self.start,
             most=min(MOST_NEW, self.count - self.start or 32),
             weight=_WEIGHT
-            if self.count <= MOST_TOKENS
+            if self.count <= WHOLE_PATTERN
             else "        # attention: patterns are made of up to 512 tokens\n",
             means="".join(
                 f"{name} = {call}\n"
@@ -541,7 +507,7 @@ class Session:
             masses.append([float(np.nansum(weight[places])) for places in spans.values()])
         rows = np.stack([position.sel(layer=layer, head=head).values for layer, head in heads])
         expected = (
-            next_token_logits(self._passes.decoder, passed.recording.last_hidden[0, [token]])[0]
+            next_token_logits(self.decoder, passed.recording.last_hidden[0, [token]])[0]
             .double()
             .log_softmax(-1)
         )
@@ -562,15 +528,15 @@ class Session:
             _TEXTS | {"score": (self.scoring.metric, self.scoring.units)},
             coords,
         )
-        return describe_predictions(seen, self.prompt, self._passes.decoder.tokenizer)
+        return describe_predictions(seen, self.prompt, self.decoder.tokenizer)
 
     @torch.no_grad()
     def _readings(self, passed: Pass) -> np.ndarray:
         """Log-probability, logit difference and score of the answer."""
 
         def compute() -> np.ndarray:
-            batch = Batch(self._passes.decoder, self.scoring, [self.prompt])
-            logits = logits_at(self._passes.decoder, passed.recording.last_hidden, batch.question)
+            batch = Batch(self.decoder, self.scoring, [self.prompt])
+            logits = logits_at(self.decoder, passed.recording.last_hidden, batch.question)
             return batch.readings(logits)[:, 0]
 
         # By answer: the same pass may be asked about other tokens
@@ -589,7 +555,7 @@ class Session:
             raise InputError(
                 f"token {token} was chosen; the prompt's tokens are 0 to {self.count - 1}"
             )
-        known = {attention.layer_idx: attention.heads for attention in self._passes.decoder.layers}
+        known = {attention.layer_idx: attention.heads for attention in self.decoder.layers}
         for layer, head in heads:
             if not 0 <= head < known.get(layer, 0):
                 raise InputError(

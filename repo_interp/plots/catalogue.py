@@ -57,6 +57,22 @@ MOST_MAPS = 8
 """Labels of an axis, besides prompts, layers and heads, that get maps; of more, evenly spread ones."""
 
 
+def head_table(run: xr.DataTree) -> Any:
+    """Make the table of heads of a run.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        A pandas DataFrame of the first group whose view has one; None where no view has.
+    """
+    for group in run.children:
+        view = view_of(group)
+        if view is not None and view.heads is not None:
+            return view.heads(run)
+    return None
+
+
 def view_of(group: str) -> View | None:
     """Find the view that shows a group.
 

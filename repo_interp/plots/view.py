@@ -110,6 +110,10 @@ class View:
     given: Callable[[xr.DataTree], Iterable[tuple[str, Figure]]] = _nothing
     """Names and figures that a plain function of another package gives, drawn one after the other.
     """
+    heads: Callable[[xr.DataTree], Any] | None = None
+    """A table with a row per head, a pandas DataFrame: written beside the run, and on the explorer's
+    map.
+    """
     beside: Beside = Beside()
     """Further charts and tables of several runs."""
 

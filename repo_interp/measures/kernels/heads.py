@@ -43,6 +43,9 @@ in float64.
 Where nothing but the mean is large this is mean^2 / variance > 25.
 """
 
+WHOLE_PATTERN = 512
+"""Tokens of a prompt of which the logits of one head are made as a whole."""
+
 
 class Reduction(ABC):
     """A result over the heads of a layer: a frozen dataclass whose fields are its parameters.

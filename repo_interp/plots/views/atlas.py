@@ -579,6 +579,13 @@ def _many(has: xr.DataArray) -> str:
     return heads_named(named, 8) if len(named) <= 8 else f"{len(named)} of {has.size} heads"
 
 
+def _heads(run: xr.DataTree) -> Any:
+    # With torch, which no figure needs
+    from repo_interp.analysis.atlas import atlas
+
+    return atlas(run)
+
+
 VIEW = View(
     "atlas",
     "The atlas of heads",
@@ -587,6 +594,7 @@ VIEW = View(
     "control. That does not show that the model needs the head for it.",
     _charts,
     tables=lambda run: (atlas_table(run),),
+    heads=_heads,
     findings=_findings,
     interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
     compared=MAPPED,

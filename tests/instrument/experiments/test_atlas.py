@@ -15,10 +15,10 @@ from numpy.testing import assert_allclose
 from refusals import refused
 
 import repo_interp as ri
-from repo_interp.analysis.atlas import NO_PARQUET, add_columns, write_atlas
-from repo_interp.analysis.publication import claim_results
+from repo_interp.analysis.publication import NO_PARQUET, claim_results, write_table
 from repo_interp.experiments import Atlas
 from repo_interp.experiments import atlas as atlas_experiment
+from repo_interp.experiments.head_columns import add_columns
 from repo_interp.experiments.head_names import RULES, Rule, name_heads, null_of
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import fresh_twin
@@ -262,7 +262,7 @@ def test_what_f_phi_reads_and_effects_of_interventions_become_columns(run):
 
 def test_csv_and_parquet_hold_the_table(run, tmp_path, monkeypatch):
     table = pd.DataFrame(ri.atlas(run))
-    text, parquet = write_atlas(run, tmp_path)[0]
+    text, parquet = write_table(ri.atlas(run), tmp_path)[0]
     pd.testing.assert_frame_equal(pd.read_parquet(parquet), table)
     from_text = pd.read_csv(text, keep_default_na=False, na_values=[""]).fillna({"name": ""})
     pd.testing.assert_frame_equal(from_text, table, check_dtype=False)
@@ -272,7 +272,7 @@ def test_csv_and_parquet_hold_the_table(run, tmp_path, monkeypatch):
         raise ImportError("no pyarrow")
 
     monkeypatch.setattr(pd.DataFrame, "to_parquet", missing)
-    assert write_atlas(run, tmp_path) == ([text], [NO_PARQUET])
+    assert write_table(ri.atlas(run), tmp_path) == ([text], [NO_PARQUET])
     assert [*tmp_path.iterdir()] == [text]
 
 

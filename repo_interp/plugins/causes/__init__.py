@@ -1,0 +1,1 @@
+"""What positions of heads cause: effects of changed positions, and saliency."""

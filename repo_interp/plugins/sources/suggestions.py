@@ -1,0 +1,40 @@
+"""Edits of all heads of one kind, for the explorer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from repo_interp.analysis.analyze import analyze
+from repo_interp.explorer.edits import Edit
+from repo_interp.explorer.session import Session
+from repo_interp.measures.position_sources import KINDS_OF_HEADS
+from repo_interp.models.lasting import at_rest
+from repo_interp.plots.marks.arrays import heads_where
+
+MOVES: tuple[Any, ...] = ("linearised", "frozen")
+"""Edits of the heads that are tried."""
+
+
+def kinds(session: Session, progress: Callable[[int, int], None]) -> list[tuple[Edit, float]]:
+    """Try edits of all heads of one kind (`position_sources`), whatever they change.
+
+    Args:
+        session: Model, prompt and answer.
+        progress: Not called: this takes one pass an edit.
+
+    Returns:
+        Edits with their effects in nats.
+    """
+    with at_rest(session.decoder):
+        sources = analyze(session.bridge, [session.prompt], ("position_sources",))[
+            "position_sources"
+        ].to_dataset()
+    clean, tried = session.log_probability(()), []
+    for name in KINDS_OF_HEADS:
+        found = tuple(heads_where(sources["kind"] == name))
+        for move in MOVES if found else ():
+            named = f"the {len(found)} heads of kind \u201c{name}\u201d"
+            edit = Edit(kind=move, heads=found, named=named)
+            tried.append((edit, session.log_probability((edit,)) - clean))
+    return tried

@@ -1,0 +1,1 @@
+"""Audits of a model, a batch, a scheme, and the tables of another runtime."""
