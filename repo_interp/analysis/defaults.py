@@ -22,7 +22,7 @@ from repo_interp.errors import InputError, quoted, warn
 from repo_interp.experiments.catalogue import experiment_named, experiment_names, planned
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.measures.catalogue import measure_named, measure_names
-from repo_interp.measures.context import Layers
+from repo_interp.measures.fitting import Layers
 from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.decoder import Decoder
 from repo_interp.positions.assigners import TokenIndex

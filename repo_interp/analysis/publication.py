@@ -163,9 +163,9 @@ class Results:
         """Write the table of heads of a run that has one; return files and lines on failures."""
         if self.data_file.name != RUN:
             return [], []
-        from repo_interp.plots.catalogue import head_table
+        from repo_interp.plots.catalogue import heads_of_run
 
-        table = head_table(run)
+        table = heads_of_run(run)
         try:
             return ([], []) if table is None else write_table(table, self.directory)
         except OSError as error:

@@ -38,7 +38,7 @@ from repo_interp.experiments.head_scores import (
     repeated_tokens,
 )
 from repo_interp.experiments.twins import kept_scores
-from repo_interp.measures.context import Layers
+from repo_interp.measures.fitting import Layers
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.load import fresh_twin

@@ -57,7 +57,7 @@ from repo_interp.experiments.position_changes import (
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.experiments.responses import batches_by_length
 from repo_interp.intervals import half_interval
-from repo_interp.measures.context import Layers
+from repo_interp.measures.fitting import Layers
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.run import with_schemes

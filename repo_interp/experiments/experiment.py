@@ -20,7 +20,7 @@ from jaxtyping import Float
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
-from repo_interp.measures.context import Layers
+from repo_interp.measures.fitting import Layers
 from repo_interp.store import Progress, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring

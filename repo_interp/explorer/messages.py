@@ -36,7 +36,7 @@ from repo_interp.explorer.passes import Passes
 from repo_interp.explorer.session import LOOKS, NEXT, Session
 from repo_interp.explorer.steps import Steps
 from repo_interp.models.decoder import as_decoder
-from repo_interp.plots.catalogue import head_table
+from repo_interp.plots.catalogue import heads_of_run
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
 from repo_interp.plots.marks.grid import MISSING, scale
@@ -240,7 +240,7 @@ class Explored:
 
     def _open(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
         table = None
-        frame = None if self.run is None else head_table(self.run)
+        frame = None if self.run is None else heads_of_run(self.run)
         if frame is not None:
             frame = frame[["layer", "head", *(name for name in COLUMNS if name in frame)]]
             table = {

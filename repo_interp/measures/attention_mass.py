@@ -29,7 +29,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, weights_of
-from repo_interp.measures.context import AnyPrompt, Layers
+from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import arrays, described_group

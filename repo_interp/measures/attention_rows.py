@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, with_sinks
-from repo_interp.measures.context import AnyPrompt, Layers, PromptLabels
+from repo_interp.measures.fitting import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics

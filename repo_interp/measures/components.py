@@ -46,7 +46,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.context import AnyPrompt, Layers
+from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.gate_sums import position_bias_sums
 from repo_interp.measures.kernels.heads import Reduction, reduced, tokens_between

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
-from repo_interp.measures.context import AnyPrompt, Layers
+from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.gate_sums import (
     GateSums,

@@ -30,7 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, weights_of
-from repo_interp.measures.context import AnyPrompt, Layers
+from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.kernels.samples import first_tokens, middles, places_of
 from repo_interp.measures.labels import arrays, described_group

@@ -40,7 +40,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.context import AnyPrompt, Layers
+from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.kernels.rank_trend import (
     Index,
     counts_tokens,

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.context import AnyPrompt, Layers, PromptLabels
+from repo_interp.measures.fitting import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.kernels.seen_pairs import is_whole, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics

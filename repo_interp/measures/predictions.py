@@ -29,7 +29,7 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.inputs import Predictions as NextTokenLogits
 from repo_interp.measures.attention_rows import rows_of_interest
-from repo_interp.measures.context import AnyPrompt, Layers, PromptLabels
+from repo_interp.measures.fitting import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.labels import Arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.memory import memory_for

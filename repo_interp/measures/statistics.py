@@ -27,7 +27,7 @@ from torch import Tensor
 from repo_interp.entry_points import MEASURES, called
 from repo_interp.errors import InputError, quoted
 from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans, changes_of
-from repo_interp.measures.context import AnyPrompt, Layers, PromptLabels
+from repo_interp.measures.fitting import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.segmentation import Kinds

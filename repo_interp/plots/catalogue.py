@@ -57,7 +57,7 @@ MOST_MAPS = 8
 """Labels of an axis, besides prompts, layers and heads, that get maps; of more, evenly spread ones."""
 
 
-def head_table(run: xr.DataTree) -> Any:
+def heads_of_run(run: xr.DataTree) -> Any:
     """Make the table of heads of a run.
 
     Args:
