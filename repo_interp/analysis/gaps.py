@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from repo_interp.analysis.layer_statistics import is_about
 from repo_interp.errors import InputError
 from repo_interp.measures.gap import NOTHING, Gap
 from repo_interp.measures.statistics import Measure
@@ -46,11 +47,15 @@ class Gaps:
         self._measures = measures
         self._found: dict[str, dict[Gap, list[int]]] = {measure.name: {} for measure in measures}
         """Layers by what is left out, by measure."""
+        self._skipped: dict[str, list[int]] = {measure.name: [] for measure in measures}
+        """Layers of schemes that a measure is not about (`Needs.schemes`)."""
         for attention in self._asked:
             inputs, layer = sample(attention, by_axis), attention.layer_idx
             for measure in measures:
                 named = measure.needs.heads is None or layer in measure.needs.heads
-                if named and (gap := measure.gap(inputs)) is not None:
+                if not is_about(measure, attention.scheme):
+                    self._skipped[measure.name].append(layer)
+                elif named and (gap := measure.gap(inputs)) is not None:
                     self._found[measure.name].setdefault(gap, []).append(layer)
 
     def of(self, measure: str) -> list[str]:
@@ -70,36 +75,47 @@ class Gaps:
     @property
     def notes(self) -> list[str]:
         """A line for everything that a measure leaves out."""
-        silent = self.silent
-        return [
-            line
-            for name in self._found
-            for line in (
-                [silent[name]]
-                if name in silent
-                else [f"{name} gives {gap}" for gap in self.of(name)]
-            )
-        ]
+        silent, lines = self.silent, []
+        for measure in self._measures:
+            name = measure.name
+            if name in silent:
+                lines.append(silent[name])
+                continue
+            if skipped := self._skipped[name]:
+                lines.append(
+                    f"{name} skips layers {self._named(skipped)}: it is about "
+                    f"{', '.join(measure.needs.schemes)}"
+                )
+            lines += [f"{name} gives {gap}" for gap in self.of(name)]
+        return lines
 
     @property
     def silent(self) -> dict[str, str]:
         """Why measures give nothing of any layer, by the names of those that do."""
         silent = {}
-        for name, gaps in self._found.items():
-            whole = {gap: layers for gap, layers in gaps.items() if gap.what == NOTHING}
-            if sum(map(len, whole.values())) == len(self._asked):
-                reasons = (f"{self._named(layers)} {gap.reason}" for gap, layers in whole.items())
-                silent[name] = f"{name} gives nothing here: layers {'; layers '.join(reasons)}"
+        for measure in self._measures:
+            skipped = self._skipped[measure.name]
+            gaps = self._found[measure.name].items()
+            whole = {gap: layers for gap, layers in gaps if gap.what == NOTHING}
+            if len(skipped) + sum(map(len, whole.values())) == len(self._asked):
+                reasons = [f"{self._named(layers)} {gap.reason}" for gap, layers in whole.items()]
+                if skipped:
+                    wanted = ", ".join(measure.needs.schemes)
+                    reasons.append(f"{self._named(skipped)} are not of {wanted}, which it is about")
+                silent[measure.name] = (
+                    f"{measure.name} gives nothing here: layers {'; layers '.join(reasons)}"
+                )
         return silent
 
     def require_layers(self) -> None:
         """Refuse a measure that needs a layer of which it gives something, and has none.
 
         Raises:
-            InputError: There is one.
+            InputError: There is one, or a measure skips all layers.
         """
         for measure in self._measures:
-            if measure.needs.layer and measure.name in self.silent:
+            needs_one = measure.needs.layer or len(self._skipped[measure.name]) == len(self._asked)
+            if needs_one and measure.name in self.silent:
                 raise InputError(f"{self.silent[measure.name]}; leave the measure out")
 
     def _named(self, layers: Sequence[int]) -> str:

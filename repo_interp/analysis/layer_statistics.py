@@ -41,7 +41,7 @@ def observe_layer(
 
     Yields:
         Every measure with its statistics, or with the fault of a tensor that it reads; a measure
-        that names no heads in this layer is left out.
+        that names no heads in this layer, or is about other schemes, is left out.
 
     Raises:
         InputError: The heads rotate by different frequencies.
@@ -51,6 +51,7 @@ def observe_layer(
         {name: mask.to(device) for name, mask in masks.items()}
         for masks in (batch.spans, batch.structure)
     )
+    measures = [measure for measure in measures if is_about(measure, inputs.scheme)]
     common = _select(inputs, heads)
     # Shared reductions must not read a broken tensor for a measure that stops anyway; measures
     # that name heads have inputs of their own
@@ -68,6 +69,19 @@ def observe_layer(
         elif inputs.layer in of_layer:
             chosen = of_layer[inputs.layer]
             yield measure, _observe(measure, *_select(inputs, chosen), named, chosen)
+
+
+def is_about(measure: Measure, scheme: str) -> bool:
+    """Return whether a measure takes layers of a scheme.
+
+    Args:
+        measure: Measure.
+        scheme: Scheme of a layer.
+
+    Returns:
+        False where `Needs.schemes` has others.
+    """
+    return not measure.needs.schemes or scheme in measure.needs.schemes
 
 
 def _select(

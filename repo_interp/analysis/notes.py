@@ -12,11 +12,10 @@ from itertools import takewhile
 
 from repo_interp.analysis.gaps import Gaps
 from repo_interp.errors import Note
-from repo_interp.measures.statistics import Measure, as_measure
+from repo_interp.measures.statistics import Measure
 from repo_interp.models.changes import changes
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.rescaling import scaling_remark
-from repo_interp.positions.layouts import SCHEMES, format_layout
 from repo_interp.tasks.prompt import Prompt
 
 
@@ -53,7 +52,7 @@ def notes_on(
         One line per remark; empty where there is none.
     """
     notes = []
-    schemes, origin, trained = decoder.schemes, decoder.origin, decoder.training_length
+    origin, trained = decoder.origin, decoder.training_length
     changed = changes(decoder) if changed is None else changed
     if changed:
         notes.append(
@@ -97,14 +96,6 @@ def notes_on(
             f"{repeated} of {len(prompts)} prompts repeat others: errors and intervals count them "
             "as further prompts, and are too narrow"
         )
-    for measure in measures:
-        wanted = as_measure(measure).needs.schemes
-        # A measure may be about a scheme of another package, so nothing is said there
-        if wanted and set(schemes) <= set(SCHEMES) and not set(schemes) & set(wanted):
-            notes.append(
-                f"{measure.name} gives nothing here: it measures {', '.join(wanted)}, and "
-                f"the layout is {format_layout(schemes)}"
-            )
     return (*notes, *(() if gaps is None else gaps.notes))
 
 

@@ -90,7 +90,9 @@ class Needs:
     tokens: int = 1
     """Tokens that a prompt needs; checked before the first forward pass."""
     schemes: tuple[str, ...] = ()
-    """Schemes of layers that the measure is about; empty: any."""
+    """Schemes of layers that the measure is about; it skips others, and the run notes them. Empty:
+    any.
+    """
     heads: Mapping[int, Sequence[int] | None] | None = None
     """Heads that it measures, by layer (None: all), whatever heads the others measure; None: those
     of the analysis.

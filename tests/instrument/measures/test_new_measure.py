@@ -189,3 +189,23 @@ def test_an_experiment_cannot_put_a_group_in_the_place_of_a_measures():
         ri.analyze(repositioned("rope"), TOKENS, ["positions"], experiments=[Taking()])
     with refused("the experiment 'taking' has the name 'taking', which a run keeps"):
         ri.analyze(repositioned("rope"), TOKENS, [Foreign(name="taking")], experiments=[Taking()])
+
+
+class OfRope(Foreign, needs=Needs(schemes=("rope",))):
+    """Another package's, about layers that rotate by the token index."""
+
+
+def test_layers_of_other_schemes_are_skipped_and_the_run_says_so():
+    """Found: `Needs.schemes` selected nothing."""
+    tokens = torch.randint(3, 64, (2, 12), generator=torch.Generator().manual_seed(0)).tolist()
+    model = repositioned("nope,rope,rope")
+    run = ri.analyze(model, tokens, [OfRope(), "octaves"], experiments=())
+    assert run["foreign"]["layer"].values.tolist() == [1, 2]
+    assert run["octaves"]["layer"].values.tolist() == [0, 1, 2]
+    assert "foreign skips layers 0 (nope): it is about rope" in run.attrs["notes"]
+    everywhere = ri.analyze(model, tokens, [Foreign()], experiments=())
+    xr.testing.assert_equal(
+        run["foreign"]["square"], everywhere["foreign"]["square"].sel(layer=[1, 2])
+    )
+    with refused("are not of rope, which it is about; leave the measure out"):
+        ri.analyze(model, tokens, [OfRope()], layers=[0], experiments=())
