@@ -55,7 +55,7 @@ from repo_interp.analysis.batches import make_batches
 from repo_interp.analysis.defaults import default_prompts
 from repo_interp.experiments.responses import to_question
 from repo_interp.explorer.messages import Explored, message
-from repo_interp.measures.catalogue import measure_named
+from repo_interp.measures.measure_catalogue import measure_named
 from repo_interp.measures.statistics import precompute
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder

@@ -318,7 +318,7 @@ def resumed() -> int:
     import repo_interp as ri
     from repo_interp import processes
     from repo_interp.analysis.score import task_of
-    from repo_interp.experiments.saliency import Saliency
+    from repo_interp.plugins.causes.saliency import Saliency
     from repo_interp.shipped import zoo_path
 
     with processes.together():

@@ -174,7 +174,7 @@ def _over_occurring(tokens: list[int]) -> Numbers:
     """All rows over those in which a pattern has a pair: `detect_head` divides by all."""
     import torch
 
-    from repo_interp.measures.kernels.head_patterns import detection_rows
+    from repo_interp.plugins.heads.head_patterns import detection_rows
 
     rows = detection_rows(torch.arange(len(tokens)), torch.tensor([tokens]))
     return np.array([len(tokens) / float(rows[name]) for name in DETECTED])

@@ -325,10 +325,10 @@ def tiny_run() -> dict[str, Any]:
     """
     from repo_interp.analysis.analyze import analyze
     from repo_interp.experiments import Atlas, Effects, Extrapolation, Kinds, Perturbation, Saliency
-    from repo_interp.experiments.extrapolation import output_traces
     from repo_interp.experiments.task_scores import task_scores
-    from repo_interp.measures.catalogue import measure_named, measure_names
+    from repo_interp.measures.measure_catalogue import measure_named, measure_names
     from repo_interp.models.decoder import as_decoder
+    from repo_interp.plugins.lengths.extrapolation import output_traces
     from repo_interp.tasks import make_task
 
     task, words = make_task("random_tokens", symbols=16, length=16), make_task("reversal", words=4)
@@ -385,8 +385,8 @@ def _variables(group: Any) -> Iterator[str]:
 
 
 def _parameters(name: str) -> Iterator[str]:
-    from repo_interp.experiments.catalogue import experiment_named, experiment_names
-    from repo_interp.measures.catalogue import measure_named
+    from repo_interp.experiments.experiment_catalogue import experiment_named, experiment_names
+    from repo_interp.measures.measure_catalogue import measure_named
 
     measure: Any = experiment_named(name) if name in experiment_names() else measure_named(name)
     meanings = _docstrings_of_fields(type(measure))

@@ -17,8 +17,8 @@ from PIL import Image
 
 from repo_interp import read_run
 from repo_interp.cli import main as command
-from repo_interp.plots.catalogue import figures_of
 from repo_interp.plots.style import rendered
+from repo_interp.plots.view_catalogue import figures_of
 
 PICTURES = Path(__file__).parent / "pictures"
 COMMANDS = {

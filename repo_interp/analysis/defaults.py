@@ -19,10 +19,10 @@ from repo_interp.analysis.gaps import Gaps
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.entry_points import MEASURES, require_once
 from repo_interp.errors import InputError, quoted, warn
-from repo_interp.experiments.catalogue import experiment_named, experiment_names, planned
 from repo_interp.experiments.experiment import Experiment, Plan
-from repo_interp.measures.catalogue import measure_named, measure_names
+from repo_interp.experiments.experiment_catalogue import experiment_named, experiment_names, planned
 from repo_interp.measures.fitting import Layers
+from repo_interp.measures.measure_catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.decoder import Decoder
 from repo_interp.positions.assigners import TokenIndex

@@ -28,11 +28,11 @@ from repo_interp.analysis.defaults import choose, default_prompts, origin_of, re
 from repo_interp.analysis.faults import PASS, Fault, fault_in, fault_of_pass
 from repo_interp.analysis.gaps import Gaps
 from repo_interp.analysis.layer_statistics import observe_layer
-from repo_interp.analysis.memory import batch_limit
+from repo_interp.analysis.memory_needed import batch_limit
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, VIEWS, called
 from repo_interp.errors import InputError, one_line, quoted
-from repo_interp.experiments.catalogue import experiments_named, planned
 from repo_interp.experiments.experiment import Experiment, Plan
+from repo_interp.experiments.experiment_catalogue import experiments_named, planned
 from repo_interp.failures import is_out_of_memory
 from repo_interp.inputs import AttentionInputs
 from repo_interp.interventions.replacing import require_named_tokens

@@ -163,7 +163,7 @@ class Results:
         """Write the table of heads of a run that has one; return files and lines on failures."""
         if self.data_file.name != RUN:
             return [], []
-        from repo_interp.plots.catalogue import heads_of_run
+        from repo_interp.plots.view_catalogue import heads_of_run
 
         table = heads_of_run(run)
         try:

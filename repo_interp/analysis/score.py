@@ -21,7 +21,7 @@ import xarray as xr
 from torch import nn
 
 from repo_interp.analysis.computed import store_of
-from repo_interp.analysis.memory import batch_limit, require_memory_for_pass
+from repo_interp.analysis.memory_needed import batch_limit, require_memory_for_pass
 from repo_interp.analysis.notes import run_notes
 from repo_interp.analysis.trained_task import puts_into_any_tokens, task_of
 from repo_interp.errors import InputError

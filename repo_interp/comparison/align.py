@@ -25,8 +25,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from repo_interp.comparison.comparison_notes import (
+    differing,
+    on_measure,
+    on_prompts,
+    on_runs,
+    on_shapes,
+)
 from repo_interp.comparison.named_runs import Run, layout_of, runs_by_name, training_steps
-from repo_interp.comparison.notes import differing, on_measure, on_prompts, on_runs, on_shapes
 from repo_interp.comparison.performance import performance
 from repo_interp.errors import InputError
 from repo_interp.run import DESCRIBED, versions

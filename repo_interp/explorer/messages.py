@@ -29,19 +29,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from torch import nn
 
 from repo_interp.analysis.coercion import indexed_prompts
-from repo_interp.analysis.memory import require_memory_for_pass
+from repo_interp.analysis.memory_needed import require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.explorer.edits import Edit, Index, as_tuple, rotating_pairs
 from repo_interp.explorer.passes import Passes
 from repo_interp.explorer.session import LOOKS, NEXT, Session
 from repo_interp.explorer.steps import Steps
 from repo_interp.models.decoder import as_decoder
-from repo_interp.plots.catalogue import heads_of_run
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
-from repo_interp.plots.marks.grid import MISSING, scale
+from repo_interp.plots.marks.panels import MISSING, scale
 from repo_interp.plots.marks.reading import described_prompts, ordered_spans, prompt_tokens
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
+from repo_interp.plots.view_catalogue import heads_of_run
 from repo_interp.records import validate
 from repo_interp.run import require_run
 from repo_interp.tasks import Prompt, prompt_from_text

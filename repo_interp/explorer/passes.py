@@ -24,7 +24,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from repo_interp.analysis.ablation import head_means
+from repo_interp.analysis.ablation_effects import head_means
 from repo_interp.analysis.batches import make_batches
 from repo_interp.errors import NotFinite
 from repo_interp.explorer.edits import MEANS, Edit

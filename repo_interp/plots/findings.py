@@ -15,8 +15,8 @@ from itertools import count
 
 import xarray as xr
 
-from repo_interp.plots.catalogue import views_of
 from repo_interp.plots.marks import Finding, has_runs
+from repo_interp.plots.view_catalogue import views_of
 from repo_interp.values import CountOrNone, checked
 
 MOST = 8

@@ -1,7 +1,7 @@
 """`View`: one group of a run with all that figures, page and terminal show of it.
 
 Of several runs, a tree with an axis `run` as `repo_interp.compare` makes it, the variables that a
-view names are drawn by one rule (`plots.beside`). A view is data and functions of a run; the page
+view names are drawn by one rule (`plots.compared`). A view is data and functions of a run; the page
 and the terminal decide how to show it. Ours are listed in `entry_points.OWN`, in the form in which
 another package gives its view: "module:object", under the name of the group.
 """

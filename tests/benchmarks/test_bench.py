@@ -29,7 +29,7 @@ import repo_interp as ri
 from benchmarks import cost, outputs, peers, robustness, running
 from benchmarks.running import cost as cost_of
 from benchmarks.running import time_command
-from repo_interp.measures.maps import Maps
+from repo_interp.plugins.fake_distance.maps import Maps
 from repo_interp.shipped import zoo_path
 
 GIVEN = Namespace()

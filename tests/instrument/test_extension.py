@@ -24,9 +24,9 @@ from safetensors.numpy import load_file
 import repo_interp as ri
 from repo_interp.cli import main
 from repo_interp.entry_points import OWN, TASKS
-from repo_interp.experiments.catalogue import experiment_named
-from repo_interp.measures.catalogue import measure_named, measure_names
-from repo_interp.plots.catalogue import view_of
+from repo_interp.experiments.experiment_catalogue import experiment_named
+from repo_interp.measures.measure_catalogue import measure_named, measure_names
+from repo_interp.plots.view_catalogue import view_of
 from repo_interp.positions import layouts
 from repo_interp.positions.layouts import format_layout, parse_layout, scheme_names
 from repo_interp.tasks import make_task, task_names

@@ -28,7 +28,7 @@ from position_papers.position_generalization.paper import PAPER
 from position_papers.position_generalization.rotation import _slow
 from position_papers.position_generalization.tolerance import TOLERANCE, with_rope_twins
 from position_papers.training.configuration import TrainingConfiguration
-from repo_interp.experiments import perturbation
+from repo_interp.plugins.lengths import perturbation
 from repo_interp.tasks import Prompt, Task, make_task
 
 LENGTH = 32

@@ -20,7 +20,7 @@ from position_papers.commands import train as train_command
 from position_papers.commands import zoo as zoo_command
 from position_papers.training.configuration import read_toml
 from position_papers.training.folder import TrainingFolder
-from repo_interp.cli import score as score_command
+from repo_interp.cli import score_command as score_command
 from repo_interp.errors import InputError
 from repo_interp.experiments.task_scores import task_scores
 from repo_interp.models.checkpoints import load_model

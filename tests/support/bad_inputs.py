@@ -52,8 +52,8 @@ class Case:
     @property
     def line(self) -> str:
         """What is to be said."""
-        from repo_interp.experiments.catalogue import experiment_names
-        from repo_interp.measures.catalogue import measure_names
+        from repo_interp.experiments.experiment_catalogue import experiment_names
+        from repo_interp.measures.measure_catalogue import measure_names
         from repo_interp.shipped import shipped_names
 
         line = self.given.get("line", "")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from repo_interp.plots import catalogue
+from repo_interp.plots import view_catalogue as catalogue
 from repo_interp.plots.pages import report
 
 

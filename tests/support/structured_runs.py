@@ -13,10 +13,10 @@ from attention_inputs import random_inputs
 
 from repo_interp.analysis.batches import describe_prompts, make_batches
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.gates import Gates
 from repo_interp.measures.positions import Positions
-from repo_interp.measures.segments import Segments
 from repo_interp.measures.statistics import merge
+from repo_interp.plugins.cope.gates import Gates
+from repo_interp.plugins.segments.segments import Segments
 from repo_interp.positions.contextual import ContextualPositions, InterpolatedEmbedding
 from repo_interp.run import make_run, with_schemes
 from repo_interp.tasks.prompt import Prompt

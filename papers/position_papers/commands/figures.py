@@ -13,8 +13,8 @@ from pathlib import Path
 from position_papers import ALL, FORMATS, PAPERS, named, require_papers
 from position_papers.items import items_of, require_items
 from repo_interp import processes
+from repo_interp.cli.arguments import add_settings, count, require_device_kind, seed
 from repo_interp.cli.checkpoint import find, find_readable
-from repo_interp.cli.options import add_settings, count, require_device_kind, seed
 from repo_interp.errors import InputError
 from repo_interp.files import require_directory, require_writable
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from repo_interp.cli.options import count, seed
+from repo_interp.cli.arguments import count, seed
 
 SUMMARY = (
     "Measure the saved steps of a training run (variance by rotary component, HoPE "

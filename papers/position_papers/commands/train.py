@@ -24,7 +24,7 @@ from position_papers.training.configuration import (
     to_toml,
 )
 from position_papers.training.plan import recipe
-from repo_interp.cli.options import (
+from repo_interp.cli.arguments import (
     add_settings,
     count,
     field_values,

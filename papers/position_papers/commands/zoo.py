@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from position_papers.training.plan import AHEAD, PLAN, PlannedRun, chosen, planned_runs
 from repo_interp import processes
-from repo_interp.cli.options import count
+from repo_interp.cli.arguments import count
 from repo_interp.errors import InputError
 from repo_interp.files import require_directory, write_text
 from repo_interp.shipped import shipped_names, zoo_path, zoo_seeds

@@ -55,11 +55,11 @@ from position_papers.kit import (
 )
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
-from repo_interp.measures.gates import KINDS, Gates
 from repo_interp.measures.labels import described
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
-from repo_interp.plots.views.gates import draw_gates, draw_map
+from repo_interp.plugins.cope.gates import KINDS, Gates
+from repo_interp.plugins.cope.view import draw_gates, draw_map
 from repo_interp.values import Count
 
 WITHIN = (

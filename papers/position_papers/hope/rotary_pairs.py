@@ -27,13 +27,13 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.rotary_components import pair_components
 from repo_interp.measures.labels import described, of_layer
-from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import load
 from repo_interp.plots.views.components import turns_grid
-from repo_interp.plots.views.rotation import norms_grid
+from repo_interp.plugins.rotation.rotation import Rotation
+from repo_interp.plugins.rotation.view import norms_grid
 
 NORM_SEQUENCES, LONG_NORM_SEQUENCES = 8, 2
 """Most sequences that norms are taken over, and most long ones: they hardly differ between

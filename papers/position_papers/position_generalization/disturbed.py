@@ -28,16 +28,16 @@ from position_papers.position_generalization.measured import (
     prompts_of,
     task_of,
 )
-from repo_interp.experiments.perturbation import (
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.decoder import as_decoder
+from repo_interp.plugins.lengths.perturbation import (
     PAPER_KINDS,
     Disturbance,
     Kind,
     Perturbation,
     answers_at,
 )
-from repo_interp.experiments.responses import forced_responses
-from repo_interp.models.checkpoints import load_model
-from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import Response, digest
 
 TEXT = (0.05, 5)

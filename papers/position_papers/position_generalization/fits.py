@@ -48,9 +48,9 @@ from position_papers.position_generalization.measured import (
     fits,
     is_language_model,
 )
-from repo_interp.plots.views.fake_distance import fake_distance_fit
-from repo_interp.plots.views.rotation import rotating_heads
-from repo_interp.plots.views.three_axis import example_heads, fit_correlations, three_axis_fit
+from repo_interp.plugins.fake_distance.view import fake_distance_fit
+from repo_interp.plugins.rotation.view import rotating_heads
+from repo_interp.plugins.three_axis.view import example_heads, fit_correlations, three_axis_fit
 
 THREE_AXIS_R = "the mean r of the three-axis fit over heads and prompts"
 LOWEST_R = (

@@ -8,7 +8,7 @@ import xarray as xr
 
 from repo_interp.plots.marks import group, legend_below
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
-from repo_interp.plots.views.extrapolation import charts_by_length
+from repo_interp.plugins.lengths.extrapolation_view import charts_by_length
 
 
 @style()

@@ -24,12 +24,12 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.notes import SilentMeasure
 from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError
-from repo_interp.measures.fake_distance import FakeDistance
-from repo_interp.measures.maps import Maps
-from repo_interp.measures.rotation import Rotation
 from repo_interp.measures.statistics import Measure
-from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.load import load, load_fresh
+from repo_interp.plugins.fake_distance.fake_distance import FakeDistance
+from repo_interp.plugins.fake_distance.maps import Maps
+from repo_interp.plugins.rotation.rotation import Rotation
+from repo_interp.plugins.three_axis.three_axis import ThreeAxis
 from repo_interp.tasks import Prompt, Task, digest, make_task
 from repo_interp.values import Count, CountOrNone, Seed, Share, Tokens
 

@@ -51,7 +51,7 @@ from repo_interp.checkpoint_files.inspected import inspect_checkpoint
 from repo_interp.measures.labels import described
 from repo_interp.models.configuration import make_config
 from repo_interp.plots.marks.drawing import counted
-from repo_interp.plots.views.rotation import CHOICES, rotating_heads, rotation_grid
+from repo_interp.plugins.rotation.view import CHOICES, rotating_heads, rotation_grid
 
 HEADS = "the share of heads that have slow dominating components"
 COMPONENTS = "their share of the components of a head that has some"

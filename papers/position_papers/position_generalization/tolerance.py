@@ -43,7 +43,7 @@ from position_papers.position_generalization.measured import (
     Measured,
     is_language_model,
 )
-from repo_interp.plots.views.perturbation import perturbation_grid
+from repo_interp.plugins.lengths.perturbation_view import perturbation_grid
 from repo_interp.positions.layouts import LEARNED
 
 RISE = "the rise of perplexity"

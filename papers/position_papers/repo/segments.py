@@ -2,7 +2,7 @@
 
 D, fig. 8): R8, on few-shot examples.
 
-    variance_between, boundary_f1 of every learned head (measures.segments), each against shuffled
+    variance_between, boundary_f1 of every learned head (plugins.segments.segments), each against shuffled
     edges of the same prompt
     outlying   |z - median of the head's positions| > 5 times their median absolute deviation: share of punctuation and function words
 
@@ -53,8 +53,8 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
 from repo_interp.measures.positions import Positions
-from repo_interp.measures.segments import Segments
-from repo_interp.plots.views.segments import segment_positions, segment_scores
+from repo_interp.plugins.segments.segments import Segments
+from repo_interp.plugins.segments.view import segment_positions, segment_scores
 from repo_interp.tasks import Prompt, few_shot_prompts
 
 FEWEST = 5
@@ -68,7 +68,7 @@ SCORES = {
         "the boundary F1 of position jumps, mean over the learned heads,", (SHUFFLED,)
     ),
 }
-"""The scores of `measures.segments` that count, and what is asked of each."""
+"""The scores of `plugins.segments.segments` that count, and what is asked of each."""
 BESIDE_TWINS = {
     "variance_between": "the share of position variance between segments, above that of "
     "shuffled edges,",
@@ -131,12 +131,12 @@ FARTHEST = 5.0
 sample.
 """
 EXAMPLES = "examples"
-"""The kind of segment, as `measures.segments` knows it."""
+"""The kind of segment, as `plugins.segments.segments` knows it."""
 NAMES = [
     *(name for score in SCORES for name in (score, f"{score}_shuffled")),
     "variance_between_chance",
 ]
-"""The variables of `measures.segments` that are read."""
+"""The variables of `plugins.segments.segments` that are read."""
 
 
 # ---- measured ------------------------------------------------------------------------------------

@@ -44,7 +44,6 @@ from repo_interp.plots.marks.drawing import (
     token_label,
 )
 from repo_interp.plots.marks.finding import Finding, heads_named, layers_named, over, percent
-from repo_interp.plots.marks.grid import MISSING, Grid, colour_map, draw_cells
 from repo_interp.plots.marks.head_charts import (
     HeadArrows,
     HeadCurves,
@@ -54,13 +53,14 @@ from repo_interp.plots.marks.head_charts import (
     NextTokens,
     PromptRows,
 )
-from repo_interp.plots.marks.heads import (
+from repo_interp.plots.marks.head_map import (
     CONTROL,
     HeadDots,
     Heads,
     head_rows,
     layer_table,
 )
+from repo_interp.plots.marks.panels import MISSING, Grid, colour_map, draw_cells
 from repo_interp.plots.marks.reading import (
     BACKGROUND,
     PromptTokens,

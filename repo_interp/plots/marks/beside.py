@@ -41,7 +41,7 @@ from repo_interp.plots.marks.drawing import (
     span_handles,
     training_line,
 )
-from repo_interp.plots.marks.grid import draw_cells, reach, scale
+from repo_interp.plots.marks.panels import draw_cells, reach, scale
 from repo_interp.plots.marks.reading import (
     PromptTokens,
     axis_label,

@@ -16,10 +16,10 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.failures import until_failure
-from repo_interp.plots.catalogue import views_of
 from repo_interp.plots.marks import HeadRows, Heads, NextTokens, runs_of, spread
 from repo_interp.plots.pages.frame import template
 from repo_interp.plots.view import Interactive, PageOptions
+from repo_interp.plots.view_catalogue import views_of
 
 SIDES = 2
 """Runs that are shown side by side."""

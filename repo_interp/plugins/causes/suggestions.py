@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from repo_interp.experiments.effects import Effects
 from repo_interp.experiments.position_changes import default_kinds
 from repo_interp.explorer.edits import Edit
 from repo_interp.explorer.session import Head, Session
 from repo_interp.models.lasting import at_rest
+from repo_interp.plugins.causes.effects import Effects
 
 MOST = 5
 """Edits that are suggested."""

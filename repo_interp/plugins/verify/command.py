@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from repo_interp.cli.options import reader_of
+from repo_interp.cli.arguments import reader_of
 from repo_interp.errors import InputError
 
 SUMMARY = (
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
             find_readable(name)
     # Before the import of torch, which is silent for seconds
     console.print(f"auditing {' and '.join(named)} on cpu")
-    from repo_interp.models.audit import verify
+    from repo_interp.plugins.verify.audit import verify
 
     audited = verify(
         *(find(name) for name in named), dtype=arguments.dtype, longest=arguments.longest
@@ -107,8 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     console.print(f"not compared: {audited.attrs['not_compared']}", soft_wrap=True)
     if arguments.out is not None:
-        from repo_interp.plots.audit import rotation_errors
         from repo_interp.plots.style import save_figure
+        from repo_interp.plugins.verify.figure import rotation_errors
         from repo_interp.run import write_netcdf
 
         directory = Path(arguments.out)

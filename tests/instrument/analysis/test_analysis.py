@@ -29,11 +29,11 @@ import repo_interp as ri
 from repo_interp.analysis.faults import PASS, Fault
 from repo_interp.analysis.stored_statistics import BATCHES
 from repo_interp.cli import main
-from repo_interp.experiments.effects import Effects
 from repo_interp.measures.statistics import Statistics
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity
-from repo_interp.plots.catalogue import write_figures
+from repo_interp.plots.view_catalogue import write_figures
+from repo_interp.plugins.causes.effects import Effects
 from repo_interp.store import OtherQuestion, Store
 from repo_interp.tasks.prompt import Prompt
 

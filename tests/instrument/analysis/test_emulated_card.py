@@ -13,7 +13,7 @@ from families import TOKENS, repositioned, tiny
 import repo_interp as ri
 import repo_interp.interventions as iv
 from repo_interp.explorer import Edit, Session
-from repo_interp.measures.catalogue import measure_names
+from repo_interp.measures.measure_catalogue import measure_names
 from repo_interp.models import attention
 from repo_interp.tasks.prompt import Prompt
 

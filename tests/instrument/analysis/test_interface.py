@@ -19,7 +19,7 @@ from repo_interp.analysis.job import Job
 from repo_interp.analysis.notes import Remark
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import _parser
-from repo_interp.cli.analyze import _job
+from repo_interp.cli.analyze_command import _job
 from repo_interp.explorer import Session
 from repo_interp.models.decoder import as_decoder
 from repo_interp.shipped import zoo_path

@@ -15,7 +15,7 @@ from families import tiny
 from refusals import refused
 
 import repo_interp as ri
-from repo_interp.analysis.memory import require_memory
+from repo_interp.analysis.memory_needed import require_memory
 from repo_interp.analysis.notes import RoundedPositions, SilentMeasure, notes_on
 from repo_interp.errors import NotFinite
 from repo_interp.experiments.responses import forced_responses, generated_responses

@@ -22,7 +22,7 @@ from places import tree
 import repo_interp as ri
 from benchmarks.tiny_models import small_model
 from repo_interp import processes
-from repo_interp.analysis import memory
+from repo_interp.analysis import memory_needed as memory
 from repo_interp.analysis.publication import stage
 from repo_interp.analysis.trained_task import task_of
 from repo_interp.cli import main

@@ -24,8 +24,8 @@ from transformers import (
 from transformers.integrations import integration_utils
 
 import repo_interp as ri
-from repo_interp.analysis.training import _rows
 from repo_interp.errors import Note
+from repo_interp.plugins.training.training import _rows
 from repo_interp.tasks.prompt import Prompt
 
 PROMPTS = [

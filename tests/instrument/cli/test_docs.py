@@ -15,9 +15,10 @@ import repo_interp as ri
 from repo_interp.checkpoint_files.options import SchemeOptions
 from repo_interp.cli import _parser, main
 from repo_interp.entry_points import COMMANDS, EXPERIMENTS, MEASURES, OWN, descriptions, names
-from repo_interp.experiments import atlas, effects
-from repo_interp.experiments.catalogue import experiment_named, experiment_names
-from repo_interp.measures.catalogue import measure_named, measure_names
+from repo_interp.experiments.experiment_catalogue import experiment_named, experiment_names
+from repo_interp.measures.measure_catalogue import measure_named, measure_names
+from repo_interp.plugins.causes import effects
+from repo_interp.plugins.heads import atlas
 from repo_interp.positions.layouts import SCHEMES
 from repo_interp.tasks import task_names
 

@@ -17,9 +17,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from task_tokenizers import tokenizer
 
-from repo_interp.cli.options import name_list, number_list, setting
+from repo_interp.cli.arguments import name_list, number_list, setting
 from repo_interp.errors import InputError
-from repo_interp.measures.catalogue import measure_named, measure_names
+from repo_interp.measures.measure_catalogue import measure_named, measure_names
 from repo_interp.models.configuration import identify
 from repo_interp.positions.layouts import NO_ATTENTION, SCHEMES, parse_layout
 from repo_interp.run import make_run, read_run, write_run

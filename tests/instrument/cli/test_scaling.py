@@ -12,7 +12,7 @@ from torch import nn
 import repo_interp as ri
 from repo_interp import interventions as iv
 from repo_interp.cli import main
-from repo_interp.cli.options import rope_scaling
+from repo_interp.cli.arguments import rope_scaling
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.rescaling import IdleScaling
 from repo_interp.positions.assigners import TokenIndex

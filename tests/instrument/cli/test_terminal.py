@@ -21,7 +21,7 @@ from repo_interp import cli
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.defaults import default_measures, measured_layers
 from repo_interp.cli import main
-from repo_interp.cli.tables import MOST_ROWS, print_table, print_tables
+from repo_interp.cli.console_tables import MOST_ROWS, print_table, print_tables
 from repo_interp.console import Console as OurConsole
 from repo_interp.console import bold
 from repo_interp.models.decoder import as_decoder

@@ -17,14 +17,14 @@ from refusals import refused
 import repo_interp as ri
 from repo_interp.analysis.publication import NO_PARQUET, claim_results, write_table
 from repo_interp.experiments import Atlas
-from repo_interp.experiments import atlas as atlas_experiment
-from repo_interp.experiments.head_columns import add_columns
-from repo_interp.experiments.head_names import RULES, Rule, name_heads, null_of
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.load import fresh_twin
-from repo_interp.plots.catalogue import tables
 from repo_interp.plots.pages.report import write_report
-from repo_interp.plots.views.atlas import VIEW, clustered, embed, standardised
+from repo_interp.plots.view_catalogue import tables
+from repo_interp.plugins.heads import atlas as atlas_experiment
+from repo_interp.plugins.heads.head_columns import add_columns
+from repo_interp.plugins.heads.head_names import RULES, Rule, name_heads, null_of
+from repo_interp.plugins.heads.view import VIEW, clustered, embed, standardised
 from repo_interp.run import TABLES
 from repo_interp.store import Damaged
 from repo_interp.tasks import make_task

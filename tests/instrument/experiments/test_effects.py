@@ -19,8 +19,7 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp import interventions as iv
 from repo_interp.experiments import Effects, readings
-from repo_interp.experiments.catalogue import planned
-from repo_interp.experiments.effects import drawn_sets, sets_of_heads, to_confirm
+from repo_interp.experiments.experiment_catalogue import planned
 from repo_interp.experiments.position_changes import (
     KINDS,
     Strength,
@@ -33,7 +32,8 @@ from repo_interp.experiments.readings import Batch
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.resuming import record_pass, resume_pass
-from repo_interp.plots.views.effects import VIEW, effect_maps, effect_tables
+from repo_interp.plugins.causes.effects import drawn_sets, sets_of_heads, to_confirm
+from repo_interp.plugins.causes.effects_view import VIEW, effect_maps, effect_tables
 from repo_interp.side_by_side import WORTHWHILE
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, make_task

@@ -19,12 +19,6 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.errors import Note
-from repo_interp.experiments.extrapolation import Extrapolation, output_traces
-from repo_interp.experiments.gaussians import (
-    gaussian_divergence,
-    principal_plane,
-    vector_sums,
-)
 from repo_interp.experiments.prompt_sets import cut, prompts_by_length, scoring_of
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import extension, infllm, interpolated, lm_infinite, yarn
@@ -32,9 +26,15 @@ from repo_interp.interventions.extension import METHODS, extended
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
-from repo_interp.plots.catalogue import figures_of, tables
-from repo_interp.plots.views.extrapolation import extrapolation_table
-from repo_interp.plots.views.extrapolation import output_traces as drawn_traces
+from repo_interp.plots.view_catalogue import figures_of, tables
+from repo_interp.plugins.lengths.extrapolation import Extrapolation, output_traces
+from repo_interp.plugins.lengths.extrapolation_view import extrapolation_table
+from repo_interp.plugins.lengths.extrapolation_view import output_traces as drawn_traces
+from repo_interp.plugins.lengths.gaussians import (
+    gaussian_divergence,
+    principal_plane,
+    vector_sums,
+)
 from repo_interp.run import make_run
 from repo_interp.store import NOT_KEPT
 from repo_interp.tasks import Prompt, make_task

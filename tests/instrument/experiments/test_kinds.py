@@ -15,9 +15,11 @@ import repo_interp as ri
 from repo_interp import interventions as iv
 from repo_interp.analysis.defaults import default_experiments
 from repo_interp.experiments import Kinds
-from repo_interp.experiments.catalogue import planned
-from repo_interp.experiments.effects import drawn_sets
-from repo_interp.experiments.kinds import (
+from repo_interp.experiments.experiment_catalogue import planned
+from repo_interp.models.decoder import as_decoder
+from repo_interp.plots.marks import number
+from repo_interp.plugins.causes.effects import drawn_sets
+from repo_interp.plugins.sources.kinds import (
     BLOCK,
     CASES,
     EVERY,
@@ -26,9 +28,7 @@ from repo_interp.experiments.kinds import (
     rows_by_kind,
     token_classes,
 )
-from repo_interp.models.decoder import as_decoder
-from repo_interp.plots.marks import number
-from repo_interp.plots.views.kinds import VIEW, kind_table, losses_by_kind
+from repo_interp.plugins.sources.kinds_view import VIEW, kind_table, losses_by_kind
 from repo_interp.tasks import Prompt, make_task
 
 WORDS = ("one two three \n four 5 six \n " * 13).split(" ")[:100]

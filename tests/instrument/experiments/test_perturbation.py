@@ -14,7 +14,10 @@ from refusals import refused
 from torch.testing import assert_close
 
 import repo_interp as ri
-from repo_interp.experiments.perturbation import (
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.interventions import exchanged_keys, moved_keys
+from repo_interp.models.decoder import as_decoder
+from repo_interp.plugins.lengths.perturbation import (
     KINDS,
     Disturbance,
     Perturbation,
@@ -22,9 +25,6 @@ from repo_interp.experiments.perturbation import (
     offset,
     transposed,
 )
-from repo_interp.experiments.responses import forced_responses
-from repo_interp.interventions import exchanged_keys, moved_keys
-from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import make_task
 
 TASK = make_task("reversal", longest=6)

@@ -15,10 +15,10 @@ from torch.nn.functional import rms_norm
 
 import repo_interp as ri
 from repo_interp.experiments import Saliency
-from repo_interp.experiments.catalogue import planned
+from repo_interp.experiments.experiment_catalogue import planned
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.wrapped import model_of
-from repo_interp.plots.views import saliency as view
+from repo_interp.plugins.causes import saliency_view as view
 from repo_interp.tasks import Prompt, make_task
 
 TASK = make_task("reversal", longest=6, longest_test=12)

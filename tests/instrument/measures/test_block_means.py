@@ -15,9 +15,13 @@ from refusals import refused
 from torch.testing import assert_close
 
 import repo_interp as ri
-from repo_interp.measures.fake_distance import last_queries
-from repo_interp.measures.kernels.block_means import block_size, fake_block_means, logit_block_means
-from repo_interp.measures.maps import Maps
+from repo_interp.plugins.fake_distance.block_means import (
+    block_size,
+    fake_block_means,
+    logit_block_means,
+)
+from repo_interp.plugins.fake_distance.fake_distance import last_queries
+from repo_interp.plugins.fake_distance.maps import Maps
 from repo_interp.tasks.prompt import Prompt
 
 

@@ -10,8 +10,8 @@ import xarray as xr
 from attention_inputs import OFFICIAL, devices, official_inputs, on, random_inputs, with_holes
 from numpy.testing import assert_allclose, assert_array_equal
 
-from repo_interp.measures.fake_distance import FakeDistance, _reach
 from repo_interp.measures.statistics import merge
+from repo_interp.plugins.fake_distance.fake_distance import FakeDistance, _reach
 from repo_interp.positions.rotary import rotate
 
 ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")

@@ -16,7 +16,6 @@ from refusals import refused
 from torch.testing import assert_close
 
 import repo_interp as ri
-from repo_interp.measures.gates import Gates
 from repo_interp.measures.kernels.gate_sums import (
     attention_from_position,
     gates_of_rows,
@@ -24,6 +23,7 @@ from repo_interp.measures.kernels.gate_sums import (
 from repo_interp.memory import working_memory
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
+from repo_interp.plugins.cope.gates import Gates
 
 OFFICIAL = places.OFFICIAL / "cope"
 ROWS = torch.arange(24)

@@ -15,14 +15,11 @@ from transformer_lens import head_detector
 from transformer_lens.head_detector import compute_head_attention_similarity_score, detect_head
 
 import repo_interp as ri
-from repo_interp.experiments import head_scores as scoring
-from repo_interp.experiments.head_scores import (
-    SCORES,
-    prompt_scores,
-    random_scores,
-    repeated_tokens,
-)
-from repo_interp.measures.kernels.head_patterns import (
+from repo_interp.measures.kernels.mirror import mirror, mirror_score
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.wrapped import model_of
+from repo_interp.plugins.heads import head_scores as scoring
+from repo_interp.plugins.heads.head_patterns import (
     ContentSums,
     departure_sums,
     detection_rows,
@@ -30,9 +27,12 @@ from repo_interp.measures.kernels.head_patterns import (
     distance_sums,
     place_sums,
 )
-from repo_interp.measures.kernels.mirror import mirror, mirror_score
-from repo_interp.models.decoder import as_decoder
-from repo_interp.models.wrapped import model_of
+from repo_interp.plugins.heads.head_scores import (
+    SCORES,
+    prompt_scores,
+    random_scores,
+    repeated_tokens,
+)
 from repo_interp.tasks import Prompt, make_task
 
 THEIRS = ("previous_token", "duplicate_token", "induction")

@@ -19,7 +19,7 @@ import repo_interp as ri
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.solvers import dissect
 from repo_interp.measures.labels import Arrays, _Awaited
-from repo_interp.measures.three_axis import ThreeAxis
+from repo_interp.plugins.three_axis.three_axis import ThreeAxis
 from repo_interp.tasks.prompt import Prompt
 
 SEVEN = (

@@ -16,10 +16,13 @@ from scipy import sparse
 
 import repo_interp as ri
 from repo_interp.inputs import select_prompts
-from repo_interp.measures import position_sources
-from repo_interp.measures.kernels.held_out import HeldOut
 from repo_interp.measures.patterns import Patterns
-from repo_interp.measures.position_sources import (
+from repo_interp.measures.statistics import merge
+from repo_interp.plots.marks.head_map import MISSING
+from repo_interp.plugins.sources import position_sources
+from repo_interp.plugins.sources import view as view
+from repo_interp.plugins.sources.held_out import HeldOut
+from repo_interp.plugins.sources.position_sources import (
     FOLLOWS,
     REST,
     SOURCES,
@@ -29,10 +32,7 @@ from repo_interp.measures.position_sources import (
     _piecewise,
     head_kinds,
 )
-from repo_interp.measures.statistics import merge
-from repo_interp.plots.marks.heads import MISSING
-from repo_interp.plots.views import position_sources as view
-from repo_interp.plots.views.position_texts import clearest
+from repo_interp.plugins.sources.position_texts import clearest
 from repo_interp.positions.assigners import LearnedPositions
 from repo_interp.run import make_run, with_schemes
 

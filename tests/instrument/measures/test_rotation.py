@@ -13,10 +13,10 @@ from numpy.testing import assert_allclose
 from refusals import refused
 from three_axis_reference import maps, of_kind, rounded
 
-from repo_interp.measures.kernels.closed_form import ClosedForm
 from repo_interp.measures.kernels.heads import reduced
-from repo_interp.measures.rotation import Rotation, pair_statistics
 from repo_interp.measures.statistics import merge
+from repo_interp.plugins.rotation.closed_form import ClosedForm
+from repo_interp.plugins.rotation.rotation import Rotation, pair_statistics
 
 LOOSE = {"prominence": 0.0, "stability": 100.0, "slow": 1e9, "still": 1e9}
 

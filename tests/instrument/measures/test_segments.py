@@ -15,7 +15,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from refusals import refused
 
 import repo_interp as ri
-from repo_interp.measures import gates, segments
 from repo_interp.measures.kernels import segmentation
 from repo_interp.measures.kernels.segmentation import (
     chance,
@@ -26,7 +25,9 @@ from repo_interp.measures.kernels.segmentation import (
     shuffled_edges,
     variance_between,
 )
-from repo_interp.measures.segments import Segments, _within
+from repo_interp.plugins.cope import gates
+from repo_interp.plugins.segments import segments
+from repo_interp.plugins.segments.segments import Segments, _within
 from repo_interp.tasks.prompt import Prompt, structure
 from repo_interp.tasks.prompt.structure import prompt_structure, separators
 from repo_interp.tasks.prompt.structure import segments as segments_of

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from three_axis_reference import dense_r, design, maps, of_kind, ridge_solve, rounded
 
 from repo_interp.measures.statistics import merge
-from repo_interp.measures.three_axis import ThreeAxis
+from repo_interp.plugins.three_axis.three_axis import ThreeAxis
 
 AXES = ("distance_axis", "query_axis", "key_axis")
 

@@ -9,15 +9,20 @@ from attention_inputs import random_inputs, with_holes
 from numpy.testing import assert_allclose
 from three_axis_reference import RIDGE, correlation, dense_r, design, maps, of_kind, ridge_solve
 
-from repo_interp.measures.kernels.axis_fit import additive_pairs, fit_axes
 from repo_interp.measures.kernels.logit_sums import logit_sums
-from repo_interp.measures.kernels.position_cells import (
+from repo_interp.memory import working_memory
+from repo_interp.plugins.three_axis.axis_fit import additive_pairs, fit_axes
+from repo_interp.plugins.three_axis.position_cells import (
     binned_pairs,
     position_correlation,
     product_sums,
 )
-from repo_interp.measures.three_axis import ThreeAxis, draw_rows, shuffle_distances, without_trend
-from repo_interp.memory import working_memory
+from repo_interp.plugins.three_axis.three_axis import (
+    ThreeAxis,
+    draw_rows,
+    shuffle_distances,
+    without_trend,
+)
 
 
 def measured(inputs, name, extra, **options):

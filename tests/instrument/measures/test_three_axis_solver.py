@@ -11,8 +11,8 @@ from three_axis_reference import RIDGE, design, ridge_solve
 
 import repo_interp as ri
 from repo_interp.measures.kernels import solvers
-from repo_interp.measures.kernels.axis_fit import additive_pairs, fit_axes, fit_pairs
 from repo_interp.measures.kernels.solvers import Axes, fit_triangle
+from repo_interp.plugins.three_axis.axis_fit import additive_pairs, fit_axes, fit_pairs
 
 
 @pytest.fixture(autouse=True)

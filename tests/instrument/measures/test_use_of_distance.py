@@ -11,12 +11,12 @@ from attention_inputs import random_inputs, with_holes
 from numpy.testing import assert_allclose
 
 import repo_interp as ri
-from repo_interp.measures.activations import Activations
 from repo_interp.measures.kernels.samples import draw_keys, middles, places_of, spread_places
-from repo_interp.measures.octaves import Octaves
-from repo_interp.measures.stability import Stability
 from repo_interp.measures.statistics import merge
-from repo_interp.measures.symbols import Symbols
+from repo_interp.plugins.distance.activations import Activations
+from repo_interp.plugins.distance.octaves import Octaves
+from repo_interp.plugins.distance.stability import Stability
+from repo_interp.plugins.distance.symbols import Symbols
 from repo_interp.positions.rotary import rotate
 
 

@@ -17,7 +17,7 @@ from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.direct_path import direct_path, inner
 from repo_interp.models.reposition import with_layout
-from repo_interp.plots.views.atlas import atlas_table
+from repo_interp.plugins.heads.view import atlas_table
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.tasks.prompt import Prompt
 

@@ -144,7 +144,7 @@ def test_a_file_never_runs_anything_and_unpacks_to_a_bounded_size(tmp_path, caps
         # numpy makes room for what the header of an array states
         archive.writestr("cos.npy", b"\x93NUMPY\x01\0" + bytes((len(header), 0)) + header)
     np.savez_compressed(tmp_path / "e.npz", cos=np.zeros((300, 1000)), sin=np.zeros((300, 1000)))
-    monkeypatch.setattr("repo_interp.models.dumped_tables._MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("repo_interp.plugins.verify.dumped_tables._MOST_BYTES", 1 << 20)
     for name in ("a.npz", "b.npz", "c.safetensors", "d.npz", "e.npz", "empty.npz", "absent.npz"):
         with refused(name):
             ri.verify(stock(), tmp_path / name)

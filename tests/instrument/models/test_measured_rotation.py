@@ -20,8 +20,6 @@ from transformers import (
 
 import repo_interp as ri
 from repo_interp.errors import Note
-from repo_interp.experiments.effects import Effects
-from repo_interp.experiments.perturbation import Perturbation
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.measures.components import Components
@@ -30,6 +28,8 @@ from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily, pad_left
 from repo_interp.models.reposition import with_layout
 from repo_interp.models.rotation import Prober
+from repo_interp.plugins.causes.effects import Effects
+from repo_interp.plugins.lengths.perturbation import Perturbation
 from repo_interp.tasks.prompt import Prompt
 
 TOKENS = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(0))

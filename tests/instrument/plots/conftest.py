@@ -8,9 +8,9 @@ from run_fixture import small_run
 
 import repo_interp as ri
 from repo_interp.experiments import Atlas, Effects, Perturbation, Saliency
-from repo_interp.measures.catalogue import measure_names
-from repo_interp.measures.fake_distance import FakeDistance
-from repo_interp.measures.three_axis import ThreeAxis
+from repo_interp.measures.measure_catalogue import measure_names
+from repo_interp.plugins.fake_distance.fake_distance import FakeDistance
+from repo_interp.plugins.three_axis.three_axis import ThreeAxis
 
 
 @pytest.fixture(scope="session")

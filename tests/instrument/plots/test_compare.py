@@ -17,8 +17,8 @@ from scipy import stats
 import repo_interp as ri
 from repo_interp.cli import main
 from repo_interp.comparison.align import compare_named
-from repo_interp.comparison.notes import notes
-from repo_interp.plots.catalogue import tables
+from repo_interp.comparison.comparison_notes import notes
+from repo_interp.plots.view_catalogue import tables
 from repo_interp.plots.views.positions import positions_beside
 
 

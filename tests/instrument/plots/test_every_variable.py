@@ -17,9 +17,11 @@ import structured_runs
 import xarray as xr
 
 import repo_interp as ri
-from repo_interp.plots.catalogue import view_of
 from repo_interp.plots.view import PageOptions, View
-from repo_interp.plots.views import gates, saliency, segments
+from repo_interp.plots.view_catalogue import view_of
+from repo_interp.plugins.causes import saliency_view as saliency
+from repo_interp.plugins.cope import view as gates
+from repo_interp.plugins.segments import view as segments
 from repo_interp.tasks import make_task
 
 READ = (

@@ -11,8 +11,8 @@ import pytest
 import xarray as xr
 
 import repo_interp as ri
-from repo_interp.plots.catalogue import view_of
 from repo_interp.plots.marks.finding import Finding, heads_named
+from repo_interp.plots.view_catalogue import view_of
 
 
 def tree(name: str, schemes: list[str], values: dict, **attributes) -> xr.DataTree:

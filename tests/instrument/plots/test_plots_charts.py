@@ -10,11 +10,11 @@ from numpy.testing import assert_allclose
 
 from repo_interp.plots import head_grid, paper_figure, style
 from repo_interp.plots.marks import Dots, Grid, HeadDots, Heads, Lines, alone, charts_of, table_of
-from repo_interp.plots.marks.heads import MISSING, layer_table
+from repo_interp.plots.marks.head_map import MISSING, layer_table
 from repo_interp.plots.style import SCHEME_COLOURS
-from repo_interp.plots.views.atlas import MOST_NAMED_ROWS, atlas_overview
-from repo_interp.plots.views.effects import effects_of_sets
-from repo_interp.plots.views.rotation import _number_places
+from repo_interp.plugins.causes.effects_view import effects_of_sets
+from repo_interp.plugins.heads.view import MOST_NAMED_ROWS, atlas_overview
+from repo_interp.plugins.rotation.view import _number_places
 
 RUN = xr.DataTree()
 RUN.attrs = {"checkpoint": "small", "layout": "rope,repo"}

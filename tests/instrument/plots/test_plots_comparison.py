@@ -15,15 +15,15 @@ from matplotlib.colors import to_hex, to_rgb
 from run_fixture import small_run
 
 import repo_interp as ri
-from repo_interp.measures.catalogue import measure_names
+from repo_interp.measures.measure_catalogue import measure_names
 from repo_interp.plots import comparison_figures
-from repo_interp.plots.beside import _by_scheme
-from repo_interp.plots.beside import beside as beside_view
-from repo_interp.plots.catalogue import tables, view_of
+from repo_interp.plots.compared import _by_scheme
+from repo_interp.plots.compared import beside as beside_view
 from repo_interp.plots.marks.beside import charts_of
 from repo_interp.plots.marks.runs import runs_of
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.style import SCHEME_COLOURS
+from repo_interp.plots.view_catalogue import tables, view_of
 from repo_interp.run import make_run
 
 

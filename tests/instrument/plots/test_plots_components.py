@@ -23,8 +23,8 @@ from position_papers.hope.component_figures import (
 )
 from repo_interp.errors import InputError
 from repo_interp.plots import report_page
-from repo_interp.plots.catalogue import figures_of
 from repo_interp.plots.view import PageOptions
+from repo_interp.plots.view_catalogue import figures_of
 from repo_interp.plots.views.components import (
     BAND_COLOURS,
     FEW_PAIRS,
@@ -33,7 +33,7 @@ from repo_interp.plots.views.components import (
     component_table,
     turns_grid,
 )
-from repo_interp.plots.views.rotation import norms_grid
+from repo_interp.plugins.rotation.view import norms_grid
 
 L, LAYERS, HEADS, COMPONENTS = 32, 3, 2, 6
 FREQUENCIES = np.array([1.0, 0.5, 0.15, 0.05, 0.01, 0.001])

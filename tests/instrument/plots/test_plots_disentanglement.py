@@ -16,13 +16,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 import repo_interp as ri
 from position_papers.position_generalization.length_figures import extrapolation_by_length
 from repo_interp.errors import InputError
-from repo_interp.experiments.extrapolation import output_traces
 from repo_interp.models.decoder import as_decoder
-from repo_interp.plots.views import three_axis as fits
-from repo_interp.plots.views.extrapolation import output_traces as traces_in_plane
-from repo_interp.plots.views.fake_distance import fake_distance_fit
-from repo_interp.plots.views.perturbation import perturbation_grid
-from repo_interp.plots.views.rotation import rotating_pairs, rotation_grid
+from repo_interp.plugins.fake_distance.view import fake_distance_fit
+from repo_interp.plugins.lengths.extrapolation import output_traces
+from repo_interp.plugins.lengths.extrapolation_view import output_traces as traces_in_plane
+from repo_interp.plugins.lengths.perturbation_view import perturbation_grid
+from repo_interp.plugins.rotation.view import rotating_pairs, rotation_grid
+from repo_interp.plugins.three_axis import view as fits
 from repo_interp.tasks import Prompt
 
 

@@ -24,9 +24,9 @@ from repo_interp.plots import (
     position_ranges,
     write_figures,
 )
-from repo_interp.plots.catalogue import figures_of, tables
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.style import SCHEME_COLOURS
+from repo_interp.plots.view_catalogue import figures_of, tables
 from repo_interp.plots.views.attention_mass import ranking_chart
 from repo_interp.plots.views.patterns import sensitivity_grid
 from repo_interp.plots.views.ranges import heads_to_show, range_chart

@@ -12,7 +12,8 @@ from drawn import artist, artists
 from numpy.testing import assert_allclose, assert_array_equal
 
 from repo_interp.errors import InputError
-from repo_interp.plots.views import gates, segments
+from repo_interp.plugins.cope import view as gates
+from repo_interp.plugins.segments import view as segments
 from repo_interp.run import read_run, write_run
 
 

@@ -18,11 +18,11 @@ from run_fixture import AWKWARD, large_run
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.plots import report_page
-from repo_interp.plots.catalogue import views_of
 from repo_interp.plots.marks.arrays import focused_range
 from repo_interp.plots.marks.head_charts import NOTHING, HeadImage
 from repo_interp.plots.pages.frame import json_script
 from repo_interp.plots.view import PageOptions
+from repo_interp.plots.view_catalogue import views_of
 from repo_interp.plots.views.attention_mass import mass_table
 from repo_interp.plots.views.explorer import embed
 

@@ -15,9 +15,9 @@ import xarray as xr
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, VIEWS
 from repo_interp.errors import InputError
 from repo_interp.plots import paper_figure, report_page, style, tables
-from repo_interp.plots.catalogue import figures_of, view_of, views_of
 from repo_interp.plots.pages.frame import MOST_SVG, picture, template
 from repo_interp.plots.pages.report import write_report
+from repo_interp.plots.view_catalogue import figures_of, view_of, views_of
 
 
 def test_every_group_of_ours_has_a_view_under_its_name():
@@ -90,7 +90,7 @@ from pathlib import Path
 
 from repo_interp.plots import Table, View, paper_figure, style
 from repo_interp.plots.marks.chart import CustomFigure
-from repo_interp.plots.marks.heads import Heads
+from repo_interp.plots.marks.head_map import Heads
 from repo_interp.plots.view import Interactive
 
 drawn = []

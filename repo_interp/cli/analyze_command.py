@@ -1,0 +1,625 @@
+"""`repo-interp analyze [CHECKPOINT]`: from a checkpoint and prompts to a run and its page."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from contextlib import suppress
+from functools import partial
+from os.path import isfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repo_interp import processes
+from repo_interp.cli.arguments import (
+    add_batch_size,
+    add_device,
+    add_formats,
+    add_resume,
+    add_scaling,
+    add_settings,
+    count,
+    field_values,
+    load_kwargs,
+    name_list,
+    name_list_or_none,
+    number_list,
+    rope_scaling,
+    scaling_of,
+    seed,
+    tokens,
+    without_owner,
+)
+from repo_interp.cli.checkpoint import DEFAULT, configure, find, find_readable, stem
+from repo_interp.entry_points import (
+    EXPERIMENTS,
+    MEASURES,
+    TASKS,
+    descriptions,
+    names,
+    require_names,
+)
+from repo_interp.errors import InputError, Unfinished
+from repo_interp.failures import is_out_of_memory
+from repo_interp.values import field_value, with_field
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from repo_interp.analysis.job import Job
+    from repo_interp.analysis.publication import Results
+    from repo_interp.console import Console
+    from repo_interp.progress import Step
+
+SUMMARY = (
+    "Measure what the heads of a checkpoint do with positions: a run file, figures "
+    "and a report page."
+)
+SHARED = True
+
+# Written here again, since importing the task would make --help slow.
+_VARIANTS = (
+    "single_1",
+    "single_2",
+    "single_3",
+    "multikey_1",
+    "multikey_2",
+    "multikey_3",
+    "multivalue",
+    "multiquery",
+)
+
+
+def _described(group: str) -> str:
+    return "; ".join(f"{name} ({said})" for name, said in descriptions(group).items())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `repo-interp analyze`.
+
+    Args:
+        parser: Parser of the command.
+    """
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        metavar="CHECKPOINT",
+        help="a directory, a hub id, or the name of a checkpoint that comes with the package "
+        "(default: niah/repo)",
+    )
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="prompts.jsonl, plain text, or logged samples of lm-evaluation-harness or "
+        "inspect-ai, to analyse; - is standard input "
+        "(default: prompts of the task that the checkpoint was trained on, else one text of "
+        "512 tokens from the documentation of Python's "
+        "standard library)",
+    )
+    parser.add_argument("--text", metavar="TEXT", help="one text to analyse")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where results go (default: runs/NAME, numbered when there is one)",
+    )
+    add_resume(parser)
+    parser.add_argument(
+        "--measures",
+        type=name_list,
+        default=None,
+        metavar="A,B",
+        help=f"measures to take, of {_described(MEASURES)} (default: those that fit the positions of the "
+        "layers and the prompts, which the first line names)",
+    )
+    parser.add_argument(
+        "--experiments",
+        type=name_list_or_none,
+        default=None,
+        metavar="A,B",
+        help="experiments, which need many forward passes; none: no experiment (default, where "
+        "neither --measures nor --layers is given: those that tell of the model's positions and take "
+        f"seconds): {_described(EXPERIMENTS)}; scored by the task of the "
+        "prompts, and prompts of a file by their generated tokens or, without these, by log "
+        "perplexity",
+    )
+    parser.add_argument(
+        "--save-maps",
+        metavar="5:0-3,7:2",
+        help="keep pictures of these LAYERS:HEADS, or of all heads of LAYERS such as 10-13,24: the "
+        "logits of the first prompt as means over blocks, beside the measures",
+    )
+    add_settings(
+        parser,
+        "parameters",
+        "a parameter of a measure or an experiment, such as patterns.epsilon=0.5 or "
+        "perturbation.gammas=0.05,0.1, or epsilon=0.5 alone "
+        "where only one has it; or of the task that prompts are made of, such as corpus=FILE",
+    )
+    parser.add_argument(
+        "--layers",
+        type=number_list,
+        metavar="5-15",
+        help="layers to measure (default: all); experiments take all",
+    )
+    parser.add_argument(
+        "--heads",
+        type=number_list,
+        metavar="0,3",
+        help="heads to measure (default: all); experiments take all",
+    )
+    generated = parser.add_argument_group("prompts that are made, when no --prompts are given")
+    generated.add_argument(
+        "--task",
+        metavar="NAME",
+        help="ruler (needle in a haystack), or a synthetic task of ours (default: the task "
+        "that the checkpoint was trained on by "
+        "repo-interp train, else ruler)",
+    )
+    generated.add_argument("--variant", choices=_VARIANTS, help="of ruler (default: multikey_1)")
+    generated.add_argument(
+        "--length",
+        type=tokens,
+        metavar="N",
+        help="tokens of a ruler prompt (default: the training length, at most 4096), or the "
+        "test set of a synthetic task",
+    )
+    generated.add_argument(
+        "--count", type=count, metavar="N", help="how many prompts (default: 20)"
+    )
+    generated.add_argument("--seed", type=seed, help="seed of the prompts (default: 0)")
+    add_scaling(parser)
+    add_device(parser)
+    add_batch_size(parser, default=1)
+    add_formats(parser)
+    parser.add_argument(
+        "--tables",
+        action="store_true",
+        help="print the tables of all measures too, after the findings",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Analyse, write and print.
+
+    Args:
+        arguments: Parsed options.
+
+    Returns:
+        0; 1 where the numbers are there but a measure, a figure or the page is not.
+
+    Raises:
+        InputError: A name, a path or a value is refused.
+    """
+    from repo_interp.cli.results import ASKED, Command, draw_results, print_results
+    from repo_interp.console import Console, plain
+
+    console, name = Console(), arguments.checkpoint or DEFAULT
+    # Before the imports below, which take seconds
+    _require_given(arguments, name)
+    command = Command(arguments, name, "analysis")
+    command.require_claimable()
+    from repo_interp.analysis.publication import claim_results
+    from repo_interp.models.rescaling import acting_scaling
+    from repo_interp.progress import steps
+
+    # Before anything is loaded: finished results need no model.
+    if (code := command.resume_finished(console)) is not None:
+        return code
+    with steps(console) as step:
+        job = _job(arguments, name, step)
+    # Claimed only once the model is loaded, so that bad input leaves no directory behind.
+    with claim_results(command.out, stem(name), command.replaces) as results:
+        _announce(console, name, job)
+        # Work that was kept for other options is noticed when the store is opened.
+        with command.same_question(console), steps(console) as step:
+            attributes = {ASKED: command.asked}
+            # one that changes nothing is in the notes alone
+            acts = acting_scaling(job.decoder, arguments.scaling or "")
+            attributes |= {"scaling": acts} if acts else {}
+            # The other processes have done their share, and one writes and draws.
+            run = _execute(job, results, step, attributes, console)
+            if not processes.is_first():
+                return 0
+            published = draw_results(results, run, step, command.formats)
+    from repo_interp.cli.console_tables import print_findings, print_tables
+
+    # Only the first process comes here: the others have returned.
+    print_findings(console, run)
+    if arguments.tables:
+        print_tables(console, run)
+    for line in run.attrs.get("stopped", "").splitlines():
+        console.print(f"not measured: {line}", style="yellow")
+    if results.has_batches:
+        # Batches stay where a measure stopped, and the work can go on from them.
+        console.print(
+            f"finished batches are kept; go on by --resume --out {plain(results.directory)}",
+            style="yellow",
+        )
+    # 1 also where a measure stopped: the other numbers are there.
+    return print_results(console, results, published) or int("stopped" in run.attrs)
+
+
+def _require_given(arguments: argparse.Namespace, name: str) -> None:
+    """Raise InputError for names, paths and values that can be refused without torch."""
+    from repo_interp.checkpoint_files.stated import (
+        PLAIN,
+        plain_keys,
+        read_checkpoint,
+        stated,
+        text_keys,
+    )
+    from repo_interp.tasks.prompt.jsonl import require_readable
+
+    path = find_readable(name)
+    if arguments.text and isfile(arguments.text):
+        raise InputError(
+            f"--text {arguments.text} is a file, and its name would be the text; "
+            f"--prompts {arguments.text} reads it"
+        )
+    if arguments.prompts is not None or arguments.text is not None:
+        _require_none_made(arguments)
+    scaling_of(arguments.scaling)
+    load_kwargs(arguments)
+    require_names(MEASURES, arguments.measures or ())
+    require_names(EXPERIMENTS, arguments.experiments or ())
+    require_names(TASKS, [] if arguments.task is None else [arguments.task], "ruler")
+    for key, _ in arguments.parameters:
+        owner = key.rpartition(".")[0]
+        if owner and owner not in names(TASKS):
+            require_names(MEASURES, [owner], *names(EXPERIMENTS))
+    if arguments.prompts is not None:
+        require_readable(arguments.prompts)
+    if (arguments.layers or arguments.heads) and Path(path).is_dir():
+        keys = plain_keys(text_keys(stated(Path(path)), name), name)
+        # Others are configured by transformers, which loads torch.
+        if keys.get("model_type") in PLAIN:
+            _require_within(arguments, read_checkpoint(path, configure).config)
+
+
+def _require_within(arguments: argparse.Namespace, config: Any) -> None:
+    """Raise InputError for layers and heads that a configuration does not have."""
+    for chosen, field, kind in (
+        (arguments.layers, "num_hidden_layers", "layer"),
+        (arguments.heads, "num_attention_heads", "head"),
+    ):
+        # Not every configuration has one number of heads: where not, the job alone looks.
+        with suppress(RuntimeError):
+            count = getattr(config, field, None)
+            if isinstance(count, int) and (beyond := [one for one in chosen or () if one >= count]):
+                raise InputError(
+                    f"{kind} {beyond[0]} was asked for; the model's are 0 to {count - 1}"
+                )
+
+
+def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
+    """The job that `arguments` ask for of the checkpoint `name`.
+
+    Raises InputError for options that do not fit, unknown names before anything is read.
+    """
+    step(f"loading {name}")
+    from repo_interp.measures.measure_catalogue import measure_named
+
+    # Names and settings are checked before the model is loaded, which may take minutes, and those
+    # of measures, which need torch alone, before the imports of experiments and models.
+    settings = [(*key.rpartition("."), text) for key, text in arguments.parameters]
+    # Called for their errors: the parameters are set once the measures are known.
+    for owner, _, option, text in settings:
+        if owner in names(MEASURES):
+            field_value(measure_named(owner), option, text, owner, fixed=("name",))
+    if arguments.save_maps is not None:
+        maps: Any = measure_named("maps")
+        with_field(maps, "heads", arguments.save_maps, "maps")
+    from repo_interp.experiments.experiment_catalogue import experiment_named, experiments_named
+    from repo_interp.plots.view_catalogue import view_of
+
+    for experiment in arguments.experiments or ():
+        experiment_named(experiment)
+    # Settings of a task are checked where the prompts are made.
+    for owner, _, option, text in settings:
+        if owner in names(EXPERIMENTS):
+            field_value(experiment_named(owner), option, text, owner, fixed=("name",))
+    for measure in arguments.measures or ():
+        view_of(measure)  # one of another package that cannot be imported is refused here too
+    from repo_interp.analysis.defaults import choose, resolve_measures
+    from repo_interp.analysis.job import Job
+    from repo_interp.cli.threads import use_threads
+    from repo_interp.models.checkpoints import identify
+    from repo_interp.models.decoder import as_decoder
+    from repo_interp.models.load import open_model
+    from repo_interp.models.rescaling import IdleScaling
+
+    path = find(name)
+    config = identify(path).config.get_text_config()
+    _require_within(arguments, config)
+    # The base of NTK scaling follows from the configuration
+    scaling = arguments.scaling and rope_scaling(arguments.scaling, config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IdleScaling)  # the notes have it
+        bridge = open_model(path, rope_scaling=scaling, **load_kwargs(arguments))
+    use_threads(bridge, arguments.threads)
+    step("making prompts")
+    if arguments.prompts is None and arguments.text is None:
+        prompts, task, source = _make_prompts(arguments, bridge, step)
+    else:
+        prompts, task, source = _given_prompts(arguments, bridge)
+    layers, heads, parameters = arguments.layers, arguments.heads, arguments.parameters
+    measures, experiments = choose(
+        as_decoder(bridge), prompts, arguments.measures, layers, arguments.experiments, task
+    )
+    if arguments.save_maps is not None:
+        # Pictures are a measure like others, added where they are asked for and once only.
+        measures = tuple(dict.fromkeys((*measures, "maps")))
+        parameters = [*parameters, ("maps.heads", arguments.save_maps)]
+    measures, experiments = _with_parameters(
+        resolve_measures(measures), experiments_named(experiments), parameters
+    )
+    size = arguments.batch_size
+    return Job(bridge, prompts, measures, layers, heads, experiments, task, size, source)
+
+
+def _announce(console: Console, name: str, job: Job) -> None:
+    """Print the measures and the notes on them.
+
+    Raises InputError where there is not enough memory.
+    """
+    from torch import get_num_threads
+
+    from repo_interp.analysis.memory_needed import require_memory_for_run
+    from repo_interp.analysis.notes import notes_on
+    from repo_interp.console import bold
+
+    # Refused before the first pass rather than after an hour
+    require_memory_for_run(job.decoder, job.lengths, job.size, job.passes)
+    many = "s" if len(job.prompts) > 1 else ""
+    line = (
+        f": {len(job.prompts)} prompt{many} of up to {max(job.lengths)} tokens "
+        f"from {job.prompts_from}; measures {', '.join(measure.name for measure in job.measures)}"
+    )
+    if job.experiments:
+        experiments = ", ".join(plan.experiment.name for plan in job.experiments)
+        line += (
+            f", experiments {experiments}, which run the model {len(job.passes):,} more times, "
+            "on one prompt each"
+        )
+    line += f", on {job.decoder.device}"
+    if job.decoder.device.type == "cpu":
+        threads = get_num_threads()
+        line += f" with {threads} thread{'s' if threads > 1 else ''}"
+    if processes.count() > 1:
+        line += f", in {processes.count()} processes"
+    console.print(bold(name, line))
+    # Before the work as well as in the report: a note may be a reason to stop here.
+    for note in notes_on(job.decoder, job.prompts, job.measures, gaps=job.gaps):
+        console.print(note, style="yellow")
+
+
+def _execute(
+    job: Job, results: Results, step: Step, attributes: dict[str, str], console: Console
+) -> xr.DataTree:
+    """Return the run, written to `results`; print findings of measures before experiments begin."""
+    # Experiments may take hours, so the measures are on the disk and shown before they begin.
+    from repo_interp.analysis.analyze import execute
+    from repo_interp.analysis.notes import Remark
+    from repo_interp.cli.console_tables import print_findings
+    from repo_interp.cli.results import KEEP_EVERY
+
+    def write(run: xr.DataTree) -> None:
+        run.attrs |= attributes
+        results.write(run)
+
+    def show(run: xr.DataTree) -> None:
+        console.print("The measures show:")
+        print_findings(console, run)
+        # While the experiments run, the numbers of the measures can be read already.
+        console.print("The experiments follow; then all that was found.")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Remark)  # the notes have it
+        try:
+            return execute(
+                job,
+                results.store,
+                KEEP_EVERY,
+                partial(step, "observing layers"),
+                experiment_progress=step,
+                measured=show,
+                finished=write,
+            )
+        except (KeyboardInterrupt, Unfinished) as interruption:
+            kept = (
+                "finished batches are kept; the same command goes on from there"
+                if results.has_batches
+                else ""
+            )
+            # The same type, so that its exit code stays; the text gains where to go on.
+            raise type(interruption)("; ".join(filter(None, (str(interruption), kept)))) from None
+        except BaseException as error:
+            if is_out_of_memory(error):
+                raise InputError(
+                    "not enough memory; give shorter prompts or a smaller --batch-size"
+                ) from None
+            raise
+
+
+def _with_parameters(measures, experiments, parameters):
+    from dataclasses import fields, is_dataclass
+
+    by_name: dict[str, Any] = {part.name: part for part in (*measures, *experiments)}
+    for key, text in parameters:
+        name, dot, option = key.rpartition(".")
+        # An option without an owner belongs to the only part that has it.
+        if not dot:
+            having = [
+                part_name
+                for part_name, part in by_name.items()
+                if is_dataclass(part) and option in {f.name for f in fields(part)}
+            ]
+            if len(having) != 1:
+                those = (
+                    f"of {', '.join(having)}: say whose"
+                    if having
+                    else f"of none of {', '.join(by_name)}"
+                )
+                raise InputError(
+                    f"--set {option}={text}: {option!r} is an option {those}, as in "
+                    f"OWNER.{option}={text}"
+                )
+            (name,) = having
+        if name not in by_name:
+            raise InputError(
+                f"--set {key}: the measure {name!r} is not among those measured, "
+                f"{', '.join(by_name)}"
+            )
+        # Replaced, as measures are frozen; a wrong value is refused with the option's name.
+        by_name[name] = with_field(by_name[name], option, text, name, fixed=("name",))
+    return [by_name[measure.name] for measure in measures], [
+        by_name[experiment.name] for experiment in experiments
+    ]
+
+
+def _require_none_made(arguments: argparse.Namespace) -> None:
+    """Raise InputError for options of made prompts beside given ones, or text beside a file."""
+    if arguments.prompts is not None and arguments.text is not None:
+        raise InputError(
+            "--text gives a prompt, and --prompts a file of them; leave one of the two out"
+        )
+    given = "--text gives one" if arguments.prompts is None else "--prompts gives a file of them"
+    # Their default is None, so that 0 counts as given
+    for option in _MADE_BY:
+        if getattr(arguments, option) is not None:
+            raise InputError(
+                f"--{option} is of prompts that are made, and {given}; leave one of the two out"
+            )
+
+
+_MADE_BY = ("task", "variant", "length", "count", "seed")
+"""Options of prompts that are made."""
+
+
+def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any], None, str]:
+    """The prompts of --text or --prompts, no task, and their origin in words.
+
+    A plain text that is longer than the training length is cut, with a note.
+    """
+    from repo_interp.errors import warn
+    from repo_interp.models.decoder import as_decoder
+    from repo_interp.tasks.prompt.jsonl import read_prompts
+    from repo_interp.tasks.prompt.text import prompt_from_text
+    from repo_interp.tasks.short_text import first_tokens
+
+    if arguments.text is not None:
+        source, prompts = "--text", [prompt_from_text(arguments.text, {}, bridge.tokenizer)]
+    else:
+        source = f"the file {Path(arguments.prompts).name}"
+        prompts = read_prompts(
+            arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.config.vocab_size
+        )
+    # The first position tells: a number, or a tuple with a number per axis of an image.
+    if any(isinstance((prompt.position_ids or (0,))[0], tuple) for prompt in prompts):
+        warn(
+            "prompts have positions by axis, and a file holds tokens alone: placeholders of an image "
+            "enter with their vectors of the table (docs/python.md puts in the image's features)"
+        )
+    # A prompt with spans is not cut: its marks could fall off.
+    longest = as_decoder(bridge).training_length
+    if (
+        len(prompts) == 1
+        and not (prompts[0].spans or prompts[0].generated)
+        and len(prompts[0].tokens) > longest
+    ):
+        warn(
+            f"the text has {len(prompts[0].tokens):,} tokens; its first {longest:,}, the "
+            "training length, are analysed"
+        )
+        prompts = [first_tokens(prompts[0], longest)]
+    return prompts, None, source
+
+
+def _make_prompts(
+    arguments: argparse.Namespace, bridge: Any, step: Step
+) -> tuple[list[Any], Any, str]:
+    """Return prompts, their task, and their origin.
+
+    The task is None for ruler, whose prompts are judged by the tokens that they mark as generated.
+    """
+    from repo_interp import tasks
+    from repo_interp.analysis.defaults import COUNT, default_prompts, origin_of
+    from repo_interp.analysis.memory_needed import (
+        batch_limit,
+        require_memory_for_pass,
+        require_memory_for_prompts,
+    )
+    from repo_interp.analysis.trained_task import task_of, trained_name
+    from repo_interp.models.decoder import as_decoder
+
+    decoder = as_decoder(bridge)
+    origin = decoder.origin
+    assert origin is not None  # a command has loaded it
+    name = arguments.task or trained_name(origin.directory) or "ruler"
+    # ruler is no Task of ours: its options have arguments of their own.
+    options = {} if name == "ruler" else _task_options(arguments, name)
+    # Nothing was said about prompts: the default of `ri.analyze` applies, whatever it is.
+    if all(getattr(arguments, option) is None for option in _MADE_BY):
+        prompts, task = default_prompts(decoder, **options)
+        return prompts, task, origin_of(task)
+    count = COUNT if arguments.count is None else arguments.count
+    seed = 0 if arguments.seed is None else arguments.seed
+    if name == "ruler":
+        length = arguments.length or min(4096, origin.training_length)
+        if bridge.tokenizer is None:
+            raise InputError(
+                "this checkpoint has no tokenizer, so no prompts can be made for it; give "
+                "--prompts with token ids"
+            )
+        # Making needles tokenizes long texts, which alone may take more memory than there is.
+        require_memory_for_prompts(count, length)
+        require_memory_for_pass(
+            decoder,
+            length,
+            min(count, batch_limit(decoder, arguments.batch_size).of_length(length)),
+        )
+        variant = arguments.variant or "multikey_1"
+        return (
+            tasks.niah(
+                bridge.tokenizer,
+                variant,
+                length,
+                count,
+                seed,
+                progress=partial(step, "making prompts"),
+            ),
+            None,
+            f"the task ruler, {variant}",
+        )
+    if arguments.variant is not None:
+        raise InputError(
+            f"--variant is of the task ruler, and this checkpoint is asked {name}; give "
+            "--task ruler with it"
+        )
+    task = task_of(origin.directory, name, **options)
+    # Token ids beyond the embedding would fail in the first pass.
+    if bridge.config.vocab_size < task.vocabulary_size:
+        raise InputError(
+            f"the task {name} has {task.vocabulary_size} tokens, the checkpoint "
+            f"{bridge.config.vocab_size}; "
+            "wanted a checkpoint trained on it, or --prompts"
+        )
+    require_memory_for_prompts(count, arguments.length or task.training_length)
+    test_set = None if arguments.length is None else str(arguments.length)
+    return task.prompts(count, seed=seed, test_set=test_set), task, task.origin
+
+
+def _task_options(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Return the options of a task from the settings: those with its name, and its texts."""
+    from repo_interp.tasks import make_task
+
+    task = make_task(name)
+    of_task = [
+        (key, text)
+        for key, text in arguments.parameters
+        # Options that are texts, such as corpus, are the task's even without its name.
+        if key.startswith(f"{name}.") or isinstance(task.options().get(key), str)
+    ]
+    # Taken out of the list, or the measures would refuse them as unknown.
+    arguments.parameters = [pair for pair in arguments.parameters if pair not in of_task]
+    return field_values(without_owner(of_task, name), task, f"task {name}")

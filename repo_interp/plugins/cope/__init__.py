@@ -1,0 +1,1 @@
+"""CoPE's gates."""

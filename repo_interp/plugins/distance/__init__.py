@@ -1,0 +1,1 @@
+"""How heads use the distance: stability, symbols, octaves, massive activations."""

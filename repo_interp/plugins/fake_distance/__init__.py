@@ -1,0 +1,1 @@
+"""Logits of one query at every distance, and maps of logits."""

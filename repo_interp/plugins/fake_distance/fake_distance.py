@@ -1,0 +1,270 @@
+"""Fake-distance fit of a head's logits (Position Generalization sec. 3.2, eq. 3, 9-13, app. B).
+
+    W'_dj = w(d, q, k_j): the logit that one query would give key j if it were d back
+            d, j = 0 .. n-1
+    W'_dj ~ a_d + b_j,   r = Pearson correlation        (fake_logits: how, without making W')
+
+The distance rotates as in the model itself, which sees i - j = d (`sign="causal"`); the paper's
+formula, taken literally, rotates the other way ("printed"). Choices:
+
+- A distance is in positions: 0 .. n-1 whatever positions the layer has learned
+  (`distances="tokens"`), or n steps over those that the last query really sees, z_last - z_j
+  (`distances="positions"`; for RoPE the same).
+- The query is the last token's, as in the paper; of several - the last ones - r is the mean.
+- A NoPE layer gives the same logit at every distance: r = 1, exactly and saying nothing.
+  `nope_base` rotates them by RoPE of that base instead.
+- A term that a scheme adds by positions alone (ALiBi and the like) is that of the last row's key d
+  back; without rotation r = 1 again, as the paper argues (sec. 3.3). A term that depends on
+  contents is no function of the distance: such layers are NaN.
+- With 1/sqrt(d_head), before a soft cap. All valid tokens are keys, whatever the layer's window.
+
+Both axes together say how far a head can look for contents (after CoPE sec. 3.1, where "attend to
+the last x" fails once distance outweighs contents):
+
+    reach = smallest d with max_{d' <= d} a_d' - a_d > max_j b_j - median_j b_j
+
+the distance from which the best key loses to a nearer one of median content; NaN where it does not
+within the first prompt.
+
+Knows nothing about the contents of a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.fitting import AnyPrompt, Layers
+from repo_interp.measures.gap import Gap
+from repo_interp.measures.kernels.seen_pairs import extents, once
+from repo_interp.measures.labels import Arrays, arrays, described_group
+from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.plugins.fake_distance.fake_logits import (
+    FakeFit,
+    Turns,
+    fake_axes,
+    fake_fit,
+    key_moments,
+    turns,
+)
+from repo_interp.positions.rotary import expand_heads
+from repo_interp.values import Count, PositiveOrZero
+
+SIGNS = {"causal": 1.0, "printed": -1.0}
+BY_CONTENT = "add logits that depend on contents, so that no distance alone gives them"
+_DESCRIBED = {
+    "r": "correlation of fake-distance logits and the sum of their two axes",
+    "semantic_share": "share of the semantic axis in the variance of both axes",
+    "position_axis": "position axis of the last query of the first prompt [logits]",
+    "semantic_axis": "semantic axis of the last query of the first prompt [logits]",
+    "reach": "distance from which a nearer key of median content wins [tokens]",
+}
+
+
+@dataclass(frozen=True)
+class FakeDistance(
+    Measure, needs=Needs(nan=("r", "semantic_share", "position_axis", "semantic_axis"))
+):
+    """The measure `fake_distance`."""
+
+    queries: Count = 1
+    """How many queries, from the last one back."""
+    sign: Literal["causal", "printed"] = "causal"
+    """`causal`: as the model turns; `printed`: as the paper's formula does, literally."""
+    distances: Literal["tokens", "positions"] = "tokens"
+    """`tokens`: $0 .. n-1$; `positions`: $n$ steps over those that the last query sees."""
+    axes: Literal["none", "first_prompt"] = "first_prompt"
+    """Whose axes are kept: "none", or those of the "first_prompt" of the analysis, prompt number 0.
+    """
+    nope_base: PositiveOrZero = 0.0
+    """0: NoPE layers as they are. Otherwise the RoPE base by which they are asked to rotate."""
+    name: str = "fake_distance"
+    describes: ClassVar[str] = "the same for one query at every distance"
+
+    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
+        """Return whether layers rotate by the token index."""
+        # Where nothing rotates, the fit of a sum is exact by construction
+        return layers.fixed and layers.rotated
+
+    def gap(self, inputs: AttentionInputs) -> Gap | None:
+        """Layers that add logits by contents."""
+        return Gap(BY_CONTENT) if inputs.logits_by_content else None
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        """Return `r` and `semantic_share` [prompt, layer, head]; the axes of the first prompt."""
+        moments = key_moments(inputs.keys, inputs.valid)
+        queries, present = last_queries(inputs, self.queries)
+        bias = bias_by_distance(inputs)
+        fit = fake_fit(queries, moments, self._turns(inputs), bias)
+        found = {"r": fit.correlation, "semantic_share": fit.semantic_share}
+        if inputs.logits_by_content:
+            found = {name: torch.full_like(values, torch.nan) for name, values in found.items()}
+        if self.queries > 1:
+            found = {
+                # A prompt with fewer queries has the mean of those it has
+                name: values.masked_fill(~present[:, None], torch.nan).nanmean(-1, keepdim=True)
+                for name, values in found.items()
+            }
+        return Statistics(
+            per_prompt=arrays(
+                inputs,
+                {name: ("prompt layer head", values[..., 0]) for name, values in found.items()},
+            ),
+            first_prompt=self._first_axes(inputs, fit, bias),
+        )
+
+    def _frequencies(self, inputs: AttentionInputs) -> Float[Tensor, "component"]:
+        """Radians per position, with the sign of the rotation; 0 where nothing is rotated."""
+        components, device = inputs.queries.shape[-1] // 2, inputs.queries.device
+        if inputs.frequencies is not None:
+            frequencies = inputs.frequencies.to(device=device, dtype=torch.float64)
+        elif self.nope_base and inputs.scheme == "nope":
+            steps = torch.arange(components, dtype=torch.float64, device=device)
+            # RoPE's theta_r = base^(-2 r / d_head), r below d_head / 2
+            frequencies = self.nope_base ** (-steps / components)
+        else:
+            # No rotation: rows of W' are equal, and r is 1
+            frequencies = torch.zeros(components, dtype=torch.float64, device=device)
+        return SIGNS[self.sign] * frequencies
+
+    def _turns(self, inputs: AttentionInputs) -> Turns:
+        if self.distances == "tokens" or inputs.positions is None:
+            shared = () if inputs.frequencies is None else (inputs.frequencies,)
+            # Without frequencies it is the scheme that decides between NoPE's base and no rotation
+            name = "turns", self, inputs.scheme if not shared else ""
+            return once(name, lambda: self._by_tokens(inputs), inputs.valid, *shared)
+        frequencies, positions = (
+            self._frequencies(inputs),
+            expand_heads(inputs.positions, inputs.heads),
+        )
+        positions, hidden = positions.to(torch.float64), ~inputs.valid[:, None]
+        last, _ = _last_tokens(inputs.valid, 1)
+        last = positions.gather(-1, last[:, None].expand(-1, positions.shape[1], -1))[..., 0]
+        # Learned positions may lie beyond the last token's: distances may be negative
+        nearest = last - positions.masked_fill(hidden, -torch.inf).amax(-1)
+        furthest = last - positions.masked_fill(hidden, torch.inf).amin(-1)
+        # n distances for n tokens, as with tokens, so that W' is square either way
+        step = (furthest - nearest) / (inputs.valid.sum(-1)[:, None] - 1).clamp(min=1)
+        return turns(nearest, step, inputs.valid, frequencies)
+
+    def _by_tokens(self, inputs: AttentionInputs) -> Turns:
+        unit = torch.ones(len(inputs.valid), 1, dtype=torch.float64, device=inputs.valid.device)
+        return turns(0 * unit, unit, inputs.valid, self._frequencies(inputs))
+
+    def _first_axes(
+        self,
+        inputs: AttentionInputs,
+        fit: FakeFit,
+        bias: Float[Tensor, "prompt head distance"] | None,
+    ) -> Arrays:
+        """Axes of the first prompt, where they are asked for and the prompt is in this batch."""
+        row = inputs.row_of_first_prompt
+        if self.axes == "none" or row is None:
+            return Arrays()
+        valid = inputs.valid[row]
+        _, tokens, count = extents(inputs.valid)[row]
+        level = bias[row, :, :count].mean(-1, keepdim=True) if bias is not None else 0.0
+        # -1: queries are in token order, and the paper's is the last one
+        rows, rotated = fit.rows[row, :, -1, :count], fit.rotated[row, :, -1]
+        position, semantic = fake_axes(rows, rotated, inputs.keys[row, :, :tokens], level)
+        if tokens > count:
+            # Padding on the left has keys, but none that count
+            semantic = semantic.masked_fill(~valid[:tokens], 0)
+        if inputs.logits_by_content:
+            position, semantic = (torch.full_like(part, torch.nan) for part in (position, semantic))
+        record = {
+            "position_axis": ("layer head distance", position),
+            "semantic_axis": ("layer head token", semantic),
+        }
+        return arrays(
+            inputs, record, distance=np.arange(float(count)), token=np.arange(float(tokens))
+        )
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        """The group `fake_distance` of a run."""
+        first = statistics.first_prompt
+        group = {**statistics.per_prompt.data_vars, **first.data_vars}
+        if "position_axis" in first:
+            group["reach"] = _reach(first["position_axis"], first["semantic_axis"])
+        return described_group(group, _DESCRIBED)
+
+
+def _reach(position: xr.DataArray, semantic: xr.DataArray) -> xr.DataArray:
+    """Distance from which a key of median content wins [layer, head]; NaN where it never does."""
+    position = position.transpose("layer", "head", "distance")
+    # How far a distance is below the best one nearer
+    lost = np.maximum.accumulate(position.values, axis=-1) - position.values
+    margin = (semantic.max("token") - semantic.median("token")).transpose("layer", "head")
+    # Equality but for rounding is not beyond
+    beyond = lost > margin.values[..., None] * (1 + 1e-9)
+    # argmax of booleans is the first True, and 0 where there is none
+    reach = np.where(beyond.any(-1), position["distance"].values[beyond.argmax(-1)], np.nan)
+    return margin.copy(data=reach)
+
+
+def bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head distance"] | None:
+    """Return position logits of the last valid row by distance.
+
+    Args:
+        inputs: A layer and a batch.
+
+    Returns:
+        Position logits [prompt, head, distance], float64, for the valid key `distance` keys back, 0
+        beyond the first; None where the scheme adds nothing.
+    """
+    if inputs.position_logits is None:
+        return None
+    last = _last_tokens(inputs.valid, 1)[0][:, 0]
+    # All tokens, valid ones last and in order: flipped, place d is the key d valid tokens back
+    tokens, number = _last_tokens(inputs.valid, inputs.valid.shape[1])
+    # Prompts of a batch mostly end at one row, and position logits cost by row
+    rows, place = last.unique(return_inverse=True)
+    logits = inputs.position_logits(rows).to(torch.float64).expand(len(last), -1, -1, -1)
+    of_last = logits[torch.arange(len(last), device=last.device), :, place]
+    backwards = of_last.gather(-1, tokens.flip(-1)[:, None].expand_as(of_last))
+    return torch.where(number.flip(-1)[:, None], backwards, 0)
+
+
+def last_queries(
+    inputs: AttentionInputs, number: int
+) -> tuple[Float[Tensor, "prompt head query d_head"], Bool[Tensor, "prompt query"]]:
+    """Return the last valid queries of all prompts, un-rotated and scaled.
+
+    Args:
+        inputs: A layer and a batch.
+        number: Queries per prompt.
+
+    Returns:
+        Queries [prompt, head, query, d_head], float64, times the logit's scale, in token order; and
+        the mask [prompt, query] of those that a prompt has.
+    """
+    tokens, present = _last_tokens(inputs.valid, number)
+    index = tokens[:, None, :, None].expand(-1, inputs.heads, -1, inputs.queries.shape[-1])
+    queries = inputs.queries.gather(2, index).to(torch.float64) * (
+        # Both lengthenings stand at the query, so that keys are shared as they are
+        inputs.logit_scale * inputs.pair_scaling.repeat(2)
+    )
+    if min(count for _, _, count in extents(inputs.valid)) < number:
+        queries = queries.masked_fill(~present[:, None, :, None], 0)
+    return queries, present
+
+
+def _last_tokens(
+    valid: Bool[Tensor, "prompt token"], number: int
+) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
+    """Return indices of the last valid tokens in order, and which there are; missing ones first."""
+
+    def find() -> tuple[Tensor, Tensor]:
+        # Stable: padding first, then valid tokens in their order, on whichever side padding stood
+        order = valid.to(torch.int8).argsort(dim=-1, stable=True)[:, -number:]
+        return order, valid.gather(-1, order)
+
+    return once(("last", number), find, valid)

@@ -1,0 +1,606 @@
+"""The atlas of heads: the names of every head, all its numbers in a run, and which heads are alike.
+
+    names       a cell per layer and head, in the colour of its first name
+    overview    heads x numbers, numbers less their mean over heads and divided by their deviation; heads and numbers in the order of a
+                hierarchical clustering (average linkage; of heads by Euclidean distance, of numbers
+                by 1 - |r|)
+
+Draws the group `atlas` of a run. Numbers that are the same for all heads, and names, are no part of
+the overview; where a head lacks a number it stands at the mean. Knows nothing about how scores are
+measured and names given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import xarray as xr
+from matplotlib.colors import ListedColormap, to_hex
+from matplotlib.patches import Patch
+from scipy.cluster.hierarchy import dendrogram, linkage
+from scipy.spatial.distance import squareform
+
+from repo_interp.errors import InputError
+from repo_interp.plots.marks import (
+    BESIDE,
+    MISSING,
+    Cell,
+    Chart,
+    CustomFigure,
+    Finding,
+    Grid,
+    Heads,
+    Table,
+    bare,
+    cells,
+    colour_bar,
+    counted,
+    digits_of,
+    group,
+    has_runs,
+    heads_named,
+    heads_of,
+    heads_where,
+    percent,
+    runs_of,
+    schemes,
+    spread,
+    strongest_head,
+    unit_label,
+)
+from repo_interp.plots.style import (
+    PAGE_HEIGHT,
+    PAGE_WIDTH,
+    PaperFigure,
+    paper_figure,
+    scheme_name,
+    style,
+)
+from repo_interp.plots.view import Beside, Interactive, PageOptions, View
+
+MOST_NAMED_ROWS = 64
+"""Heads that the overview draws with their names."""
+REACH = 3.0
+"""Deviations at which the colours of the overview end."""
+MAPPED = (
+    "induction",
+    "previous_token",
+    "duplicate_token",
+    "sink",
+    "place_u",
+    "source_mass",
+    "retrieval",
+    "contribution",
+    "mirror",
+    "departure",
+    "distance",
+)
+"""Scores that have a map of heads on the page, where the run has them."""
+LISTED = 8
+"""Heads of a name that the table lists."""
+NO_NAME = "no name"
+COLUMNS = 4
+"""Runs that have a column in the table of names."""
+
+
+def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
+    """List all numbers and texts per head of the group `atlas`.
+
+    Args:
+        atlas: Group `atlas` of a run.
+
+    Returns:
+        Arrays [layer, head] by their column, a variable or VARIABLE[LABEL].
+    """
+    columns: dict[str, xr.DataArray] = {}
+    for name, variable in atlas.data_vars.items():
+        further = [str(dim) for dim in variable.dims if dim not in ("layer", "head")]
+        # Variables by label say how names were given (thresholds, nulls); they are no numbers of a
+        # head.
+        if not {"layer", "head"} <= set(variable.dims) or len(further) > 1 or "label" in further:
+            continue
+        parts = {
+            f"{name}[{label}]": variable.sel({axis: label})
+            for axis in further
+            for label in variable[axis].values
+        }
+        columns |= {
+            column: part.transpose("layer", "head")
+            for column, part in (parts or {str(name): variable}).items()
+        }
+    return columns
+
+
+def names_of(texts: xr.DataArray) -> np.ndarray:
+    """Return the names of every head, in their order.
+
+    Args:
+        texts: Names [layer, head], with commas between those of a head.
+
+    Returns:
+        Tuples of names [layer, head].
+    """
+    # Without otypes, vectorize would make arrays of the tuples.
+    return np.vectorize(
+        lambda names: tuple(part for part in str(names).split(", ") if part), otypes=[object]
+    )(texts.transpose("layer", "head").values)
+
+
+@style()
+def atlas_names(run: xr.DataTree) -> PaperFigure:
+    """Draw the names of heads, a cell per layer and head.
+
+    A cell has the colour of the first name and the number of further ones. Several runs have a
+    panel for every run.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+    """
+    return _names_chart(run).figure()
+
+
+def _names_chart(run: xr.DataTree) -> Grid:
+    atlas, title = group(run, "atlas"), "Name of a head (+n: n further ones)"
+    caption = f"{title}, run by run; +1: the head has another name." if has_runs(run) else ""
+    return names_grid(
+        "atlas_names", run, atlas["name"], atlas["label"].values.tolist(), title, caption
+    )
+
+
+def colours_of_names(labels: Sequence[str]) -> dict[str, str]:
+    """Choose a colour for each name, in figures and on the page.
+
+    Args:
+        labels: Names, in order.
+
+    Returns:
+        Colours as hexadecimal numbers, by name.
+    """
+    # tab20 alternates dark and light shades of ten hues: all dark ones are used before a light one.
+    palette = mpl.colormaps["tab20"]
+    return {
+        label: to_hex(palette((2 * place) % 20 + (2 * place) // 20))
+        for place, label in enumerate(labels)
+    }
+
+
+def names_grid(
+    name: str,
+    run: xr.DataTree,
+    texts: xr.DataArray,
+    labels: Sequence[str],
+    title: str,
+    caption: str = "",
+) -> Grid:
+    """Chart a text per head as cells; several runs have a panel for every run.
+
+    Args:
+        name: Name of the chart.
+        run: Tree of a run, a group per measure.
+        texts: Texts [layer, head] of this run, or [run, layer, head].
+        labels: All texts that may occur.
+        title: Title of the panel of a single run.
+        caption: Caption of the chart.
+
+    Returns:
+        The chart.
+    """
+    parts = {title: texts}
+    if has_runs(run):
+        runs = runs_of(run)
+        parts = {runs.title(one): texts.sel(run=one) for one in spread(runs.names, BESIDE)}
+    colours = colours_of_names(labels)
+    places = {label: place for place, label in enumerate(colours)}
+    look = {
+        # A colour map needs one colour at least, also where no name exists.
+        "cmap": ListedColormap([*colours.values()] or [MISSING]),
+        "vmin": -0.5,
+        "vmax": max(1, len(colours)) - 0.5,
+        "gid": "names",
+    }
+    panels, shown, found = {}, {}, set()
+    for title, of_run in parts.items():
+        names = names_of(of_run)
+        # [layer, head]: number of the first name, and how many follow it; NaN is not drawn.
+        shown[title] = np.array([[places[of[0]] if of else np.nan for of in row] for row in names])
+        further = [[len(of) - 1 if len(of) > 1 else np.nan for of in row] for row in names]
+        panels[title] = of_run.transpose("layer", "head").copy(data=further)
+        found |= {of[0] for of in names.ravel() if of}
+    handles = [Patch(facecolor=colours[label], label=label) for label in labels if label in found]
+    if any(np.isnan(of_run).any() for of_run in shown.values()) or not handles:
+        handles.append(Patch(facecolor=MISSING, label=NO_NAME))
+    # As wide as a page, but for the small map of a single run
+    width = PAGE_WIDTH if len(parts) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * texts.sizes["head"])
+    return Grid(
+        name,
+        panels,
+        pattern="+.0f",
+        look=look,
+        shown=shown,
+        handles=handles,
+        cell=0.17,
+        width=width,
+        caption=caption,
+    )
+
+
+def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[int, int]]]:
+    """Standardise the numbers that vary over heads to z-scores.
+
+    Args:
+        atlas: Group `atlas` of a run.
+
+    Returns:
+        Z-scores [head of any layer, column], names of the columns, and the heads (layer, head).
+    """
+    varying, heads = {}, heads_of(atlas)
+    for name, column in head_columns(atlas).items():
+        if column.dtype.kind in "fiu":
+            values = column.values.astype(float).ravel()
+            known = values[np.isfinite(values)]
+            # Relative to the size: a number that is equal for all heads may still differ by
+            # rounding.
+            if known.size > 1 and known.std() > 1e-9 * (1 + np.abs(known).max()):
+                varying[name] = np.where(
+                    np.isfinite(values), (values - known.mean()) / known.std(), 0.0
+                )
+    return (
+        np.stack(list(varying.values()), axis=1) if varying else np.zeros((len(heads), 0)),
+        list(varying),
+        heads,
+    )
+
+
+def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Order rows by average linkage.
+
+    Args:
+        rows: Numbers [row, number].
+
+    Returns:
+        Order of the rows, and the linkage; the given order and None for fewer than three rows.
+    """
+    if len(rows) < 3:
+        return np.arange(len(rows)), None
+    # Reordering leaves is slow for many rows, and only helps where rows can be read.
+    links = linkage(rows, "average", optimal_ordering=len(rows) <= MOST_NAMED_ROWS)
+    return np.array(dendrogram(links, no_plot=True)["leaves"]), links
+
+
+@style()
+def atlas_overview(run: xr.DataTree) -> PaperFigure:
+    """Draw heads and their numbers, clustered.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: There are fewer than three heads, or fewer than two numbers that vary.
+    """
+    atlas = group(run, "atlas")
+    values, columns, heads = standardised(atlas)
+    if len(columns) < 2 or len(heads) < 3:
+        raise InputError(
+            "an overview needs two numbers that differ, and three heads; this run has "
+            f"{len(columns)} and {len(heads)}"
+        )
+    names = (
+        names_of(atlas["name"]).ravel() if "name" in atlas else np.full(len(heads), None, object)
+    )
+    # those with a name first, then those farthest from the mean
+    distances = np.linalg.norm(values, axis=1)
+    shown = np.lexsort((-distances, [not of for of in names]))[:MOST_NAMED_ROWS]
+    order, links = clustered(values[shown])
+    # Condensed, as linkage wants it. Rounding makes 1 - |r| slightly negative or off 0 on the
+    # diagonal, which `clip` and `checks=False` let pass.
+    apart = squareform(np.clip(1 - np.abs(np.corrcoef(values.T)), 0, None), checks=False)
+    of_columns = dendrogram(linkage(apart, "average"), no_plot=True)["leaves"]
+    figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 1.9 + 0.125 * len(shown)))
+    engine: Any = figure.get_layout_engine()
+    # small letters are wider in print than where the layout measures them
+    engine.set(rect=(0, 0.03, 0.97, 0.97))
+    tree, ax = figure.subplots(1, 2, width_ratios=(1, 8), sharey=False)
+    _draw_tree(tree, links, len(shown))
+    image = ax.imshow(
+        values[shown][order][:, of_columns],
+        cmap="PuOr_r",
+        vmin=-REACH,
+        vmax=REACH,
+        aspect="auto",
+        gid="overview",
+    )
+    ax.set_xticks(
+        range(len(columns)),
+        [columns[place].replace("_", " ") for place in of_columns],
+        rotation=90,
+        fontsize=5,
+    )
+    ax.yaxis.tick_right()
+    ax.yaxis.set_label_position("right")
+    texts = []
+    for place in shown[order]:
+        of = names[place] or ()
+        more = f" +{len(of) - 2}" if len(of) > 2 else ""
+        texts.append(f"L{heads[place][0]} H{heads[place][1]} {', '.join(of[:2])}{more}")
+    ax.set_yticks(range(len(texts)), texts, fontsize=4.6)
+    if len(shown) < len(heads):
+        ax.set_ylabel(
+            f"{len(shown)} of {len(heads)} heads: those with a name first, then those that differ "
+            "most from the mean"
+        )
+    bare(ax)
+    look = {"location": "top", "pad": 0.01, "fraction": 0.03, "aspect": 50, "extend": "both"}
+    colour_bar(figure, image, ax, "deviations from the mean over heads", **look)
+    return figure
+
+
+def _draw_tree(ax: Any, links: np.ndarray | None, heads: int) -> None:
+    if links is not None:
+        drawn = dendrogram(links, no_plot=True)
+        for across, along in zip(drawn["dcoord"], drawn["icoord"], strict=True):
+            # scipy puts leaf k at 10 k + 5; here it stands at row k of the image.
+            ax.plot(across, (np.array(along) - 5) / 10, color="#5A5A5A", linewidth=0.4)
+    ax.set_ylim(heads - 0.5, -0.5)
+    ax.invert_xaxis()
+    ax.set_axis_off()
+
+
+def atlas_table(run: xr.DataTree) -> Table:
+    """List the names of heads with their counts and thresholds.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per name: how many heads have it, which ones, the score to exceed, and the score
+        that controls with random weights reach.
+    """
+    atlas = group(run, "atlas")
+    rows: list[tuple[Cell, ...]] = []
+    for label in map(str, atlas["label"].values):
+        scores = atlas.sel(label=label)
+        which = [f"L{layer}\u00a0H{head}" for layer, head in heads_where(scores["named"] > 0)]
+        shown = ", ".join(which[:LISTED]) + (
+            f", and {len(which) - LISTED} more" if len(which) > LISTED else ""
+        )
+        rows.append(
+            (label, len(which), shown or "–", *cells((scores["threshold"], _reached(scores))))
+        )
+    names = names_of(atlas["name"])
+    used = [label for label, *_, threshold, _ in rows if threshold is not None]
+    rules = "; ".join(f"{label}: {atlas['rule'].sel(label=label).values}" for label in used)
+    note = (
+        f"{sum(not of for of in names.flat)} of {names.size} heads have no name. "
+        f"{atlas.attrs.get('twins', 0)} twins with random weights, "
+        f"{counted(int(atlas.attrs.get('prompts', 0)), 'prompt')}, "
+        f"{atlas.attrs.get('sequences', 0)} sequences of "
+        f"{atlas.attrs.get('repeated_tokens', 0)} random tokens, repeated. A dash: this run "
+        f"has nothing to measure it by. Rules: {rules}."
+    )
+    if without := _without_direct_path(atlas):
+        note += (
+            f" Contributions are missing in layers {', '.join(without)}: no place was found "
+            "there where attention's output is added to "
+            "the residual stream."
+        )
+    columns = ("name", "heads", "which", "threshold", "largest of twins")
+    return Table("atlas", "Heads by name", columns, tuple(rows), note)
+
+
+def _reached(of_label: xr.Dataset) -> xr.DataArray:
+    """The largest null of a label; NaN without twins."""
+    return of_label["null"].max() if of_label.sizes["twin"] else xr.DataArray(np.nan)
+
+
+def _without_direct_path(atlas: xr.Dataset) -> list[str]:
+    """The layers whose heads have an answer's source, but no contribution to the answer."""
+    if "source_mass" not in atlas:
+        return []
+    answered = atlas["source_mass"].notnull().any("head")
+    contributed = (
+        atlas["contribution"].notnull().any("head")
+        if "contribution" in atlas
+        else xr.zeros_like(answered)
+    )
+    return [str(layer) for layer in atlas["layer"].values[(answered & ~contributed).values]]
+
+
+def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Prepare the table of heads on the page.
+
+    Args:
+        run: Tree of a run, a group per measure.
+        options: Limits and prompts of the page.
+
+    Returns:
+        A row per head (layer, head, scheme, name, numbers with six significant digits), and
+        sentences for the parts that were left out.
+    """
+    atlas = group(run, "atlas")
+    columns, described = head_columns(atlas), []
+    # Names first; the sort is stable, so other columns keep their order.
+    for name in sorted(columns, key=lambda name: name != "name"):
+        text, values = columns[name].dtype.kind in "OUS", columns[name].values.ravel()
+        title = unit_label(str(columns[name].attrs.get("long_name", name)), columns[name])
+        shown = values.astype(str).tolist() if text else digits_of(values)
+        described.append({"name": name, "title": title, "text": text, "values": shown})
+    heads, named = heads_of(atlas), schemes(atlas)
+    return {
+        "heads": heads,
+        "schemes": [scheme_name(named[layer]) for layer, _ in heads],
+        "columns": described,
+    }, ()
+
+
+def changed_names(tree: xr.DataTree) -> Table:
+    """List the heads whose names differ between runs.
+
+    Heads are matched by layer and number. Between steps of one training that is the same head;
+    between models of two trainings it is only the same place.
+
+    Args:
+        tree: Tree with an axis `run`.
+
+    Returns:
+        One row per such head, one column per run.
+    """
+    runs, name = runs_of(tree), group(tree, "atlas")["name"].transpose("run", "layer", "head")
+    shown = spread(runs.names, COLUMNS)
+    rows = tuple(
+        (
+            layer,
+            head,
+            *(str(text) or "–" for text in name.sel(run=shown, layer=layer, head=head).values),
+        )
+        for layer, head in heads_where((name != name.isel(run=0)).any("run"))
+    )
+    note = (
+        f"{len(rows)} of {name.sizes['layer'] * name.sizes['head']} heads are not called "
+        "the same; heads are lined up by their place."
+    )
+    return Table(
+        "atlas", "Heads whose name changes", ("layer", "head", *map(runs.title, shown)), rows, note
+    )
+
+
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    atlas = group(run, "atlas")
+    if "name" in atlas:
+        yield _names_chart(run)
+    # An overview clusters the heads of one run.
+    if has_runs(run):
+        return
+    if len(standardised(atlas)[1]) > 1 and len(heads_of(atlas)) > 2:
+        yield CustomFigure("atlas_overview", partial(atlas_overview, run))
+    yield from (Heads(atlas[name]) for name in MAPPED if name in atlas)
+
+
+_FILES = files("repo_interp.plots.views")
+_FOUND = {
+    "mirror": (
+        0.95,
+        "Mirror heads in {texts}: {heads}. Copies get positions near their sources'; strongest "
+        "{best} ({score:.2f} of 1)",
+    ),
+    "retrieval": (
+        0.9,
+        "Retrieval heads in {texts}: {heads}. For {share} of the tokens of the answer, {best} "
+        "looks most at the place that the token is copied from",
+    ),
+    "induction": (
+        0.8,
+        "Induction heads on random tokens that repeat: {heads}. Where a token has an earlier copy, "
+        "{best} gives {share} of its attention to tokens after such copies{further}",
+    ),
+    "sink": (
+        0.7,
+        "Attention sink {where}: {heads}, from layer {first} on, give more than half to token 0; "
+        "most {best} ({share}){further}",
+    ),
+    "previous token": (
+        0.6,
+        "Previous-token heads on random tokens: {heads}. Strongest {best} ({share} of its "
+        "attention){further}",
+    ),
+    "duplicate token": (
+        0.5,
+        "Duplicate-token heads on random tokens that repeat: {heads}. Strongest {best} "
+        "({share} of its attention where a token has an earlier copy){further}",
+    ),
+}
+"""By name of the atlas, which is that of its score: the weight of the finding, and its sentence."""
+
+
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """Names that some heads have: their scores are beyond those of the random-weight controls."""
+    atlas = group(run, "atlas")
+    texts = _texts(atlas)
+    for label, (weight, sentence) in _FOUND.items():
+        score = label.replace(" ", "_")
+        has = (
+            atlas["named"].sel(label=label) > 0
+            if label in atlas["label"].values and score in atlas
+            else xr.DataArray(False)
+        )
+        if not has.any():
+            continue
+        threshold, shown = float(atlas["threshold"].sel(label=label)), atlas[score]
+        on_prompts, where, further = atlas.get(f"{score}_on_prompts"), "on random tokens", ""
+        # its rule is one half, whatever the text: the prompts come first
+        if label == "sink" and on_prompts is not None and (on_prompts > threshold).any():
+            further, where = f"; on random tokens {_many(has)} do", f"in {texts}"
+            shown, has = on_prompts, on_prompts > threshold
+        layer, head, best = strongest_head(shown.where(has))
+        if on_prompts is not None and shown is not on_prompts:
+            there = float(on_prompts.sel(layer=layer, head=head))
+            further = f"; in {texts} {percent(there)}" if np.isfinite(there) else ""
+        words = {
+            "heads": _many(has),
+            "best": f"L{layer} H{head}",
+            "score": best,
+            "share": percent(best),
+            "first": min(heads_where(has))[0],
+            "texts": texts,
+            "where": where,
+            "further": further,
+        }
+        null, twins = float(_reached(atlas.sel(label=label))), atlas.sizes["twin"]
+        reached = (
+            f"{counted(twins, 'random-weight control')} reach{'es' * (twins == 1)} {null:.2g}"
+            if twins
+            else "no random-weight controls were asked for"
+        )
+        evidence = f"the score of a named head is above {threshold:.3g}; {reached}"
+        yield Finding(
+            sentence.format(**words), evidence, weight, "atlas", layer, head, variable=score
+        )
+
+
+def _texts(atlas: xr.Dataset) -> str:
+    """The prompts that scores are means over, in words."""
+    count = int(atlas.attrs.get("prompts", 1))
+    return "the prompt" if count == 1 else f"the first {count} prompts"
+
+
+def _many(has: xr.DataArray) -> str:
+    """Name a few heads; count many."""
+    named = heads_where(has)
+    return heads_named(named, 8) if len(named) <= 8 else f"{len(named)} of {has.size} heads"
+
+
+def _heads(run: xr.DataTree) -> Any:
+    # With torch, which no figure needs
+    from repo_interp.plugins.heads.atlas_table import atlas
+
+    return atlas(run)
+
+
+VIEW = View(
+    "atlas",
+    "The atlas of heads",
+    "What every head does, in numbers and by name. A head has a name when its score is large "
+    "and beyond that of every random-weight "
+    "control. That does not show that the model needs the head for it.",
+    _charts,
+    tables=lambda run: (atlas_table(run),),
+    heads=_heads,
+    findings=_findings,
+    interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
+    compared=MAPPED,
+    not_averaged=("named", "null", "threshold", "mass"),
+    by_index=("position_distance", "constant", "mono", "hybrid", "position_range"),
+    beside=Beside(
+        _charts, lambda tree: (changed_names(tree),) if "name" in group(tree, "atlas") else ()
+    ),
+)

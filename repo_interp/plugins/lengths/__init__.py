@@ -1,0 +1,1 @@
+"""Prompts that are disturbed, and longer than the training length."""

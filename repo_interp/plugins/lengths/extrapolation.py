@@ -1,0 +1,511 @@
+"""Prompts longer than the training length, run in several ways.
+
+Position Generalization, sec. 4.2, table 2 and fig. 6:
+
+    KL(N_n || N_L)      N_n: Gaussian fitted to the attention outputs of a layer at the judged
+                             tokens of prompts of length n
+                        N_L: the same for prompts of the training length, run plainly
+
+methods: plain, lm_infinite (window and cap L), infllm (all keys, cap L), interpolation and yarn
+(both by the factor n / L, or 1).
+
+An attention output is the vector o_i = sum_j w_ij v_j of one head, as in eq. 1, before Wo; a
+layer's divergence is the mean over its heads. Choices where the paper is silent. The judged tokens
+are the last `judged` of a prompt: those furthest beyond training; log perplexity is theirs too. N_L
+comes from the even prompts, N_n from the odd ones: the divergence at n = L, plain, is the noise of
+the fit and of the choice of documents. It is in every other number too, large where prompts are
+few, and methods are ranked by their excess over it. The same prompts are cut to every length, so
+lengths differ in nothing else but which tokens are judged.
+
+    kl_above_noise                             KL(N_n || N_L) - KL(plain N_L || N_L)
+    kl_above_noise_low, kl_above_noise_high    95 % interval of its mean over layers: Student's, by
+                                               a jackknife that leaves out one of up to `FOLDS`
+                                               groups of prompts, reference and judged, at a time
+
+Beside the distances, where outputs are (`output_traces`, fig. 6). Dots: outputs of a layer at all
+tokens of prompts of the training length, run plainly; the plane is that of their two largest
+variances (PCA). Lines: a token beyond the training length of one longer prompt - run by
+LM-Infinite, so that its features are in distribution; its query over every `step`-th window of the
+training length's keys and values (see `models.outputs`).
+
+An axis named `method` is chosen by `group.sel({"method": "plain"})`: as a keyword xarray takes it
+for a way of filling. Knows nothing about how a method works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, reduce
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+import xarray as xr
+from annotated_types import Interval
+from scipy.stats import sem
+from scipy.stats import t as student
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from repo_interp.errors import InputError, renumber_prompts, warn
+from repo_interp.experiments.experiment import (
+    Experiment,
+    Plan,
+    Progress,
+    score_texts,
+    side_by_side,
+    standard_error,
+)
+from repo_interp.experiments.grid import Grid
+from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.interventions.extension import GLOBAL_TOKENS, Method, allowed_methods, extended
+from repo_interp.measures.labels import described_group
+from repo_interp.models.capture import decode
+from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
+from repo_interp.plugins.lengths.gaussians import (
+    VectorSums,
+    gaussian_divergence,
+    principal_plane,
+    vector_sums,
+)
+from repo_interp.run import with_schemes
+from repo_interp.side_by_side import batches
+from repo_interp.store import NOT_KEPT, Store
+from repo_interp.tasks import Prompt, Response
+from repo_interp.tasks.task import Scoring
+from repo_interp.values import Count, CountOrNone, Seed, Tokens, TokensOrNone
+
+REFERENCE_POINTS = 2000
+"""Reference outputs that are kept for drawing, evenly spaced; the plane is made from all."""
+FOLDS = 8
+"""Groups of prompts that the interval of divergences is made from, at most."""
+MOSTLY = 0.5
+"""Share of a divergence that is noise, from where on a warning says so."""
+_TEXTS = {
+    "kl": (
+        "divergence of attention outputs from those at the training length, mean over heads [nat]"
+    ),
+    "kl_above_noise": (
+        "that divergence less the plain one at the training length, mean over heads [nat]"
+    ),
+    "kl_above_noise_low": (
+        "lower end of the 95 % interval of kl_above_noise, mean over layers [nat]"
+    ),
+    "kl_above_noise_high": (
+        "upper end of the 95 % interval of kl_above_noise, mean over layers [nat]"
+    ),
+    "log_perplexity": "mean of -log p over the judged targets [nat]",
+    "task_score": "{metric}, mean over prompts [{units}]",
+    "task_score_error": "standard error of {metric} over prompts [{units}]",
+}
+_TRACES = {
+    "pca_reference": "attention outputs at training lengths in their plane [output units]",
+    "pca_trace": "outputs of a query over sliding windows [output units]",
+    "pca_share": "share of the variance of outputs at training lengths",
+    "trace_outside": "share of a trace beyond 99 % of outputs at training lengths",
+}
+
+
+def judged_outputs(
+    decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt], judged: int, batch_size: int
+) -> tuple[dict[int, list[VectorSums]], np.ndarray, float]:
+    """Read the last `judged` tokens of every prompt.
+
+    Args:
+        decoder: Decoder of the model.
+        scoring: Names the targets and scores the answers.
+        prompts: Prompt n belongs to group n modulo `FOLDS`.
+        judged: Last tokens of a prompt that are read.
+        batch_size: Prompts side by side.
+
+    Returns:
+        Sums of the outputs of every head over these tokens, by layer, of each group of prompts;
+        scores; and the mean of -log p over the targets among these tokens, NaN without any.
+    """
+    widths = {attention.layer_idx: attention.d_head for attention in decoder.layers}
+    sums = dict[tuple[int, int], VectorSums]()
+    # Filled in place below, before every pass: the hook sees outputs, but not whose they are.
+    numbers: list[int] = []
+    lengths = [len(prompt.tokens) for prompt in prompts]
+
+    def receive(layer: int, outputs: Tensor) -> None:
+        for row, number in zip(outputs, numbers, strict=True):
+            # Prompts are padded on the right, so its last tokens end before the padding.
+            last = row[max(0, lengths[number] - judged) : lengths[number]]
+            # [token, head * d_head] -> [head, token, d_head]: one Gaussian per head
+            found = vector_sums(last.unflatten(-1, (-1, widths[layer])).transpose(0, 1))
+            # Prompts are dealt to the folds in turn. Sums of a fold merge
+            # exactly, so no output is kept.
+            fold = layer, number % FOLDS
+            sums[fold] = sums[fold] + found if fold in sums else found
+
+    asked, answered = list[Prompt](), list[Response]()
+    with attention_outputs(decoder, receive):
+        for part in batches(range(len(prompts)), lengths, batch_size):
+            part = sorted(part, key=lengths.__getitem__)
+            # Assigned into the same list, which `receive` reads while the pass runs
+            for numbers[:] in batches(part, lengths, decoder.batch_limits(batch_size)):
+                some = [prompts[number] for number in numbers]
+                with renumber_prompts(numbers):
+                    answered += forced_responses(decoder.module, scoring, some, len(some))
+                asked += some
+    log_likelihoods = [
+        value
+        for prompt, answer in zip(asked, answered, strict=True)
+        for target, value in zip(scoring.targets(prompt), answer.log_probabilities, strict=True)
+        # The same tokens as the divergence: those furthest beyond the training length
+        if target >= len(prompt.tokens) - judged
+    ]
+    return (
+        # In the order of the folds, by which judged and reference groups are paired
+        {layer: [sums[fold] for fold in sorted(sums) if fold[0] == layer] for layer in widths},
+        np.asarray(scoring.score(answered, asked), dtype=np.float64),
+        -float(np.mean(log_likelihoods)) if log_likelihoods else float("nan"),
+    )
+
+
+def _divergences(judged: Sequence[VectorSums], reference: Sequence[VectorSums]) -> list[float]:
+    """KL of the sums of all groups, then without each group that both have; mean over heads.
+
+    NaN where too few vectors are left.
+    """
+    whole = [reduce(VectorSums.__add__, groups) for groups in (judged, reference)]
+    # Sums of all less those of a group are the sums without it: a leave-one-out fit costs no pass.
+    without = [
+        (whole[0] - one, whole[1] - other) for one, other in zip(judged, reference, strict=False)
+    ]
+    return [
+        # One vector has no covariance.
+        float(gaussian_divergence(of, to).mean()) if min(of.count, to.count) > 1 else float("nan")
+        for of, to in (whole, *without)
+    ]
+
+
+@torch.inference_mode()
+def output_traces(
+    decoder: Decoder,
+    reference: Sequence[Prompt],
+    longer: Prompt,
+    training_length: int,
+    layer: int,
+    queries: int = 4,
+    step: int = 32,
+    global_tokens: int = GLOBAL_TOKENS,
+) -> xr.Dataset:
+    """Trace attention outputs of long prompts in the plane of those at the training length.
+
+    Args:
+        decoder: Decoder of the model.
+        reference: Prompts, cut to the training length.
+        longer: Prompt whose last tokens stand beyond the training length.
+        training_length: Tokens of the longest training sequence.
+        layer: Layer whose outputs are traced.
+        queries: Tokens of `longer`, evenly spaced beyond the training length, that are traced.
+        step: Tokens from one window to the next. A window has `training_length` keys, or as many as
+            the sliding window of the layer where that is shorter.
+        global_tokens: First tokens that LM-Infinite always shows.
+
+    Returns:
+        The group `output_traces`: `pca_reference [point, axis]`, `pca_trace [trace, step, axis]`,
+        `pca_share [axis]`, and `trace_outside [trace]`, the share of a trace's outputs further from
+        the mean than 99 % of the reference by Mahalanobis' distance in the whole space.
+
+    Raises:
+        InputError: `longer` is not longer than the training length, or the layer is unknown.
+    """
+    (attention,) = decoder.attentions([layer])
+    tokens = len(longer.tokens)
+    if tokens <= training_length:
+        raise InputError(
+            f"a prompt longer than {training_length} tokens, the training length, was "
+            f"wanted; got {tokens}"
+        )
+    outputs: list[Tensor] = []
+    with attention_outputs(decoder, lambda _, some: outputs.append(some[0]), [layer]):
+        for prompt in reference:
+            _run(decoder, prompt.tokens[:training_length])
+    # In float64: the covariance is a difference of large sums.
+    normal = torch.cat(outputs).double()
+    sums = vector_sums(normal)
+    plane, shares = principal_plane(sums)
+    with (
+        layer_tensors(decoder, layer) as tensors,
+        extended(decoder.module, "lm_infinite", tokens, training_length, global_tokens),
+    ):
+        _run(decoder, longer.tokens)
+    # A layer that slides sees fewer keys in training than the training length.
+    window = min(attention.sliding_window or training_length, training_length)
+    starts = range(0, tokens - window + 1, step)
+    # Rounding may ask for one token twice where few tokens lie beyond.
+    asked = np.unique(np.linspace(training_length, tokens - 1, queries).round().astype(int))
+    traces = torch.stack(
+        [
+            outputs_over_windows(decoder, layer, tensors, int(query), starts, window)
+            for query in asked
+        ]
+    ).double()
+    # An even sample for drawing; mean, plane and covariance above come from all.
+    drawn = normal[:: max(1, len(normal) // REFERENCE_POINTS)]
+    # An empirical limit: outputs are not Gaussian, so a chi-square quantile would be off.
+    limit = torch.quantile(_distances(drawn, sums), 0.99)
+    outside = (
+        (_distances(traces.flatten(0, 1), sums) > limit)
+        .double()
+        .unflatten(0, traces.shape[:2])
+        .mean(-1)
+    )
+    values = {
+        "pca_reference": (("point", "axis"), (drawn - sums.mean) @ plane),
+        "pca_trace": (("trace", "step", "axis"), (traces - sums.mean) @ plane),
+        "pca_share": (("axis",), shares),
+        "trace_outside": (("trace",), outside),
+    }
+    on_cpu = {name: (axes, value.cpu().numpy()) for name, (axes, value) in values.items()}
+    group = described_group(on_cpu, _TRACES, {"trace": asked, "step": list(starts)})
+    group["trace"].attrs = {"long_name": "token whose query it is", "units": "tokens"}
+    group["step"].attrs = {"long_name": "first key of the window", "units": "tokens"}
+    return group.assign_attrs(layer=layer, window=window, method="lm_infinite", length=tokens)
+
+
+def _of_layers(traces: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Join traces along an axis `layer`; layers with shorter windows have more steps."""
+    # Layer and window differ by trace, so they become coordinates and the rest may be joined.
+    stated = [
+        one.assign_coords({name: one.attrs[name] for name in ("layer", "window")}) for one in traces
+    ]
+    return xr.concat(
+        stated, "layer", coords=["window"], join="outer", combine_attrs="drop_conflicts"
+    )
+
+
+def _run(decoder: Decoder, tokens: Sequence[int]) -> None:
+    row = torch.tensor([tokens], device=decoder.device)
+    decode(decoder, row, torch.ones_like(row, dtype=torch.bool))
+
+
+def _distances(vectors: Tensor, sums: VectorSums) -> Tensor:
+    """Mahalanobis distance from the Gaussian of `sums`, slightly widened where it is flat."""
+    covariance = sums.covariance
+    # A ridge of 1e-4 of the mean variance: outputs may fill fewer dimensions than there are.
+    covariance = covariance + 1e-4 * covariance.trace() / len(covariance) * torch.eye(
+        len(covariance)
+    ).to(covariance)
+    factor = torch.linalg.cholesky(covariance)
+    # |L^-1 (x - mean)| with covariance L L^T is Mahalanobis' distance.
+    return torch.linalg.solve_triangular(factor, (vectors - sums.mean).mT, upper=False).norm(dim=0)
+
+
+@dataclass(frozen=True)
+class Extrapolation(Experiment):
+    """The experiment `extrapolation` (Position Generalization sec. 4.2)."""
+
+    methods: tuple[Method, ...] = ()
+    """Methods of extension beside the plain model: lm_infinite, infllm, interpolation, yarn; empty:
+    all that the model's positions allow, without infllm, which computes every distant key.
+    """
+    lengths: tuple[Tokens, ...] = ()
+    """Lengths in tokens; empty: the training length and its doublings up to four times it, or test
+    sets of the task.
+    """
+    sequences: Annotated[int, Interval(ge=LEAST, le=1_000_000)] = 32
+    """Prompts of each length, of which half are measured; the other half of those of the training
+    length are the reference.
+    """
+    judged: TokensOrNone = 0
+    """Last tokens of a prompt that are judged; 0: a quarter of the training length."""
+    global_tokens: Tokens = GLOBAL_TOKENS
+    """First tokens that LM-Infinite always shows."""
+    traced_layers: tuple[CountOrNone, ...] = ()
+    """Layers whose outputs are traced over sliding windows; empty: the middle one."""
+    traced_queries: Count = 4
+    """Queries beyond the training length whose outputs are traced."""
+    seed: Seed = 0
+    """Seed of the longer prompts."""
+    name: ClassVar[str] = "extrapolation"
+    describes: ClassVar[str] = "beyond the training length, on longer prompts of the same task"
+
+    def plan(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        training_length: int,
+    ) -> Plan:
+        """Every method at every length.
+
+        Raises InputError for methods and lengths that the model or the task lacks.
+        """
+        decoder = as_decoder(model)
+        table, allowed = decoder.longest_prompt, allowed_methods(decoder)
+        if table is not None and table <= training_length:
+            raise InputError(
+                f"extrapolation needs longer prompts than the {table} tokens of this model's "
+                "learned table; leave it out"
+            )
+        wrong = [method for method in self.methods if method not in allowed]
+        if wrong:
+            raise InputError(
+                f"extrapolation by {wrong[0]!r}: this model's positions allow {', '.join(allowed)}"
+            )
+        layers = list(decoder.by_layer)
+        # Called for its errors: an unknown layer is refused before any pass.
+        decoder.attentions(self.traced_layers)
+        chosen = sorted(set(self.traced_layers)) or [layers[len(layers) // 2]]
+        judge, by_length = prompts_by_length(
+            scoring, prompts, training_length, self.lengths, self.sequences, self.seed
+        )
+        first, last = min(by_length), max(by_length)
+        # Even prompts are the reference and odd ones judged, so
+        # that no text is compared with itself.
+        half = [len(prompt.tokens) for some in by_length.values() for prompt in some[1::2]]
+        reference = [len(prompt.tokens) for prompt in by_length[first]]
+        # Traces need features that are in distribution at every length,
+        # which this method alone gives.
+        traced = "lm_infinite" in allowed
+
+        def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
+            size = side_by_side(batch_size, last)
+            groups = {
+                self.name: self.measured(decoder, judge, by_length, first, size, progress, store)
+            }
+            if traced:
+                # A test set holds shorter prompts too, and these lack the
+                # last positions of training.
+                normal = [prompt for prompt in by_length[first] if len(prompt.tokens) == first]
+                longer = max(by_length[last], key=lambda prompt: len(prompt.tokens))
+                traces = [
+                    output_traces(
+                        decoder,
+                        normal,
+                        longer,
+                        first,
+                        layer,
+                        self.traced_queries,
+                        max(1, first // 8),
+                        global_tokens=self.global_tokens,
+                    )
+                    for layer in chosen
+                ]
+                groups["output_traces"] = traces[0] if len(traces) == 1 else _of_layers(traces)
+            return groups
+
+        # As many tokens of prompts as `measured` runs: the reference once,
+        # then every method at every length
+        passes = (
+            *reference[::2],
+            *half * len(self._methods(decoder)),
+            *((*reference, last) * len(chosen) if traced else ()),
+        )
+        return Plan(self, passes, run)
+
+    def _methods(self, decoder: Decoder) -> list[str]:
+        # Plain comes first: `measured` reads the noise of the fit at method 0.
+        default = (method for method in allowed_methods(decoder) if method != "infllm")
+        return list(dict.fromkeys(("plain", *(self.methods or default))))
+
+    def measured(
+        self,
+        decoder: Decoder,
+        scoring: Scoring,
+        prompts: Mapping[int, Sequence[Prompt]],
+        training_length: int,
+        batch_size: int = 4,
+        progress: Progress | None = None,
+        store: Store = NOT_KEPT,
+    ) -> xr.Dataset:
+        """Measure every method at every length.
+
+        Warns where most of a divergence beyond the training length is noise.
+
+        Args:
+            decoder: Decoder of the model.
+            scoring: Names the targets of a prompt and scores the answers.
+            prompts: Prompts by length in tokens; at least `LEAST` of the training length.
+            training_length: Tokens of the longest training sequence.
+            batch_size: Prompts side by side.
+            progress: Called with finished points and all points.
+            store: Keeps finished points.
+
+        Returns:
+            The group `extrapolation` of a run: `kl [method, length, layer]` in nats,
+            `kl_above_noise` with an interval of its mean over layers [method, length],
+            `log_perplexity [method, length]` of the judged tokens in nats, `task_score [method,
+            length]` with `task_score_error` over prompts.
+
+        Raises:
+            InputError: There are too few prompts of the training length, or the model cannot use a
+                method.
+        """
+        if training_length not in prompts or len(prompts[training_length]) < LEAST:
+            raise InputError(
+                f"at least {LEAST} prompts of the training length, {training_length} tokens, "
+                "were wanted to compare with"
+            )
+        methods, lengths = self._methods(decoder), sorted(prompts)
+        judged = self.judged or max(2, training_length // 4)
+        # Made at the first point that the store lacks, and not at all where it has every point
+        reference = cache(
+            lambda: judged_outputs(
+                decoder, scoring, prompts[training_length][::2], judged, batch_size
+            )[0]
+        )
+
+        def point(method: str, length: int) -> dict[str, Any]:
+            normal = reference()
+            with extended(decoder.module, method, length, training_length, self.global_tokens):
+                fits, scores, log_perplexity = judged_outputs(
+                    decoder, scoring, prompts[length][1::2], judged, batch_size
+                )
+            kl = [_divergences(fits[layer], normal[layer]) for layer in sorted(normal)]
+            return {
+                "kl": [of_layer[0] for of_layer in kl],
+                "without": [of_layer[1:] for of_layer in kl],
+                "log_perplexity": log_perplexity,
+                "task_score": float(scores.mean()),
+                "task_score_error": standard_error(scores),
+            }
+
+        inner = {"kl": ("layer",), "without": ("layer", "group")}
+        found = Grid({"method": methods, "length": lengths}, point, inner).compute(store, progress)
+        first = lengths.index(training_length)
+        # those of the plain model, the first method, are the noise
+        noise = found["kl"].values[0, first]
+        # Subtracting the noise fold by fold keeps the pairing that the jackknife needs.
+        above, without = (found[name].values - found[name].values[0, first] for name in inner)
+        # Mean over layers: [method, length, group]
+        jackknife = without.mean(-2)
+        freedom = jackknife.shape[-1] - 1
+        # The jackknife's standard error is (n - 1) times that of a mean of its n values.
+        width = student.ppf(0.975, freedom) * freedom * sem(jackknife, axis=-1)
+        # The training length and shorter are left out: there, noise is all that can be expected.
+        beyond = found["kl"].values.mean(-1)[:, first + 1 :]
+        mostly = [
+            method
+            for method, of_method in zip(methods, beyond, strict=True)
+            if (noise.mean() > MOSTLY * of_method).any()
+        ]
+        if mostly:
+            warn(
+                f"most of extrapolation.kl is noise, {noise.mean():.3g} nats at the training "
+                f"length, for {', '.join(mostly)}: it ranks no "
+                "methods; read kl_above_noise with its interval, or take more prompts "
+                "(extrapolation.sequences)"
+            )
+        axes = ("method", "length", "layer")
+        found = found.assign(
+            kl_above_noise=(axes, above),
+            kl_above_noise_low=(axes[:2], above.mean(-1) - width),
+            kl_above_noise_high=(axes[:2], above.mean(-1) + width),
+        ).assign_coords(layer=list(decoder.by_layer))
+        group = described_group(found, score_texts(_TEXTS, scoring))
+        group = with_schemes(group, decoder.schemes, decoder.learned_schemes)
+        return group.assign_attrs(
+            scoring.attributes,
+            training_length=training_length,
+            judged=judged,
+            global_tokens=self.global_tokens,
+            prompts=len(prompts[training_length]),
+        )

@@ -1,0 +1,1 @@
+"""Results of evaluations: the cell that fails."""

@@ -1,0 +1,1 @@
+"""Pairs that turn slowly and dominate, and the closed form of their sum."""

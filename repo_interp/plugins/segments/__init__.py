@@ -1,0 +1,1 @@
+"""Whether positions follow lines, sentences and examples."""

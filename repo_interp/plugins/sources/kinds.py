@@ -1,0 +1,387 @@
+"""The use of every kind of heads: all its heads are frozen, and every token is predicted again.
+
+    change       -log p(token | heads of the kind frozen at their mean positions) + log p(token),
+                 in nats
+    controls     the same of as many other heads with learned positions, drawn at random, no set
+                 twice; mean over draws
+    difference   change - controls, token by token
+
+Kinds are those of `plugins.sources.position_sources` on the same prompts. Heads that share their positions
+are frozen together, in controls too. `EVERY` are all heads that learn positions; they, and a kind
+of more than half of them, have no controls. RePo's special cases are `CASES`, all heads that learn
+positions at once: a constant (NoPE), the line fitted to each head's positions, and the token index
+(RoPE).
+
+Intervals are Student's, at 95 %, of a ratio: with x_b the sum of changes over the n_b tokens of
+block b of B,
+
+    m = sum x_b / sum n_b        s^2 = B / (B - 1)  sum (x_b - m n_b)^2 / (sum n_b)^2
+
+A block is a prompt where there are `PROMPTS` or more, else a stretch of `BLOCK` tokens or more of
+one. They are about other text; how much other controls would differ, the draws show. A token is of
+the first class that fits: generated, a number (its text has a digit), the first of a line, a copy
+(it and the token before it stood side by side earlier in the prompt), another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import pairwise
+from math import ceil
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Int
+from scipy.stats import t as student
+from transformers import PreTrainedModel
+
+from repo_interp.errors import InputError
+from repo_interp.experiments.draws import drawn_sets
+from repo_interp.experiments.experiment import (
+    QUICK,
+    Experiment,
+    Plan,
+    Progress,
+    Unasked,
+    require_targets,
+)
+from repo_interp.experiments.grid import Grid
+from repo_interp.experiments.prompt_sets import Windows
+from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.interventions.positions import frozen, linearised, straightened
+from repo_interp.measures.fitting import Layers
+from repo_interp.measures.kernels.segmentation import INSIDE, STARTS
+from repo_interp.measures.labels import described_group
+from repo_interp.measures.statistics import Statistics, merge
+from repo_interp.models.capture import capture, next_token_logits
+from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.models.resuming import Recording, record_pass, resume_pass
+from repo_interp.plugins.sources.position_sources import KINDS_OF_HEADS, PositionSources
+from repo_interp.store import Store
+from repo_interp.tasks import Prompt, Response
+from repo_interp.tasks.prompt.structure import prompt_structure
+from repo_interp.tasks.task import Scoring
+from repo_interp.values import Count, Seed
+
+EVERY = "all heads"
+CASES = {
+    EVERY: frozen,
+    "all heads, straight lines": straightened,
+    "all heads, token index": linearised,
+}
+"""Kinds of all heads, and the changes of their positions; those of other kinds are frozen."""
+CLASSES = ("generated", "numbers", "first of lines", "copies", "others")
+"""Classes of tokens; a token belongs to the first that fits."""
+PROMPTS = 10
+"""Prompts from which on every prompt is a block."""
+BLOCK = 32
+"""Tokens of a block, at least, where there are fewer prompts."""
+AT_ONCE = 256
+"""Tokens whose next ones are predicted at a time: logits over the vocabulary are large."""
+Heads = list[tuple[int, int]]
+
+
+def rows_by_kind(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[str, Heads]]:
+    """Find the kind of every group of heads that share learned positions.
+
+    Args:
+        decoder: Decoder of the model.
+        prompts: Prompts; every one costs a forward pass.
+
+    Returns:
+        Pairs of a kind and the heads that share their positions.
+    """
+    measure, parts, shared = PositionSources(), list[Statistics](), dict[int, int]()
+    # A prompt's marked spans come first; its structure (lines, words
+    # and so on) is read from its text.
+    named = [
+        {**prompt.spans}
+        | prompt_structure(measure.kinds, len(prompt.tokens), prompt.spans, prompt.token_text)
+        for prompt in prompts
+    ]
+    device = decoder.device
+
+    def receive(spans: Spans, inputs: AttentionInputs) -> None:
+        parts.append(measure.observe(inputs, spans))
+        assert inputs.positions is not None
+        # Heads per row of positions: heads of a group cannot be frozen apart.
+        shared[inputs.layer] = inputs.heads // inputs.positions.shape[1]
+
+    for number, prompt in enumerate(prompts):
+        tokens, index = torch.tensor([prompt.tokens], device=device), np.arange(len(prompt.tokens))
+        # Every prompt gets a mask for every span, so that the
+        # statistics of prompts have equal columns.
+        spans = {
+            name: torch.tensor(np.isin(index, named[number].get(name, ()))[None])
+            for name in set().union(*named)
+        }
+        valid, receiver = torch.ones_like(tokens, dtype=torch.bool), partial(receive, spans)
+        # Kinds are about learned positions, so other layers need not be observed.
+        capture(decoder, tokens, valid, torch.tensor([number]), receiver, decoder.learned_layers)
+    kind = measure.conclude(merge(parts))["kind"]
+    return [
+        (
+            str(kind.sel(layer=layer, head=first).values),
+            [(layer, head) for head in range(first, first + size)],
+        )
+        for layer, size in shared.items()
+        for first in range(0, kind.sizes["head"], size)
+    ]
+
+
+def token_classes(prompt: Prompt) -> list[str]:
+    """Classify the tokens of a prompt.
+
+    Args:
+        prompt: Prompt.
+
+    Returns:
+        One of `CLASSES` for every token.
+    """
+    # A token and the one before it. The first has none, and a pair of ids that do not exist.
+    pairs = [(-1, -1), *pairwise(prompt.tokens)]
+    structure = prompt_structure(("lines",), len(pairs), prompt.spans, prompt.token_text)
+    texts, lines = (
+        prompt.token_text or [""] * len(pairs),
+        structure.get(f"{INSIDE}lines{STARTS}", ()),
+    )
+    return [
+        # The first class that is true; the last always is.
+        CLASSES[
+            [
+                place in prompt.generated,
+                any(map(str.isdigit, texts[place])),
+                place in lines,
+                # index gives the first occurrence: an earlier one makes this pair a copy.
+                pairs.index(pair) < place,
+                True,
+            ].index(True)
+        ]
+        for place, pair in enumerate(pairs)
+    ]
+
+
+def blocks_of(lengths: Sequence[int]) -> list[Int[np.ndarray, " token"]]:
+    """Assign tokens to the blocks that intervals are computed from.
+
+    Args:
+        lengths: Tokens of every prompt.
+
+    Returns:
+        The block of every token but the first of every prompt, numbered over prompts.
+    """
+    counts = [1 if len(lengths) >= PROMPTS else max(1, length // BLOCK) for length in lengths]
+    return [
+        # Stretches of equal length, so a block is never a short rest; the first token has no loss.
+        sum(counts[:number]) + np.arange(length - 1) * counts[number] // (length - 1)
+        for number, length in enumerate(lengths)
+    ]
+
+
+def intervals(changes: xr.DataArray) -> xr.DataArray:
+    """Compute means and 95 % intervals of changes.
+
+    Args:
+        changes: Changes [..., draw, sample] with a coordinate `block` of the samples; draw 0 is of
+            the kind, the others are controls.
+
+    Returns:
+        Mean, lower and upper end [kind, ..., of, bound], of the kind, of the controls and of the
+        difference; ends are NaN where all blocks are equal.
+    """
+    of_kind, controls = changes.isel(draw=0), changes.isel(draw=slice(1, None)).mean("draw")
+    # Grouped by block over all three at once, since the interval of a
+    # difference is not a difference.
+    groups = xr.concat([of_kind, controls, of_kind - controls], "of").groupby("block")
+    sums, counts = groups.sum(), groups.count()
+    # A block without tokens of the class counts neither in the mean nor among the blocks.
+    mean, blocks = sums.sum("block") / counts.sum("block"), (counts > 0).sum("block")
+    error = (
+        ((sums - mean * counts) ** 2).sum("block") * blocks / (blocks - 1)
+    ) ** 0.5 / counts.sum("block")
+    # No error where all blocks are equal: an interval of width 0 would claim certainty.
+    reach = error.where(error > 0) * student.ppf(0.975, blocks - 1)
+    return xr.concat([mean, mean - reach, mean + reach], "bound").transpose(
+        "kind", ..., "of", "bound"
+    )
+
+
+@torch.no_grad()
+def _read(
+    decoder: Decoder,
+    scoring: Scoring,
+    prompt: Prompt,
+    recording: Callable[[], Recording],
+    heads: Heads | None,
+    change: Callable[[PreTrainedModel, Heads], AbstractContextManager],
+) -> list[float]:
+    """Score of a prompt and losses of its tokens with `heads` changed; None: none; []: NaN."""
+    # Read first, so that the undisturbed pass is recorded before anything is changed.
+    clean, losses, likeliest = recording(), list[float](), list[int]()
+    # A set that does not exist: drawn sets may be fewer than `draws`.
+    if heads == []:
+        return [np.nan] * len(prompt.tokens)
+    with nullcontext() if heads is None else change(decoder.module, heads):
+        # Layers below the first changed one are as they were.
+        hidden = clean.last_hidden if heads is None else resume_pass(decoder, clean, min(heads)[0])
+    for states, following in zip(
+        hidden[0, :-1].split(AT_ONCE), clean.tokens[0, 1:].split(AT_ONCE), strict=True
+    ):
+        logits = next_token_logits(decoder, states)
+        losses += torch.nn.functional.cross_entropy(logits, following, reduction="none").tolist()
+        likeliest += logits.argmax(-1).tolist()
+    # Losses begin with token 1, so those of token t stand at t - 1.
+    said = [(likeliest[place - 1], -losses[place - 1]) for place in scoring.targets(prompt)]
+    # The score, then a loss per token but the first: as many numbers as the prompt has tokens
+    return [*scoring.score([Response(*zip(*said, strict=True))], [prompt]), *losses]
+
+
+@dataclass(frozen=True)
+class Kinds(Experiment):
+    """The experiment `kinds`: what the positions of each kind of heads are for (ours)."""
+
+    draws: Count = 2
+    """Controls: different sets of as many other heads, as far as there are so many."""
+    seed: Seed = 0
+    """Seed of the controls."""
+    name: ClassVar[str] = "kinds"
+    describes: ClassVar[str] = "what the positions of each kind of heads are for"
+
+    def unasked(self, layers: Layers, task: Scoring | None) -> Unasked | None:
+        """Return it where positions are learned."""
+        # Its passes are long: a model of 1e8 parameters is not analyzed for twice as long unasked
+        return Unasked(self, QUICK / 2) if layers.learned else None
+
+    def plan(
+        self,
+        model: PreTrainedModel,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        training_length: int,
+    ) -> Plan:
+        """Passes for all kinds that there can be.
+
+        Raises InputError where no layer learns positions, or nothing is predicted.
+        """
+        decoder = as_decoder(model)
+        learned = decoder.learned_layers
+        if not learned:
+            schemes = ", ".join(dict.fromkeys(decoder.schemes))
+            raise InputError(
+                "kinds are told by learned positions, and no layer of this model "
+                f"({schemes}) learns any; leave them out"
+            )
+        _ = decoder.heads  # refuses layers with different numbers of heads
+        # Also by text: the loss of every token is read beside the score of the answer.
+        for judge in (scoring, Windows()):
+            require_targets(self.name, judge, prompts)
+        count, sets = decoder.layer_count, len(CASES) + len(KINDS_OF_HEADS) * (1 + self.draws)
+        # Sets in whole passes: at most the layers from the first learned one on run again.
+        changed = sets * (count - learned[0]) / count
+
+        return Plan(
+            self,
+            tuple(len(prompt.tokens) for prompt in prompts) * (2 + ceil(changed)),
+            # Two more: one to find the kinds, one undisturbed
+            partial(self._measured, decoder, scoring, prompts),
+        )
+
+    def _measured(
+        self,
+        decoder: Decoder,
+        scoring: Scoring,
+        prompts: Sequence[Prompt],
+        batch_size: int,
+        store: Store,
+        progress: Progress | None,
+    ) -> dict[str, xr.Dataset]:
+        rows, sets = rows_by_kind(decoder, prompts), dict[str, list[list[Heads]]]()
+        for kind in (*CASES, *KINDS_OF_HEADS):
+            members = [heads for known, heads in rows if kind == known or kind in CASES]
+            others = [heads for _, heads in rows if heads not in members]
+            drawn = drawn_sets(others, len(members), self.draws, self.seed)
+            # Empty sets fill up to 1 + draws per kind, as `changes` reshapes;
+            # kinds without heads are left out.
+            sets |= {kind: [members, *drawn, *[[]] * (self.draws - len(drawn))]} if members else {}
+        heads = [sum(some, start=Heads()) for of_kind in sets.values() for some in of_kind]
+        edits = [CASES.get(kind, frozen) for kind, of_kind in sets.items() for _ in of_kind]
+        device = decoder.device
+        # The grid runs prompt by prompt, so one recording serves all sets of a prompt.
+        recording = lru_cache(1)(
+            lambda tokens: record_pass(decoder, torch.tensor([tokens], device=device))
+        )
+
+        def point(number: int, place: int) -> dict[str, Any]:
+            # Set 0 changes nothing: the others are compared with it
+            prompt, some = prompts[number], None if place == 0 else heads[place - 1]
+            clean, change = partial(recording, prompt.tokens), edits[place - 1]
+            return {"reading": _read(decoder, scoring, prompt, clean, some, change)}
+
+        axes = {"prompt": range(len(prompts)), "set": range(1 + len(heads))}
+        grid = Grid(axes, point, {"reading": ("token",)})
+        found = grid.compute(store, progress)["reading"].values
+        # Without the NaN after the end of shorter prompts
+        read = [found[number, :, : len(prompt.tokens)] for number, prompt in enumerate(prompts)]
+
+        def changes(readings: list[np.ndarray], block: Any) -> xr.DataArray:
+            # [set, token] of every prompt, joined along tokens, then split: [kind, draw, sample]
+            values = np.concatenate([rows[1:] - rows[0] for rows in readings], axis=1).reshape(
+                len(sets), 1 + self.draws, -1
+            )
+            return xr.DataArray(
+                values, {"kind": [*sets], "block": ("sample", block)}, ("kind", "draw", "sample")
+            )
+
+        losses = changes(
+            [rows[:, 1:] for rows in read],
+            np.concatenate(blocks_of([len(prompt.tokens) for prompt in prompts])),
+        )
+        scores = changes([rows[:, :1] for rows in read], np.arange(len(prompts)))
+        named = np.concatenate([token_classes(prompt)[1:] for prompt in prompts])
+        # Class 0 is all tokens.
+        in_class = xr.DataArray(
+            [named != "", *(named == name for name in CLASSES)], dims=("token_class", "sample")
+        )
+        ends = (
+            "of the kind, of controls, and the difference; mean and ends of the 95 % interval over"
+        )
+        block = (
+            "prompt"
+            if len(prompts) >= PROMPTS
+            else f"stretch of {BLOCK} tokens, or the answer of a prompt that has fewer"
+        )
+        group = described_group(
+            {
+                # Every first set of 1 + draws is the kind, the others are its controls.
+                "heads": ("kind", [len(some) for some in heads[:: 1 + self.draws]]),
+                "loss": ((), np.concatenate([rows[0, 1:] for rows in read]).mean()),
+                "tokens": in_class.sum("sample"),
+                "block_change": losses.groupby("block").mean(),
+                "loss_change": intervals(losses.where(in_class)),
+                "score_change": intervals(scores),
+            },
+            {
+                "heads": "heads of the kind [heads]",
+                "loss": "mean -log p of a token, positions as the model assigns them [nat]",
+                "tokens": "tokens of the class [tokens]",
+                "block_change": (
+                    "change of the mean -log p of a block; draw 0: of the kind, "
+                    "then of controls [nat]"
+                ),
+                "loss_change": f"change of -log p of a token, {ends} blocks [nat]",
+                "score_change": (
+                    f"change of the {scoring.metric}, {ends} prompts [{scoring.units}]"
+                ),
+            },
+            {
+                "token_class": ["all", *CLASSES],
+                "of": ["change", "controls", "difference"],
+                "bound": ["mean", "low", "high"],
+            },
+        )
+        return {self.name: group.assign_attrs(scoring.attributes | {"block": block})}

@@ -1,0 +1,186 @@
+"""The loss with the positions of a kind of heads frozen, and the tokens that lose.
+
+The control is as many other heads. All heads are also put on straight lines, and at the token index.
+
+    dot     mean change of -log p with the positions of all heads of a kind changed, and its 95 % interval      grey: other heads
+
+Draws the group `kinds`. Knows nothing about how positions were changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.plots.marks import Dots, Finding, Table, group, number, table_of
+from repo_interp.plots.view import View
+from repo_interp.plugins.causes.effects_view import LEAST, against_others
+from repo_interp.plugins.sources.position_texts import READS
+
+CLEAR = 1.5
+"""Halves of a 95 % interval - about three standard errors - that a found difference is from 0."""
+ROUNDING = 1e-6
+"""Losses in nats below which a change is the rounding of float32."""
+CASES = {
+    "all heads, straight lines": "the straight line fitted to those of each head",
+    "all heads, token index": "the token index",
+}
+"""Kinds of all heads that are not frozen, and their new positions, in words."""
+
+
+def _answered(kinds: xr.Dataset) -> str:
+    """The class of tokens that a reader asks about first: the answer's, where there is one."""
+    return "generated" if int(kinds["tokens"].sel(token_class="generated")) else "all"
+
+
+def losses_by_kind(run: xr.DataTree) -> Dots:
+    """Draw the change of the loss with frozen positions, a row per kind of heads.
+
+    Grey marks show the change for as many other heads.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The chart.
+    """
+    kinds = group(run, "kinds")
+    losses = kinds["loss_change"].sel(token_class=_answered(kinds), of=["change", "controls"])
+    low, high = (losses.sel(bound=end, drop=True) for end in ("low", "high"))
+    mean = (
+        losses.sel(bound="mean", drop=True)
+        # Smaller losses are rounding in float32, see ROUNDING.
+        .round(6)
+        .assign_coords(low=low, high=high)
+    )
+    runs = against_others("heads of the kind")
+    names = [f"{kind} ({count})" for kind, count in kinds["heads"].to_series().items()]
+    named = (
+        mean.rename("nats per token lost")
+        .rename(of="run")
+        .assign_coords(run=list(runs.names), kind=names)
+    )
+    named = named.assign_attrs(
+        long_name="loss with positions of heads changed", units="", least=LEAST
+    )
+    return Dots(named, runs, "kind", name="kinds")
+
+
+def kind_table(run: xr.DataTree) -> Table:
+    """Tabulate the change of the loss per kind of heads.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per kind: the loss of tokens, that of other heads, their difference, and the
+        difference by class of tokens.
+    """
+    kinds = group(run, "kinds")
+    kinds = kinds.sel(token_class=kinds["tokens"] > 0)
+    losses, scores = kinds["loss_change"], kinds["score_change"].sel(bound="mean")
+    # All heads leave no others to compare with.
+    by_class = losses.sel(of="difference").fillna(losses.sel(of="change")).sel(bound="mean")
+    columns = [("heads", kinds["heads"])]
+    for of, title in (("change", "loss"), ("controls", "others"), ("difference", "difference")):
+        for bound, name in (("mean", title), ("low", "low"), ("high", "high")):
+            columns.append((name, losses.sel(token_class="all", of=of, bound=bound)))
+    for name, count in kinds["tokens"].to_series().items():
+        if name != "all":
+            columns.append((f"{name} ({count})", by_class.sel(token_class=name)))
+    columns.append(("score", scores.sel(of="change")))
+    columns.append(("others' score", scores.sel(of="controls")))
+    # runs of earlier versions lack it
+    loss = f" (undisturbed {number(float(kinds['loss']))})" if "loss" in kinds else ""
+    note = (
+        f"Change of -log p{loss}, nats per token, when positions of all heads of a kind are frozen, "
+        "and of as many other heads, mean over draws. RePo's special cases: all heads frozen (as "
+        "NoPE), on the straight line fitted to the positions of each, or at the token index (as "
+        "RoPE); "
+        f"low, high: 95 % over blocks, each a {kinds.attrs['block']}. By class of tokens "
+        "(how many): the difference, of kinds without "
+        f"others to compare with the change. Score: {kinds.attrs['metric']}."
+    )
+    return table_of("kinds", VIEW.title, columns, note)
+
+
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """Find kinds that cost clearly more or less to freeze than as many other heads."""
+    kinds = group(run, "kinds")
+    answered = _answered(kinds)
+    for kind, count in kinds["heads"].to_series().items():
+        if kind in CASES:
+            continue
+        of_kind = kinds["loss_change"].sel(kind=kind)
+        # (mean, low, high) of each
+        change, others, difference = of_kind.sel(token_class=answered).values
+        judged, rest = (
+            (change, "")
+            if np.isnan(difference[0])
+            else (difference, f", of as many other heads {number(others[0])}{_is_more(difference)}")
+        )
+        everything = kind == "all heads"  # what all positions are for is told even if it is nothing
+        if everything:
+            costs = kinds["loss_change"].sel(token_class=answered, of="change")
+            rest = "".join(
+                f"; {case} {_in_words(costs.sel(kind=name).values)}"
+                for name, case in CASES.items()
+                if name in kinds["kind"]
+            )
+        # high - mean is half of the interval. The negation also skips NaN.
+        if not everything and not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
+            continue
+        by_class = of_kind.sel(of="difference").values
+        # Classes without tokens are NaN.
+        most = int(np.nan_to_num(by_class[:, 0], nan=-np.inf).argmax())
+        if judged[0] > 0 and by_class[most, 0] - difference[0] > CLEAR * (
+            by_class[most, 2] - by_class[most, 0]
+        ):
+            rest += (
+                f"; on {of_kind['token_class'].values[most]} {_in_words(by_class[most])} "
+                "more than freezing other heads"
+            )
+        of = " of the answer" if answered == "generated" else ""
+        heads = (
+            f"all {count} heads that learn them"
+            if everything
+            else f"the {count} heads whose positions {READS.get(str(kind), 'do none of this')}"
+        )
+        sentence = (
+            f"Freezing the positions of {heads}, each at its mean, costs "
+            f"{_in_words(change)} per token{of}{rest}"
+        )
+        compared = rest and not everything
+        less = f"difference from the other heads: {_in_words(judged)}; " if compared else ""
+        evidence = f"{less}intervals over blocks, each a {kinds.attrs['block']}"
+        weight = 0.93 if everything else 0.9 if compared and judged[0] > 0 else 0.56
+        yield Finding(sentence, evidence, weight, "kinds")
+
+
+def _is_more(difference: np.ndarray) -> str:
+    """Say that other heads lose more, where the whole interval is below 0."""
+    return ", which is more" if difference[2] < 0 else ""
+
+
+def _in_words(interval: np.ndarray) -> str:
+    if np.abs(interval).max() < ROUNDING:
+        return f"less than {ROUNDING:g} nats"
+    mean, low, high = map(number, interval)
+    between = "one block, no interval" if np.isnan(interval[1]) else f"95 %: {low} to {high}"
+    return f"{mean} nats ({between})"
+
+
+VIEW = View(
+    "kinds",
+    "What each kind of heads is for",
+    "Positions of all heads of a kind are frozen, each at its mean over the prompt, and "
+    "every token is predicted again; for comparison "
+    "those of as many other heads with learned positions, drawn at random. An interval that "
+    "holds 0 does not say that a kind does nothing.",
+    lambda run: (losses_by_kind(run),),
+    tables=lambda run: (kind_table(run),),
+    findings=_findings,
+    compared=("loss_change",),
+)

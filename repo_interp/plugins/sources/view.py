@@ -1,0 +1,357 @@
+"""Sources of the positions of heads: kinds of heads by name, and a table of shares.
+
+    map of the page    the largest share of a head's position variance, held out, in the colour of its source
+
+Draws the group `position_sources`. Knows nothing about how shares were taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.plots.marks import (
+    MISSING,
+    Chart,
+    Finding,
+    Grid,
+    Heads,
+    Lines,
+    Table,
+    charts_of,
+    counted,
+    group,
+    head_rows,
+    heads_named,
+    heads_where,
+    learned_layers,
+    number,
+    over_prompts,
+    runs_of,
+    schemes,
+    shared_rows,
+    spread,
+    strongest_head,
+)
+from repo_interp.plots.style import PaperFigure, style
+from repo_interp.plots.view import Beside, View
+from repo_interp.plugins.heads.view import colours_of_names, names_grid
+from repo_interp.plugins.sources.position_texts import CLEARNESS, READS, TEXTS, clearest
+
+COLOURS = {"index": "#E69F00", "segment": "#009E73", "token": "#56B4E9", "previous": "#CC79A7"}
+_KINDS = [*CLEARNESS, "other"]
+_SAID = (
+    (
+        "places words",
+        "which token it is explains {ends} % of the variance of {of}, on held-out tokens",
+        "alone",
+        "token",
+        100,
+    ),
+    (
+        "places in segments",
+        "the line, sentence and span around a token together explain {ends} % of the variance "
+        "of {of}, on held-out tokens",
+        "alone",
+        "segment",
+        100,
+    ),
+    (
+        "marks lines",
+        "{of} step at line ends, by {ends} of the head's standard deviations",
+        "line_step",
+        "rest",
+        1,
+    ),
+)
+"""Of a kind of heads, its description, and the variable, its source where it has one, and the unit
+that say how much.
+"""
+
+
+@style()
+def head_kinds(run: xr.DataTree) -> PaperFigure:
+    """Draw the kinds of heads, a cell per layer and head.
+
+    Several runs have a panel for every run.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        The figure.
+    """
+    return _kinds_grid("position_sources", run).figure()
+
+
+def _kinds_grid(name: str, run: xr.DataTree, caption: str = "") -> Grid:
+    kinds = group(run, "position_sources")["kind"]
+    return names_grid(name, run, kinds, _KINDS, "What positions do", caption)
+
+
+def _kinds(dataset: xr.Dataset) -> Heads:
+    """Return the kind of every head as a map in the colours of the figure."""
+    kind = dataset["kind"].transpose("layer", "head")
+    place = np.array(
+        [[_KINDS.index(name) if name else np.nan for name in row] for row in kind.values]
+    )
+    shades = np.array([*colours_of_names(_KINDS).values()])
+    numbers = kind.copy(data=place).assign_attrs(
+        long_name="kind of head, by its positions", units=""
+    )
+    # NaN needs some index here; `Heads` greys cells without a number anyway.
+    return Heads(numbers, colours=shades[np.nan_to_num(place).astype(int)], texts=kind)
+
+
+def _largest(dataset: xr.Dataset) -> Heads:
+    share = dataset["share"].sel(source=[*COLOURS]).transpose("layer", "head", "source")
+    known = share.notnull().all("source").values
+    # argmax would answer the place of a NaN; [layer, head]
+    leading = np.nan_to_num(share.values, nan=-np.inf).argmax(-1)
+    colours = np.where(known, np.array([*COLOURS.values()])[leading], MISSING)
+    title = (
+        "largest share of position variance (orange: token index, green: segment, blue: "
+        "token, pink: previous token)"
+    )
+    return Heads(share.max("source").assign_attrs(long_name=title, units="1"), colours=colours)
+
+
+def _known_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
+    """List heads (layer, head) with sources.
+
+    If there are any that learn positions or count by gates, only these.
+    """
+    heads = heads_where(dataset["r_squared"].notnull())
+    reading = _reading_layers(dataset)
+    return [(layer, head) for layer, head in heads if layer in reading] or heads
+
+
+def _reading_layers(dataset: xr.Dataset) -> list[int]:
+    """Layers whose positions come from the content of a token."""
+    gated = (layer for layer, name in schemes(dataset).items() if name.startswith("cope"))
+    return [*learned_layers(dataset), *gated]
+
+
+def source_table(run: xr.DataTree) -> Table:
+    """Tabulate the sources of positions.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        One row per head: shares, and R^2 of the token alone, in whole per cent. Of heads of a layer
+        with the same numbers only the first has a row.
+    """
+    dataset = group(run, "position_sources")
+    token = dataset.sel(source="token")
+    percents = [
+        *(dataset["share"].sel(source=name) for name in dataset["source"].values),
+        token["alone"],
+        token["alone_null"],
+    ]
+    different = {}
+    # Rounded first: heads that differ only by less than is shown count as the same.
+    columns = [(100 * fraction).round() for fraction in percents]
+    for layer, head, *row in head_rows([*columns, dataset["line_step"]], _known_heads(dataset)):
+        row = (*row, str(dataset["kind"].sel(layer=layer, head=head).values))
+        # Grouped heads and one assigner per layer give the same row many times.
+        different.setdefault((layer, *row), (layer, head, *row))
+    tokens, share = (
+        counted(int(dataset["counted_tokens"]), "token"),
+        number(100 * float(dataset["counted_share"])),
+    )
+    note = (
+        "% of the variance of positions (CoPE: of gates) within prompts, held out, over "
+        f"{tokens} ({share} % of all: "
+        "tokens that also occur in other folds). A share is what a source adds to those "
+        "before it; index to rest sum to 100; "
+        "a negative share misleads. Shuffled: the token alone, for positions permuted over "
+        "tokens. Step: of the last tokens of "
+        "lines, in standard deviations. Of heads whose numbers are the same the first is named."
+    )
+    names = (
+        "layer",
+        "head",
+        "scheme",
+        *map(str, dataset["source"].values),
+        "token alone",
+        "shuffled",
+        "step",
+        "kind",
+    )
+    return Table("position_sources", "What positions read", names, tuple(different.values()), note)
+
+
+def _informative(run: xr.DataTree) -> bool:
+    dataset = group(run, "position_sources")
+    return any(layer in _reading_layers(dataset) for layer, _ in _known_heads(dataset))
+
+
+def _charts(run: xr.DataTree) -> Iterator[Chart]:
+    dataset = group(run, "position_sources")
+    if _known_heads(dataset):
+        yield _kinds_grid("position_sources", run)
+    if "kind" in dataset and (dataset["kind"] != "").any():
+        yield _kinds(dataset)
+    yield _largest(dataset)
+    yield Heads(dataset["r_squared"])
+
+
+def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """What kinds of heads read, with the null of each."""
+    dataset, kinds = group(run, "position_sources"), clearest(run)
+    over_texts = f"measured on {counted(int(dataset['counted_tokens']), 'token')} of the prompts"
+    of = "positions" if learned_layers(dataset) else "gates"
+    if kinds:
+        counts = {kind: int(clear.notnull().sum()) for kind, clear in kinds.items()}
+        does = ", ".join(
+            f"{of if place == 0 else 'those'} of {count} {READS[kind]}"
+            for place, (kind, count) in enumerate(counts.items())
+        )
+        named = int((dataset["kind"] != "").sum())
+        rest = named - sum(counts.values())
+        others = f"; those of {rest} do none of this" if rest else ""
+        # Heads that count backwards are as clear as those that count forwards.
+        layer, head, _ = strongest_head(abs(next(iter(kinds.values()))))
+        learned = f"learned {of}" if of == "positions" else of
+        shared = shared_rows(dataset[["alone", "share"]].to_array(), dataset["kind"] != "")
+        sentence = f"Of {counted(named, 'head')} with {learned}{shared}, {does}{others}"
+        if not rest and len(counts) == 1:
+            sentence = f"In all {named} heads with {learned}, {of} {READS[next(iter(counts))]}"
+        yield Finding(
+            sentence,
+            f"{over_texts}; a head is called by the first that holds: "
+            + ", ".join(f"{kind} ({reads})" for kind, reads in READS.items()),
+            0.9,
+            "position_sources",
+            layer,
+            head,
+        )
+    for kind, does, variable, source, unit in _SAID if kinds else ():
+        found, of_source = dataset["kind"] == kind, dataset.sel(source=source)
+        if heads := heads_where(found):
+            sizes, null = (
+                abs(unit * of_source[variable].where(found)),
+                unit * of_source[f"{variable}_null"].where(found),
+            )
+            ends = " to ".join(
+                dict.fromkeys(f"{float(size):.3g}" for size in (sizes.min(), sizes.max()))
+            )
+            sentence = (
+                f"{heads_named(heads, per_layer=dataset.sizes['head'])}: "
+                f"{does.format(ends=ends, of=of)}{_within(run, found)}"
+            )
+            evidence = (
+                # On held-out tokens a useless source may do worse than the mean, so nulls may be
+                # negative.
+                f"{over_texts}; of shuffled {of} at most {max(0.0, float(null.max())):.3g}"
+                f"{' %' * (unit == 100)}"
+            )
+            if kind == "places words" and of == "positions":
+                evidence += "; untrained positions can do so too, since hidden states hold the word"
+            yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])
+
+
+def _within(run: xr.DataTree, found: xr.DataArray) -> str:
+    """Return the ranges of the positions of heads `found`, where the run has them."""
+    if "positions" not in run.children or "position_range" not in group(run, "positions"):
+        return ""
+    ranges = over_prompts(group(run, "positions")["position_range"]).where(found)
+    return (
+        ", within ranges of "
+        f"{' to '.join(dict.fromkeys(number(float(end)) for end in (ranges.min(), ranges.max())))} positions"
+    )
+
+
+def kind_shares(tree: xr.DataTree) -> xr.DataArray:
+    """Compute the share of a layer's heads that are of a kind.
+
+    Args:
+        tree: Tree with an axis `run`.
+
+    Returns:
+        Shares [run, layer, kind], of layers that have kinds in any run.
+    """
+    kind = group(tree, "position_sources")["kind"]
+    names = xr.DataArray(_KINDS, {"kind": _KINDS}, ("kind",))
+    shares = (
+        (kind == names)
+        # Heads without a kind (NoPE, or a run without the layer) are no part of the whole.
+        .where(kind != "")
+        .mean("head")
+        .dropna("layer", how="all")
+        .rename("kind_share")
+    )
+    return shares.assign_attrs(long_name="share of a layer's heads that are of a kind", units="1")
+
+
+def kinds_table(tree: xr.DataTree) -> Table:
+    """Tabulate how many heads are of a kind, and which ones.
+
+    Over training steps it shows which layers come first.
+
+    Args:
+        tree: Tree with an axis `run`.
+
+    Returns:
+        One row per kind, one column per run.
+    """
+    kind, runs, rows = group(tree, "position_sources")["kind"], runs_of(tree), []
+    shown = spread(runs.names, 6)
+    for name in CLEARNESS:
+        found = [heads_where(kind.sel(run=run) == name) for run in shown]
+        if any(found):
+            rows.append(
+                (
+                    name,
+                    *(
+                        f"{len(heads)}  {heads_named(heads, 6, kind.sizes['head'])}"
+                        for heads in found
+                    ),
+                )
+            )
+    return Table(
+        "kinds", "Heads by what their positions do", ("kind", *map(runs.title, shown)), tuple(rows)
+    )
+
+
+def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
+    if "kind" not in tree["position_sources"] or not (shares := kind_shares(tree)).size:
+        return
+    runs, caption = runs_of(tree), "What the positions of every head do, run by run."
+    yield _kinds_grid("position_sources_kind", tree, caption)
+    if runs.steps is not None:
+        yield Lines(
+            shares,
+            runs,
+            "run",
+            "kind",
+            "layer",
+            name="position_sources_kind_by_layer",
+            caption=caption,
+        )
+    yield from charts_of("position_sources_kind_share", shares, runs)
+
+
+VIEW = View(
+    "position_sources",
+    "What positions read",
+    "Shares of a head's position variance that token index, segment, token and previous "
+    "token explain on stretches of text that were not "
+    "fitted to, each beyond those before it; what is left is context. Nothing is measured of "
+    "texts in which no token occurs again, nor of "
+    "layers without positions or gates.",
+    _charts,
+    tables=lambda run: (source_table(run),),
+    findings=_findings,
+    informative=_informative,
+    interactive=TEXTS,
+    beside=Beside(
+        _charts_beside,
+        lambda tree: (kinds_table(tree),) if "kind" in tree["position_sources"] else (),
+    ),
+    compared=("share", "r_squared"),
+    by_index=("share", "r_squared"),
+)

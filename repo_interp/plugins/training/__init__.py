@@ -1,0 +1,1 @@
+"""Positions while a model is trained."""
