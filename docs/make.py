@@ -151,7 +151,7 @@ THEMES = {
     "Checkpoints and models": ("checkpoint_files", "models", "shipped", "schemes"),
     "Positions and interventions": ("positions", "interventions"),
     "Prompts and tasks": ("tasks",),
-    "Measures and experiments": ("measures", "experiments", "inputs"),
+    "Measures and experiments": ("measures", "experiments", "plugins", "inputs"),
     "Analysis and scores": ("analysis",),
     "Runs, comparison and figures": ("run", "comparison", "plots", "store"),
     "The explorer": ("explorer",),

@@ -406,7 +406,14 @@ class Session:
         return (layer, head), places[place]
 
     def log_probability(self, edits: tuple[Edit, ...]) -> float:
-        """The log-probability of the answer under `edits`."""
+        """Return the log-probability of the answer under some edits.
+
+        Args:
+            edits: Edits that are on.
+
+        Returns:
+            Mean over the tokens of the answer, in nats.
+        """
         return float(self._readings(self._passes.of(edits, self.check))[0])
 
     def as_python(self, heads: Sequence[Head], token: int, count: int = NEXT) -> str:

@@ -56,7 +56,7 @@ def alone(place: Path, modules: list[str]) -> int:
     for name in modules:
         assert Path(str(importlib.import_module(name).__file__)).is_relative_to(place)
     # figures take longest, and need no module that is not loaded yet
-    for name in ("pages.report", "catalogue"):
+    for name in ("pages.report", "view_catalogue"):
         importlib.import_module(f"repo_interp.plots.{name}").figures_of = (
             lambda run, failures=None: iter(())
         )
