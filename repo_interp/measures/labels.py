@@ -363,7 +363,11 @@ def described_group(
     Returns:
         A Dataset whose variables have the attributes `long_name` and `units`.
     """
-    group = values if isinstance(values, xr.Dataset) else xr.Dataset(dict(values), coordinates)
+    group = (
+        values
+        if isinstance(values, xr.Dataset)
+        else xr.Dataset({name: values[name] for name in texts if name in values}, coordinates)
+    )
     # Selected, not put together: variables of one Dataset are aligned, and aligning them again takes
     # longer than measuring. A copy: texts must not reach the variables of `values`
     names = [name for name in texts if name in group]
