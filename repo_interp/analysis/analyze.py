@@ -333,7 +333,9 @@ def _with_tokens(job: Job, name: str, group: xr.Dataset) -> xr.Dataset:
     if name == "predictions":
         return describe_predictions(group, job.prompts[0], tokenizer)
     if name == "positions":
-        return group.merge(describe_prompts(job.prompts, tokenizer))
+        tokens = describe_prompts(job.prompts, tokenizer)
+        # Both have all prompts and tokens, so that no labels need be compared
+        return group.merge(tokens, join="override", compat="override")
     if name == "attention_rows":
         # The measure keeps rows of the first prompts alone, so tokens of further ones have no place
         count = 1 + int(group["prompt"].max()) if "prompt" in group else 1
