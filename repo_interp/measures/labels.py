@@ -305,7 +305,9 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
             if isinstance(values, Tensor):
                 given[name] = axes, _Awaited(values, entry, layer)
             else:
-                given[name] = axes, np.expand_dims(np.asarray(values)[entry], layer)
+                # As numpy's expand_dims, which takes longer than all else here
+                place = (*entry, *[slice(None)] * layer, None)
+                given[name] = axes, np.asarray(values)[place]
     # Only axes in use: a label without an array would count in an alignment
     made = Arrays(given, {axis: np.asarray(known[axis]) for axis in used if axis in known})
     # Weak: arrays that nobody reads are not copied.
