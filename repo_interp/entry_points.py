@@ -275,8 +275,10 @@ def given_by(group: str, name: str) -> str:
     Returns:
         " of the package P" where another package gives it, else nothing.
     """
+    if name in OWN.get(group, {}):
+        return ""
     others = [point for point in installed_points(group) if point.name == name]
-    if name in OWN.get(group, {}) or not others or isinstance(others[0], RegisteredPoint):
+    if not others or isinstance(others[0], RegisteredPoint):
         return ""
     return f" of the package {package_of(others[0])}"
 

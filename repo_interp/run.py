@@ -57,16 +57,17 @@ def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) ->
         ValueError: A variable lacks `long_name` or `units`.
     """
     for name, group in groups.items():
-        for variable, array in group.data_vars.items():
+        for variable in group.data_vars:
             # ValueError and not InputError: it is a measure of ours that forgot
-            if "long_name" not in array.attrs or "units" not in array.attrs:
+            if not {"long_name", "units"} <= group.variables[variable].attrs.keys():
                 raise ValueError(f"{name}/{variable} lacks long_name or units")
-    tree = xr.DataTree.from_dict(
-        {"/": xr.Dataset(), **{f"/{name}": group for name, group in groups.items()}}
+    nodes = {"/": xr.Dataset(attrs=provenance)} | {
+        f"/{name}": group for name, group in groups.items()
+    }
+    return xr.DataTree.from_dict(
+        # As after a file, so that a run in memory and the same run read again are equal.
+        {path: _with_plain_attributes(node) for path, node in nodes.items()}
     )
-    tree.attrs = dict(provenance)
-    # As after a file, so that a run in memory and the same run read again are equal.
-    return _map_nodes(tree, _with_plain_attributes)
 
 
 def checked_group(given: Any, source: str) -> xr.Dataset:
@@ -93,7 +94,8 @@ def checked_group(given: Any, source: str) -> xr.Dataset:
             or given[variable].dims != ("layer",)
         ):
             require_name(variable, f"a variable of {source}", ("scheme", "run"))
-    for variable, array in given.data_vars.items():
+    for variable in given.data_vars:
+        array = given.variables[variable]
         if "long_name" not in array.attrs or "units" not in array.attrs:
             raise InputError(
                 f"{source} gives {variable!r} without long_name or units; describe it, as "
@@ -153,7 +155,14 @@ def with_schemes(
         return group
     names = [schemes[int(layer)] for layer in group.layer.values]
     foreign = ",".join(sorted({*learned} & {*names} - {*LEARNED}))
-    return group.assign_coords(scheme=("layer", names, {"learned": foreign} if foreign else {}))
+    scheme = xr.Variable("layer", names, {"learned": foreign} if foreign else {})
+    # assign_coords would align all labels again, in twice the time
+    coordinates = {name: group.variables[name] for name in group.coords} | {"scheme": scheme}
+    return xr.Dataset(
+        {name: group.variables[name] for name in group.data_vars},
+        xr.Coordinates(coordinates, group.xindexes),
+        group.attrs,
+    )
 
 
 @cache

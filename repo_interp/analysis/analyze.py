@@ -67,7 +67,7 @@ def analyze(
     measures: Sequence[str | Measure] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    batch_size: BatchSize | Literal["auto"] = 1,
+    batch_size: BatchSize | Literal["auto"] = "auto",
     store: str | Path | None = None,
     progress: Progress | None = None,
     experiments: Sequence[str | Experiment | Plan] | None = None,

@@ -87,7 +87,9 @@ def fault_in(statistics: Statistics, measure: Measure, without: bool, padded: bo
             ):
                 continue
             # A NaN in a sum would spoil the sum of all prompts, so sums may hold none
-            allowed = without or (part != "sums" and (padded or name in measure.needs.nan))
+            # Padding has entries of tokens, chunks, ...; a number of a whole prompt has none
+            beside = padded and not {"prompt", "layer", "head"}.issuperset(axes)
+            allowed = without or (part != "sums" and (beside or name in measure.needs.nan))
             wrong = np.isinf(values) if allowed else ~np.isfinite(values)
             if wrong.any():
                 return Fault(f"{name}{_place(axes, arrays.labels, wrong)} is NaN or infinite")

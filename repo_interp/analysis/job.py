@@ -70,7 +70,7 @@ class Job:
         heads: Sequence[int] | None = None,
         experiments: Sequence[str | Experiment | Plan] | None = None,
         task: Task | None = None,
-        batch_size: BatchSize | Literal["auto"] = 1,
+        batch_size: BatchSize | Literal["auto"] = "auto",
         prompts_from: str = "the caller",
     ) -> None:
         """Check that everything fits together; arguments as those of `analyze`.

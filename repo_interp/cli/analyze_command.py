@@ -169,7 +169,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generated.add_argument("--seed", type=seed, help="seed of the prompts (default: 0)")
     add_scaling(parser)
     add_device(parser)
-    add_batch_size(parser, default=1)
+    add_batch_size(parser, default="auto")
     add_formats(parser)
     parser.add_argument(
         "--tables",

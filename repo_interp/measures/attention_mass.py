@@ -137,19 +137,21 @@ class AttentionMass(
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_mass` of a run."""
-        measured = statistics.per_prompt
+        measured, labels = statistics.variables()
         axes = ("prompt", "layer", "head", "span")
         mass = measured["mass"].transpose(*axes)
-        # [prompt, layer, span]; with arrays, since aligning them takes longer than dividing
-        tokens = measured["tokens"].transpose("prompt", "layer", "span").values
-        per_token = mass.values / np.where(tokens > 0, tokens, np.nan)[:, :, None]
+        tokens = measured["tokens"].transpose("prompt", "layer", "span")
+        per_token = mass / tokens.where(tokens > 0)
         derived = {
-            "mass_per_token": (mass.dims, per_token),
+            "mass_per_token": per_token,
             # Spans do not depend on the layer.
-            "span_tokens": (("prompt", "span"), np.nan_to_num(tokens[:, 0]).astype(np.int64)),
-            "table": 100 * mass.copy(data=per_token).mean(("prompt", "layer", "head")),
+            "span_tokens": (
+                ("prompt", "span"),
+                np.nan_to_num(tokens.values[:, 0]).astype(np.int64),
+            ),
+            "table": 100 * per_token.mean(("prompt", "layer", "head")),
         }
-        return described_group(measured.assign(derived), _TEXTS)
+        return described_group(measured | derived, _TEXTS, labels)
 
 
 def _chance(inputs: AttentionInputs, asked: _Asked) -> Float[Tensor, "prompt span"]:

@@ -64,7 +64,7 @@ from repo_interp.measures.kernels.rotation_angles import (
     rotation_angles,
 )
 from repo_interp.measures.kernels.seen_pairs import is_whole, once, pair_counts
-from repo_interp.measures.labels import Arrays, arrays, described, described_group, label_of
+from repo_interp.measures.labels import Arrays, arrays, described_group, label_of
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import Tokens, TokensOrNone
 
@@ -86,6 +86,11 @@ _BY_PROMPT = {
     "vaf_band": "variance of the logits that a band of components accounts for [%]",
     "position_reach": "largest difference of the positions of a seen pair [positions]",
     "still_share": f"share of components that no seen pair turns by more than {STILL} rad",
+}
+_AVERAGES = {
+    f"{name}_{part}": (f"{label_of(text)[0]}, {words} over prompts", label_of(text)[1])
+    for name, text in _BY_PROMPT.items()
+    for part, words in (("mean", "mean"), ("deviation", "standard deviation"))
 }
 _FREQUENCIES = {
     "prompt_frequency": (
@@ -258,7 +263,7 @@ class Components(Measure):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `components` of a run."""
-        sums = statistics.sums
+        sums, labels = statistics.variables()
         pairs = sums["pairs"].where(sums["pairs"] > 0)
         frequency = sums["frequency_sum"] / sums["prompts"]
         variance = sums["frequency_squares"] / sums["prompts"] - frequency**2
@@ -270,10 +275,10 @@ class Components(Measure):
         activated, low, _ = frequency_bands(torch.from_numpy(frequency.values), of_layers).numpy()
         component, rotated = sums["component_sum"] / pairs, sums["turn_pairs"].sum("turn")
         per_head = {"head_component_by_distance": component} if self.curves == "head" else {}
-        arrays = per_head | {
+        group = per_head | {
             "frequency": frequency,
             "band_length": length,
-            "decay_bound": _decay_bound(frequency, sums["pairs"]["distance"]),
+            "decay_bound": _decay_bound(frequency.values, labels["distance"]),
             "activated": frequency.copy(data=activated),
             "low_frequency": frequency.copy(data=low),
             # A layer with a window sees fewer; the largest is that of a layer without
@@ -283,30 +288,25 @@ class Components(Measure):
             "component_by_distance": component.mean("head")
             if per_head
             # Summed over heads already
-            else component / sums.sizes["head"],
+            else component / sums["logit_sum"].sizes["head"],
             "turn_share": sums["turn_pairs"] / rotated.where(rotated > 0),
             "turn_mean": sums["difference_sum"] / pairs.sum("distance") * abs(frequency),
-            "turn_upper": xr.DataArray(
-                [*EDGES[1:], np.inf], dims="turn", coords={"turn": list(EDGES)}
-            ),
+            "turn_upper": ("turn", [*EDGES[1:], np.inf]),
         }
-        summaries = described_group(arrays, _SUMMARIES)
         if self.prompts == "mean":
-            return summaries.assign(_average(sums))
+            return described_group(group | _average(sums), _SUMMARIES | _AVERAGES, labels)
         names = _BY_PROMPT | (_FREQUENCIES if bool(differ.any()) else {})
-        return summaries.assign(described_group(statistics.per_prompt, names))
+        return described_group(sums | group, _SUMMARIES | names, labels)
 
 
-def _decay_bound(frequency: xr.DataArray, distance: xr.DataArray) -> xr.DataArray:
+def _decay_bound(frequency: np.ndarray, distance: np.ndarray) -> xr.Variable:
     """Mean over i of |S_i(d)| [layer, distance]; NaN without rotation."""
     # Most layers rotate alike: one bound for each different set of frequencies
-    rates, which = np.unique(frequency.values, axis=0, return_inverse=True)
-    angles = rates[:, None] * distance.values[:, None]
+    rates, which = np.unique(frequency, axis=0, return_inverse=True)
+    angles = rates[:, None] * distance[:, None]
     # S_i(d) are running sums over components, [set of frequencies, distance, component]
     bound = np.abs(np.exp(1j * angles).cumsum(-1)).mean(-1)[which.reshape(-1)]
-    return xr.DataArray(
-        bound, {"layer": frequency["layer"], "distance": distance}, ("layer", "distance")
-    )
+    return xr.Variable(("layer", "distance"), bound)
 
 
 def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:
@@ -379,20 +379,13 @@ def _sum_over_prompts(by_prompt: Record) -> Record:
     return sums
 
 
-def _average(sums: xr.Dataset) -> dict[str, xr.DataArray]:
+def _average(sums: Mapping[str, xr.Variable]) -> dict[str, xr.Variable]:
     """Return mean and standard deviation over prompts from the sums of `_sum_over_prompts`."""
     averages = {}
-    for name, text in _BY_PROMPT.items():
-        long_name, units = label_of(text)
+    for name in _BY_PROMPT:
         total, squares, count = (sums[f"{name}_{part}"] for part in ("total", "squares", "count"))
-        # variables: to align the labels of arrays takes ten times as long
-        known = count.variable.where(count.variable > 0)
-        mean = total.variable / known
+        known = count.where(count > 0)
+        mean = averages[f"{name}_mean"] = total / known
         # Of a constant, rounding may leave a variance below 0
-        deviation = (squares.variable / known - mean**2).clip(min=0) ** 0.5
-        averages[f"{name}_mean"] = described(
-            total.copy(data=mean.values), f"{long_name}, mean over prompts", units
-        )
-        text = f"{long_name}, standard deviation over prompts"
-        averages[f"{name}_deviation"] = described(total.copy(data=deviation.values), text, units)
+        averages[f"{name}_deviation"] = (squares / known - mean**2).clip(min=0) ** 0.5
     return averages

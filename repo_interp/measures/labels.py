@@ -305,7 +305,9 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
             if isinstance(values, Tensor):
                 given[name] = axes, _Awaited(values, entry, layer)
             else:
-                given[name] = axes, np.expand_dims(np.asarray(values)[entry], layer)
+                # As numpy's expand_dims, which takes longer than all else here
+                place = (*entry, *[slice(None)] * layer, None)
+                given[name] = axes, np.asarray(values)[place]
     # Only axes in use: a label without an array would count in an alignment
     made = Arrays(given, {axis: np.asarray(known[axis]) for axis in used if axis in known})
     # Weak: arrays that nobody reads are not copied.
@@ -363,7 +365,11 @@ def described_group(
     Returns:
         A Dataset whose variables have the attributes `long_name` and `units`.
     """
-    group = values if isinstance(values, xr.Dataset) else xr.Dataset(dict(values), coordinates)
+    group = (
+        values
+        if isinstance(values, xr.Dataset)
+        else xr.Dataset({name: values[name] for name in texts if name in values}, coordinates)
+    )
     # Selected, not put together: variables of one Dataset are aligned, and aligning them again takes
     # longer than measuring. A copy: texts must not reach the variables of `values`
     names = [name for name in texts if name in group]

@@ -287,42 +287,38 @@ class Patterns(
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `patterns` of a run. Shares are NaN where there is no chunk."""
-        of_prompts, sums = statistics.per_prompt, statistics.sums
-        chunk_pattern = of_prompts["chunk_pattern"]
-        counts = xr.concat(
-            [(chunk_pattern == code).sum(("prompt", "chunk")) for code in range(len(PATTERNS))],
-            dim="pattern",
+        given, labels = statistics.variables()
+        chunk_pattern = given["chunk_pattern"].transpose("prompt", "layer", "head", "chunk")
+        # [layer, head, pattern]
+        counts = np.stack(
+            [(chunk_pattern.values == code).sum((0, 3)) for code in range(len(PATTERNS))], -1
         )
-        counts = counts.assign_coords(pattern=list(PATTERNS)).transpose("layer", "head", "pattern")
-        learned = sums["learned"] > 0
-        shares = {
-            "pattern_share": counts,
-            # Index positions are mono by definition and would drown the others
-            "pattern_share_all": counts.where(learned, 0).sum(("layer", "head")),
-            "sensitivity": sums["sensitivity_chunks"].sum("layer"),
-        }
-        trend, null = (
-            of_prompts["trend"].transpose("prompt", "layer", "head"),
-            of_prompts["trend_null"].isel(layer=0, drop=True),
-        )
+        learned = given["learned"].values > 0
+        grid = ("chunk_size", "epsilon", "pattern")
+        sensitivity = given["sensitivity_chunks"].transpose("layer", *grid).values.sum(0)
+        trend = given["trend"].transpose("prompt", "layer", "head")
+        null = given["trend_null"].isel(layer=0)
         # A layer without positions has no trend in any prompt
-        counts = np.where(
-            trend.notnull().any("prompt"), counts_tokens(trend.values, null.values), -1
+        counting = np.where(
+            ~np.isnan(trend.values).all(0), counts_tokens(trend.values, null.values), -1
         )
-        measured = {"chunk_pattern": chunk_pattern} | {
-            name: _share(of) for name, of in shares.items()
-        }
-        measured |= {
+        group = {
+            "chunk_pattern": given["chunk_pattern"],
+            "pattern_share": (("layer", "head", "pattern"), _share(counts)),
+            # Index positions are mono by definition and would drown the others
+            "pattern_share_all": ("pattern", _share(counts[learned].sum((0, 1)))),
+            "sensitivity": (grid, _share(sensitivity)),
             "trend": trend,
-            "trend_slope": of_prompts["trend_slope"],
+            "trend_slope": given["trend_slope"],
             "trend_null": null,
-            "chunk_trend": sums["chunk_trend"]
-            / sums["chunk_trend_chunks"].where(sums["chunk_trend_chunks"] > 0),
-            "counts_tokens": (trend.dims[1:], counts.astype(np.int8)),
+            "chunk_trend": given["chunk_trend"]
+            / given["chunk_trend_chunks"].where(given["chunk_trend_chunks"] > 0),
+            "counts_tokens": (("layer", "head"), counting.astype(np.int8)),
         }
-        return described_group(measured, _TEXTS)
+        return described_group(group, _TEXTS, labels)
 
 
-def _share(counts: xr.DataArray) -> xr.DataArray:
-    total = counts.sum("pattern")
-    return (counts / total.where(total > 0)).astype(np.float64)
+def _share(counts: np.ndarray) -> np.ndarray:
+    """Counts over their sum along the last axis; NaN where it is 0."""
+    total = counts.sum(-1, keepdims=True)
+    return counts / np.where(total > 0, total, np.nan)

@@ -108,17 +108,17 @@ class Positions(
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `positions` of a run."""
-        group = statistics.per_prompt
-        below, fit = _negative_share_and_fit(group["position"].transpose(..., "token").values)
+        group, labels = statistics.variables()
         axes = ("prompt", "layer", "head")
+        below, fit = _negative_share_and_fit(group["position"].transpose(*axes, "token").values)
         texts = _TEXTS | (_BY_PAIR if "position_by_pair" in group else {})
-        return described_group(
-            group.assign(negative_share=(axes, below), linear_r2=(axes, fit)), texts
-        )
+        derived = {"negative_share": (axes, below), "linear_r2": (axes, fit)}
+        return described_group(group | derived, texts, labels)
 
     def add_tokens(self, group: xr.Dataset, tokens: PromptLabels) -> xr.Dataset:
         """Return the group with the tokens of all prompts."""
-        return group.merge(tokens.of_prompts())
+        # Both have all prompts and tokens, so that no labels need be compared
+        return group.merge(tokens.of_prompts(), join="override", compat="override")
 
 
 def _negative_share_and_fit(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

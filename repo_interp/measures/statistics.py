@@ -73,6 +73,28 @@ class Statistics:
         """Variables of prompt number 0, without the axis `prompt`; empty for other prompts."""
         return self.arrays["first_prompt"].dataset()
 
+    def variables(self) -> tuple[dict[str, xr.Variable], dict[str, np.ndarray]]:
+        """Return the variables of all parts by name, and the labels of their axes.
+
+        Arithmetic of variables looks at no labels: aligning them takes longer than most of it.
+
+        Returns:
+            Variables with the names of their axes; and labels by axis, which all parts share.
+
+        Raises:
+            ValueError: Two parts label an axis differently.
+        """
+        labels: dict[str, np.ndarray] = {}
+        for part in self.arrays.values():
+            for axis, some in part.labels.items():
+                if not np.array_equal(labels.setdefault(axis, some), some):
+                    raise ValueError(f"parts of the statistics label the axis {axis!r} differently")
+        return {
+            name: xr.Variable(axes, array)
+            for part in self.arrays.values()
+            for name, (axes, array) in part.values.items()
+        }, labels
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -497,6 +519,8 @@ def _by_layer(parts: Sequence[Arrays], combine: Callable[[Sequence[Arrays]], Arr
         return Arrays()
     # Statistics of predictions belong to no layer
     if not any("layer" in part.labels for part in parts):
+        return combine(parts)
+    if len(parts) == 1 and (np.diff(parts[0].labels["layer"]) > 0).all():
         return combine(parts)
     # A part may hold several layers, and parts come in any order
     layers: dict[int, list[Arrays]] = {}

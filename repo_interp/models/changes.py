@@ -16,10 +16,11 @@ purpose of a change.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -37,6 +38,8 @@ _SUMMED, _APART = 32, 509
 """Words of one sum, and how far apart they are: a prime, so that no two of them are a head, row or
 column apart.
 """
+_TOGETHER = 2**18
+"""Bytes of a tensor up to which those of one size are summed together, in a copy."""
 _NAMED = 3
 """Names of weights or modules that are listed."""
 
@@ -106,7 +109,8 @@ def changes(decoder: Decoder) -> str:
         found["hooks at"] = [
             _short(name)
             for module, name in parts.items()
-            if any(
+            if (module._forward_hooks or module._forward_pre_hooks)
+            and any(
                 number >= decoder.first_hook and not _is_of_a_library(hook)
                 for number, hook in (
                     *module._forward_hooks.items(),
@@ -139,26 +143,40 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     Returns:
         Checksums by name.
     """
-    lines = dict[torch.device, dict[str, Tensor]]()
+    alike: dict[Any, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        width, flat = tensor.element_size(), tensor.detach().contiguous().reshape(-1)
-        wide = flat.nbytes % 8 == 0 and flat.storage_offset() * width % 8 == 0
-        words = flat.view(_WHOLE[8 if wide else width])
-        size = _SUMMED * _APART
-        # A sum runs at the speed of memory, three times that of a CRC.
-        blocks = words[: len(words) // size * size].view(-1, _SUMMED, _APART)
-        sums = blocks.sum(1, dtype=torch.int64)
-        rest = words[blocks.numel() :].long()
-        lines.setdefault(tensor.device, {})[name] = torch.cat([sums.sum(0), sums.sum(1), rest])
-    found = {}
+        # Small ones of one size go together, in a few operators for all of them
+        together = "" if tensor.nbytes <= _TOGETHER else name
+        size = tensor.device, tensor.dtype, tensor.numel(), together
+        alike.setdefault(size, {})[name] = tensor
+    lines: dict[torch.device, list[tuple[Iterable[str], Tensor]]] = {}
+    for (device, _, _, apart), some in alike.items():
+        flat = [tensor.detach().reshape(-1) for tensor in some.values()]
+        lines.setdefault(device, []).append(
+            (some, _sums(flat[0][None] if apart else torch.stack(flat)))
+        )
+    found: dict[str, int] = {}
     for of_device in lines.values():
         # One transfer for all tensors of an accelerator.
-        joined = torch.cat([*of_device.values()]).cpu()
-        parts = joined.split([len(line) for line in of_device.values()])
-        found |= {
-            name: zlib.crc32(part.numpy().data) for name, part in zip(of_device, parts, strict=True)
-        }
-    return found
+        joined = torch.cat([sums.reshape(-1) for _, sums in of_device]).cpu()
+        parts = joined.split([sums.numel() for _, sums in of_device])
+        for (names, sums), part in zip(of_device, parts, strict=True):
+            rows = part.view(sums.shape).numpy()
+            found |= {name: zlib.crc32(row.data) for name, row in zip(names, rows, strict=True)}
+    return {name: found[name] for name in tensors}
+
+
+def _sums(flat: Shaped[Tensor, "tensor entry"]) -> Int[Tensor, "tensor number"]:
+    """Sums over blocks of the words of tensors, and the words that fill none."""
+    width, offset = flat.element_size(), flat.storage_offset()
+    wide = flat.numel() and flat.shape[1] * width % 8 == 0 and offset * width % 8 == 0
+    words = flat.view(_WHOLE[8 if wide else width])
+    count = words.shape[1] // (_SUMMED * _APART)
+    blocks = words[:, : count * _SUMMED * _APART].view(len(words), count, _SUMMED, _APART)
+    rest = words[:, count * _SUMMED * _APART :].long()
+    # A sum runs at the speed of memory, three times that of a CRC.
+    sums = blocks.sum(2, dtype=torch.int64)
+    return torch.cat([sums.sum(1), sums.sum(2), rest], 1)
 
 
 def _rotations(decoder: Decoder) -> dict[str, tuple[Any, ...]]:

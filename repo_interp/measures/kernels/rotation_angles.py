@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -94,17 +95,42 @@ def rotation_angles(
         )
         weight = weights[:, None].expand_as(difference)
         # One sort of the edges of all components, in positions, serves them all.
-        cells = torch.bucketize(difference, in_order, right=True).add_(1)
-        counted = torch.zeros(some, len(in_order) + 2, dtype=torch.float64, device=cells.device)
-        counted.scatter_add_(1, *(part.transpose(0, 1).flatten(1) for part in (cells, weight)))
-        counts.append(counted)
+        below_edge = _by_cells if memory_for(weights.device, 0) else _by_order
+        counts.append(below_edge(difference, weight, in_order))
         total.append((weight * difference).sum((0, 2, 3)))
     # Cumulative counts at every edge of every component, put back from sorted order; a bin is a
     # difference of two of them.
-    counted = (torch.cat(counts) if counts[1:] else counts[0]).cumsum(-1)
+    counted = torch.cat(counts) if counts[1:] else counts[0]
     return RotationAngles(
         counted[:, upto] - counted[:, below], torch.cat(total) if total[1:] else total[0]
     )
+
+
+def _by_cells(
+    difference: Float[Tensor, "prompt any query distance"],
+    weight: Float[Tensor, "prompt any query distance"],
+    edges: Float[Tensor, "edge"],
+) -> Float[Tensor, "any cell"]:
+    """Weight of the pairs up to the end of every cell: none, below each edge, and all."""
+    cells = torch.bucketize(difference, edges, right=True).add_(1)
+    counted = torch.zeros(cells.shape[1], len(edges) + 2, dtype=torch.float64, device=edges.device)
+    counted.scatter_add_(1, *(part.transpose(0, 1).flatten(1) for part in (cells, weight)))
+    return counted.cumsum(-1)
+
+
+def _by_order(
+    difference: Float[Tensor, "prompt any query distance"],
+    weight: Float[Tensor, "prompt any query distance"],
+    edges: Float[Tensor, "edge"],
+) -> Float[Tensor, "any cell"]:
+    """As `_by_cells`, on a processor: numpy sorts all pairs in a fifth of the time of their cells."""
+    in_order, of_prompt = np.sort(difference.flatten(2).numpy(), -1), weight[:, 0].flatten(1)
+    # Pairs of a prompt that are seen weigh the same; the others stand first, as differences of 0.
+    unseen = (of_prompt == 0).sum(-1)[:, None, None]
+    below = np.stack([[np.searchsorted(row, edges.numpy()) for row in rows] for rows in in_order])
+    ends = torch.nn.functional.pad(torch.from_numpy(below) - unseen, (1, 1))
+    ends[..., -1:] = in_order.shape[-1] - unseen
+    return (ends * of_prompt.amax(-1)[:, None, None]).sum(0)
 
 
 def _edges(frequencies: Float[Tensor, "component"]) -> tuple[Tensor, Tensor, Tensor]:

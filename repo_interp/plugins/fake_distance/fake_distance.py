@@ -190,23 +190,24 @@ class FakeDistance(
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `fake_distance` of a run."""
-        first = statistics.first_prompt
-        group = {**statistics.per_prompt.data_vars, **first.data_vars}
-        if "position_axis" in first:
-            group["reach"] = _reach(first["position_axis"], first["semantic_axis"])
-        return described_group(group, _DESCRIBED)
+        group, labels = statistics.variables()
+        if "position_axis" in group:
+            group["reach"] = _reach(
+                group["position_axis"], group["semantic_axis"], labels["distance"]
+            )
+        return described_group(group, _DESCRIBED, labels)
 
 
-def _reach(position: xr.DataArray, semantic: xr.DataArray) -> xr.DataArray:
+def _reach(position: xr.Variable, semantic: xr.Variable, distance: np.ndarray) -> xr.Variable:
     """Distance from which a key of median content wins [layer, head]; NaN where it never does."""
-    position = position.transpose("layer", "head", "distance")
+    along = position.transpose("layer", "head", "distance").values
     # How far a distance is below the best one nearer
-    lost = np.maximum.accumulate(position.values, axis=-1) - position.values
+    lost = np.maximum.accumulate(along, axis=-1) - along
     margin = (semantic.max("token") - semantic.median("token")).transpose("layer", "head")
     # Equality but for rounding is not beyond
     beyond = lost > margin.values[..., None] * (1 + 1e-9)
     # argmax of booleans is the first True, and 0 where there is none
-    reach = np.where(beyond.any(-1), position["distance"].values[beyond.argmax(-1)], np.nan)
+    reach = np.where(beyond.any(-1), distance[beyond.argmax(-1)], np.nan)
     return margin.copy(data=reach)
 
 

@@ -210,35 +210,35 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `rotation` of a run."""
-        sums, per_prompt = statistics.sums, statistics.per_prompt
-        group = {name: sums[name] / sums["tokens"] for name in _ORDER}
+        given, labels = statistics.variables()
+        axes = ("layer", "head", "component")
+        group = {name: (given[name] / given["tokens"]).transpose(*axes) for name in _ORDER}
+        pairs = PairStatistics(
+            *torch.from_numpy(np.stack([group[name].values for name in _ORDER])).chunk(2)
+        )
         for side in ("query", "key"):
             # Half-split: dimension r of the first half, then r + d_head / 2 of the second
-            halves = xr.concat([group[f"{side}_{half}"] for half in _HALVES], "component")
-            group[f"{side}_dimension_norm"] = halves.rename(component="dimension").assign_coords(
-                dimension=range(halves.sizes["component"])
-            )
-        key_mean = group["key_mean_re"] + 1j * group["key_mean_im"]
-        query_mean = group["query_mean_re"] + 1j * group["query_mean_im"]
-        rotation = per_prompt["max_rotation"].max("prompt")
-        of_both = torch.from_numpy(np.stack([group[name].values for name in _ORDER]))
-        pairs = PairStatistics(*of_both.chunk(2))
-        rotation = rotation.transpose(*key_mean.dims)
-        scaling = torch.from_numpy((sums["scaling"] / sums["tokens"]).values)[:, None]
-        slow = (
-            # Judged again on all prompts: `observe` could judge a prompt at a time alone
-            self.slow_dominating(pairs, torch.from_numpy(rotation.values), scaling)
-            .numpy()
-            .astype(np.int8)
+            halves = np.concatenate([group[f"{side}_{half}"].values for half in _HALVES], -1)
+            group[f"{side}_dimension_norm"] = xr.Variable(("layer", "head", "dimension"), halves)
+        query_mean, key_mean = (
+            group[f"{side}_mean_re"].values + 1j * group[f"{side}_mean_im"].values
+            for side in ("query", "key")
         )
-        product = query_mean * key_mean.conj()
-        group["start_angle"] = product.copy(data=np.angle(product.values))
-        group["max_rotation"] = rotation
-        group["slow_dominating"] = rotation.copy(
-            data=np.where(np.isnan(rotation.values), -1, slow).astype(np.int8)
-        )
-        group["closed_form_r"] = per_prompt["closed_form_r"]
-        return described_group(group, _MEANS | _DIMENSIONS | _OTHERS)
+        rotation = given["max_rotation"].max("prompt").transpose(*axes)
+        scaling = torch.from_numpy((given["scaling"] / given["tokens"]).values)[:, None]
+        # Judged again on all prompts: `observe` could judge a prompt at a time alone
+        slow = self.slow_dominating(pairs, torch.from_numpy(rotation.values), scaling).numpy()
+        found = {
+            "start_angle": (axes, np.angle(query_mean * key_mean.conj())),
+            "max_rotation": rotation,
+            "slow_dominating": (
+                axes,
+                np.where(np.isnan(rotation.values), -1, slow).astype(np.int8),
+            ),
+            "closed_form_r": given["closed_form_r"],
+        }
+        labels["dimension"] = np.arange(halves.shape[-1])
+        return described_group(group | found, _MEANS | _DIMENSIONS | _OTHERS, labels)
 
 
 def _rotates(inputs: AttentionInputs) -> bool:

@@ -177,8 +177,8 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `three_axis` of a run."""
-        measured = {**statistics.per_prompt.data_vars, **statistics.first_prompt.data_vars}
-        return described_group(measured, _PER_PROMPT | _AXES)
+        measured, labels = statistics.variables()
+        return described_group(measured, _PER_PROMPT | _AXES, labels)
 
 
 def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:

@@ -175,7 +175,7 @@ def test_batches_that_wait_are_written_when_an_analysis_is_interrupted(tmp_path)
             raise KeyboardInterrupt
 
     measures = ("positions", "attention_mass")
-    kept = {"store": store, "store_every": 1e6, "measures": measures}
+    kept = {"store": store, "store_every": 1e6, "measures": measures, "batch_size": 1}
     with pytest.raises(KeyboardInterrupt):
         ri.analyze(bridge, prompts, progress=interrupt, **kept)
     assert max(written) == 0 and len(list(store.glob("batch-*.nc"))) == 2
@@ -183,7 +183,7 @@ def test_batches_that_wait_are_written_when_an_analysis_is_interrupted(tmp_path)
     assert steps[:3] == [layers, 2 * layers, 2 * layers + 1], (
         "the first two batches are not measured again, layer by layer"
     )
-    xr.testing.assert_identical(again, ri.analyze(bridge, prompts, measures))
+    xr.testing.assert_identical(again, ri.analyze(bridge, prompts, measures, batch_size=1))
     assert not store.exists()
 
 
@@ -205,20 +205,20 @@ def test_what_a_measure_cannot_see_is_refused():
 def test_what_is_kept_of_a_model_is_not_used_of_a_changed_one(tmp_path):
     """Found: batches from before an intervention and from within it stood in one run."""
     bridge, prompts = ri.zoo("niah/repo"), ri.tasks.make_task("niah").prompts(3)
-    whole = ri.analyze(bridge, prompts, ("positions",))
+    asked = {"measures": ("positions",), "batch_size": 1}
+    whole = ri.analyze(bridge, prompts, **asked)
 
     def stop(done, total):
         if done > 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ri.analyze(bridge, prompts, ("positions",), store=tmp_path / "s", progress=stop)
+        ri.analyze(bridge, prompts, **asked, store=tmp_path / "s", progress=stop)
     with ri.interventions.linearised(bridge):
         with pytest.warns(OtherQuestion, match="another question"):
-            changed = ri.analyze(bridge, prompts, ("positions",), store=tmp_path / "s")
-        xr.testing.assert_identical(
-            changed["positions"], ri.analyze(bridge, prompts, ("positions",))["positions"]
-        )
+            changed = ri.analyze(bridge, prompts, **asked, store=tmp_path / "s")
+        alone = ri.analyze(bridge, prompts, **asked)
+        xr.testing.assert_identical(changed["positions"], alone["positions"])
     assert not changed["positions"].equals(whole["positions"])
 
 

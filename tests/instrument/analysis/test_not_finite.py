@@ -76,9 +76,11 @@ def spoil(model, layer, head, token, value, prompt_length):
 def test_a_query_that_is_not_finite_stops_the_measures_that_read_queries(
     model, no_figures, tmp_path
 ):
-    whole = ri.analyze(model, PROMPTS, ("positions", "patterns"))
+    # One by one: `spoil` knows a prompt by the length of its pass
+    whole = ri.analyze(model, PROMPTS, ("positions", "patterns"), batch_size=1)
     spoil(model, 2, 1, 5, float("-inf"), len(PROMPTS[1].tokens))
-    run = ri.analyze(model, PROMPTS, ("positions", "patterns", "components", "attention_mass"))
+    measures = ("positions", "patterns", "components", "attention_mass")
+    run = ri.analyze(model, PROMPTS, measures, batch_size=1)
     for name in run.children:
         xr.testing.assert_identical(run[name].to_dataset(), whole[name].to_dataset())
     assert set(run.children) == {"positions", "patterns"}
@@ -102,9 +104,11 @@ def test_heads_that_nobody_asked_for_stop_nothing(model):
     assert "stopped" not in ri.analyze(model, PROMPTS[:1], ("components",), heads=(0, 3)).attrs
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
 @pytest.mark.parametrize(("value", "part"), [(float("nan"), "per_prompt"), (float("inf"), "sums")])
-def test_a_measure_that_gives_such_numbers_stops_alone(model, value, part):
-    run = ri.analyze(model, PROMPTS, (Spoiled(value, part), "positions"))
+def test_a_measure_that_gives_such_numbers_stops_alone(model, value, part, batch_size):
+    """Found: NaN of a whole prompt passed for padding where another prompt of its batch had some."""
+    run = ri.analyze(model, PROMPTS, (Spoiled(value, part), "positions"), batch_size=batch_size)
     in_prompt = " in prompt 0" if part == "per_prompt" else ""
     assert set(run.children) == {"positions"}
     assert run.attrs["stopped"] == f"spoiled: x of layer 1, head 2{in_prompt} is NaN or infinite"

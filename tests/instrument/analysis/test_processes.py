@@ -23,6 +23,7 @@ import repo_interp as ri
 from benchmarks.tiny_models import small_model
 from repo_interp import processes
 from repo_interp.analysis import memory_needed as memory
+from repo_interp.analysis.job import Job
 from repo_interp.analysis.publication import stage
 from repo_interp.analysis.trained_task import task_of
 from repo_interp.cli import main
@@ -86,7 +87,8 @@ def work_together(rank, launched, directory):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         try:
-            ri.analyze(bridge, prompts(), MEASURES, store=directory / "store", progress=die)
+            kept = {"store": directory / "store", "batch_size": 1}
+            ri.analyze(bridge, prompts(), MEASURES, **kept, progress=die)
         except processes.Deserted as deserted:
             (directory / "deserted").write_text(str(deserted))
 
@@ -182,12 +184,12 @@ def test_a_process_that_dies_leaves_what_another_goes_on_with(launched, tmp_path
     assert 1 <= kept <= len(given)
     steps: list[int] = []
     progress = {"store": directory / "store", "progress": lambda done, _: steps.append(done)}
-    again = ri.analyze(bridge, given, MEASURES, **progress)
+    again = ri.analyze(bridge, given, MEASURES, batch_size=1, **progress)
     layers = len(ri.layout(bridge))
     assert len([step for step in steps if step % layers]) == (len(given) - kept) * (layers - 1), (
         "kept batches were observed again"
     )
-    xr.testing.assert_identical(again, ri.analyze(bridge, given, MEASURES))
+    xr.testing.assert_identical(again, ri.analyze(bridge, given, MEASURES, batch_size=1))
 
 
 @pytest.fixture
@@ -258,11 +260,15 @@ def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
     )
     assert memory.batch_limit(as_decoder(bridge), "auto").tokens == 100
     rows = [[3 + n % 5 for n in range(length)] for length in (9, 40, 60, 12)]
+    model = ri.open_model("reversal/rope").double()
+    # By default as many as fit with their padding, of twice the width 50 tokens, the longest first
+    job = Job(model, rows, ["components"])
+    assert [batch.numbers for batch in job.batches] == [(2,), (1,), (3, 0)]
     alone, together = (
-        ri.analyze(bridge, rows, ["components"], batch_size=size)["components"].to_dataset()
-        for size in (1, "auto")
+        ri.analyze(model, rows, ["components"], **size)["components"].to_dataset()
+        for size in ({"batch_size": 1}, {})
     )
-    xr.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-4)
+    xr.testing.assert_allclose(together, alone, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.usefixtures("no_figures")

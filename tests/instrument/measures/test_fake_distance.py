@@ -170,20 +170,12 @@ def test_the_paper_s_own_sign_and_axes(dtype):
 
 def test_the_reach_of_contents_in_closed_form():
     """A slope of one tenth per token against a margin of two: lost from the 21st token on."""
-    distance, token = np.arange(40.0), np.arange(5)
-    axes = {"layer": [3], "head": [0, 1, 2]}
-    slopes = np.array([-0.1, -0.04, 0.0])
-    position = xr.DataArray(
-        slopes[None, :, None] * distance,
-        {**axes, "distance": distance},
-        ("layer", "head", "distance"),
-    )
-    contents = np.array([0.0, 1.0, 1.0, 1.0, 3.0])
-    semantic = xr.DataArray(
-        np.broadcast_to(contents, (1, 3, 5)), {**axes, "token": token}, ("layer", "head", "token")
-    )
-    assert_array_equal(_reach(position, semantic).values, [[21, np.nan, np.nan]])
+    distance, slopes = np.arange(40.0), np.array([-0.1, -0.04, 0.0])
+    position = xr.Variable(("layer", "head", "distance"), slopes[None, :, None] * distance)
+    contents = np.broadcast_to([0.0, 1.0, 1.0, 1.0, 3.0], (1, 3, 5))
+    semantic = xr.Variable(("layer", "head", "token"), contents)
+    assert_array_equal(_reach(position, semantic, distance).values, [[21, np.nan, np.nan]])
     # distance counts against the nearest token that it favors most
     bumped = position.copy()
-    bumped.loc[{"distance": 5}] = 3.0
-    assert_array_equal(_reach(bumped, semantic).values, [[6, 6, 6]])
+    bumped[{"distance": 5}] = 3.0
+    assert_array_equal(_reach(bumped, semantic, distance).values, [[6, 6, 6]])

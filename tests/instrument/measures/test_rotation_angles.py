@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from repo_interp.measures.kernels.rotation_angles import EDGES, largest_difference, rotation_angles
+from repo_interp.memory import working_memory
 
 FREQUENCIES = torch.tensor([1.0, 0.1, 0.003, 0.0], dtype=torch.float64)
 
@@ -68,3 +69,13 @@ def test_no_pair_no_difference():
     none = torch.zeros(3, 5, dtype=torch.bool)
     assert rotation_angles(positions, FREQUENCIES, none).pairs.sum() == 0
     assert (largest_difference(positions, none) == -math.inf).all()
+
+
+@pytest.mark.parametrize("per_side", [16, 256])
+def test_pairs_in_order_and_pairs_in_cells_are_counted_alike(per_side):
+    positions, valid = drawn(90)
+    sampled = FREQUENCIES, valid, 30, per_side
+    in_order = rotation_angles(positions, *sampled)
+    with working_memory(2**31):  # as on an accelerator
+        in_cells = rotation_angles(positions, *sampled)
+    assert_close((in_order.pairs, in_order.difference), (in_cells.pairs, in_cells.difference))
