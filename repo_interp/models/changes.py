@@ -16,14 +16,15 @@ purpose of a change.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from repo_interp.memory import SHARED, memory_for
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.tables import TABLE
 
@@ -38,8 +39,6 @@ _SUMMED, _APART = 32, 509
 """Words of one sum, and how far apart they are: a prime, so that no two of them are a head, row or
 column apart.
 """
-_TOGETHER = 2**18
-"""Bytes of a tensor up to which those of one size are summed together, in a copy."""
 _NAMED = 3
 """Names of weights or modules that are listed."""
 
@@ -50,7 +49,8 @@ def remember_computation(decoder: Decoder) -> None:
     Args:
         decoder: Decoder of the model.
     """
-    decoder.first_hook, decoder.rotations = RemovableHandle.next_id, _rotations(decoder)
+    decoder.first_hook = RemovableHandle.next_id
+    decoder.rotations = _rotations(decoder, fingerprints(_turns(decoder)))
 
 
 def remember_scheme(decoder: Decoder) -> None:
@@ -60,7 +60,7 @@ def remember_scheme(decoder: Decoder) -> None:
         decoder: Decoder of the model.
     """
     if decoder.rotations is not None:
-        decoder.rotations = _rotations(decoder)
+        decoder.rotations = _rotations(decoder, fingerprints(_turns(decoder)))
     if decoder.weights is not None:
         now, before = _weights(decoder), decoder.weights
         added = {name: now[name] for name in now if _is_of_scheme(name)}
@@ -93,12 +93,14 @@ def changes(decoder: Decoder) -> str:
             f"layer {attention.layer_idx}" for attention in rotating if attention.rotation.differs
         ]
     }
+    weights = {} if decoder.weights is None else _weights(decoder)
+    turns = {} if decoder.rotations is None else _turns(decoder)
+    sums = fingerprints(weights | turns)  # together, so that an accelerator is waited for once
     if decoder.weights is not None:
-        found["other weights in"] = _different_names(
-            decoder.weights, fingerprints(_weights(decoder))
-        )
+        now = {name: sums[name] for name in weights}
+        found["other weights in"] = _different_names(decoder.weights, now)
     if decoder.rotations is not None:
-        found["other rotation in"] = _different_names(decoder.rotations, _rotations(decoder))
+        found["other rotation in"] = _different_names(decoder.rotations, _rotations(decoder, sums))
         # A hook changes results as an edited weight does, and no digest shows it.
         parts = {module: name for name, module in decoder.owner.named_modules()}
         for attention in decoder.layers:  # of hook sites, those that are no part of a bridge
@@ -123,13 +125,10 @@ def changes(decoder: Decoder) -> str:
 
 def _weights(decoder: Decoder) -> dict[str, Tensor]:
     named = decoder.owner.named_parameters()
-    return {
-        _short(name): parameter.detach()
-        for name, parameter in named
-        if parameter.device.type != "meta"
-    }
+    return {_short(name): parameter for name, parameter in named if parameter.device.type != "meta"}
 
 
+@torch.no_grad()
 def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return a checksum of the bits of every tensor.
 
@@ -143,61 +142,73 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     Returns:
         Checksums by name.
     """
-    alike: dict[Any, dict[str, Tensor]] = {}
+    # Equal ones side by side: what an accelerator is asked for is one sum per tensor
+    alike: dict[tuple[Any, ...], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        # Small ones of one size go together, in a few operators for all of them
-        together = "" if tensor.nbytes <= _TOGETHER else name
-        size = tensor.device, tensor.dtype, tensor.numel(), together
-        alike.setdefault(size, {})[name] = tensor
-    lines: dict[torch.device, list[tuple[Iterable[str], Tensor]]] = {}
-    for (device, _, _, apart), some in alike.items():
-        flat = [tensor.detach().reshape(-1) for tensor in some.values()]
-        lines.setdefault(device, []).append(
-            (some, _sums(flat[0][None] if apart else torch.stack(flat)))
-        )
-    found: dict[str, int] = {}
+        words = _words(tensor)
+        alike.setdefault((tensor.device, words.dtype, len(words)), {})[name] = words
+    lines: dict[torch.device, list[tuple[list[str], Tensor]]] = {}
+    for (device, _, count), some in alike.items():
+        at_once = max(1, memory_for(device, SHARED) * _SUMMED // (8 * max(1, count)))
+        for start in range(0, len(some), at_once):
+            names = list(some)[start : start + at_once]
+            lines.setdefault(device, []).append((names, _lines([some[name] for name in names])))
+    found = {}
     for of_device in lines.values():
         # One transfer for all tensors of an accelerator.
-        joined = torch.cat([sums.reshape(-1) for _, sums in of_device]).cpu()
-        parts = joined.split([sums.numel() for _, sums in of_device])
-        for (names, sums), part in zip(of_device, parts, strict=True):
-            rows = part.view(sums.shape).numpy()
+        joined = torch.cat([of_names.view(-1) for _, of_names in of_device]).cpu()
+        parts = joined.split([of_names.numel() for _, of_names in of_device])
+        for (names, _), part in zip(of_device, parts, strict=True):
+            rows = part.view(len(names), -1).numpy()
             found |= {name: zlib.crc32(row.data) for name, row in zip(names, rows, strict=True)}
     return {name: found[name] for name in tensors}
 
 
-def _sums(flat: Shaped[Tensor, "tensor entry"]) -> Int[Tensor, "tensor number"]:
-    """Sums over blocks of the words of tensors, and the words that fill none."""
-    width, offset = flat.element_size(), flat.storage_offset()
-    wide = flat.numel() and flat.shape[1] * width % 8 == 0 and offset * width % 8 == 0
-    words = flat.view(_WHOLE[8 if wide else width])
-    count = words.shape[1] // (_SUMMED * _APART)
-    blocks = words[:, : count * _SUMMED * _APART].view(len(words), count, _SUMMED, _APART)
-    rest = words[:, count * _SUMMED * _APART :].long()
-    # A sum runs at the speed of memory, three times that of a CRC.
-    sums = blocks.sum(2, dtype=torch.int64)
+def _words(tensor: Tensor) -> Int[Tensor, "word"]:
+    """The bits of a tensor as whole numbers, eight bytes each where they are as many."""
+    width, flat = tensor.element_size(), tensor.contiguous().view(-1)
+    wide = flat.nbytes % 8 == 0 and flat.storage_offset() * width % 8 == 0
+    return flat.view(_WHOLE[8 if wide else width])
+
+
+def _lines(tensors: Sequence[Int[Tensor, "word"]]) -> Int[Tensor, "tensor number"]:
+    """The sums, and the words that fill no block, of tensors of one length."""
+    size = _SUMMED * _APART
+    blocks = len(tensors[0]) // size
+    rest = torch.stack([words[blocks * size :] for words in tensors]).long()
+    if not blocks:
+        return torch.nn.functional.pad(rest, (_APART, 0))
+    new = {"dtype": torch.int64, "device": rest.device}
+    sums = torch.empty(len(tensors), blocks, _APART, **new)
+    for of_tensor, words in zip(sums, tensors, strict=True):
+        # A sum runs at the speed of memory, three times that of a CRC.
+        of_blocks = words[: blocks * size].view(blocks, _SUMMED, _APART)
+        torch.sum(of_blocks, 1, dtype=torch.int64, out=of_tensor)
     return torch.cat([sums.sum(1), sums.sum(2), rest], 1)
 
 
-def _rotations(decoder: Decoder) -> dict[str, tuple[Any, ...]]:
-    layers = decoder.by_layer
-    tensors = {
+def _turns(decoder: Decoder) -> dict[str, Tensor]:
+    """Numbers of the rotation of every layer, by names that no weight has."""
+    return {
         f"{name} {layer}": tensor
-        for layer, attention in layers.items()
+        for layer, attention in decoder.by_layer.items()
         for name, tensor in (
             ("frequencies", attention.frequencies_at(1)),
             ("scaling", torch.as_tensor(attention.attention_scaling)),
         )
         if tensor is not None
     }
-    sums = fingerprints(tensors)
+
+
+def _rotations(decoder: Decoder, sums: Mapping[str, int]) -> dict[str, tuple[Any, ...]]:
+    """The rotation of every layer: checksums of its numbers, and whether it attends unchanged."""
     return {
         f"layer {layer}": (
             sums.get(f"frequencies {layer}"),
             sums[f"scaling {layer}"],
             attention.attends_unchanged,
         )
-        for layer, attention in layers.items()
+        for layer, attention in decoder.by_layer.items()
     }
 
 
