@@ -59,6 +59,7 @@ from repo_interp.analysis.defaults import default_measures, default_prompts
 from repo_interp.experiments.responses import to_question
 from repo_interp.explorer.messages import Explored, message
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.fitting import Layers
 from repo_interp.measures.measure_catalogue import measure_named
 from repo_interp.measures.positions import Positions
 from repo_interp.measures.statistics import Statistics, precompute
@@ -225,7 +226,7 @@ def _analyses(model: Any, prompt: Any, own_pass: Call) -> dict[str, Call]:
     groups = {BARE: [_Nothing()]} | {measure.name: [measure] for measure in seven}
     groups |= {SOLVED: [solved]} | {name: [measure_named(name)] for name in DEFAULTS}
     groups |= {"seven measures": seven, "seven, default extras": default}
-    names = default_measures([prompt], ["repo"])
+    names = default_measures([prompt], Layers(("repo",)))
     groups |= {"measures by default": [measure_named(name) for name in names]}
     calls = {
         name: partial(ri.analyze, model, [prompt], some, experiments=(), **SILENT)
