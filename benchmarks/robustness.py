@@ -85,7 +85,7 @@ def _tested(
     what: str, tests: Sequence[str], *options: str, python: str = sys.executable, **variables: str
 ) -> Row:
     """Run tests of the suite: a row of those that ran and those that passed."""
-    paths = [f"tests/instrument/{name}.py" for name in tests]
+    paths = [f"tests/{name}.py" for name in tests]
     with TemporaryDirectory() as scratch:
         report = f"{scratch}/report.xml"
         command = [python, *["-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml"], report]
