@@ -37,7 +37,7 @@ GROUPS = {
         "repo_interp.comparison",
         "repo_interp.plots",
         "repo_interp.explorer",
-        "repo_interp.plugins.heads.head_numbers",
+        "repo_interp.plugins.head_tables.head_numbers",
     ),
     "Measure": ("repo_interp.analysis", "repo_interp.measures"),
     "Errors": ("repo_interp.errors",),

@@ -24,9 +24,8 @@ from rich.text import Text
 from repo_interp.console import Console, span_of
 from repo_interp.errors import one_line
 from repo_interp.failures import until_failure
-from repo_interp.plots import Table
 from repo_interp.plots.findings import findings
-from repo_interp.plots.marks.table import Cell
+from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.view_catalogue import views_of
 
 MOST_ROWS = 12

@@ -75,7 +75,7 @@ def assets() -> Mapping[str, bytes]:
     # All names that can be served: a path that a browser sends is only looked up among them
     folders = (
         files("repo_interp.explorer") / "page",
-        files("repo_interp.plots") / "pages" / "page",
+        files("repo_interp.plots.pages") / "page",
     )
     parts = (
         part

@@ -20,7 +20,8 @@ models and the bridges around them. Knows no task and no measure.
 """
 
 import warnings
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from repo_interp.interventions.ablation import ablate, query_key_means
 from repo_interp.interventions.extension import infllm, interpolated, lm_infinite, rescaled, yarn
@@ -30,7 +31,6 @@ from repo_interp.interventions.patching import (
     get_act_patch_positions_all_pos,
     get_act_patch_positions_by_pos,
 )
-from repo_interp.interventions.paths import ablate_paths
 from repo_interp.interventions.positions import (
     clipped,
     copied,
@@ -50,6 +50,9 @@ from repo_interp.interventions.positions import (
     transplanted,
 )
 from repo_interp.interventions.replacing import Change, PassContext, heads_with_positions, replaced
+
+if TYPE_CHECKING:
+    from repo_interp.plugins.paths.paths import ablate_paths
 
 __all__ = [
     "Change",
@@ -90,6 +93,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ablate_paths":
+        # Of a plug-in, which itself imports what is above
+        return import_module("repo_interp.plugins.paths.paths").ablate_paths
     if name != "Here":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # The name in 0.1; a later version drops it.

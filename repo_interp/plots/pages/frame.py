@@ -180,7 +180,7 @@ def packaged(name: str) -> str:
     Returns:
         Its text.
     """
-    return (files("repo_interp.plots") / "pages" / "page" / name).read_text(encoding="utf-8")
+    return (files("repo_interp.plots.pages") / "page" / name).read_text(encoding="utf-8")
 
 
 def _inline(script: str) -> str:

@@ -17,7 +17,7 @@ prompts:
 
 Wu et al. divide by the tokens of the whole needle, all of which their answers repeat. The model
 says t where t is its most likely token after the reference before it, which is greedy generation up
-to the first wrong token. `models.direct_path` defines the contribution; a layer without a direct
+to the first wrong token. `plugins.paths.direct_path` defines the contribution; a layer without a direct
 path has none (NaN).
 
 Rows of attention are computed in parts of at most `CELLS` weights, and of a long prompt `rows` of
@@ -42,7 +42,6 @@ from repo_interp.measures.patterns import PATTERNS, chunk_patterns
 from repo_interp.measures.positions import position_range
 from repo_interp.models.capture import decode, next_token_logits, observing
 from repo_interp.models.decoder import Decoder
-from repo_interp.models.direct_path import DirectPath, direct_path
 from repo_interp.plugins.heads.head_patterns import (
     ContentSums,
     departure_sums,
@@ -52,6 +51,7 @@ from repo_interp.plugins.heads.head_patterns import (
     place_sums,
     position_distance_sums,
 )
+from repo_interp.plugins.paths.direct_path import DirectPath, direct_path
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.tasks.prompt import Prompt
 

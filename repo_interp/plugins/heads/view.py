@@ -486,7 +486,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield from (Heads(atlas[name]) for name in MAPPED if name in atlas)
 
 
-_FILES = files("repo_interp.plots.views")
+_FILES = files("repo_interp.plugins.heads")
 _FOUND = {
     "mirror": (
         0.95,
@@ -581,7 +581,7 @@ def _many(has: xr.DataArray) -> str:
 
 def _heads(run: xr.DataTree) -> Any:
     # With torch, which no figure needs
-    from repo_interp.plugins.heads.atlas_table import atlas
+    from repo_interp.plugins.head_tables.atlas_table import atlas
 
     return atlas(run)
 

@@ -104,7 +104,7 @@ def kinds_of_heads(
     return {"kinds": shown, "named": int((sources["kind"] != "").sum()), "gates": gates, **axes}, ()
 
 
-_FILES = files("repo_interp.plots.views")
+_FILES = files("repo_interp.plugins.sources")
 TEXTS = Interactive(
     _FILES / "position_texts.html", _FILES / "position_texts.js", kinds_of_heads, leads=True
 )

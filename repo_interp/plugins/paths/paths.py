@@ -26,9 +26,9 @@ from repo_interp.errors import InputError, quoted
 from repo_interp.interventions.replacing import heads_by_layer
 from repo_interp.models.attention import CACHES, RepositionedAttention
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.direct_path import added_outputs, inner
 from repo_interp.models.lasting import called_at, intervention
 from repo_interp.models.recomputed import backward_pass
+from repo_interp.plugins.paths.direct_path import added_outputs, inner
 
 SITES = ("queries", "keys", "values", "positions")
 """Tensors of the receiver that a path may lead into."""

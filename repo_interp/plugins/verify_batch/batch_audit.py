@@ -36,7 +36,7 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import at_rest
 from repo_interp.models.rotation import rotaries
 from repo_interp.models.tables import table_of
-from repo_interp.plugins.verify.batch_arguments import (
+from repo_interp.plugins.verify_batch.batch_arguments import (
     PLACING,
     call_arguments,
     fits,

@@ -15,9 +15,9 @@ import repo_interp as ri
 from benchmarks.tiny_models import small_configuration, small_model
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.direct_path import direct_path, inner
 from repo_interp.models.reposition import with_layout
 from repo_interp.plugins.heads.view import atlas_table
+from repo_interp.plugins.paths.direct_path import direct_path, inner
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.tasks.prompt import Prompt
 

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 import repo_interp as ri
 from repo_interp.measures.kernels.solvers import Axes
+from repo_interp.plugins.one_head.one_head import center_axes
 from repo_interp.plugins.three_axis.axis_fit import additive_pairs
-from repo_interp.plugins.three_axis.one_head import center_axes
 
 PROMPT = torch.randint(3, 64, (24,), generator=torch.Generator().manual_seed(1)).tolist()
 TOKENS = torch.tensor([PROMPT])

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import xarray as xr
 
 from repo_interp.errors import InputError
+from repo_interp.plugins.head_tables.head_numbers import columns_of
 from repo_interp.plugins.heads.head_columns import HEAD, add_columns
-from repo_interp.plugins.heads.head_numbers import columns_of
 from repo_interp.run import require_run
 
 if TYPE_CHECKING:
-    from repo_interp.plugins.heads.head_file import HeadTable
+    from repo_interp.plugins.head_tables.head_file import HeadTable
 
 _FIRST = ("scheme", "name")
 
@@ -47,7 +47,7 @@ def atlas(run: xr.DataTree) -> HeadTable:
         )
     import pandas as pd
 
-    from repo_interp.plugins.heads.head_file import HeadTable, provenance
+    from repo_interp.plugins.head_tables.head_file import HeadTable, provenance
 
     columns: dict[str, xr.DataArray] = {}
     if "scheme" in group.coords:

@@ -1,0 +1,1 @@
+"""A table with a row per head, and the files of other libraries."""

@@ -1,0 +1,1 @@
+"""One logit of one head in its parts, and its attention pattern."""

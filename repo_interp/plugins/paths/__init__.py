@@ -1,0 +1,1 @@
+"""Direct paths from heads to heads, and edges that are cut."""
