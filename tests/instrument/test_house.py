@@ -334,3 +334,56 @@ def test_the_engine_imports_no_measure_and_no_experiment():
         for place in OWN[group].values()
     }
     assert len(plugins) > 20 and not plugins & seen
+
+
+PLUGINS = tuple(sorted(path.parent.name for path in ROOT.glob("plugins/*/__init__.py")))
+CORE = (repository / "tests" / "support" / "core_interface.txt").read_text().split()
+"""Modules of the core whose public names plug-ins may import."""
+
+
+def plugin_imports() -> dict[str, set[tuple[str, str]]]:
+    """By plug-in, module and name of all that it imports of ours."""
+    found: dict[str, set[tuple[str, str]]] = {name: set() for name in PLUGINS}
+    for name in PLUGINS:
+        for path in ROOT.glob(f"plugins/{name}/*.py"):
+            for node in nodes(path):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                    "repo_interp"
+                ):
+                    found[name] |= {(str(node.module), one.name) for one in node.names}
+    return found
+
+
+def test_the_core_imports_no_plugin():
+    wrong = {
+        f"{name} imports {other}"
+        for name, others in imports().items()
+        if name.startswith("repo_interp.") and not name.startswith("repo_interp.plugins")
+        for other in others
+        if other.startswith("repo_interp.plugins.")
+    }
+    # Facades, which find their names when they are asked for
+    assert {
+        one for one in wrong if not one.startswith("repo_interp.interventions imports")
+    } == set()
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_plugin_imports_public_names_of_the_core_and_others_that_its_readme_names(name):
+    readme = (ROOT / "plugins" / name / "README.md").read_text(encoding="utf-8")
+    (others,) = re.findall(r"^- Imports: (.*)$", readme, re.MULTILINE)
+    for module, imported in plugin_imports()[name]:
+        assert not imported.startswith("_"), f"{module}.{imported}"
+        _, plugins, rest = module.partition("repo_interp.plugins.")
+        if plugins:
+            other = rest.partition(".")[0]
+            assert other == name or re.search(rf"\b{other}\b", others), f"{other}: {others}"
+        else:
+            assert module.removeprefix("repo_interp.") in CORE, module
+
+
+def test_every_plugin_has_a_readme_of_a_screen_and_tests():
+    assert len(PLUGINS) >= 15
+    for name in PLUGINS:
+        lines = (ROOT / "plugins" / name / "README.md").read_text(encoding="utf-8").splitlines()
+        assert lines[0].startswith("# ") and 12 <= len(lines) <= 30, name
