@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from repo_interp.errors import one_line
+from repo_interp.errors import InputError, one_line
 
 Item = TypeVar("Item")
 
@@ -84,4 +84,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _line(name: str, error: BaseException) -> str:
+    if isinstance(error, InputError):
+        return f"{name}: {one_line(error)}"
     return f"{name}: {one_line(f'{type(error).__name__}: {error}')}"

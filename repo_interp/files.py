@@ -387,11 +387,12 @@ def require_directory(path: Path) -> None:
             return
 
 
-def require_writable(path: Path) -> None:
+def require_writable(path: Path, another: str = "--out") -> None:
     """Refuse a directory in which nothing can be written; nothing is made or left there.
 
     Args:
         path: The directory.
+        another: The option that names it, for the message.
 
     Raises:
         InputError: The disk refuses.
@@ -403,7 +404,7 @@ def require_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise InputError(
-            f"{path} cannot be written ({error.strerror or error}); choose another --out"
+            f"{path} cannot be written ({error.strerror or error}); choose another {another}"
         ) from None
 
 

@@ -25,6 +25,7 @@ import pickle
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -41,7 +42,7 @@ _MEETING, _PATIENCE = timedelta(minutes=1), timedelta(days=30)
 longest item takes.
 """
 _SILENCE = 10.0
-"""Seconds of waiting for the others that need no word."""
+"""Seconds of waiting for the others without a word."""
 # All processes call `spread` in the same order, so equal numbers mean the same call.
 _sections = numbers()
 """Numbers of the calls of `spread`, the same in every process."""
@@ -129,7 +130,7 @@ def together(
 
     Args:
         asked: The command, the same in all processes.
-        waiting: Called with a line where the others do not come at once.
+        waiting: Called with a line now and then while the others do not come.
 
     Yields:
         Nothing.
@@ -370,16 +371,28 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
     # lines of its own
     meeting, seconds = threading.Thread(target=meet, daemon=True), _MEETING.total_seconds()
     meeting.start()
-    # Short meetings need no line.
-    meeting.join(_SILENCE)
-    if meeting.is_alive():
+    for waited in _waited(meeting, seconds):
         if waiting is not None:
-            waiting(f"waits for {others}, for up to {seconds:.0f} s")
-        meeting.join(seconds - _SILENCE)
+            waiting(
+                f"has waited {waited:.0f} s for {others}, for up to {seconds:.0f} s; launch them "
+                "all together, or end this one with Ctrl-C"
+            )
     if not ended or isinstance(ended[0], Exception):
         why = one_line(ended[0], 80) if ended else f"in {seconds:.0f} s"
         raise Deserted(f"{others} did not come ({why}); launch them all together")
     return ended[0]
+
+
+def _waited(meeting: threading.Thread, longest: float) -> Iterator[float]:
+    """Join a thread for `longest` seconds; the seconds so far, whenever a word is due."""
+    begun = time.monotonic()
+    while (left := begun + longest - time.monotonic()) > 0:
+        # Short meetings need no line.
+        meeting.join(min(_SILENCE, left))
+        if not meeting.is_alive():
+            return
+        if (waited := time.monotonic() - begun) < longest:
+            yield waited
 
 
 def _require_same(asked: Sequence[str]) -> None:

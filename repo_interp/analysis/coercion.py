@@ -116,6 +116,24 @@ def indexed_prompts(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None)
     return found
 
 
+def require_known_tokens(sequences: Iterable[Sequence[int]], vocabulary: int) -> None:
+    """Refuse prompts with tokens that a model lacks.
+
+    Args:
+        sequences: Token ids of each prompt.
+        vocabulary: Number of tokens that the model knows.
+
+    Raises:
+        InputError: A token is none of them.
+    """
+    for number, sequence in enumerate(sequences):
+        if max(sequence) >= vocabulary:
+            raise InputError(
+                f"prompt {number} has token {max(sequence)}; the model's tokens are 0 to "
+                f"{vocabulary - 1}"
+            )
+
+
 def tokens(
     prompts: Prompts, bridge: nn.Module
 ) -> tuple[Int[Tensor, "prompt token"], Bool[Tensor, "prompt token"]]:
@@ -142,13 +160,7 @@ def tokens(
     sequences = [prompt.tokens for prompt in indexed_prompts(prompts, decoder.tokenizer)]
     if not sequences:
         raise InputError("there are no prompts")
-    vocabulary = int(decoder.owner.config.vocab_size)
-    for number, sequence in enumerate(sequences):
-        if max(sequence) >= vocabulary:
-            raise InputError(
-                f"prompt {number} has token {max(sequence)}; the model's tokens are 0 to "
-                f"{vocabulary - 1}"
-            )
+    require_known_tokens(sequences, decoder.vocabulary_size)
     device = decoder.device
     rows = [torch.tensor(sequence, device=device) for sequence in sequences]
     lengths = torch.tensor([len(row) for row in rows], device=device)

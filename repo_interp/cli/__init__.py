@@ -75,11 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run(options) if processes.is_first() else 0
         with processes.together(given, lambda line: _write(f"{command} {line}")):
             return _run(options)
-    except (InputError, processes.Deserted) as error:
+    except InputError as error:
         # Before the work began: no process knows whether another is there to say it.
-        deserted = isinstance(error, processes.Deserted)
-        _write(f"{command}: {'interrupted: ' if deserted else ''}{error}")
-        return 130 if deserted else 2
+        _write(f"{command}: {error}")
+        return 2
+    except KeyboardInterrupt as interruption:  # while it waits for the others
+        _write(f"{command}: {_interrupted(interruption)}")
+        return 130
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -107,8 +109,7 @@ def _run(options: argparse.Namespace) -> int:
     except InputError as error:
         return _report(command, str(error), 2)
     except KeyboardInterrupt as interruption:
-        said = f"interrupted: {interruption}" if str(interruption) else "interrupted"
-        code = _report(command, said, 130)
+        code = _report(command, _interrupted(interruption), 130)
         if abandoned():
             _end(code)
         return code
@@ -228,6 +229,10 @@ def _end(code: int) -> NoReturn:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def _interrupted(interruption: KeyboardInterrupt) -> str:
+    return f"interrupted: {interruption}" if str(interruption) else "interrupted"
 
 
 def _report(command: str, line: str, code: int) -> int:

@@ -28,7 +28,7 @@ from matplotlib.colors import Colormap
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from torch import nn
 
-from repo_interp.analysis.coercion import indexed_prompts
+from repo_interp.analysis.coercion import indexed_prompts, require_known_tokens
 from repo_interp.analysis.memory_needed import require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.explorer.edits import Edit, Index, as_tuple, rotating_pairs
@@ -106,12 +106,18 @@ class Explored:
 
         `name`: the argument of `ri.load`; `run`: its atlas is shown; `others`: models to compare
         with, over the same texts.
+
+        Raises InputError where there is no prompt, or where one has a token that the model lacks.
         """
         self.bridge, self.name, self.others = bridge, name, others
         self.decoder = as_decoder(bridge)
         self.prompts = indexed_prompts(prompts, self.decoder.tokenizer)
         if not self.prompts:
             raise InputError("there are no prompts to explore; give one, or a text")
+        # Those of a run come from a file, which may be of another model
+        require_known_tokens(
+            [prompt.tokens for prompt in self.prompts], self.decoder.vocabulary_size
+        )
         self.run = run
         # By number or text, which are never equal
         self._passes = lru_cache(PROMPTS)(self._read)

@@ -6,13 +6,14 @@
 Bound to 127.0.0.1. The address holds a secret token, Host must name this machine and Origin, where
 there is one, this server: another page in the same browser can neither read nor ask. No name that a
 page sends is a path. There is one model, so messages wait for each other; a newer view of a tab
-ends its older one between two layers.
+ends its older one between two layers, and an interruption ends all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import secrets
 import socket
@@ -21,6 +22,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -30,7 +33,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from repo_interp.errors import InputError, one_line
+from repo_interp.errors import InputError, one_line, warn
 from repo_interp.explorer.messages import Asked, Explored, message
 from repo_interp.files import cache_directory
 from repo_interp.records import parse_json
@@ -60,7 +63,7 @@ _PAGE = """<!doctype html>
 
 
 class Superseded(Exception):
-    """A newer message of the same page has come."""
+    """A newer message of the same page has come, or the server ends."""
 
 
 @cache
@@ -92,6 +95,12 @@ class Turns:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._latest: dict[tuple[str, str], threading.Event] = {}
+        self._over = False
+
+    def end(self) -> None:
+        """End the work of all pages, between two layers."""
+        # A plain value: a handler of signals may interrupt whoever holds the lock of an event
+        self._over = True
 
     def begin(self, asked: Asked) -> Callable[[], None]:
         """End the older work of the same page and kind.
@@ -103,7 +112,7 @@ class Turns:
             Function to call before each layer.
 
         Raises:
-            Superseded: In that function, once a newer message has come.
+            Superseded: In that function, once a newer message has come or all are ended.
         """
         # An event of threads: `check` is called from the thread in which the model runs
         ended, key = threading.Event(), (asked.tab, asked.ask)
@@ -117,7 +126,7 @@ class Turns:
             del self._latest[next(iter(self._latest))]
 
         def check() -> None:
-            if ended.is_set():
+            if self._over or ended.is_set():
                 raise Superseded
 
         return check
@@ -138,19 +147,20 @@ class Turns:
             return await run_in_threadpool(work)
 
 
-def application(explored: Explored, token: str, port: int) -> Starlette:
+def application(explored: Explored, token: str, port: int, turns: Turns | None = None) -> Starlette:
     """Make the application that answers below the path /TOKEN/.
 
     Args:
         explored: Model and prompts.
         token: Secret part of the address.
         port: Port of the server, which the headers of a request must name.
+        turns: Turns of the messages; None: new ones.
 
     Returns:
         The application.
     """
     names = {f"{name}:{port}" for name in (HOST, "localhost")}
-    origins, turns = {f"http://{name}" for name in names}, Turns()
+    origins, turns = {f"http://{name}" for name in names}, turns or Turns()
 
     def refusal(request: Request) -> Response | None:
         # Against DNS rebinding: a foreign name that points to 127.0.0.1 is not answered
@@ -265,6 +275,21 @@ def listening(port: int | None) -> socket.socket:
     return place
 
 
+class _Server(uvicorn.Server):
+    """A server that an interruption ends without a word about the answers that it cuts off."""
+
+    def __init__(self, config: uvicorn.Config, turns: Turns) -> None:
+        super().__init__(config)
+        self._turns = turns
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._turns.end()
+        # A layer may take longer than the patience below; uvicorn then cancels the answer and logs
+        # the traceback. The next uvicorn.Config sets the level again.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+        super().handle_exit(sig, frame)
+
+
 def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Server:
     """Make the server, whose `run(sockets=[place])` answers until the process is interrupted.
 
@@ -276,7 +301,8 @@ def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Serv
     Returns:
         The server.
     """
-    app = application(explored, token, place.getsockname()[1])
+    turns = Turns()
+    app = application(explored, token, place.getsockname()[1], turns)
     settings = uvicorn.Config(
         app,
         log_level="warning",
@@ -286,11 +312,13 @@ def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Serv
         # Streams of open pages would keep an interrupted server alive
         timeout_graceful_shutdown=1,
     )
-    return uvicorn.Server(settings)
+    return _Server(settings, turns)
 
 
 def kept_token() -> str:
     """Read the token of this user, so that a page finds a server that was started again.
+
+    Warns where a kept one protects nothing: others know it or may change it.
 
     Returns:
         The kept token, or a fresh one.
@@ -302,14 +330,22 @@ def kept_token() -> str:
         # "x" makes the file or fails: of two servers that start at once both read the same token
         with suppress(FileExistsError), open(file, "x", opener=_private) as made:
             made.write(fresh)
-        if (
-            # A file that others can read or have put there protects nothing
-            not file.is_symlink()
-            and file.stat().st_mode & 0o077 == 0
-            and len(kept := file.read_text("ascii")) == len(fresh)
-        ):
+        if (fault := _fault(file)) is not None:
+            warn(f"{file} {fault}, so this address has a fresh token; remove the file")
+        elif len(kept := file.read_text("ascii")) == len(fresh):
             return kept
     return fresh
+
+
+def _fault(file: Path) -> str | None:
+    """Why a kept token is no secret of this user; None where it is one."""
+    if file.is_symlink():
+        return "is a link, which may lead anywhere"
+    state = file.stat()
+    # Windows has no such numbers, and keeps the files of a user apart by their folder
+    if hasattr(os, "getuid") and state.st_uid != os.getuid():
+        return "belongs to another user, who knows the token in it"
+    return "can be read by other users" if state.st_mode & 0o077 else None
 
 
 def _private(path: str, flags: int) -> int:

@@ -15,6 +15,8 @@ from itertools import count
 
 import xarray as xr
 
+from repo_interp.errors import InputError, warn
+from repo_interp.plots.lacking import reading
 from repo_interp.plots.marks import Finding, has_runs
 from repo_interp.plots.view_catalogue import views_of
 from repo_interp.values import CountOrNone, checked
@@ -32,7 +34,8 @@ _OPENING = (
 def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
     """Collect the findings of a run, the heaviest first.
 
-    The four heaviest of every group precede all others.
+    The four heaviest of every group precede all others. A warning names a variable that the run
+    lacks, and the group whose findings it costs.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -50,7 +53,13 @@ def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
     for view in views_of(run):
         if opening and view.group == opening[0].group == "predictions":
             continue  # the opening says it
-        given = sorted(view.findings(run), key=lambda finding: -finding.weight)
+        try:
+            with reading(run, view.group):
+                given = sorted(view.findings(run), key=lambda finding: -finding.weight)
+        except InputError as error:
+            # Of a run that lacks something the rest is found
+            warn(f"no findings of {view.group}: {error}")
+            continue
         ranked += [
             # The count keeps the order of views among equal weights, since findings themselves do
             # not compare.

@@ -29,6 +29,7 @@ from repo_interp.errors import InputError
 from repo_interp.failures import until_failure
 from repo_interp.files import path_of, require_directory
 from repo_interp.plots.compared import beside
+from repo_interp.plots.lacking import reading
 from repo_interp.plots.marks import (
     Chart,
     CustomFigure,
@@ -296,8 +297,8 @@ def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[
         The figures with their names, made when they are asked for.
 
     Raises:
-        InputError: `failures` is None and two figures have the same name, or a name is not a plain
-            name.
+        InputError: `failures` is None and two figures have the same name, a name is not a plain
+            name, or the run lacks a variable.
     """
     taken: set[str] = set()
     for view in views_of(run):
@@ -309,16 +310,17 @@ def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[
 
 
 def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[Drawn]:
-    for chart in chain(view.drawings(run), _given(view, run)):
-        # The name becomes a file: a second one would be overwritten, a path would leave the
-        # directory.
-        if chart.name in taken or chart.name != Path(chart.name).name:
-            raise InputError(
-                f"the view of {view.group!r} draws a figure as {chart.name!r}; wanted a "
-                "plain name that no other figure has"
-            )
-        taken.add(chart.name)
-        yield Drawn(view, chart, chart.figure())
+    with reading(run, view.group):
+        for chart in chain(view.drawings(run), _given(view, run)):
+            # The name becomes a file: a second one would be overwritten, a path would leave the
+            # directory.
+            if chart.name in taken or chart.name != Path(chart.name).name:
+                raise InputError(
+                    f"the view of {view.group!r} draws a figure as {chart.name!r}; wanted a "
+                    "plain name that no other figure has"
+                )
+            taken.add(chart.name)
+            yield Drawn(view, chart, chart.figure())
 
 
 def _given(view: View, run: xr.DataTree) -> Iterator[CustomFigure]:
@@ -374,10 +376,15 @@ def tables(run: xr.DataTree, failures: list[str] | None = None) -> list[Table]:
     """
     of_views = (
         until_failure(
-            partial(view.tables, run),
+            partial(_tables, view, run),
             f"the tables of {view.group!r}{given_by(VIEWS, view.group)}",
             failures,
         )
         for view in views_of(run)
     )
     return [table for of_view in of_views for table in of_view]
+
+
+def _tables(view: View, run: xr.DataTree) -> Iterator[Table]:
+    with reading(run, view.group):
+        yield from view.tables(run)

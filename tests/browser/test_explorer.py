@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ from repo_interp.cli import _parser, main
 from repo_interp.cli.explore_command import _explored, _given
 from repo_interp.explorer import Edit, Session
 from repo_interp.explorer.messages import Explored, message, over_the_same_texts
-from repo_interp.explorer.server import application
+from repo_interp.explorer.server import application, listening, server
 from repo_interp.plugins.heads.atlas import Atlas
 from repo_interp.shipped import zoo_path
 
@@ -791,6 +791,11 @@ def test_a_run_brings_its_prompts_and_its_atlas_and_is_held_to_its_checkpoint(
     assert first["answer"] == list(prompts[0].generated)
     with pytest.raises(ri.InputError, match="other weights"):
         explored(str(tmp_path / "run.nc"), "--checkpoint", "niah/repo")
+    other = measured.copy(deep=True)
+    other["positions"]["token_id"][0, 3] = 99_999
+    ri.write_run(other, tmp_path / "run.nc")
+    with pytest.raises(ri.InputError, match="prompt 0 has token 99999; the model's tokens are 0"):
+        explored(str(tmp_path))
 
 
 def test_the_command_prints_its_address_answers_and_ends_with_an_interruption(
@@ -818,6 +823,37 @@ def test_the_command_prints_its_address_answers_and_ends_with_an_interruption(
     assert ended.returncode == 130 and "interrupted" in ended.stderr.splitlines()[-1]
     kept = tmp_path / "explore-token"
     assert kept.read_text() == token and kept.stat().st_mode & 0o077 == 0
+
+
+class Slow(Explored):
+    """A model with layers that take longer than the server's patience at its end."""
+
+    def events(self, asked, check=lambda: None):
+        for event in super().events(asked, check):
+            yield event
+            time.sleep(1.5)
+
+
+def test_an_interruption_ends_a_stream_without_a_word(explored):
+    """Found: some 50 lines of traceback of starlette and anyio."""
+    place = listening(None)
+    slow = Slow(explored.bridge, explored.prompts)
+
+    def serve() -> int:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with suppress(KeyboardInterrupt):
+            server(slow, TOKEN, place).run(sockets=[place])
+            return 0
+        return 130
+
+    port, process = place.getsockname()[1], Forked(serve)
+    place.close()  # the process has its own
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request("POST", f"/{TOKEN}/ask", json.dumps({"ask": "continue"}))
+        assert connection.getresponse().readline().startswith(b"data: ")
+        os.kill(process.pid, signal.SIGINT)
+        ended = process.wait()
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 @in_browser

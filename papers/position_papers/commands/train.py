@@ -30,10 +30,14 @@ from repo_interp.cli.arguments import (
     field_values,
     number_list,
     reader_of,
+    require_device_kind,
     setting,
     without_owner,
 )
+from repo_interp.cli.checkpoint import find, find_readable
 from repo_interp.errors import InputError
+from repo_interp.files import require_writable
+from repo_interp.values import checked
 
 if TYPE_CHECKING:
     from position_papers.training.folder import TrainingFolder
@@ -139,6 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
         for configuration, folder in runs
         if arguments.overwrite or not folder.is_finished
     ]
+    _require_possible(pending)
     for _, folder in runs:
         if folder.is_finished and not arguments.overwrite:
             console.print(f"{plain(folder.directory)} is finished", highlight=False)
@@ -172,20 +177,37 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _require_known_names(arguments: argparse.Namespace) -> None:
-    """Raise InputError for a task, a size, a scheme or a checkpoint that there is not, before
-    anything heavy is imported.
+    """Raise InputError for a task, a size, a scheme, a device or a checkpoint that there is not,
+    before anything heavy is imported.
     """
-    from repo_interp.cli.checkpoint import find
     from repo_interp.positions.layouts import named_schemes
     from repo_interp.tasks import make_task
 
     if arguments.task is not None:
         make_task(arguments.task, arguments.task_size or "small")
     find(arguments.continue_from or "")
+    require_device_kind(arguments.device or "cpu")
     try:
         named_schemes(arguments.scheme or TrainingConfiguration.scheme)
     except ValueError as error:
         raise InputError(str(error)) from None
+
+
+def _require_possible(runs: Sequence[Run]) -> None:
+    """Raise InputError for runs that can neither be begun nor written, before torch is imported."""
+    from position_papers.training.trained import configured_task
+    from repo_interp.positions.layouts import parse_layout
+
+    for configuration, folder in runs:
+        configured_task(configuration)
+        require_writable(folder.directory)
+        if configuration.continue_from:
+            find_readable(configuration.continue_from)
+            continue  # its layers are known to who reads it
+        try:
+            parse_layout(configuration.scheme, configuration.layers)
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
 
 def _runs(arguments: argparse.Namespace) -> list[Run]:
@@ -219,6 +241,8 @@ def _runs(arguments: argparse.Namespace) -> list[Run]:
 
 def _require_apart(runs: Sequence[Run]) -> None:
     """Raise InputError where a run continues what would be removed to begin the runs anew."""
+    if not any(configuration.continue_from for configuration, _ in runs):
+        return
     from repo_interp.models.checkpoints import identify
 
     removed = [folder.directory.resolve() for _, folder in runs]
@@ -290,7 +314,6 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
     Raises InputError where no task is named, and for options that the task or the schemes lack.
     """
     from repo_interp.checkpoint_files.options import SchemeOptions, require_useful
-    from repo_interp.models.checkpoints import device_named
     from repo_interp.positions.layouts import named_schemes
     from repo_interp.tasks import make_task, task_names
 
@@ -321,8 +344,22 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
         require_useful(schemes, SchemeOptions(**given["scheme_options"]))
     asked = joined(written, given)
     if "device" in asked:
-        asked["device"] = str(device_named(asked["device"]))
+        asked["device"] = _device(asked["device"])
     return asked
+
+
+def _device(name: Any) -> str:
+    """The name of an available device.
+
+    Raises InputError for another one.
+    """
+    name = checked(name, str, "device")
+    if name == "cpu":
+        return name  # is there without asking torch
+    require_device_kind(name)
+    from repo_interp.models.checkpoints import device_named
+
+    return str(device_named(name))
 
 
 def _train_here(console: Console, runs: Sequence[Run], arguments: argparse.Namespace) -> bool:

@@ -10,11 +10,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from position_papers.training.plan import AHEAD, PLAN, PlannedRun, chosen, planned_runs
+from position_papers.training.plan import AHEAD, PLAN, RUNS, PlannedRun, chosen, planned_runs
 from repo_interp import processes
-from repo_interp.cli.arguments import count
+from repo_interp.cli.arguments import count, require_device_kind
 from repo_interp.errors import InputError
-from repo_interp.files import require_directory, write_text
+from repo_interp.files import require_directory, require_writable, write_text
 from repo_interp.shipped import shipped_names, zoo_path, zoo_seeds
 from repo_interp.values import duration
 
@@ -163,6 +163,12 @@ def _short(test_set: str) -> str:
 
 
 def _train(console: Console, arguments: argparse.Namespace) -> int:
+    if arguments.into:
+        require_directory(Path(arguments.into))
+        require_writable(Path(arguments.into), "--into")
+    require_writable(RUNS, "directory to train in")
+    require_device_kind(arguments.device or "cpu")
+    # Only now: they import torch
     from position_papers.commands.train import EVERY
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.shipping import make, unfinished
@@ -174,8 +180,6 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
             "--jobs is for one process; several that were launched together train one run "
             "each: leave it out"
         )
-    if arguments.into:
-        require_directory(Path(arguments.into))
     device = None if arguments.device is None else str(device_named(arguments.device))
     runs = planned_runs(
         chosen((*PLAN, *AHEAD) if arguments.names else PLAN, arguments.names),

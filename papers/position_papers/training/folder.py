@@ -20,18 +20,20 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from annotated_types import Ge
 from pydantic import BaseModel, Field
-from torch import Tensor, nn
 
 from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.errors import InputError, one_line
 from repo_interp.files import claim, is_left_behind, remove, replaced, require_directory, write_text
 from repo_interp.records import validate
 from repo_interp.values import PositiveOrZero
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 
 class TrainingFolder:
@@ -213,6 +215,9 @@ def save_state(
 
     Raises OSError where the disk refuses, which torch.save does not on its own.
     """
+    # Here, as a folder is looked at before anything heavy is imported
+    import torch
+
     state = {
         "model": _trained(model),
         "optimizer": optimizer.state_dict(),
@@ -245,6 +250,8 @@ def load_state(
     The file is read as tensors and plain values alone: no code of it runs. Raises InputError when
     it is damaged, was changed so that its parts do not fit each other, or belongs to another model.
     """
+    import torch
+
     if not file.exists():
         return Moment()
     try:

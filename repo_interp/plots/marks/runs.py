@@ -17,6 +17,7 @@ import xarray as xr
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 
+from repo_interp.errors import one_line
 from repo_interp.plots.marks.reading import checkpoint_name
 from repo_interp.plots.marks.scores import layout_colour
 from repo_interp.plots.marks.scores import looks as checkpoint_looks
@@ -26,6 +27,8 @@ from repo_interp.run import require_run
 
 PALEST = 0.22
 """Share of the colour that the first step has."""
+LONGEST = 40
+"""Characters of a run's label; legends of longer ones leave no room for the axes."""
 BESIDE = 5
 """Runs that have a panel; of more the first, the last and some between."""
 
@@ -142,7 +145,7 @@ def runs_of(comparison: xr.DataTree) -> Runs:
         return Runs(
             names,
             layouts,
-            {name: {**looks[name], "label": scheme_name(name)} for name in names},
+            {name: {**looks[name], "label": label} for name, label in _labels(names).items()},
             None,
         )
     # One training has one layout, so colour is free to show the step
@@ -159,6 +162,14 @@ def runs_of(comparison: xr.DataTree) -> Runs:
         for name, step, share in zip(names, steps, np.linspace(PALEST, 1, len(names)), strict=True)
     }
     return Runs(names, layouts, looks, steps)
+
+
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    """Labels that fit into a figure, by name; numbered where they are not distinct."""
+    labels = {name: one_line(scheme_name(name), LONGEST) for name in names}
+    if len(set(labels.values())) == len({scheme_name(name) for name in names}):
+        return labels
+    return {name: f"{place}: {label}" for place, (name, label) in enumerate(labels.items(), 1)}
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.failures import until_failure
+from repo_interp.plots.lacking import reading
 from repo_interp.plots.marks import HeadRows, Heads, NextTokens, runs_of, spread
 from repo_interp.plots.pages.frame import template
 from repo_interp.plots.view import Interactive, PageOptions
@@ -65,9 +66,10 @@ def _side(run: xr.DataTree, number: int, title: str) -> list[Side]:
     group, interactive = next(
         ((view.group, part) for view, part in explored if part is not None), ("", None)
     )
-    data, notes = (
-        (None, ()) if interactive is None else interactive.data(run, PageOptions(budget=BUDGET))
-    )
+    with reading(run, group):
+        data, notes = (
+            (None, ()) if interactive is None else interactive.data(run, PageOptions(budget=BUDGET))
+        )
     if interactive is None or data is None:
         return []
     # A view that cannot draw this run is left out, and its line dropped: the side works without it.

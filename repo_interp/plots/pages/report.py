@@ -29,6 +29,7 @@ from repo_interp.errors import InputError, quoted
 from repo_interp.failures import record_failure, until_failure
 from repo_interp.files import file_to_write, write_text
 from repo_interp.plots.findings import findings
+from repo_interp.plots.lacking import reading
 from repo_interp.plots.marks import Heads, Table, checkpoint_name, format_cell, has_runs, runs_of
 from repo_interp.plots.pages.frame import Picture, packaged, page_script, picture, template
 from repo_interp.plots.pages.linked import linked_sides
@@ -265,7 +266,7 @@ def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
     if has_runs(run):
         runs = runs_of(run)
         return f"Compared: {', '.join(runs.title(name) for name in runs.names)}"
-    described = next(filter(None, (view.describe(run) for view in views_of(run))), None)
+    described = next(filter(None, (_described(view, run) for view in views_of(run))), None)
     tasks = [f" on {node.attrs['task']}" for node in run.children.values() if "task" in node.attrs]
     first = sections[0].view.title if sections else "Run"
     title = described or f"{first} of {checkpoint_name(run)}{tasks[0] if tasks else ''}"
@@ -273,10 +274,25 @@ def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
     return title if scaling in ("", "none") else f"{title}, scaling {scaling}"
 
 
+def _described(view: View, run: xr.DataTree) -> str:
+    try:
+        with reading(run, view.group):
+            return view.describe(run)
+    except InputError:
+        return ""  # its section says it
+
+
 def _section(
     view: View, run: xr.DataTree, options: PageOptions, pictures: Sequence[Picture]
 ) -> list[Section]:
     """The section of `view` with `pictures` of its figures; none where there is nothing to show."""
+    with reading(run, view.group):
+        return _read_section(view, run, options, pictures)
+
+
+def _read_section(
+    view: View, run: xr.DataTree, options: PageOptions, pictures: Sequence[Picture]
+) -> list[Section]:
     tables = list(view.tables(run))
     drawn = [
         (isinstance(chart, Heads), data)

@@ -317,7 +317,10 @@ def _by_spans(run: xr.DataTree, found: xr.DataArray) -> str:
 
     These explain the positions better than the token index does.
     """
-    if "position_sources" not in run.children:
+    if (
+        "position_sources" not in run.children
+        or not {"alone", "source"} <= group(run, "position_sources").variables.keys()
+    ):
         return ""
     alone = group(run, "position_sources")["alone"].where(found)
     index, segment = (float(alone.sel(source=source).mean()) for source in ("index", "segment"))

@@ -16,6 +16,7 @@ from bad_inputs import TINY, cases, said
 from forked import forked
 
 from repo_interp.cli import main
+from repo_interp.errors import Note
 from repo_interp.explorer.server import kept_token
 from repo_interp.files import cache_directory
 from repo_interp.models import load as loading
@@ -73,6 +74,26 @@ def test_a_user_without_a_home_is_told_to_name_a_directory(monkeypatch):
         "InputError: there is no home directory to keep files in; name a directory with "
         "REPO_INTERP_CACHE\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda file: os.chown(file, 54321, 54321), "belongs to another user"),
+        (lambda file: file.chmod(0o644), "can be read by other users"),
+        (lambda file: file.rename(file.with_name("b")).chmod(0o600) or file.symlink_to("b"), "is a link"),
+    ],
+)  # fmt: skip
+def test_a_token_that_others_may_know_is_refused_by_name(spoil, said, tmp_path, monkeypatch):
+    """Found: that of another user, who gave it mode 600, was the address."""
+    monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path))
+    kept = kept_token()
+    assert kept_token() == kept
+    if said.startswith("belongs") and os.getuid() != 0:
+        pytest.skip("only root may give a file to somebody else")
+    spoil(tmp_path / "explore-token")
+    with pytest.warns(Note, match=f"explore-token {said}.* has a fresh token; remove the file"):
+        assert kept_token() != kept
 
 
 def test_a_terminal_in_ascii_shows_other_characters_by_their_numbers(tmp_path, monkeypatch):

@@ -5,13 +5,16 @@ where it is not.
 from __future__ import annotations
 
 import re
+import warnings
 
 import numpy as np
 import pytest
 import xarray as xr
 
 import repo_interp as ri
+from repo_interp.errors import Note
 from repo_interp.plots.marks.finding import Finding, heads_named
+from repo_interp.plots.pages.report import report_page, write_report
 from repo_interp.plots.view_catalogue import view_of
 
 
@@ -231,3 +234,77 @@ def test_no_finding_speaks_in_names_of_the_code(measured):
     for finding in given:
         for text in (finding.sentence, finding.evidence):
             assert not re.search(r"\w_\w|[a-z]\.[a-z]", text), text
+
+
+def without(run: xr.DataTree, group: str, *names: str) -> xr.DataTree:
+    groups = {f"/{name}": node.to_dataset() for name, node in run.children.items()}
+    groups[f"/{group}"] = groups[f"/{group}"].drop_vars(names)
+    left = xr.DataTree.from_dict({"/": xr.Dataset(), **groups})
+    left.attrs = run.attrs
+    return left
+
+
+def notes_of(run: xr.DataTree) -> list[str]:
+    """The notes about findings that are left out; the rest is found."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ri.findings(run, most=99)
+    return [str(one.message) for one in said if issubclass(one.category, Note)]
+
+
+def test_a_run_that_lacks_a_variable_has_the_rest_of_its_findings(measured):
+    """Found: KeyError, ValueError and InvalidIndexError of libraries."""
+    noted = {}
+    for group, node in measured.children.items():
+        for name in map(str, node.to_dataset().variables):
+            # The group alone: what its view reads of others is in the next test
+            own = xr.DataTree.from_dict({f"/{group}": node.to_dataset().drop_vars(name)})
+            for note in notes_of(own):
+                assert "\n" not in note and f"no findings of {group}: " in note
+                noted[f"{group}/{name}"] = note
+    assert len(noted) > 30
+    named = [place for place, note in noted.items() if f": {place} is missing in the run;" in note]
+    assert len(named) == len(noted), {*noted} - {*named}
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "noted"),
+    [
+        ("positions", "token_count", ["no findings of positions: positions/token_count is missing"]),
+        ("position_sources", "alone", ["no findings of position_sources: position_sources/alone is"]),
+        ("attention_rows", "span", ["no findings of predictions: attention_rows/span is missing",
+                                    "no findings of octaves: attention_rows/span is missing"]),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named_by_its_group_and_costs_nothing_else(group, name, noted, measured):
+    notes = notes_of(without(measured, group, name))
+    assert [note[: len(start)] for note, start in zip(notes, noted, strict=True)] == noted
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Note)
+        left = {finding.group for finding in ri.findings(without(measured, group, name), most=99)}
+    lost = {note.split()[3].rstrip(":") for note in noted}
+    assert left == {finding.group for finding in ri.findings(measured, most=99)} - lost
+
+
+def test_labels_that_stand_twice_and_empty_groups_are_noted(measured):
+    twice = measured.copy(deep=True)
+    group = twice["positions"].to_dataset()
+    twice["positions"] = xr.DataTree(group.assign_coords(layer=[0] * group.sizes["layer"]))
+    notes = notes_of(twice)
+    assert any(note.startswith("no findings of positions: ") for note in notes)
+    assert all("positions has a label of the axis 'layer' twice" in note for note in notes)
+    for name in measured.children:
+        for note in notes_of(xr.DataTree.from_dict({f"/{name}": xr.Dataset()})):
+            assert re.match(rf"no findings of {name}: {name}/\w+ is missing in the run; ", note)
+
+
+def test_a_page_of_a_run_that_lacks_a_variable_is_refused_in_one_line(small, tmp_path, no_pictures):
+    """Found: the library's KeyError; of a comparison the group of another view was blamed."""
+    for group, name in (("positions", "position"), ("attention_mass", "mass")):
+        said = rf"^{group}/{name} is missing in the run; measure the run again with "
+        with pytest.raises(ri.InputError, match=said):
+            report_page(without(small, group, name), tmp_path / "page.html")
+    tables = write_report(without(small, "positions", "position"), tmp_path / "a.html", tmp_path)
+    assert tables and all("positions/position is missing in the run" in line for line in tables)
+    assert not any("Error" in line for line in tables)
+    assert "Attention mass" in (tmp_path / "a.html").read_text()

@@ -22,7 +22,7 @@ from repo_interp.plots.compared import beside as beside_view
 from repo_interp.plots.marks.beside import charts_of
 from repo_interp.plots.marks.runs import runs_of
 from repo_interp.plots.pages.report import write_report
-from repo_interp.plots.style import SCHEME_COLOURS
+from repo_interp.plots.style import SCHEME_COLOURS, rendered
 from repo_interp.plots.view_catalogue import tables, view_of
 from repo_interp.run import make_run
 
@@ -260,3 +260,16 @@ def test_no_mean_is_over_learned_and_given_positions():
     assert list(_by_scheme(differ)) == [", RoPE layers", ", RoPE and RePo layers"]
     alike = values.assign_coords(scheme=(("run", "layer"), [["rope", "rope"], ["repo", "repo"]]))
     assert list(_by_scheme(alike)) == [""]
+
+
+def test_names_of_any_length_leave_room_for_what_is_drawn(small):
+    """Found: matplotlib's warning that no room was left, with a line of ours; legends alone."""
+    names = [f"runs/{place}/{'n' * 200}/last" for place in ("here", "there")]
+    compared = ri.compare(dict.fromkeys(names, small))
+    labels = [runs_of(compared).title(name) for name in names]
+    assert len({*labels}) == 2 and max(map(len, labels)) <= 43
+    assert all(label.endswith("/last") for label in labels)
+    alike = ri.compare({f"{'n' * 200}{middle}{'n' * 200}": small for middle in "ab"})
+    assert runs_of(alike).title(str(alike["run"].values[1])).startswith("2: nnn")
+    for one in comparison_figures(compared):
+        rendered(one.figure, ["png"])
