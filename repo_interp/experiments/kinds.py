@@ -46,7 +46,7 @@ from repo_interp.experiments.experiment import Experiment, Plan, Progress, requi
 from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.prompt_sets import Windows
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.interventions.positions import frozen, linearised, straightened
+from repo_interp.interventions import frozen, linearised, straightened
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS
 from repo_interp.measures.labels import described_group
 from repo_interp.measures.position_sources import KINDS_OF_HEADS, PositionSources
