@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGED = ROOT / "build" / "site_pages"
@@ -91,7 +92,10 @@ def api_pages() -> Iterator[tuple[str, str]]:
     for short in MODULES:
         module = importlib.import_module(f"repo_interp.{short}")
         text = inspect.cleandoc(module.__doc__ or "").partition("\n")[0]
-        entries = [_directive(f"ri.{short}.{name}", there) for name, there in _public(module)]
+        entries = [
+            _directive(f"ri.{short}.{name}", there) + _call(getattr(module, name))
+            for name, there in _public(module)
+        ]
         yield f"api/{short}.md", "\n".join([f"# ri.{short}", "", text, "", *entries])
 
 
@@ -105,6 +109,21 @@ def _public(module: ModuleType) -> Iterator[tuple[str, str]]:
 
 def _directive(shown: str, place: str) -> str:
     return f"::: {place}\n    options:\n      heading: {shown}\n      toc_label: {shown}\n"
+
+
+def _call(function: Any) -> str:
+    """How an edit of positions is called: its entry shows the class that the function is made from."""
+    if not inspect.isclass(getattr(function, "__wrapped__", None)):
+        return ""
+    signature = inspect.signature(function)
+    plain = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    call = signature.replace(parameters=plain, return_annotation=signature.empty)
+    return (
+        "      members: false\n      show_signature: false\n\n"
+        f"```python\n{function.__name__}{call}\n```\n\n"
+        "`model`, `heads`, `layer` and `tokens` are those of `ri.interventions.replaced`. Returns a "
+        "context manager.\n"
+    )
 
 
 def stage() -> None:

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from repo_interp.interventions.edits import PositionEdit
+from repo_interp.interventions.position_edit import PositionEdit
 from repo_interp.interventions.replacing import replaced
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from repo_interp.experiments.attribution import attributed
 from repo_interp.experiments.experiment import TOKENS
-from repo_interp.experiments.position_changes import Strength, edit_prompts
+from repo_interp.experiments.position_changes import SideBySide, Strength
 from repo_interp.experiments.responses import (
     MOST_LOGITS,
     Question,
@@ -89,10 +89,8 @@ class Measurement:
             `clean` [reading, prompt], and `screened` [kind, screening, layer, head, prompt].
         """
         batch = self._batch(numbers)
-        changes = {
-            kind: edit_prompts(self.decoder, kind, self.prompts, numbers, self.strength)
-            for kind in kinds
-        }
+        some = SideBySide(self.decoder, self.prompts, numbers, self.strength)
+        changes = {kind: some.edit(kind) for kind in kinds}
 
         def objective() -> Tensor:
             return batch.logit_difference(target_logits(self.decoder, batch.question))
@@ -117,9 +115,9 @@ class Measurement:
         # Passes of a call have one size, and the last one a smaller
         # one: two edits serve all of them.
         edit_of = lru_cache(2)(
-            lambda copies: edit_prompts(
-                self.decoder, kind, self.prompts, [*numbers] * copies, self.strength
-            )
+            lambda copies: SideBySide(
+                self.decoder, self.prompts, [*numbers] * copies, self.strength
+            ).edit(kind)
         )
 
         def changed(of_rows: list[Heads]) -> AbstractContextManager:

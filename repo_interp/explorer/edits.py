@@ -1,15 +1,5 @@
 """One change of positions, frequencies or outputs, as data: which heads, and what changes.
 
-    kind         position of token i becomes           parameter        function of `ri.interventions`
-    linearised   i, the token index                                     linearised
-    frozen       one constant                          value            frozen
-    copied       that of token j                       source = j       copied
-    permuted     those of the same tokens, shuffled    seed             permuted
-    scaled       value times as much                   value            scaled
-    shifted      value more                            value            shifted
-    ranked       its rank among those of the prompt                     ranked
-    segmented    the number of its segment             starts           segmented
-
     kind                change of heads, for all tokens                      parameter  function
     linear              frequencies divided by a factor                      value      rescaled
     ntk, yarn           NTK-aware frequencies, YaRN's                        value      rescaled
@@ -18,6 +8,9 @@
     mean_ablated        output at its mean over the tokens of the prompt                ablate
     pairs_ablated       queries 0 in some rotary pairs                       pairs      ablate
     pairs_mean_ablated  queries and keys at their means in some rotary pairs pairs      ablate
+
+Positions change as the classes of `interventions.edits` with a `form` say: a parameter goes by its own
+name (`source`, `seed`, `starts`), else as `value`.
 
 An edit comes from a page or from Python and is checked against the same types either way. It names
 no file and holds no code. Functions of `interventions` apply it. Knows nothing about prompts beyond the
@@ -28,40 +21,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import MISSING, Field
 from functools import partial
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval, Len
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from repo_interp.errors import InputError, quoted
 from repo_interp.interventions.ablation import HeadMeans, PairMeans, ablate
-from repo_interp.interventions.edits import EditKind, PositionEdit
 from repo_interp.interventions.extension import require_rotation, rescaled
-from repo_interp.interventions.replacing import replaced, token_table
+from repo_interp.interventions.position_edit import KINDS, PositionEdit, first_of
+from repo_interp.interventions.replacing import token_table
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import as_decoder
 from repo_interp.values import Finite, Seed
 
-Kind = Literal[
-    "linearised",
-    "frozen",
-    "copied",
-    "permuted",
-    "scaled",
-    "shifted",
-    "ranked",
-    "segmented",
-    "linear",
-    "ntk",
-    "yarn",
-    "stopped",
-    "zero_ablated",
-    "mean_ablated",
-    "pairs_ablated",
-    "pairs_mean_ablated",
-]
+POSITIONS: Mapping[str, type[PositionEdit]] = {
+    name: kind for name, kind in KINDS.items() if kind.form
+}
+"""Kinds of edits of positions that the form asks for."""
+_OTHERS: Mapping[str, tuple[str, str]] = {
+    "linear": ("value", "frequencies divided by {:g}"),
+    "ntk": ("value", "NTK-aware frequencies, factor {:g}"),
+    "yarn": ("value", "YaRN's frequencies, factor {:g}"),
+    "stopped": ("pairs", "frequency 0 for pairs {}"),
+    "zero_ablated": ("", "output 0"),
+    "mean_ablated": ("", "the mean output over the prompt"),
+    "pairs_ablated": ("pairs", "queries 0 in pairs {}"),
+    "pairs_mean_ablated": ("pairs", "mean queries and keys in pairs {}"),
+}
+"""By kind of the other edits: the parameter, and the edit in words."""
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = Literal[(*POSITIONS, *_OTHERS)]
 # 4 million: beyond any prompt, and small enough for a table of tokens
 Index = Annotated[int, Interval(ge=0, lt=1 << 22)]
 """The number of a layer, of a head or of a token."""
@@ -127,12 +122,8 @@ class Edit(BaseModel):
             )
         if self.tokens and self.span:
             raise ValueError("an edit names tokens or a span; give one of the two")
-        given = [
-            name
-            for name in ("value", "source", "seed", "starts", "pairs")
-            if getattr(self, name) is not None
-        ]
-        name, needed, *_ = _KINDS[self.kind]
+        given = list(self._given)
+        name, needed = parameter_of(self.kind)
         # Nothing else than the parameter, which may be absent where it is not needed
         if given != [name] and (needed or given):
             takes = f"{'needs' if needed else 'takes'} {name or 'no parameter'}"
@@ -144,7 +135,7 @@ class Edit(BaseModel):
     @property
     def changes_positions(self) -> bool:
         """Whether positions change, not frequencies or outputs."""
-        return self.kind in get_args(EditKind)
+        return self.kind in POSITIONS
 
     @property
     def first_layer(self) -> int:
@@ -154,10 +145,10 @@ class Edit(BaseModel):
     @property
     def parameter(self) -> Any:
         """The constant, factor, shift, token, seed, starts or pairs; None where there is none."""
-        return (
-            # `_KINDS` names no parameter by "", which is no attribute either
-            self.seed or 0 if self.kind == "permuted" else getattr(self, _KINDS[self.kind][0], None)
-        )
+        if asked := self._asked:
+            # The edit has a default where the message names nothing
+            return getattr(self._change(None), asked.name)
+        return next(iter(self._given.values()), None)
 
     def tokens_in(self, spans: Mapping[str, Sequence[int]], count: int) -> tuple[int, ...] | None:
         """Find the tokens that change in a prompt.
@@ -192,16 +183,16 @@ class Edit(BaseModel):
             One line without a full stop.
         """
         heads = [f"L{layer} H{head}" for layer, head in self.heads]
-        where = self.named or _first(heads) if self.layer is None else f"layer {self.layer}"
+        where = self.named or first_of(heads) if self.layer is None else f"layer {self.layer}"
         if self.span:
             where += f", span {self.span}"
         elif self.tokens:
-            where += f", token{'s' if len(self.tokens) > 1 else ''} {_first(self.tokens)}"
-        words = _KINDS[self.kind][2]
-        if (self.kind, self.value) == ("frozen", None):
-            words = "the mean position"
+            where += f", token{'s' if len(self.tokens) > 1 else ''} {first_of(self.tokens)}"
+        if self.changes_positions:
+            return f"{where}: {self._change(None).in_words()}"
         value = self.parameter
-        return f"{where}: {words.format(_first(value) if isinstance(value, tuple) else value)}"
+        words = _OTHERS[self.kind][1].format(first_of(value) if isinstance(value, tuple) else value)
+        return f"{where}: {words}"
 
     def python(self, model: nn.Module, tokens: Sequence[int] | None) -> str:
         """Write the call of the library that makes the same change.
@@ -218,9 +209,10 @@ class Edit(BaseModel):
             given = [f"{name}={value!r}" for name, value in keywords.items()]
             given += [f"means={MEANS[self.kind][0]}"] if self.kind in MEANS else []
             return f"ri.interventions.{function.__name__}(bridge, {', '.join(given)})"
+        by_name = f"{self._asked.name}=" if self._asked and self._asked.kw_only else ""
         arguments = [
             "bridge",
-            *([] if self.parameter is None else [_KINDS[self.kind][3].format(self.parameter)]),
+            *([] if self.parameter is None else [f"{by_name}{self.parameter!r}"]),
             f"heads={list(self.heads)}" if self.layer is None else f"layer={self.layer}",
             *([] if tokens is None else [f"tokens={listed(tokens)}"]),
         ]
@@ -253,15 +245,27 @@ class Edit(BaseModel):
             if self.kind in MEANS:
                 keywords["means"] = means
             return partial(function, model, **keywords)
-        value: Any = self.parameter
-        if self.kind == "segmented":
-            # Step 0 and jump 1: positions are the numbers of segments
-            value = token_table(value), 0.0, 1.0
         # The edit names its tokens itself: the `tokens` of `replaced` warns of those that a prompt
         # does not reach yet.
-        kind: Any = self.kind
-        change = PositionEdit(kind, value, None if tokens is None else token_table(tokens))
-        return partial(replaced, model, change, self.heads or None, layer=self.layer)
+        edit = self._change(None if tokens is None else token_table(tokens))
+        return partial(edit.on, model, self.heads or None, layer=self.layer)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """The parameters that the message names: one at most."""
+        names = ("value", "source", "seed", "starts", "pairs")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
+    def _asked(self) -> Field | None:
+        """The parameter of an edit of positions."""
+        return POSITIONS[self.kind].asked() if self.changes_positions else None
+
+    def _change(self, tokens: Tensor | None) -> PositionEdit:
+        """The edit of positions, with its default where the message names no parameter."""
+        asked, given = self._asked, [*self._given.values()]
+        named = {asked.name: given[0]} if asked and given else {}
+        return POSITIONS[self.kind](**named, tokens=tokens)
 
     def _call(self, model: nn.Module) -> tuple[Callable[..., Any], dict[str, Any]]:
         """The function for frequencies or outputs, and its arguments beside model and means."""
@@ -301,27 +305,22 @@ class Edit(BaseModel):
             return str(error)
 
 
-_KINDS: Mapping[str, tuple[str, bool, str, str]] = {
-    "linearised": ("", False, "the token index", ""),
-    "frozen": ("value", False, "position {:.4g} for every token", "value={!r}"),
-    "copied": ("source", True, "the position of token {}", "{}"),
-    "permuted": ("seed", False, "shuffled, seed {}", "seed={}"),
-    "scaled": ("value", True, "times {:g}", "{!r}"),
-    "shifted": ("value", True, "shifted by {:g}", "{!r}"),
-    "ranked": ("", False, "ranks of the positions", ""),
-    "segmented": ("starts", True, "numbers of segments that begin at tokens {}", "{}"),
-    "linear": ("value", True, "frequencies divided by {:g}", ""),
-    "ntk": ("value", True, "NTK-aware frequencies, factor {:g}", ""),
-    "yarn": ("value", True, "YaRN's frequencies, factor {:g}", ""),
-    "stopped": ("pairs", True, "frequency 0 for pairs {}", ""),
-    "zero_ablated": ("", False, "output 0", ""),
-    "mean_ablated": ("", False, "the mean output over the prompt", ""),
-    "pairs_ablated": ("pairs", True, "queries 0 in pairs {}", ""),
-    "pairs_mean_ablated": ("pairs", True, "mean queries and keys in pairs {}", ""),
-}
-"""By kind: the parameter, whether it is needed, the edit in words, and the argument in Python of
-those of positions.
-"""
+def parameter_of(kind: str) -> tuple[str, bool]:
+    """Return the field of an `Edit` that holds the parameter of a kind.
+
+    Args:
+        kind: Kind of edit.
+
+    Returns:
+        Name of the field, "" where there is no parameter, and whether it is needed.
+    """
+    if kind not in POSITIONS:
+        name = _OTHERS[kind][0]
+        return name, bool(name)
+    asked = POSITIONS[kind].asked()
+    if asked is None:
+        return "", False
+    return asked.name if asked.name in Edit.model_fields else "value", asked.default is MISSING
 
 
 def rotating_pairs(attention: RepositionedAttention) -> int:
@@ -334,10 +333,6 @@ def rotating_pairs(attention: RepositionedAttention) -> int:
         Pairs of a head whose frequency is not 0.
     """
     return int((attention.rotation.frequencies != 0).sum())
-
-
-def _first(names: Sequence[Any]) -> str:
-    return ", ".join(map(str, names[:4])) + (" ..." if len(names) > 4 else "")
 
 
 def listed(numbers: Sequence[int]) -> str:

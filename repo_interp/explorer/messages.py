@@ -2,7 +2,7 @@
 
 The same over HTTP and in a notebook.
 
-    {"ask": "open", "model": 0}                       the model, its heads, how many prompts there are, the atlas of a run
+    {"ask": "open", "model": 0}                       the model, its heads, how many prompts there are, kinds of edits, the atlas of a run
     {"ask": "prompt", "prompt": 0}                    tokens, spans, the map of heads, and which head and token to begin with
     {"ask": "view", "heads": [[2, 0]], "token": 17, "edits": [...], ...}     `Session.look`, or with edits that are on `Session.changed`
     {"ask": "continue", ...}  {"ask": "suggest", ...}                        events, one after the other
@@ -31,7 +31,14 @@ from torch import nn
 from repo_interp.analysis.coercion import indexed_prompts, require_known_tokens
 from repo_interp.analysis.memory_needed import require_memory_for_pass
 from repo_interp.errors import InputError
-from repo_interp.explorer.edits import Edit, Index, as_tuple, rotating_pairs
+from repo_interp.explorer.edits import (
+    POSITIONS,
+    Edit,
+    Index,
+    as_tuple,
+    parameter_of,
+    rotating_pairs,
+)
 from repo_interp.explorer.passes import Passes
 from repo_interp.explorer.session import LOOKS, NEXT, Session
 from repo_interp.explorer.steps import Steps
@@ -273,6 +280,10 @@ class Explored:
                 }
                 for attention in self.decoder.layers
             ],
+            "edits": {
+                kind: vars(edit.form) | {"field": parameter_of(kind)[0]}
+                for kind, edit in POSITIONS.items()
+            },
             "prompts": [len(prompt.tokens) for prompt in self.prompts],
             "reads_text": self.decoder.tokenizer is not None,
             "atlas": table,

@@ -2,15 +2,14 @@
 
 Public as `ri.interventions`.
 
-    replacing    below those on positions: rows of positions replaced by a function, for heads and tokens      `replaced`, `positions_of`
-    positions    linearised, straightened, frozen, permuted, swapped, scaled, rounded, clipped, shifted, copied, transplanted, ranked,
-                 segmented, set
+    replacing    below those on positions: rows of positions replaced by a function, for heads and tokens      `replaced`
+    edits        the kinds of edits of positions: linearised, frozen, scaled, ...; each class of `edits` is a function here
+    positions    positions recorded, set, and exchanged between tokens or heads
     patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
     ablation     outputs of heads, or pairs of their queries and keys, replaced by zero or their mean
     hard         attention to the key of the largest logit alone
     paths        the direct path from heads into queries, keys, values or positions of later heads
-    edits        position edits as data, which `positions`, the explorer and `effects` share
     extension    position interpolation, YaRN, LM-Infinite, InfLLM; other frequencies for heads, layers or the model
 
 Changes are context managers, undone when they end, also when the pass raised. They
@@ -31,23 +30,12 @@ from repo_interp.interventions.patching import (
     get_act_patch_positions_all_pos,
     get_act_patch_positions_by_pos,
 )
+from repo_interp.interventions.position_edit import KINDS, as_function
 from repo_interp.interventions.positions import (
-    clipped,
-    copied,
-    frozen,
-    linearised,
-    permuted,
     positions_of,
-    ranked,
-    rounded,
-    scaled,
-    segmented,
     set_positions,
-    shifted,
-    straightened,
     swapped_heads,
     swapped_tokens,
-    transplanted,
 )
 from repo_interp.interventions.replacing import Change, PassContext, heads_with_positions, replaced
 
@@ -60,44 +48,45 @@ __all__ = [
     "Shift",
     "ablate",
     "ablate_paths",
-    "clipped",
-    "copied",
     "exchanged_keys",
-    "frozen",
     "get_act_patch_positions_all_pos",
     "get_act_patch_positions_by_pos",
     "hard_attention",
     "heads_with_positions",
     "infllm",
     "interpolated",
-    "linearised",
     "lm_infinite",
     "moved_keys",
-    "permuted",
     "positions_of",
     "query_key_means",
-    "ranked",
     "replaced",
     "rescaled",
-    "rounded",
-    "scaled",
-    "segmented",
     "set_positions",
-    "shifted",
-    "straightened",
     "swapped_heads",
     "swapped_tokens",
-    "transplanted",
     "yarn",
 ]
+
+
+def _edits() -> list[str]:
+    return [name for name, kind in KINDS.items() if kind.is_function]
+
+
+__all__ += _edits()
 
 
 def __getattr__(name: str) -> Any:
     if name == "ablate_paths":
         # Of a plug-in, which itself imports what is above
         return import_module("repo_interp.plugins.paths.paths").ablate_paths
+    if name in _edits():
+        return as_function(KINDS[name])
     if name != "Here":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # The name in 0.1; a later version drops it.
     warnings.warn("Here is now PassContext", DeprecationWarning, stacklevel=2)
     return PassContext
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_edits()})

@@ -1,133 +1,500 @@
-"""Edits of positions as data, and the one place that applies them.
+"""The kinds of position edits, a class each: parameter, words and arithmetic.
 
-    linearised     z_i <- i                         the token index
-    straightened   z_i <- a + b i                   least squares over the chosen tokens, by row
-    frozen         z_i <- c                         None: the mean over the chosen tokens
-    copied         z_i <- z_j                       of one token j of the same prompt
-    permuted       z_i <- z_s(i)                    the chosen tokens in a random order s
-    reordered      z_i <- z_order(i)
-    swapped_heads  z^h <-> z^g                      the two rows that are chosen
-    scaled         z_i <- c z_i
-    rounded        z_i <- c round(z_i / c)
-    clipped        z_i <- min(max(z_i, low), high)
-    middle_half    z_i clipped to the middle half of its range over the chosen tokens
-    shifted        z_i <- z_i + c
-    shifted_range  z_i <- z_i + c_i (max z - min z)     the range over the chosen tokens
-    transplanted   z_i <- recorded positions of the same layer, head and index
-    segmented      z_i <- step (i - s_i) + jump s_i    s_i: segments that begin among tokens 1 .. i
-    ranked         z_i <- the number of positions below z_i over the chosen tokens, ties at their mean
-    set            z_i <- given values, or a function of the positions
+A new kind is a class here; `position_edit` says what follows from it. RoPE's index is a position
+like any other. Learned positions: RePo eq. 4-7.
 
-`positions` has a function for most of them, the explorer reads them from the messages of its page,
-and the experiment `effects` lists them as rows. An edit is a `Change` of `replaced`, which chooses
-layers and heads.
-
-With a cache new tokens get: their index (linearised), the last segment (segmented), the rank among
-the positions of the prompt (ranked), a place on the line of the prompt (straightened), the constant
-of the prompt (frozen, copied), the edit of the position that they have (scaled, rounded, clipped,
-shifted), the recorded position where there is one (transplanted), and their present position
-otherwise.
+Where nothing else is said, new tokens after a cached prompt keep their positions. Greedy text is
+then the same with and without a cache, but for orders and ranks, which are made anew for a prompt
+that has grown.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Annotated, Any, Literal
+from dataclasses import field
+from functools import cached_property, partial
+from typing import Annotated, Any
 
+import numpy as np
 import torch
 from annotated_types import Interval
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from repo_interp.errors import InputError
-from repo_interp.interventions.replacing import PassContext, finite_positions, tokens_at
-from repo_interp.values import Finite, Seed, TokensOrNone, checked
+from repo_interp.errors import InputError, quoted
+from repo_interp.interventions.position_edit import Form, PositionEdit, bounded, first_of
+from repo_interp.interventions.replacing import (
+    PassContext,
+    finite_positions,
+    heads_by_layer,
+    layer_and_head,
+    replaced,
+    token_table,
+)
+from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.positions.rotary import expand_heads
+from repo_interp.values import Finite, Seed, TokensOrNone
 
-EditKind = Literal[
-    "linearised",
-    "straightened",
-    "frozen",
-    "copied",
-    "permuted",
-    "reordered",
-    "swapped_heads",
-    "scaled",
-    "rounded",
-    "clipped",
-    "middle_half",
-    "shifted",
-    "shifted_range",
-    "transplanted",
-    "segmented",
-    "ranked",
-    "set",
-]
+FLOAT32 = torch.finfo(torch.float32)
+HOOK = "blocks.{}.attn.hook_positions"
+"""Name of a layer's positions in a bridge's cache."""
+Step = Annotated[float, Interval(ge=1e-30, le=1e9)]
 
 
-@dataclass(frozen=True, eq=False)
-class PositionEdit:
-    """A change of positions, ready for `replaced`; it may be entered again for every new token.
+class Linearised(PositionEdit):
+    """Set positions to the token index, as plain RoPE has them: z_i <- i."""
 
-    Raises InputError for a value that the kind does not take.
+    words = "the token index"
+    form = Form("the token index")
+    become, does = "token index", "replacing them by the token index"
+
+    def edited(self, z, here):
+        # [prompt, 1, token] broadcasts over the rows
+        return here.index[:, None]
+
+
+class Straightened(PositionEdit):
+    """Set positions to the straight line over the token index that fits them best: z_i <- a + b i.
+
+    The line is fitted by least squares, for every prompt and row of positions by itself, over the
+    chosen tokens: RoPE with the head's slope. New tokens after a cached prompt are on its line.
     """
 
-    kind: EditKind
-    value: Any = None
-    """By kind: constant, token, seed, order, factor, step, (low, high), shift, positions."""
-    tokens: Bool[Tensor, "prompt token"] | None = None
-    """The tokens that change (`replacing.token_table`), which no pass needs to reach; None: all."""
-    _of_prompt: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False)
-    """Positions that hold for a whole prompt, by layer and rows, for its new tokens."""
+    words = "the line fitted to them"
+    become, does = "straight lines", "replacing them by straight lines"
+
+    def edited(self, z, here):
+        line = self.of_prompt(z, here, self._line)
+        return (line[..., :1] + line[..., 1:] * here.index[:, None]).to(z)
+
+    def _line(self, z: Tensor, here: PassContext) -> Tensor:
+        """Intercept and slope of every row [prompt, row, 2]."""
+        mean = partial(_mean, here=here)
+        # float64: squares of indices lose digits in float32 above some thousand tokens
+        z, index = z.double(), here.index[:, None].double()
+        offsets = index - mean(index)
+        # One chosen token has no spread; the slope is 0 then, and the line its position
+        slope = mean(offsets * (z - mean(z))) / mean(offsets**2).clamp_min(1e-9)
+        return torch.cat((mean(z) - slope * mean(index), slope), -1)
+
+
+class Frozen(PositionEdit):
+    """Set positions to one constant: z_i <- c.
+
+    Frozen over all tokens a head computes as without positions (NoPE), whatever the value. New
+    tokens after a cached prompt get its constant.
+
+    Args:
+        value: The constant; None: the mean of every row over the chosen tokens of the prompt.
+    """
+
+    value: Finite | None = bounded(
+        "the value that positions are frozen at", default=None, kw_only=True
+    )
+    words = "position {value:.4g} for every token"
+    form = Form("one constant", "value", "position", "the mean")
+    become, does = "all the same", "freezing them"
+
+    def in_words(self) -> str:
+        return "the mean position" if self.value is None else super().in_words()
+
+    def edited(self, z, here):
+        if self.value is None:
+            return self.of_prompt(z, here, _mean)
+        return torch.full_like(z, self.value)
+
+
+class Copied(PositionEdit):
+    """Give tokens the position of one token of their prompt: z_i <- z_source.
+
+    Args:
+        source: Index of that token.
+    """
+
+    source: TokensOrNone = bounded("source")
+    words = "the position of token {source}"
+    form = Form("the position of a token", "source", "token")
+
+    def edited(self, z, here):
+        return self.of_prompt(z, here, self._of_token)
+
+    def _of_token(self, z: Tensor, here: PassContext) -> Tensor:
+        shortest = int(here.index[:, -1].min()) + 1
+        if shortest <= self.source:
+            raise InputError(
+                f"token {self.source} gives its position, and a prompt has {shortest} tokens; "
+                "name an earlier one"
+            )
+        return _from_tokens(z, here.index.new_full((len(here.index), 1), self.source), here)
+
+
+class Permuted(PositionEdit):
+    """Give token i the position of token order[i], in all heads alike: z_i <- z_order(i).
+
+    Args:
+        order: Permutation of the first tokens' indices, [token] or [prompt, token]; later tokens
+            keep their positions. None: a random order of the chosen tokens of every prompt. Padding
+            on the right changes places too, unless an attention mask or `tokens` leave it out;
+            where prompts are analyzed and scored it is left out.
+        seed: Seed of the random order; none where an order is given.
+    """
+
+    order: Any = field(default=None, kw_only=True)
+    seed: Seed = bounded("seed", default=0, kw_only=True)
+    words = "shuffled, seed {seed}"
+    form = Form("shuffled", "seed", "seed")
+    become, does = "in random order", "permuting them"
 
     def __post_init__(self) -> None:
-        """Check the value."""
-        wanted, name, _ = _KINDS[self.kind]
-        # The class is frozen
-        object.__setattr__(self, "value", checked(self.value, wanted, name))
-
-    def __call__(
-        self, positions: Float[Tensor, "prompt row token"], here: PassContext
-    ) -> Float[Tensor, "prompt row token"]:
-        """Return `positions` after the edit.
-
-        Args:
-            positions: Positions of the chosen rows.
-            here: Layer, heads and tokens of the pass.
-
-        Returns:
-            New positions, which broadcast to `positions` where no `tokens` are named.
-
-        Raises:
-            InputError: The value does not fit the prompts, or the prompt is in the cache.
-        """
-        if self.tokens is None:
-            return self._edited(positions, here)
-        chosen = tokens_at(self.tokens, here.index)
-        here = replace(here, chosen=chosen if here.chosen is None else chosen & here.chosen)
-        return torch.where(chosen[:, None], self._edited(positions, here), positions)
-
-    def _edited(self, positions: Tensor, here: PassContext) -> Tensor:
-        # One edit serves all its layers, and each has positions of a prompt that it must remember
-        edit, rows = _KINDS[self.kind][2], (here.layer, here.heads)
-        # Other kinds need no positions of the prompt when new tokens come
-        if self.kind not in _BY_PROMPT and (self.kind, self.value) != ("frozen", None):
-            return edit(self.value, positions, here)
-        # No token is cached: this pass is the prompt. Later ones find its positions here
-        if here.start == 0:
-            self._of_prompt[rows] = edit(self.value, positions, here)
-        elif len(self._of_prompt.get(rows, ())) != len(positions):
+        super().__post_init__()
+        if self.order is None:
+            return
+        if self.seed:
             raise InputError(
-                f"positions of a prompt in the cache are not known, so none are {self.kind}; "
-                "enter the context before the prompt"
+                f"seed {self.seed} draws an order, and one was given; leave one of the two out"
             )
-        apply = _BY_PROMPT.get(self.kind)
-        of_prompt = self._of_prompt[rows]
-        return apply(of_prompt, positions, here) if apply else of_prompt
+        # The zeros only say on which device the indices are wanted: the processor, to be checked
+        indices = finite_positions(self.order, torch.zeros(1), "the tokens of an order")
+        if (
+            indices.dtype not in (torch.int32, torch.int64)
+            or indices.ndim not in (1, 2)
+            or not indices.numel()
+            or not (indices.sort(-1).values == torch.arange(indices.shape[-1])).all()
+        ):
+            raise InputError(
+                "an order names each of the first tokens once, [token] or [prompt, token]; got "
+                f"{quoted(self.order)}"
+            )
+        object.__setattr__(self, "order", indices)  # the class is frozen
+
+    @property
+    def prompts(self) -> int:
+        return 1 if self.order is None or self.order.ndim == 1 else len(self.order)
+
+    def edited(self, z, here):
+        if self.order is not None:
+            return self._reordered(z, here)
+        if here.start > 0:
+            return z
+        # On the processor, whose random numbers are the same on every machine
+        columns = torch.arange(z.shape[-1]).repeat(len(z), 1)
+        chosen = torch.ones_like(columns).bool() if here.chosen is None else here.chosen.cpu()
+        for row, tokens in zip(columns, chosen, strict=True):
+            # Prompts with as many chosen tokens are permuted alike: the draw does not depend on the
+            # other prompts of a batch.
+            generator = torch.Generator().manual_seed(self.seed)
+            row[tokens] = row[tokens][torch.randperm(int(tokens.sum()), generator=generator)]
+        return z.gather(-1, columns.to(z.device)[:, None].expand_as(z))
+
+    def _reordered(self, z, here):
+        order, index = self.order, here.index
+        count = order.shape[-1]
+        if order.ndim == 2 and len(order) not in (1, len(z)):
+            raise InputError(
+                f"orders of {len(order)} prompts came to {len(z)}; give one for all, or one per "
+                "prompt"
+            )
+        if here.start > 0:
+            if int(index.min()) < count:
+                raise InputError(
+                    "positions of tokens in the cache cannot change places with new ones; "
+                    "generate without a cache"
+                )
+            return z
+        shortest = int(index[:, -1].min()) + 1
+        if shortest < count:
+            raise InputError(
+                f"an order of {count} tokens came to a prompt of {shortest}; give one that is no "
+                "longer"
+            )
+        # Clamped for `gather` alone: tokens beyond the order are put back by `where` below
+        source = order.to(index.device).expand(len(index), -1).gather(1, index.clamp_max(count - 1))
+        return _from_tokens(z, torch.where(index < count, source, index), here)
+
+    @classmethod
+    def of_prompts(cls, prompts):
+        order = prompts.index.clone()
+        for number, row, length in zip(prompts.numbers, order, prompts.lengths, strict=True):
+            # By the prompt's number, so that its order does not depend on the prompts beside it.
+            random = np.random.default_rng([prompts.strength.seed, number])
+            row[:length] = torch.from_numpy(random.permutation(length))
+        return cls(order=order)
 
 
-def recorded_at(recorded: Mapping[int, Tensor], layer: int) -> Float[Tensor, "prompt head token"]:
+class Swapped(Permuted):
+    """Exchange the positions of each token and its neighbour; `swapped_tokens` names its tokens."""
+
+    is_function = False
+    form = None
+    become, does = "neighbours swapped", "swapping neighbours"
+
+    @classmethod
+    def of_prompts(cls, prompts):
+        # ^ 1 exchanges 2k and 2k + 1. An odd last token has no neighbour and stays.
+        pairs = torch.tensor([[length // 2 * 2] for length in prompts.lengths])
+        return cls(order=torch.where(prompts.index < pairs, prompts.index ^ 1, prompts.index))
+
+
+class Scaled(PositionEdit):
+    """Multiply positions by a factor: z_i <- factor z_i.
+
+    Args:
+        factor: Any finite number.
+    """
+
+    factor: Finite = bounded("the factor that positions are scaled by, given before the heads,")
+    words = "times {factor:g}"
+    form = Form("scaled", "factor", "factor")
+    become, does = "scaled", "scaling them"
+
+    def edited(self, z, here):
+        return self.factor * z
+
+    @classmethod
+    def of_prompts(cls, prompts):
+        return cls(prompts.strength.scale)
+
+
+class Rounded(PositionEdit):
+    """Round positions to multiples of a step, halves to the even one: z_i <- step round(z_i / step).
+
+    Args:
+        step: Distance of two multiples, in positions.
+    """
+
+    step: Step = bounded(
+        "the step that positions are rounded to multiples of, given before the heads,", default=1.0
+    )
+    words = "rounded to multiples of {step:g}"
+    become, does = "rounded", "rounding them"
+
+    def edited(self, z, here):
+        return self.step * torch.round(z / self.step)
+
+    @classmethod
+    def of_prompts(cls, prompts):
+        return cls(prompts.strength.step)
+
+
+class Clipped(PositionEdit):
+    """Clip positions between two ends: z_i <- min(max(z_i, low), high).
+
+    Args:
+        low: Lower end; -infinity: none.
+        high: Upper end; infinity: none. `effects` clips to the middle half of a head's range over
+            the prompt.
+    """
+
+    low: float
+    high: float
+    words = "clipped to {low:g} to {high:g}"
+    become, does = "clipped", "clipping them"
+
+    def __post_init__(self) -> None:
+        ends = self.low, self.high
+        if (
+            not all(
+                # NaN fails both comparisons
+                isinstance(end, int | float) and (abs(end) <= FLOAT32.max or abs(end) == math.inf)
+                for end in ends
+            )
+            or not self.low <= self.high
+            or self.low == math.inf
+            or self.high == -math.inf
+        ):
+            shown = " and ".join(quoted(end, 40) for end in ends)
+            raise InputError(
+                f"positions are clipped between a lower and an upper end, not {shown}; wanted "
+                f"numbers up to {FLOAT32.max:.2g}, or infinity"
+            )
+
+    def edited(self, z, here):
+        return z.clamp(self.low, self.high)
+
+    @classmethod
+    def of_prompts(cls, prompts):
+        return _InRange(lambda z, low, high: z.clamp((3 * low + high) / 4, (low + 3 * high) / 4))
+
+
+class _InRange(PositionEdit, is_kind=False):
+    """Change positions by their range."""
+
+    change: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """Function of positions, and of the lowest and highest of every row over the chosen tokens."""
+
+    def edited(self, z, here):
+        # The experiments that make these edits name their tokens
+        assert here.chosen is not None
+        others = ~here.chosen[:, None]
+        low = z.masked_fill(others, torch.inf).amin(-1, keepdim=True)
+        return self.change(z, low, z.masked_fill(others, -torch.inf).amax(-1, keepdim=True))
+
+
+class Shifted(PositionEdit):
+    """Move the chosen tokens - of a needle, say - by a number of positions: z_i <- z_i + by.
+
+    Shifting all tokens changes nothing.
+
+    Args:
+        by: Number of positions, added.
+    """
+
+    by: Finite = bounded("the number of positions that tokens are shifted by")
+    words = "shifted by {by:g}"
+    form = Form("shifted", "by", "by (positions)")
+    become, does = "span shifted", "shifting those of a span"
+    needs = "span"
+
+    def edited(self, z, here):
+        return z + self.by
+
+    @classmethod
+    def of_prompts(cls, prompts):
+        shares = torch.zeros_like(prompts.index, dtype=torch.float64)
+        for row, number in zip(shares, prompts.numbers, strict=True):
+            row[list(prompts.span(number))] = prompts.strength.shift
+        return _InRange(lambda z, low, high: z + shares.to(z)[:, None] * (high - low))
+
+
+class Transplanted(PositionEdit):
+    """Give tokens the positions that were recorded for the same layer, head and index.
+
+    Args:
+        recorded: Result of `positions_of` for another prompt or checkpoint, or a bridge's cache; one
+            prompt serves all, and tokens beyond it keep their positions.
+        from_head: (layer, head) whose recorded positions all chosen heads get.
+    """
+
+    recorded: Any
+    from_head: tuple[int, int] | None = field(default=None, kw_only=True)
+    words = "those of another prompt"
+    become, does = "another prompt's", "taking those of another prompt"
+    needs = "partner"
+
+    def on(self, model, *heads, **where):
+        decoder = as_decoder(model)
+        by_layer = _by_layer(decoder, self.recorded)
+        # Before rows are repeated for all heads: where prompts were recorded with one row for all
+        # heads, `replaced` need not repeat the rows of the pass
+        rows = max((positions.shape[1] for positions in by_layer.values()), default=1)
+        prompts = max((len(positions) for positions in by_layer.values()), default=1)
+        counts = {number: attention.heads for number, attention in decoder.by_layer.items()}
+        by_layer = {layer: expand_heads(given, counts[layer]) for layer, given in by_layer.items()}
+        if self.from_head is not None:
+            pair = layer_and_head(self.from_head)
+            ((source, (head,)),) = heads_by_layer(decoder, [pair]).items()
+            given = recorded_at(by_layer, source)[:, [head]]
+            # One row goes to all chosen heads, so these may go on sharing theirs
+            rows = 1
+            by_layer = {layer: given.expand(-1, count, -1) for layer, count in counts.items()}
+        edit = Transplanted(by_layer)
+        return replaced(model, edit, *heads, rows=rows, prompts=prompts, **where)
+
+    def edited(self, z, here):
+        source = recorded_at(self.recorded, here.layer).to(z)[:, list(here.heads)]
+        count, longest = source.shape[-1], int(here.index.max()) + 1
+        if here.start == 0 and longest < count:
+            raise InputError(
+                f"positions of {count} tokens came to prompts of {longest}; cut them to as many"
+            )
+        if len(source) not in (1, len(z)):
+            raise InputError(
+                f"positions of {len(source)} prompts came to {len(z)}; give those of one prompt, "
+                "or of all"
+            )
+        index = here.index[:, None].expand_as(z)
+        source = source.expand(len(z), -1, -1).gather(-1, index.clamp_max(count - 1))
+        return torch.where(index < count, source, z)
+
+    @classmethod
+    def of_prompts(cls, prompts):
+        return cls(prompts.positions_of_partners())
+
+
+class Ranked(PositionEdit):
+    """Sort tokens by their positions: every token gets its rank, from 0, and ties their mean.
+
+    The order of learned positions remains, their spacing does not; the token index is its own rank.
+    New tokens after a cached prompt are ranked among the chosen tokens of the prompt.
+    """
+
+    words = "ranks of the positions"
+    form = Form("ranks of the positions")
+    become, does = "their ranks", "replacing them by their ranks"
+
+    def edited(self, z, here):
+        in_order = self.of_prompt(z, here, self._in_order)
+        # searchsorted copies other layouts and warns
+        values = z.contiguous()
+        ends = [torch.searchsorted(in_order, values, right=right) for right in (False, True)]
+        # Equal positions take the ranks left .. right - 1, whose mean is this
+        return (ends[0] + ends[1] - 1).to(z) / 2
+
+    def _in_order(self, z: Tensor, here: PassContext) -> Tensor:
+        if here.chosen is not None:
+            # Sorted to the end, where no finite position is ranked among them
+            z = z.masked_fill(~here.chosen[:, None], torch.inf)
+        return z.sort(-1).values
+
+
+class Segmented(PositionEdit):
+    """Set positions to a prior of segments: steps between them, a line within.
+
+    Positions begin at 0, grow by `jump` at the first token of a segment and by `step` at all
+    others: z_i <- step (i - s_i) + jump s_i, with s_i segments that begin among tokens 1 .. i.
+    Constant positions (NoPE) have step = jump = 0, the token index (RoPE) step = jump = 1. New
+    tokens after a cached prompt belong to its last segment.
+
+    Args:
+        starts: Index of the first token of every segment, for all prompts or one sequence per
+            prompt; token 0 begins the first one also where it is not named.
+        step: Positions from a token to the next one of its segment.
+        jump: Positions from the last token of a segment to the first one of the next.
+    """
+
+    starts: Any
+    step: Finite = bounded("the step within segments", default=0.0, kw_only=True)
+    jump: Finite = bounded("the jump between segments", default=1.0, kw_only=True)
+    words = "numbers of segments that begin at tokens {starts}"
+    form = Form("segments", "starts", "later ones from tokens", "8, 16")
+    become, does = "numbers of segments", "replacing them by numbers of segments"
+    needs = "segments"
+
+    def __post_init__(self) -> None:
+        _ = self._table  # refuses what are no indices
+        super().__post_init__()
+
+    @cached_property
+    def _table(self) -> Tensor:
+        return token_table(self.starts)
+
+    @property
+    def prompts(self) -> int:
+        return len(self._table)
+
+    def in_words(self) -> str:
+        return self.words.format(starts=first_of(self.starts))
+
+    def edited(self, z, here):
+        # Token 0 begins the first segment, whether it is named or not.
+        # [prompt or 1, token]: how many segments began among tokens 1 .. i
+        passed = self._table.to(here.index.device)[:, 1:].cumsum(-1)
+        if not passed.shape[1]:
+            return self.step * here.index[:, None].to(z)
+        rows = torch.nn.functional.pad(passed, (1, 0)).expand(len(here.index), -1)
+        # Tokens beyond the table, such as generated ones, belong to the last segment
+        segments = rows.gather(1, here.index.clamp_max(rows.shape[1] - 1))
+        within = self.step * (here.index - segments).to(z)
+        return (within + self.jump * segments.to(z))[:, None]
+
+    @classmethod
+    def of_prompts(cls, prompts):
+        # Step 0 within a segment and a jump of 1 between them: the number of the segment
+        return cls([prompts.segments(number) for number in prompts.numbers])
+
+
+def recorded_at(recorded: Mapping[int, Tensor], layer: int) -> Tensor:
     """Return the recorded positions of `layer`.
 
     Args:
@@ -135,7 +502,7 @@ def recorded_at(recorded: Mapping[int, Tensor], layer: int) -> Float[Tensor, "pr
         layer: Number of a layer.
 
     Returns:
-        Positions of every head.
+        Positions of every head [prompt, head, token].
 
     Raises:
         InputError: There are none of this layer.
@@ -148,201 +515,44 @@ def recorded_at(recorded: Mapping[int, Tensor], layer: int) -> Float[Tensor, "pr
     return recorded[layer]
 
 
-def _from_tokens(
-    positions: Tensor, source: Int[Tensor, "prompt token"], here: PassContext
-) -> Tensor:
+def _by_layer(decoder: Decoder, recorded: Any) -> dict[int, Tensor]:
+    """Recorded positions by the number of their layer, from either form."""
+    if not isinstance(recorded, Mapping) and not hasattr(recorded, "cache_dict"):
+        raise InputError(
+            f"recorded positions are a result of positions_of, or a cache; got {quoted(recorded)}"
+        )
+    given = dict(recorded.items())
+    by_layer = {}
+    for layer, attention in decoder.by_layer.items():
+        shapes = (1, attention.kv_heads, attention.heads)
+        # `positions_of` names layers by number, a cache of TransformerLens by hook
+        for name in given.keys() & {layer, HOOK.format(layer)}:
+            positions = finite_positions(
+                given[name],
+                torch.zeros(1, device=decoder.device),
+                f"recorded positions of layer {layer}",
+            )
+            if positions.ndim != 3 or positions.shape[1] not in shapes:
+                raise InputError(
+                    f"recorded positions of layer {layer} are {list(positions.shape)}; wanted "
+                    f"[prompt, row, token] with {', '.join(map(str, sorted({*shapes})))} rows"
+                )
+            by_layer[layer] = positions
+    return by_layer
+
+
+def _from_tokens(z: Tensor, source: Int[Tensor, "prompt token"], here: PassContext) -> Tensor:
     """The positions of tokens `source` of the same prompts."""
     # The last token is in the last column, whatever the padding.
     # `gather` needs columns of this pass, and with padding on the left these are not token indices
-    column = source + positions.shape[-1] - 1 - here.index[:, -1:]
-    return positions.gather(-1, column[:, None].expand(-1, positions.shape[1], -1))
+    column = source + z.shape[-1] - 1 - here.index[:, -1:]
+    return z.gather(-1, column[:, None].expand(-1, z.shape[1], -1))
 
 
-def _freeze(value: float | None, positions: Tensor, here: PassContext) -> Tensor:
-    if value is not None:
-        return torch.full_like(positions, value)
+def _mean(z: Tensor, here: PassContext) -> Tensor:
+    """The mean of every row over the chosen tokens."""
     # [prompt, 1, token]
-    weight = torch.ones_like(positions[:, :1]) if here.chosen is None else here.chosen[:, None]
-    weight = weight.to(positions)
+    weight = torch.ones_like(z[:, :1]) if here.chosen is None else here.chosen[:, None]
+    weight = weight.to(z)
     # A prompt may lack the chosen tokens: its positions stay, whatever the mean is
-    return (positions * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1)
-
-
-def _fit_line(_: None, positions: Tensor, here: PassContext) -> Tensor:
-    """Intercept and slope of every row over the chosen tokens [prompt, row, 2]."""
-    mean = partial(_freeze, None, here=here)
-    # float64: squares of indices lose digits in float32 above some thousand tokens
-    z, index = positions.double(), here.index[:, None].double()
-    offsets = index - mean(index)
-    # One chosen token has no spread; the slope is 0 then, and the line its position
-    slope = mean(offsets * (z - mean(z))) / mean(offsets**2).clamp_min(1e-9)
-    return torch.cat((mean(z) - slope * mean(index), slope), -1)
-
-
-def _on_line(line: Tensor, positions: Tensor, here: PassContext) -> Tensor:
-    return (line[..., :1] + line[..., 1:] * here.index[:, None]).to(positions)
-
-
-def _copy(source: int, positions: Tensor, here: PassContext) -> Tensor:
-    shortest = int(here.index[:, -1].min()) + 1
-    if shortest <= source:
-        raise InputError(
-            f"token {source} gives its position, and a prompt has {shortest} tokens; "
-            "name an earlier one"
-        )
-    return _from_tokens(positions, here.index.new_full((len(here.index), 1), source), here)
-
-
-def _permute(seed: int, positions: Tensor, here: PassContext) -> Tensor:
-    if here.start > 0:
-        return positions
-    # On the processor, whose random numbers are the same on every machine
-    columns = torch.arange(positions.shape[-1]).repeat(len(positions), 1)
-    chosen = torch.ones_like(columns).bool() if here.chosen is None else here.chosen.cpu()
-    for row, tokens in zip(columns, chosen, strict=True):
-        # Prompts with as many chosen tokens are permuted alike: the draw does not depend on the
-        # other prompts of a batch.
-        generator = torch.Generator().manual_seed(seed)
-        row[tokens] = row[tokens][torch.randperm(int(tokens.sum()), generator=generator)]
-    return positions.gather(-1, columns.to(positions.device)[:, None].expand_as(positions))
-
-
-def _reorder(order: Tensor, positions: Tensor, here: PassContext) -> Tensor:
-    count, index = order.shape[-1], here.index
-    if order.ndim == 2 and len(order) not in (1, len(positions)):
-        raise InputError(
-            f"orders of {len(order)} prompts came to {len(positions)}; give one for all, "
-            "or one per prompt"
-        )
-    if here.start > 0:
-        if int(index.min()) < count:
-            raise InputError(
-                "positions of tokens in the cache cannot change places with new ones; "
-                "generate without a cache"
-            )
-        return positions
-    shortest = int(index[:, -1].min()) + 1
-    if shortest < count:
-        raise InputError(
-            f"an order of {count} tokens came to a prompt of {shortest}; give one that is no longer"
-        )
-    # Clamped for `gather` alone: tokens beyond the order are put back by `where` below
-    source = order.to(index.device).expand(len(index), -1).gather(1, index.clamp_max(count - 1))
-    return _from_tokens(positions, torch.where(index < count, source, index), here)
-
-
-def _transplant(recorded: Mapping[int, Tensor], positions: Tensor, here: PassContext) -> Tensor:
-    source = recorded_at(recorded, here.layer).to(positions)[:, list(here.heads)]
-    count, longest = source.shape[-1], int(here.index.max()) + 1
-    if here.start == 0 and longest < count:
-        raise InputError(
-            f"positions of {count} tokens came to prompts of {longest}; cut them to as many"
-        )
-    if len(source) not in (1, len(positions)):
-        raise InputError(
-            f"positions of {len(source)} prompts came to {len(positions)}; give those of one "
-            "prompt, or of all"
-        )
-    index = here.index[:, None].expand_as(positions)
-    source = source.expand(len(positions), -1, -1).gather(-1, index.clamp_max(count - 1))
-    return torch.where(index < count, source, positions)
-
-
-def _segment(value: tuple[Tensor, float, float], positions: Tensor, here: PassContext) -> Tensor:
-    starts, step, jump = value
-    # Token 0 begins the first segment, whether it is named or not.
-    # [prompt or 1, token]: how many segments began among tokens 1 .. i
-    passed = starts.to(here.index.device)[:, 1:].cumsum(-1)
-    if not passed.shape[1]:
-        return step * here.index[:, None].to(positions)
-    rows = torch.nn.functional.pad(passed, (1, 0)).expand(len(here.index), -1)
-    # Tokens beyond the table, such as generated ones, belong to the last segment
-    segments = rows.gather(1, here.index.clamp_max(rows.shape[1] - 1))
-    return (step * (here.index - segments).to(positions) + jump * segments.to(positions))[:, None]
-
-
-def _in_order(_: None, positions: Tensor, here: PassContext) -> Tensor:
-    if here.chosen is not None:
-        # Sorted to the end, where no finite position is ranked among them
-        positions = positions.masked_fill(~here.chosen[:, None], torch.inf)
-    return positions.sort(-1).values
-
-
-def _ranks(in_order: Tensor, positions: Tensor, here: PassContext) -> Tensor:
-    """The numbers of `positions` among those of a prompt in order, from 0; ties at their mean."""
-    # searchsorted copies other layouts and warns
-    values = positions.contiguous()
-    ends = [torch.searchsorted(in_order, values, right=right) for right in (False, True)]
-    # Equal positions take the ranks left .. right - 1, whose mean is this
-    return (ends[0] + ends[1] - 1).to(positions) / 2
-
-
-def _set(values: Any, positions: Tensor, here: PassContext) -> Tensor:
-    given = values(positions) if callable(values) else values
-    new = finite_positions(given, positions, f"positions to set in layer {here.layer}")
-    return new[:, None] if new.ndim == 2 else new
-
-
-def _ends(positions: Tensor, here: PassContext) -> tuple[Tensor, Tensor]:
-    """The lowest and the highest position of every row over the chosen tokens."""
-    # The experiments that make these kinds name their tokens
-    assert here.chosen is not None
-    others = ~here.chosen[:, None]
-    low = positions.masked_fill(others, torch.inf).amin(-1, keepdim=True)
-    return low, positions.masked_fill(others, -torch.inf).amax(-1, keepdim=True)
-
-
-def _middle_half(_: None, positions: Tensor, here: PassContext) -> Tensor:
-    low, high = _ends(positions, here)
-    return positions.clamp((3 * low + high) / 4, (low + 3 * high) / 4)
-
-
-def _shift_range(shares: Tensor, positions: Tensor, here: PassContext) -> Tensor:
-    low, high = _ends(positions, here)
-    return positions + shares.to(positions)[:, None] * (high - low)
-
-
-_Step = Annotated[float, Interval(ge=1e-30, le=1e9)]
-_Constant = Finite | None  # pyright: ignore[reportOperatorIssue]
-_KINDS: Mapping[str, tuple[Any, str, Callable[[Any, Tensor, PassContext], Tensor]]] = {
-    # [prompt, 1, token] broadcasts over the rows
-    "linearised": (None, "value", lambda value, z, here: here.index[:, None]),
-    "straightened": (None, "value", _fit_line),
-    "frozen": (_Constant, "the value that positions are frozen at", _freeze),
-    "copied": (TokensOrNone, "source", _copy),
-    "permuted": (Seed, "seed", _permute),
-    "reordered": (Any, "order", _reorder),
-    # `replaced` hands over the chosen rows alone, and these are the two heads
-    "swapped_heads": (None, "value", lambda value, z, here: z.flip(1)),
-    "scaled": (
-        Finite,
-        "the factor that positions are scaled by, given before the heads,",
-        lambda factor, z, here: factor * z,
-    ),
-    "rounded": (
-        _Step,
-        "the step that positions are rounded to multiples of, given before the heads,",
-        lambda step, z, here: step * torch.round(z / step),
-    ),
-    "clipped": (Any, "ends", lambda ends, z, here: z.clamp(*ends)),
-    "middle_half": (None, "value", _middle_half),
-    "shifted": (
-        Finite,
-        "the number of positions that tokens are shifted by",
-        lambda by, z, here: z + by,
-    ),
-    "shifted_range": (Any, "shares", _shift_range),
-    "transplanted": (Any, "recorded", _transplant),
-    "segmented": (Any, "segments", _segment),
-    "ranked": (None, "value", _in_order),
-    "set": (Any, "values", _set),
-}
-"""By kind: the type of its value, the name of the value in messages, and how it is applied."""
-_BY_PROMPT: Mapping[str, Callable[[Tensor, Tensor, PassContext], Tensor] | None] = {
-    "copied": None,
-    "ranked": _ranks,
-    "straightened": _on_line,
-}
-"""Kinds whose edit is computed once for a prompt, and how its tokens get positions from it; None:
-it is their position.
-"""
+    return (z * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1)

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from repo_interp.errors import InputError, quoted
-from repo_interp.interventions.positions import HOOK, token_ids
+from repo_interp.interventions.edits import HOOK
+from repo_interp.interventions.positions import token_ids
 from repo_interp.interventions.replacing import heads_with_positions
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import intervention, patch_attribute

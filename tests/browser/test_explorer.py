@@ -35,6 +35,7 @@ from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import _parser, main
 from repo_interp.cli.explore_command import _explored, _given
 from repo_interp.explorer import Edit, Session
+from repo_interp.explorer.edits import POSITIONS
 from repo_interp.explorer.messages import Explored, message, over_the_same_texts
 from repo_interp.explorer.server import application, listening, server
 from repo_interp.plugins.heads.atlas import Atlas
@@ -367,6 +368,24 @@ def test_frequencies_and_outputs_are_edited_like_positions_and_undone(page):
     for _ in edits:
         click(page, "Undo")
     assert drawn(page, "Attention of the chosen token") == clean and "edits" not in state(page)
+
+
+@in_browser
+def test_the_form_asks_for_every_edit_of_positions_as_its_class_says(page):
+    label = "optgroup[label=Positions] option"
+    assert texts(page, label) == [kind.form.says for kind in POSITIONS.values()]
+    edit(page, "layer:2", "", "scaled", 0.5)
+    form(page, "layer:3", "segmented")
+    write(page, "text", "4, 9-11")
+    click(page, "Add edit")
+    assert state(page)["edits"] == [
+        {"kind": "scaled", "layer": 2, "value": 0.5},
+        {"kind": "segmented", "layer": 3, "starts": [4, 9, 10, 11]},
+    ]
+    assert texts(page, ".edits label") == [
+        " layer 2: times 0.5",
+        " layer 3: numbers of segments that begin at tokens 4, 9, 10, 11",
+    ]
 
 
 @in_browser

@@ -49,10 +49,11 @@ from repo_interp.experiments.experiment import (
 )
 from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.position_changes import (
+    KINDS,
     PositionChange,
+    SideBySide,
     Strength,
     default_kinds,
-    require_kinds,
 )
 from repo_interp.experiments.readings import READINGS, Heads, Measurement
 from repo_interp.experiments.responses import batches_by_length
@@ -351,7 +352,7 @@ class Effects(Experiment):
             )
         kinds = tuple(dict.fromkeys(self.kinds or default_kinds(decoder)))
         require_targets(self.name, scoring, prompts)
-        require_kinds(kinds, prompts, self.span)
+        SideBySide(decoder, prompts, range(len(prompts)), self.strength).require(kinds)
         return kinds
 
     def measured(
@@ -471,6 +472,12 @@ class Effects(Experiment):
             # so have different controls left.
             control_sets=min(len(sets) - 1 for sets in chosen.values()),
         )
+        # In words, for tables and charts, which know no kind
+        for kind in kinds:
+            group["kind"].attrs |= {
+                f"become_{kind}": KINDS[kind].become,
+                f"does_{kind}": KINDS[kind].does,
+            }
         # Layers with attention alone; so far the axis counted all layers of the model.
         return with_schemes(
             group.sel(layer=list(decoder.by_layer)), decoder.schemes, decoder.learned_schemes

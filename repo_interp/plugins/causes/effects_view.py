@@ -42,21 +42,6 @@ from repo_interp.plots.marks import (
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, style
 from repo_interp.plots.view import View
 
-KIND_NAMES = {
-    "linearised": "token index",
-    "straightened": "straight lines",
-    "frozen": "all the same",
-    "permuted": "in random order",
-    "swapped": "neighbours swapped",
-    "scaled": "scaled",
-    "rounded": "rounded",
-    "clipped": "clipped",
-    "shifted": "span shifted",
-    "transplanted": "another prompt's",
-    "ranked": "their ranks",
-    "segmented": "numbers of segments",
-}
-"""Kinds of changes as they are shown: the changed positions."""
 LISTED = 8
 """Heads of a kind that the table lists."""
 LINEAR = 0.01
@@ -123,7 +108,7 @@ def effect_grid(run: xr.DataTree) -> Grid:
         others = (
             f"\n{int(effects.attrs['set_heads'])} others together: {ends}" if drawn.size else ""
         )
-        panels[f"positions: {KIND_NAMES.get(kind, kind)}{others}"] = shown.sel(kind=kind)
+        panels[f"positions: {_word(effects, kind)}{others}"] = shown.sel(kind=kind)
     # Symmetric about 0, and at least LINEAR wide, so that rounding is not drawn in full colours.
     look = {"cmap": "PuOr", "norm": Normalize(-reach, reach, clip=True)}
     title = "change of log p(answer), nats per token, by the head whose positions are changed"
@@ -175,7 +160,7 @@ def sets_chart(run: xr.DataTree) -> Dots:
     drawn = xr.concat(panels.values(), xr.IndexVariable("of", [*panels]))
     named = drawn.assign_coords(
         run=[needed, "as many other heads"],
-        kind=[KIND_NAMES.get(kind, kind) for kind in effects["kind"].values.tolist()],
+        kind=[_word(effects, kind) for kind in effects["kind"].values.tolist()],
     )
     named = named.rename("change").assign_attrs(
         long_name="positions of heads changed together",
@@ -215,7 +200,7 @@ def screening_chart(run: xr.DataTree) -> HeadDots:
         of_kind = effects.sel(kind=kind)
         rho = float(of_kind["rank_correlation"].sel(screening="output"))
         exact = of_kind["logit_difference_change"].mean("prompt").assign_attrs(least=LINEAR)
-        panels[f"{KIND_NAMES.get(kind, kind)}, rank r = {rho:.2f}"] = (
+        panels[f"{_word(effects, kind)}, rank r = {rho:.2f}"] = (
             exact,
             of_kind["screened_effect"].sel(screening="output"),
         )
@@ -255,7 +240,7 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
             [of_kind["effect"], of_kind["effect_spread"], *changes],
             ranked_heads(-of_kind["effect"])[:LISTED],
         )
-        heads += [(KIND_NAMES.get(kind, kind), *row) for row in of_heads]
+        heads += [(_word(effects, kind), *row) for row in of_heads]
     size = counted(int(effects.attrs["set_heads"]), "head")
     about = (
         f"{counted(int(effects.attrs['prompts']), 'prompt')} of the task "
@@ -276,7 +261,8 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
         if sets < draws
         else ""
     )
-    names = {**KIND_NAMES, "kind": "positions become"}
+    kinds = {kind: _word(effects, kind) for kind in effects["kind"].values.tolist()}
+    names = {**kinds, "kind": "positions become"}
     note_of_heads = (
         "Mean changes when the positions of this head alone are changed, "
         f"{about} ±: standard deviation over prompts."
@@ -299,26 +285,10 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield screening_chart(run)
     effects = group(run, "effects")["effect"]
     for kind in effects["kind"].values.tolist():
-        name = (
-            f"change of log p(answer), mean over its tokens, positions {KIND_NAMES.get(kind, kind)}"
-        )
+        name = f"change of log p(answer), mean over its tokens, positions {_word(effects, kind)}"
         yield Heads(effects.sel(kind=kind, drop=True).assign_attrs(long_name=name, units="nat"))
 
 
-_DOES = {
-    "linearised": "replacing them by the token index",
-    "straightened": "replacing them by straight lines",
-    "frozen": "freezing them",
-    "permuted": "permuting them",
-    "swapped": "swapping neighbours",
-    "scaled": "scaling them",
-    "rounded": "rounding them",
-    "clipped": "clipping them",
-    "shifted": "shifting those of a span",
-    "transplanted": "taking those of another prompt",
-    "ranked": "replacing them by their ranks",
-    "segmented": "replacing them by numbers of segments",
-}
 STANDARD_ERRORS = 3.0
 """An effect is found where it is that many standard errors over prompts from 0, and beyond that of
 every set of other heads.
@@ -359,7 +329,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             name = f"L{where['layer']} H{where['head']}"
         # Worth saying only in a model that learns positions elsewhere.
         name += token_index if learned else ""
-        moved = _DOES.get(where["kind"], where["kind"])
+        moved = _word(measured, where["kind"], "does")
         sentence = (
             f"Of all {'heads' if 'head' in where else 'layers'}, the answer needs the positions of "
             f"{name} most: {moved} costs {-lost:.2g} nats of its log-probability per token, "
@@ -400,10 +370,10 @@ def _outdone(measured: xr.Dataset) -> Iterator[Finding]:
         return
     kind = str(measured["kind"].values[int(np.nanargmax(beyond.values))])
     other, needed = float(other.sel(kind=kind)), float(needed.sel(kind=kind))
-    size = counted(int(measured.attrs["set_heads"]), "head")
+    size, does = counted(int(measured.attrs["set_heads"]), "head"), _word(measured, kind, "does")
     sentence = (
         f"Other heads matter more than the {size} that seemed most needed: changing their "
-        f"positions ({_DOES.get(kind, kind)}) costs {-other:.2g} nats per token of the answer, "
+        f"positions ({does}) costs {-other:.2g} nats per token of the answer, "
         f"those of the {size} {max(0.0, -needed):.2g}, {over(measured)}"
     )
     evidence = f"the worst of {measured.sizes['draw']} sets of as many other heads, drawn at random"
@@ -431,10 +401,8 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
         f"needs one layer's positions: a loss of {excluded:.2g} nats of its log-probability per "
         "token is not excluded"
     )
-    sentence = (
-        f"{result} (layer {where['layer']}, {_DOES.get(where['kind'], where['kind'])}; measured: "
-        f"{-float(mean.sel(where)):.2g})"
-    )
+    does = _word(measured, where["kind"], "does")
+    sentence = f"{result} (layer {where['layer']}, {does}; measured: {-float(mean.sel(where)):.2g})"
     if "clean_score" in measured and float(measured["clean_score"].max()) == 0:
         sentence += "; no answer is right without a change either"
     evidence = (
@@ -442,6 +410,11 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
         f"furthest; standard error {float(errors.sel(where)):.1g} nats"
     )
     yield Finding(sentence, evidence, 0.3, "effects", int(where["layer"]))
+
+
+def _word(effects: xr.Dataset | xr.DataArray, kind: str, word: str = "become") -> str:
+    """What positions become by a kind of change, or what it does; its name where no word is kept."""
+    return effects["kind"].attrs.get(f"{word}_{kind}", kind)
 
 
 def _less_controls(effects: xr.Dataset, changes: xr.DataArray) -> tuple[xr.DataArray, ...]:

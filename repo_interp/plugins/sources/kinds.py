@@ -53,7 +53,7 @@ from repo_interp.experiments.experiment import (
 from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.prompt_sets import Windows
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.interventions.positions import frozen, linearised, straightened
+from repo_interp.interventions import frozen, linearised, straightened
 from repo_interp.measures.fitting import Layers
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS
 from repo_interp.measures.labels import described_group

@@ -4,6 +4,7 @@ in closed form, refused and resumed.
 
 import re
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,10 +23,9 @@ from repo_interp.experiments import Effects, readings
 from repo_interp.experiments.experiment_catalogue import planned
 from repo_interp.experiments.position_changes import (
     KINDS,
+    SideBySide,
     Strength,
     default_kinds,
-    edit_prompts,
-    partner,
 )
 from repo_interp.experiments.prompt_sets import Answers
 from repo_interp.experiments.readings import Batch
@@ -89,7 +89,7 @@ def test_so_it_is_inside_a_bridge_and_after_an_error():
 def by_hand(model, kind, heads, number):
     """Changes of log-probability and score of one prompt, by whole passes of this prompt alone."""
     change, prompts = (
-        edit_prompts(as_decoder(model), kind, PROMPTS, [number], Strength()),
+        SideBySide(as_decoder(model), PROMPTS, [number], Strength()).edit(kind),
         [PROMPTS[number]],
     )
     with iv.replaced(model, change, heads):
@@ -255,9 +255,10 @@ def test_kinds_are_the_interventions_on_the_tokens_of_each_prompt(model):
         with context:
             return iv.positions_of(model, tokens)[1][0]
 
+    some = SideBySide(as_decoder(model), PROMPTS, range(4), strength)
+
     def changed(kind):
-        edit = edit_prompts(as_decoder(model), kind, PROMPTS, range(4), strength)
-        return under(iv.replaced(model, edit, layer=1), padded)
+        return under(iv.replaced(model, some.edit(kind), layer=1), padded)
 
     whole = under(torch.no_grad(), padded)
     plain = whole[:, :count]
@@ -288,9 +289,9 @@ def test_kinds_are_the_interventions_on_the_tokens_of_each_prompt(model):
         expected = torch.cat([expected.expand_as(plain), whole[:, count:]], 1)
         assert_close(changed(kind), expected, atol=1e-5, rtol=1e-4, msg=kind)
     assert_close(changed("permuted").sort(-1).values, whole.sort(-1).values)
-    assert [partner(PROMPTS, number) for number in range(4)] == [1, 2, 3, 2]
-    same_twice = [own, own, PROMPTS[1]]
-    assert partner(same_twice, 0) == 2, "its own positions would change nothing"
+    assert [some.partner(number) for number in range(4)] == [1, 2, 3, 2]
+    same_twice = replace(some, prompts=[own, own, PROMPTS[1]])
+    assert same_twice.partner(0) == 2, "its own positions would change nothing"
 
 
 @pytest.mark.parametrize(("layout", "learned"), [("repo@1", ("linearised",)), ("n2r1", ())])

@@ -20,19 +20,9 @@ const numbersOf = (text) => text.split(",").flatMap((part) => {
   const [, first, last = first] = /^\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?$/.exec(part) || [];
   return first ? range([Number(first), Number(last)]) : [part];
 });
-// Edits by their name in the form: `kind` where it has another one; `read` gives its field the text, and the pairs of the first layer;
-// `as`: which of the edits that the server has tried says why a layer does not take it.
+// Edits by their name in the form, below those of positions, which the source names: `kind` where it has another one; `read` gives its field
+// the text, and the pairs of the first layer; `as`: which of the edits that the server has tried says why a layer does not take it.
 const FORM = {
-  Positions: {
-    linearised: { says: "the token index" },
-    frozen: { says: "one constant", field: "value", label: "position", hint: "the mean" },
-    copied: { says: "the position of a token", field: "source", label: "token" },
-    permuted: { says: "shuffled", field: "seed", label: "seed" },
-    scaled: { says: "scaled", field: "value", label: "factor" },
-    shifted: { says: "shifted", field: "value", label: "by (positions)" },
-    ranked: { says: "ranks of the positions" },
-    segmented: { says: "segments", field: "starts", label: "later ones from tokens", hint: "8, 16", read: numbersOf },
-  },
   Frequencies: {
     linear: { says: "frequencies divided by a factor", field: "value", label: "factor", as: "linear" },
     ntk: { says: "NTK-aware frequencies", field: "value", label: "factor", as: "linear" },
@@ -47,14 +37,13 @@ const FORM = {
     pairs_mean_ablated: { says: "mean queries and keys in rotary pairs", field: "pairs", label: "pairs (0 is the fastest)", hint: "0-3, 7", as: "linear", read: numbersOf },
   },
 };
-const KINDS = Object.assign({}, ...Object.values(FORM));
 const RANGES = { own: "each head its own", global: "the same for all", focused: "without what lies far outside" };
 const EMPTY = { prompt: 0, text: null, heads: [], token: null, selection: null, answer: [], edits: [], heat: "clean", range: "own", view: null, sink: false, against: null, ...MAP };
 
 // `addressed`: whether the state is in the address; `first`: what is chosen when it opens; `compare` shows what stands at the side. Returns
 // how others change the state, and `events`: "drawn" after each drawing, "chosen" where `chosen()` is new.
 export function explore(root, source, { addressed = true, first = {}, compare = null }) {
-  let model, prompt, view, state = { ...EMPTY }, shown = state, told = null;
+  let model, prompt, view, kinds = {}, state = { ...EMPTY }, shown = state, told = null;
   let turn = 0, begun = 0, opening = 0; // views and prompts that were asked for, and prompts whose answer has not come
   const events = new EventTarget();
   let past = [], future = [], stop = null, asking = 0;
@@ -90,7 +79,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.atlas = el("details", { hidden: true });
     part.where = el("select", { onchange: drawField });
     part.which = el("select");
-    part.kind = el("select", { onchange: drawField }, ...Object.entries(FORM).map(([label, kinds]) => el("optgroup", { label }, ...Object.entries(kinds).map(([kind, { says }]) => option(kind, says)))));
+    part.kind = el("select", { onchange: drawField });
     part.value = el("input", { type: "number", step: "any" });
     part.valued = el("label", {}, el("span"), " ", part.value);
     part.edits = el("ol", { className: "edits" });
@@ -307,8 +296,17 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
 
   const layersOf = ({ layer, heads }) => model.layers.filter((one) => (heads ? heads.some(([at]) => at === one.layer) : one.layer === layer));
 
+  function drawKinds() {
+    const positions = Object.entries(model.edits || {}).map(([kind, row]) => [kind, { ...row, read: row.field === "starts" ? numbersOf : Number }]);
+    const form = { Positions: Object.fromEntries(positions), ...FORM }, chosen = part.kind.value;
+    kinds = Object.assign({}, ...Object.values(form));
+    part.kind.replaceChildren(...Object.entries(form).map(([label, rows]) => el("optgroup", { label }, ...Object.entries(rows).map(([kind, { says }]) => option(kind, says)))));
+    if (chosen in kinds) part.kind.value = chosen;
+    drawField();
+  }
+
   function drawField() {
-    const { field: name, label = "", hint = "", read, as = "ranked" } = KINDS[part.kind.value];
+    const { field: name, label = "", hint = "", read, as = "ranked" } = kinds[part.kind.value];
     part.valued.hidden = !name;
     part.valued.firstChild.textContent = label;
     Object.assign(part.value, { type: read === numbersOf ? "text" : "number", placeholder: hint });
@@ -328,7 +326,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
   }
 
   function add() {
-    const { kind = part.kind.value, field: parameter, read = Number } = KINDS[part.kind.value], edit = { kind, ...edited() };
+    const { kind = part.kind.value, field: parameter, read = Number } = kinds[part.kind.value], edit = { kind, ...edited() };
     const [which, span] = part.which.value.split(/:(.*)/s);
     if (which === "token") edit.tokens = [state.token];
     if (which === "selection") edit.tokens = range(state.selection);
@@ -725,7 +723,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.compared.hidden = !compare;
     if (compare) part.against.replaceChildren(option("", "nothing"), ...model.models.map((name, place) => option(place, place ? name : "another prompt")));
     drawAtlas();
-    drawField();
+    drawKinds();
     const given = prompt ? state : (addressed && ofAddress()) || first;
     if (given.against && !(given.against.model in model.models)) given.against = null;
     if ((await restart(given)) === false) {
