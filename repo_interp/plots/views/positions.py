@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from scipy.stats import rankdata
 
+from repo_interp.errors import one_line
 from repo_interp.plots.marks import (
     BESIDE,
     FEWEST,
@@ -68,6 +69,7 @@ from repo_interp.plots.marks import (
     token_label,
     unit_label,
 )
+from repo_interp.plots.marks.runs import LONGEST
 from repo_interp.plots.style import (
     PAGE_HEIGHT,
     PAGE_WIDTH,
@@ -434,7 +436,8 @@ def position_agreement(tree: xr.DataTree) -> xr.DataArray:
         Rank correlations [layer, head]; NaN where a run learns no positions, or a head gives all
         tokens one.
     """
-    positions, names = group(tree, "positions"), runs_of(tree).names
+    positions = group(tree, "positions")
+    names = [one_line(name, LONGEST) for name in runs_of(tree).names]
     tokens = int(positions["token_count"].isel(prompt=0).min())
     first = positions["position"].isel(prompt=0, drop=True).isel(token=slice(tokens))
     ranks = xr.apply_ufunc(
