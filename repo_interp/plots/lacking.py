@@ -59,7 +59,7 @@ def _lacking(run: xr.DataTree, group: str, error: Exception) -> str:
     own = groups.pop(group, xr.Dataset())
     for place, read in {group: own, **groups}.items():
         twice = [axis for axis, labels in read.indexes.items() if not labels.is_unique]
-        if twice and (place == group or "unique" in str(error)):
+        if twice and (place == group or re.search("unique|duplicate", str(error))):
             return f"{place} has a label of the axis {twice[0]!r} twice, so that it names nothing"
     found = _NAMED.search(str(error))
     if found is None:
