@@ -1,6 +1,6 @@
 """The atlas of heads: one row per head, with all numbers that a run has of it.
 
-Its columns are those of `plugins.heads.head_columns`. Knows run files; knows nothing about how any of
+Its columns are those of `plugins.head_tables.head_columns`. Knows run files; knows nothing about how any of
 it is measured.
 """
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import xarray as xr
 
 from repo_interp.errors import InputError
+from repo_interp.plugins.head_tables.head_columns import HEAD, add_columns
 from repo_interp.plugins.head_tables.head_numbers import columns_of
-from repo_interp.plugins.heads.head_columns import HEAD, add_columns
 from repo_interp.run import require_run
 
 if TYPE_CHECKING:
