@@ -1,6 +1,6 @@
 """Builds the documentation as a site in build/site: `make site`, or `python docs/build_site.py`.
 
-README.md and docs/*.md    pages; every file of the repository that they link to, and so on, is put beside them
+README.md, docs/*.md and the READMEs of plug-ins    pages; every file of the repository that they link to, and so on, is put beside them
 ri.*                       a page for the package and for each of its public modules, from __all__ and the docstrings
 """
 
@@ -61,7 +61,12 @@ def linked(page: Path) -> Iterator[Path]:
 def reachable() -> list[Path]:
     """README.md, the pages of docs/, and all that they lead to."""
     waiting, found = (
-        [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))],
+        [
+            ROOT / "README.md",
+            ROOT / "SECURITY.md",
+            *sorted((ROOT / "docs").glob("*.md")),
+            *sorted((ROOT / "repo_interp" / "plugins").glob("*/README.md")),
+        ],
         [],
     )
     while waiting:
