@@ -1,4 +1,4 @@
-"""Entry points: measures, experiments, views, schemes, tasks and commands by name.
+"""Entry points: measures, experiments, views, schemes, tasks, commands and readers of checkpoint files by name.
 
     [project.entry-points."repo_interp.measures"]     name = "package.module:object"
 
@@ -26,6 +26,7 @@ MEASURES, EXPERIMENTS, VIEWS = (
 )
 SCHEMES, TASKS = "repo_interp.schemes", "repo_interp.tasks"
 COMMANDS, CHECKPOINTS = "repo_interp.commands", "repo_interp.checkpoints"
+READERS = "repo_interp.readers"
 
 OWN: Mapping[str, Mapping[str, str]] = {
     MEASURES: {
@@ -89,6 +90,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "copying": "repo_interp.tasks.copying:SIZES",
         "random_tokens": "repo_interp.tasks.random_tokens:SIZES",
     },
+    READERS: {"gguf": "repo_interp.gguf"},
     COMMANDS: {
         name: f"repo_interp.cli.{name}"
         for name in ("analyze", "explore", "inspect", "verify", "fetch", "score", "compare")

@@ -410,7 +410,7 @@ def light_config(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
     """Read the configuration of a plain decoder without importing transformers.
 
     Args:
-        raw: Keys of a decoder of `PLAIN`, or all keys of one that a GGUF file holds.
+        raw: Keys of a decoder of `PLAIN`, or all keys of one that a reader gives.
         source: The file, for errors.
 
     Returns:

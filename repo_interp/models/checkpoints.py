@@ -36,8 +36,7 @@ from transformers.initialization import no_init_weights
 from repo_interp.checkpoint_files.architectures import native_layout
 from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.checkpoint_files.fields import DTYPES, SpecialTokens
-from repo_interp.checkpoint_files.gguf import match_tensors
-from repo_interp.checkpoint_files.gguf_header import SUFFIX
+from repo_interp.checkpoint_files.readers import reader_of
 from repo_interp.checkpoint_files.stated import (
     HUGGING_FACE,
     OURS,
@@ -102,7 +101,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read a checkpoint without its weights; of a GGUF file the header alone.
+    """Read a checkpoint without its weights; a file such as GGUF is not converted.
 
     Args:
         path: Directory, name of the zoo, hub id, or GGUF file.
@@ -110,10 +109,11 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Returns:
         Configuration and layout of the checkpoint.
     """
-    if Path(path).suffix.lower() != SUFFIX or not Path(path).is_file():
+    reader = reader_of(path)
+    if reader is None:
         return identify(path)
-    # Conversion of a GGUF file would write all its weights.
-    config = match_tensors(Path(path))[1].config
+    # Conversion would write all weights.
+    config = reader.read(Path(path)).config
     return Checkpoint(Path(path), HUGGING_FACE, config, native_layout(config))
 
 
