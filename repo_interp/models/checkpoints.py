@@ -45,6 +45,7 @@ from repo_interp.checkpoint_files.stated import (
     plain_keys,
     read_base,
     stated,
+    text_keys,
     tokens_of,
 )
 from repo_interp.checkpoint_files.stored import StoredWeight, file_key
@@ -54,7 +55,6 @@ from repo_interp.checkpoint_files.weights import (
     is_converted,
     loaded_by_transformers,
     read_weights,
-    require_as_many_numbers,
     tied_parameters,
 )
 from repo_interp.errors import InputError, as_input_errors, one_line, quoted
@@ -85,7 +85,7 @@ from repo_interp.models.reposition import (
     reposition,  # noqa: F401 - `ri.reposition` is found here
     with_layout,
 )
-from repo_interp.models.text_part import text_model
+from repo_interp.models.text_part import larger_config, text_model
 from repo_interp.models.wrapped import unwrapped
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import validate
@@ -417,29 +417,27 @@ def _empty_model(
 
 
 def require_fitting_headers(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose headers state other weights than its decoder has.
-
-    Of weights that transformers converts on loading, all numbers are counted instead; those of a
-    larger model, whose text part is opened, are checked by loading.
+    """Refuse a checkpoint whose headers state other weights than its decoder has; reads no values.
 
     Args:
         checkpoint: A checkpoint.
 
     Raises:
-        InputError: Names, shapes or the number of weights differ.
+        InputError: Names or shapes differ.
     """
-    if checkpoint.larger is not None:
-        return
     directory, source = checkpoint.directory, str(checkpoint.directory / "config.json")
-    config = make_config(plain_keys(stated(directory), source), source)
+    config = make_config(plain_keys(text_keys(stated(directory), source), source), source)
     if checkpoint.base is not None:
         base = read_base(directory, checkpoint.base, make_config)
         require_fitting_headers(base)
         fitting_changes(_empty_model(config, checkpoint.layout, checkpoint.options), directory)
         return
-    model, stored = _skeleton(replace(checkpoint, config=config), config)
-    if stored is None:
-        require_as_many_numbers(model, directory)
+    if checkpoint.larger is not None:
+        config = larger_config(checkpoint, config)
+    elif _skeleton(replace(checkpoint, config=config), config)[1] is not None:
+        return
+    meta = torch.device("meta")
+    loaded_by_transformers(directory, config, torch.float32, device_map=meta)
 
 
 def _resolve_tied(model: PreTrainedModel, values: dict[str, Tensor]) -> None:

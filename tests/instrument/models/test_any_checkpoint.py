@@ -2,6 +2,8 @@
 positions, saved and loaded again.
 """
 
+import shutil
+
 import pytest
 import torch
 from refusals import refused
@@ -54,3 +56,14 @@ def test_a_converted_checkpoint_that_lacks_a_weight_is_refused(stored, tmp_path)
         r"do not fit a mixtral: 1 missing \(first: model.layers.1.input_layernorm.weight\)"
     ):
         ri.load(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_an_adapter_beside_converted_weights_is_refused_and_never_added(stored, tmp_path):
+    """Found: transformers added it, and what was measured had other logits than the weights."""
+    peft = pytest.importorskip("peft")
+    directory = shutil.copytree(stored("mixtral")[0], tmp_path / "checkpoint")
+    targets = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    peft.get_peft_model(small_model("mixtral"), targets).save_pretrained(directory)
+    with refused(r"an adapter of peft \(adapter_config.json\) stands beside the weights"):
+        ri.load_model(directory)

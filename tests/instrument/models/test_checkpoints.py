@@ -190,6 +190,7 @@ DAMAGES = {
     "missing": lambda tensors, name: tensors.pop(name),
     "surplus": lambda tensors, name: tensors.update({f"{name}.extra": torch.ones(1)}),
     "misshaped": lambda tensors, name: tensors.update({name: tensors[name][:-1].clone()}),
+    "renamed": lambda tensors, name: tensors.update({f"{name}.extra": tensors.pop(name)}),
 }
 
 
