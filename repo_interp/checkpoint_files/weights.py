@@ -44,7 +44,6 @@ from repo_interp.errors import InputError, as_input_errors
 
 _CHUNK = 4 << 20
 _STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_ADAPTER_OF_PEFT = "adapter_config.json"
 _REMADE = ".rotary_emb.inv_freq"
 """End of the name of a weight that older checkpoints store; its values follow from the
 configuration, and Hugging Face skips it too.
@@ -149,12 +148,6 @@ def loaded_by_transformers(
     Raises:
         InputError: The weights do not fit.
     """
-    # transformers would add it without a word, and of other families we read the weights alone.
-    if (directory / _ADAPTER_OF_PEFT).is_file():
-        raise InputError(
-            f"{directory}: an adapter of peft ({_ADAPTER_OF_PEFT}) stands beside the weights; move "
-            "it away, or save what merge_and_unload() returns"
-        )
     kind = AutoModelForMultimodalLM if "text_config" in config.sub_configs else AutoModelForCausalLM
     # by transformers, safetensors or accelerate
     with _quiet(), as_input_errors(f"{directory}: the weights do not load"):

@@ -2,6 +2,7 @@
 positions, saved and loaded again.
 """
 
+import re
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ from refusals import refused
 
 import repo_interp as ri
 from benchmarks.tiny_models import small_model
+from repo_interp.cli import main
 from repo_interp.models.checkpoints import load_model
 
 TOKENS = torch.randint(3, 120, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -58,12 +60,14 @@ def test_a_converted_checkpoint_that_lacks_a_weight_is_refused(stored, tmp_path)
         ri.load(tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
-def test_an_adapter_beside_converted_weights_is_refused_and_never_added(stored, tmp_path):
-    """Found: transformers added it, and what was measured had other logits than the weights."""
-    peft = pytest.importorskip("peft")
-    directory = shutil.copytree(stored("mixtral")[0], tmp_path / "checkpoint")
-    targets = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
-    peft.get_peft_model(small_model("mixtral"), targets).save_pretrained(directory)
-    with refused(r"an adapter of peft \(adapter_config.json\) stands beside the weights"):
+@pytest.mark.parametrize("family", ["mixtral", "llama"])
+def test_an_adapter_beside_whole_weights_is_refused_and_never_added(
+    family, stored, tmp_path, capsys
+):
+    """Found: transformers added it to a mixtral, and logits were those of no stored weights."""
+    directory = shutil.copytree(stored(family)[0], tmp_path / "checkpoint")
+    (directory / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    said = "an adapter of peft (adapter_config.json) stands beside the weights"
+    with refused(re.escape(said)):
         ri.load_model(directory)
+    assert main(["inspect", str(directory)]) == 2 and said in capsys.readouterr().err
