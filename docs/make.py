@@ -148,7 +148,7 @@ Python's argparse adds `the following arguments are required`, `invalid choice`,
 ours: please report it.
 """
 THEMES = {
-    "Checkpoints and models": ("checkpoint_files", "models", "shipped", "schemes"),
+    "Checkpoints and models": ("checkpoint_files", "gguf", "models", "shipped", "schemes"),
     "Positions and interventions": ("positions", "interventions"),
     "Prompts and tasks": ("tasks",),
     "Measures and experiments": ("measures", "experiments", "plugins", "inputs"),

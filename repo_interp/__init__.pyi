@@ -25,12 +25,12 @@ from .memory import working_memory as working_memory
 from .models.bridge import bridge as bridge
 from .models.checkpoints import load_model as load_model
 from .models.checkpoints import reposition as reposition
-from .models.checkpoints import save as save
 from .models.load import load as load
 from .models.load import open_model as open_model
 from .models.load import zoo as zoo
 from .models.reposition import added_parameters as added_parameters
 from .models.reposition import layout as layout
+from .models.saving import save as save
 from .models.scheme_registry import register_scheme as register_scheme
 from .plots.findings import findings as findings
 from .plots.pages.report import show as show

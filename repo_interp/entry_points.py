@@ -1,4 +1,4 @@
-"""Entry points: measures, experiments, views, schemes, tasks and commands by name.
+"""Entry points: measures, experiments, views, schemes, tasks, commands and readers of checkpoint files by name.
 
     [project.entry-points."repo_interp.measures"]     name = "package.module:object"
 
@@ -29,6 +29,7 @@ MEASURES, EXPERIMENTS, VIEWS = (
 SCHEMES, TASKS = "repo_interp.schemes", "repo_interp.tasks"
 COMMANDS, CHECKPOINTS = "repo_interp.commands", "repo_interp.checkpoints"
 SUGGESTIONS = "repo_interp.suggestions"
+READERS = "repo_interp.readers"
 
 OWN: Mapping[str, Mapping[str, str]] = {
     MEASURES: {
@@ -96,6 +97,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "effects": "repo_interp.plugins.causes.suggestions:needed",
         "kinds": "repo_interp.plugins.sources.suggestions:kinds",
     },
+    READERS: {"gguf": "repo_interp.gguf"},
     COMMANDS: {
         **{
             name: f"repo_interp.cli.{name}_command"

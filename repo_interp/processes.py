@@ -23,7 +23,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from typing import Any, TypeVar
 
 from repo_interp.entry_points import failure_of
 from repo_interp.errors import InputError, one_line
+from repo_interp.launcher import beside, is_first, launched, number_of_launcher
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -59,45 +59,6 @@ class Deserted(KeyboardInterrupt):
 
     An interruption, after which the same command goes on.
     """
-
-
-def launched() -> int:
-    """Return the number of processes that were launched together.
-
-    The environment of a launcher says it.
-
-    Returns:
-        The number; 1 without a launcher.
-
-    Raises:
-        InputError: The environment holds no such number.
-    """
-    # Every launcher sets RANK; without it nobody launched several.
-    if not os.environ.get("RANK"):
-        return 1
-    size = _of_launcher("WORLD_SIZE", 1, 1_000_000)
-    if size > 1:
-        _of_launcher("RANK", 0, size - 1)
-    return size
-
-
-def beside() -> int:
-    """Return the number of processes of this command on this machine.
-
-    Returns:
-        The number, with this process.
-    """
-    # More than one process may share a machine, and with it memory and devices.
-    return _of_launcher("LOCAL_WORLD_SIZE", 1, 1_000_000) if launched() > 1 else 1
-
-
-def is_first() -> bool:
-    """Return whether this is the process that prints and writes.
-
-    Returns:
-        True for the process of rank 0, and without a launcher.
-    """
-    return launched() == 1 or int(os.environ["RANK"]) == 0
 
 
 def count() -> int:
@@ -315,30 +276,6 @@ def meet() -> None:
         _gathered(None)
 
 
-def machine() -> str:
-    """Return a name of this machine that fits into the name of a file.
-
-    Returns:
-        Up to 40 letters, digits and dashes.
-    """
-    return "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:40]
-
-
-def _of_launcher(name: str, least: int, most: int) -> int:
-    """A number that a launcher leaves in the environment, `least` where it leaves none.
-
-    Raises InputError for any other text.
-    """
-    text = os.environ.get(name) or str(least)
-    if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
-        raise InputError(
-            f"{name}={one_line(text, 40)} in the environment; wanted a whole number from "
-            f"{least} to {most:,}, as accelerate launch and "
-            "torchrun set it"
-        )
-    return int(text)
-
-
 def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -> Result:
     """The result of `connect`, once all processes are here; `waiting` is told if that takes long.
 
@@ -346,8 +283,8 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
     """
     # Called for their errors: a bad number in the environment would fail inside torch.
     beside()
-    _of_launcher("LOCAL_RANK", 0, launched() - 1)
-    _of_launcher("MASTER_PORT", 1, 65_535)
+    number_of_launcher("LOCAL_RANK", 0, launched() - 1)
+    number_of_launcher("MASTER_PORT", 1, 65_535)
     absent = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if absent:
         raise InputError(

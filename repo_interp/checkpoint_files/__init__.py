@@ -5,8 +5,8 @@ Knows no model, no task and no measure.
 directories, stored, fetched        places of checkpoints, their files, fetched models
 stated, fields, options, released   config.json, checked
 architectures, transformers_source  families, read from the source of transformers
-gguf_header, gguf_metadata          the same of a GGUF file
+readers                             files of other formats, such as GGUF, as directories
 inspected                           all of that, for `repo-interp inspect`; no module up to
                                     here loads torch
-weights, gguf                       its tensors; a GGUF file as a checkpoint
+weights                             its tensors
 """

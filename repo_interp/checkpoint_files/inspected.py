@@ -14,9 +14,7 @@ from pathlib import Path
 
 from repo_interp.checkpoint_files.architectures import native_layout, require_family
 from repo_interp.checkpoint_files.fetched import PACKAGED
-from repo_interp.checkpoint_files.gguf_header import FACTORS, SUFFIX, header_of
-from repo_interp.checkpoint_files.gguf_metadata import keys_of
-from repo_interp.checkpoint_files.gguf_tensors import require_tensors
+from repo_interp.checkpoint_files.readers import reader_of
 from repo_interp.checkpoint_files.stated import (
     HUGGING_FACE,
     Checkpoint,
@@ -126,8 +124,6 @@ class Inspection:
             math.prod(shape)
             for name, shape in self.shapes.items()
             if ".lora_" not in name
-            # Factors of frequencies are stored as a tensor in GGUF, but are no parameters.
-            and name != FACTORS
             and not (tied and name == _UNEMBEDDING and _EMBEDDING in self.shapes)
         )
 
@@ -241,7 +237,7 @@ def inspect_checkpoint(path: str, configure: Configure) -> Inspection:
     """Read a checkpoint's configuration and the shapes of its weights.
 
     Args:
-        path: Checkpoint as `read_checkpoint` takes it, or a GGUF file.
+        path: Checkpoint as `read_checkpoint` takes it, or a file that has a reader.
         configure: Makes the configuration, such as `light_config`.
 
     Returns:
@@ -250,16 +246,13 @@ def inspect_checkpoint(path: str, configure: Configure) -> Inspection:
     Raises:
         InputError: It cannot be read.
     """
-    file = Path(path)
-    if file.suffix.lower() == SUFFIX and file.is_file():
-        header = header_of(file)
-        raw = keys_of(header)
-        config = light_config(raw, path)
-        require_tensors(header, raw)
-        # A GGUF file is described as it would be converted.
+    if (reader := reader_of(path)) is not None:
+        # A file is described as it would be converted.
+        file, outline = Path(path), reader.outline(Path(path))
+        config = light_config(outline.keys, path)
         require_family(config)
         return Inspection(
-            Checkpoint(file, HUGGING_FACE, config, native_layout(config)), header.shapes
+            Checkpoint(file, HUGGING_FACE, config, native_layout(config)), outline.shapes
         )
     checkpoint = read_checkpoint(path, configure)
     directories = [checkpoint.directory]

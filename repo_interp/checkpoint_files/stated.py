@@ -51,6 +51,7 @@ with it.
 """
 _OF_OURS = ("pe_config", "position_layout", "base_model_type", "adapter")
 """Keys of config.json that are not the plain decoder's."""
+_ADAPTER = "adapter_config.json"
 _OF_OTHERS = ("return_dict", "torchscript", "quantization_config")
 """Keys that state how a decoder gives its outputs to other programs, or how weights were
 stored that are plain numbers now.
@@ -118,6 +119,12 @@ def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: A
     # first, because other keys of another family may mean something else
     plain = plain_keys(raw, source)
     base = validate(raw, Fields, source).adapter
+    if base is None and (directory / _ADAPTER).is_file():
+        # transformers adds it to weights that it converts, and we read the others alone.
+        raise InputError(
+            f"{directory}: an adapter of peft ({_ADAPTER}) stands beside the weights; move it "
+            "away, or save what merge_and_unload() of the PeftModel returns"
+        )
     config = configure(plain, source)
     require_family(config)
     layers = config.num_hidden_layers
@@ -307,7 +314,7 @@ def stated(directory: Path) -> dict[str, Any]:
     """
     file = directory / "config.json"
     # Before the missing config.json is reported, since its remedy would be the wrong one.
-    if not file.exists() and (directory / "adapter_config.json").is_file():
+    if not file.exists() and (directory / _ADAPTER).is_file():
         raise InputError(
             f"{directory} is an adapter of peft, no whole checkpoint; load it with peft, and "
             "save what merge_and_unload() returns"
@@ -410,7 +417,7 @@ def light_config(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
     """Read the configuration of a plain decoder without importing transformers.
 
     Args:
-        raw: Keys of a decoder of `PLAIN`, or all keys of one that a GGUF file holds.
+        raw: Keys of a decoder of `PLAIN`, or all keys of one that a reader gives.
         source: The file, for errors.
 
     Returns:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -160,25 +160,35 @@ def stored_weights(directory: Path) -> Iterator[StoredWeight]:
             ) from None
 
 
-def require_fit(source: object, described: str, **faults: Sequence[str]) -> None:
+def require_fit(
+    source: object,
+    described: str,
+    misshaped: Iterable[tuple[str, Sequence[int], Sequence[int]]] = (),
+    **faults: Sequence[str],
+) -> None:
     """Refuse weights that do not fit.
 
     Args:
         source: File or directory of the weights, for the message.
         described: The model in words.
+        misshaped: Names of weights with the shapes that they have and should have.
         **faults: Names of weights by fault, such as `missing`.
 
     Raises:
         InputError: There is a fault.
     """
-    found = [
+    for name, found, wanted in misshaped:
+        raise InputError(
+            f"{source}: {name} has shape {list(found)}, {described} wants {list(wanted)}"
+        )
+    named = [
         f"{len(names)} {fault} (first: {one_line(names[0], 100)})"
         for fault, names in faults.items()
         if names
     ]
-    if found:
+    if named:
         raise InputError(
-            f"{source}: the weights do not fit {described}: {', '.join(found)}; nothing was loaded"
+            f"{source}: the weights do not fit {described}: {', '.join(named)}; nothing was loaded"
         )
 
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 import mmap
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     # Files name weights of schemes without the module that holds them here.
     parameters = {file_key(name): name for name in state}
     stored: dict[str, StoredWeight] = {}
-    unexpected = []
+    unexpected, misshaped = [], []
     prefix = getattr(model, "base_model_prefix", "")  # which transformers adds to names without it
     for weight in stored_weights(directory):
         name = parameters.get(file_key(weight.key)) or parameters.get(
@@ -80,43 +81,15 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
         if name is None or name in stored:
             unexpected += [] if _is_ignored(model, weight.key) else [weight.key]
             continue
-        if weight.shape != (shape := state[name].shape):
-            raise InputError(
-                f"{directory}: {weight.key} has shape {list(weight.shape)}, {described} "
-                f"wants {list(shape)}"
-            )
+        if weight.shape != state[name].shape:
+            misshaped.append((weight.key, weight.shape, state[name].shape))
         stored[name] = weight
     tied = set(tied_parameters(model))
     # By identity: one of two tied names in the file is enough for both.
     present = {state[name] for name in (*stored, *(tied if tied & set(stored) else ()))}
     missing = [key for key, name in parameters.items() if state[name] not in present]
-    require_fit(directory, described, missing=missing, unexpected=unexpected)
+    require_fit(directory, described, misshaped, missing=missing, unexpected=unexpected)
     return stored
-
-
-def require_as_many_numbers(model: PreTrainedModel, directory: Path) -> None:
-    """Refuse converted weights of another count of numbers than the model has.
-
-    Args:
-        model: Model, whose weights may be on the meta device.
-        directory: Directory of the checkpoint.
-
-    Raises:
-        InputError: The counts differ.
-    """
-    sizes = {name: tensor.numel() for name, tensor in model.state_dict(keep_vars=True).items()}
-    # The unembedding may be stored beside the embedding that it is tied to.
-    tied = [sizes.pop(name) for name in tied_parameters(model)[1:]]  # may be stored as well
-    shapes = [
-        weight.shape for weight in stored_weights(directory) if not _is_ignored(model, weight.key)
-    ]
-    found, wanted = sum(map(math.prod, shapes)), sum(sizes.values())
-    # Only counts can be compared, as transformers renames and merges these weights.
-    if found not in (wanted, wanted + sum(tied)):
-        raise InputError(
-            f"{directory}: the weights are {found:,} numbers, and a "
-            f"{model.config.model_type} of its config.json has {wanted:,}"
-        )
 
 
 def _is_ignored(model: nn.Module, key: str) -> bool:
@@ -166,7 +139,8 @@ def loaded_by_transformers(
         directory: Directory of the checkpoint.
         config: Configuration of the model.
         dtype: Precision of the weights.
-        **placement: `device_map` and `max_memory`.
+        **placement: `device_map` and `max_memory`; on the device "meta" no value is read, and names
+            and shapes alone are held to the model.
 
     Returns:
         The model.
@@ -174,32 +148,28 @@ def loaded_by_transformers(
     Raises:
         InputError: The weights do not fit.
     """
-    # transformers' bars would run into the progress that the command shows.
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     kind = AutoModelForMultimodalLM if "text_config" in config.sub_configs else AutoModelForCausalLM
-    try:
-        # by transformers, safetensors or accelerate
-        with as_input_errors(f"{directory}: the weights do not load"):
-            loaded: Any = kind.from_pretrained(
-                directory,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-                **placement,
-            )
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+    # by transformers, safetensors or accelerate
+    with _quiet(), as_input_errors(f"{directory}: the weights do not load"):
+        loaded: Any = kind.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report, and refused below
+            **placement,
+        )
     model, report = loaded
-    faults = {
-        fault: sorted(map(_name, report[f"{fault}_keys"]))
-        for fault in ("missing", "unexpected", "mismatched")
-    }
-    require_fit(directory, f"a {config.model_type}", **faults)
+    require_fit(
+        directory,
+        f"a {config.model_type}",
+        sorted(report["mismatched_keys"]),
+        missing=sorted(report["missing_keys"]),
+        unexpected=sorted(report["unexpected_keys"]),
+    )
     for name, parameter in model.named_parameters():
         # some routers stay in float32
         # A quantised model would be measured at another precision than the run states.
@@ -214,9 +184,18 @@ def loaded_by_transformers(
     return model
 
 
-def _name(reported: str | tuple) -> str:
-    """The name of a weight, which transformers reports alone or beside its shapes."""
-    return reported if isinstance(reported, str) else str(reported[0])
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' bars and tables out of what a command shows."""
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
 
 
 def read_weights(

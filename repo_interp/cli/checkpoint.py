@@ -41,13 +41,13 @@ def find_readable(name: str) -> str:
         InputError: There is no checkpoint.
     """
     from repo_interp.checkpoint_files.directories import directory_of
-    from repo_interp.checkpoint_files.gguf_header import SUFFIX, header_of
+    from repo_interp.checkpoint_files.readers import reader_of
     from repo_interp.checkpoint_files.stated import stated
 
     path = find(name)
-    # Without conversion, which would write all weights of a GGUF file
-    if Path(path).suffix == SUFFIX and Path(path).is_file():
-        header_of(Path(path))
+    # Without conversion, which would write all weights
+    if (reader := reader_of(path)) is not None:
+        reader.outline(Path(path))
     else:
         stated(directory_of(path, {}))
     return path

@@ -1,6 +1,6 @@
 """Everything that knows Hugging Face's modules and TransformerLens.
 
-    configuration, checkpoints      a decoder from its files, strictly
+    configuration, checkpoints      a decoder from its files, strictly; saving writes them
     rotation, schemes, attention    how a stock attention module rotates, measured; its scheme
     reposition, load, bridge        layouts of schemes in a decoder; checkpoints; bridges
     capture, audit                  observe, verify

@@ -1,4 +1,4 @@
-"""Load and save the model of a checkpoint, strictly, and let Hugging Face's Auto classes do so too.
+"""Load the model of a checkpoint, strictly, and let Hugging Face's Auto classes do so too.
 
 Weights are safetensors only. A checkpoint whose weights do not fit its layout - one missing, one
 too many, one of another shape, one not finite - is refused by name: there is no fallback to RoPE.
@@ -11,9 +11,7 @@ with AutoConfig and AutoModelForCausalLM; without it they refuse it, since its m
 from __future__ import annotations
 
 import copy
-import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +19,7 @@ from typing import Any, TypedDict
 
 import torch
 from accelerate import init_empty_weights
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -34,10 +31,8 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from repo_interp.checkpoint_files.architectures import native_layout
-from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.checkpoint_files.fields import DTYPES, SpecialTokens
-from repo_interp.checkpoint_files.gguf import match_tensors
-from repo_interp.checkpoint_files.gguf_header import SUFFIX
+from repo_interp.checkpoint_files.readers import reader_of
 from repo_interp.checkpoint_files.stated import (
     HUGGING_FACE,
     OURS,
@@ -46,20 +41,19 @@ from repo_interp.checkpoint_files.stated import (
     plain_keys,
     read_base,
     stated,
+    text_keys,
     tokens_of,
 )
-from repo_interp.checkpoint_files.stored import StoredWeight, file_key
+from repo_interp.checkpoint_files.stored import StoredWeight
 from repo_interp.checkpoint_files.tokenizer_files import read_tokenizer
 from repo_interp.checkpoint_files.weights import (
     fitting_weights,
     is_converted,
     loaded_by_transformers,
     read_weights,
-    require_as_many_numbers,
     tied_parameters,
 )
 from repo_interp.errors import InputError, as_input_errors, one_line, quoted
-from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
 from repo_interp.models.adapters import base_of, fitting_changes, merge_adapter
 from repo_interp.models.configuration import (
     REGISTER,
@@ -69,7 +63,6 @@ from repo_interp.models.configuration import (
     own_layout_of,
     plain,
     scaled_configuration,
-    written_configuration,
 )
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.dispatch import (
@@ -78,16 +71,12 @@ from repo_interp.models.dispatch import (
     device_of_weights,
     dispatch,
 )
-from repo_interp.models.lasting import require_weights
-from repo_interp.models.offloading import is_offloaded
 from repo_interp.models.precision import float32_by_default
 from repo_interp.models.reposition import (
-    layout,
     reposition,  # noqa: F401 - `ri.reposition` is found here
     with_layout,
 )
-from repo_interp.models.text_part import text_model
-from repo_interp.models.wrapped import unwrapped
+from repo_interp.models.text_part import larger_config, text_model
 from repo_interp.positions.layouts import format_layout
 from repo_interp.records import validate
 
@@ -102,7 +91,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read a checkpoint without its weights; of a GGUF file the header alone.
+    """Read a checkpoint without its weights; a file such as GGUF is not converted.
 
     Args:
         path: Directory, name of the zoo, hub id, or GGUF file.
@@ -110,10 +99,11 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Returns:
         Configuration and layout of the checkpoint.
     """
-    if Path(path).suffix.lower() != SUFFIX or not Path(path).is_file():
+    reader = reader_of(path)
+    if reader is None:
         return identify(path)
-    # Conversion of a GGUF file would write all its weights.
-    config = match_tensors(Path(path))[1].config
+    # Conversion would write all weights.
+    config = reader.read(Path(path)).config
     return Checkpoint(Path(path), HUGGING_FACE, config, native_layout(config))
 
 
@@ -288,158 +278,58 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
         return read_tokenizer(directory, checkpoint.config)
 
 
-def save(
-    model: nn.Module,
-    directory: str | os.PathLike[str],
-    tokenizer: PreTrainedTokenizerBase | None = None,
-) -> None:
-    """Write a repositioned model as config.json, generation_config.json and model.safetensors.
-
-    Loading gives the same bits back. A layout that is the stock decoder's is written as a stock
-    checkpoint. An earlier checkpoint in `directory` is replaced as a whole, in one step at the end;
-    other files stay.
-
-    Args:
-        model: Repositioned model or bridge.
-        directory: Where to write; made if missing.
-        tokenizer: Written too; None: the one of `model`, if it has one.
-
-    Raises:
-        InputError: The model was never repositioned, its weights were changed or lie elsewhere
-            (compatibility mode, peft, offloading), or the directory cannot be replaced.
-        OSError: The disk refuses.
-    """
-    if getattr(unwrapped(model), "compatibility_mode", False):
-        raise InputError(
-            "this bridge is in compatibility mode, which changes weights; save it before "
-            "enable_compatibility_mode()"
-        )
-    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-    if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
-        raise InputError(f"wanted a tokenizer of transformers to save, got {quoted(tokenizer)}")
-    decoder = as_decoder(model)
-    owner = decoder.owner
-    if any(name.endswith(".base_layer") for name, _ in owner.named_modules()):
-        raise InputError(
-            "this model has an adapter of peft; give what merge_and_unload() of the "
-            "PeftModel returns, to save it"
-        )
-    if is_offloaded(owner):
-        raise InputError(
-            "weights of this model are offloaded; load it without a device map, or take the hooks "
-            "away (accelerate.hooks.remove_hook_from_submodules), to save it"
-        )
-    _ = decoder.layers  # refuses a model that was never repositioned
-    require_weights(decoder)
-    place = _replaceable_directory(directory)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(place) as unfinished:
-        unfinished.mkdir()
-        with replaced(unfinished / "model.safetensors") as weights:
-            save_file(stored := _weights_to_save(owner), weights, metadata={"format": "pt"})
-        configuration, tied = written_configuration(owner), set(tied_parameters(owner))
-        if tied and tied <= stored.keys():  # they differ, whatever the configuration says
-            configuration["tie_word_embeddings"] = False
-        write_text(
-            unfinished / "config.json", json.dumps(configuration, indent=1, sort_keys=True) + "\n"
-        )
-        if owner.generation_config is not None:
-            # Not save_pretrained, which refuses settings that published checkpoints have
-            write_text(
-                unfinished / "generation_config.json", owner.generation_config.to_json_string()
-            )
-        if tokenizer is not None:
-            tokenizer.save_pretrained(unfinished)
-        _keep_others(place, unfinished)
-
-
-def _replaceable_directory(directory: str | os.PathLike[str]) -> Path:
-    """Resolve links of a directory; raise InputError where it cannot be exchanged for another."""
-    place = path_of(directory, "a directory for the checkpoint").resolve()
-    require_directory(place)
-    if place.is_mount() or Path.cwd().is_relative_to(place):
-        raise InputError(
-            f"{place} cannot be replaced as a whole: it is the working directory or above "
-            "it, or a disk is mounted there; name another "
-            f"directory, such as {place / 'checkpoint'}"
-        )
-    return place
-
-
-def _keep_others(directory: Path, unfinished: Path) -> None:
-    """Link or copy files that belong to no checkpoint from `directory` into `unfinished`."""
-
-    def of_checkpoint(folder: str, names: list[str]) -> list[str]:
-        if Path(folder) != directory:
-            return []
-        return [
-            name
-            for name in names
-            if is_of_checkpoint(name) or is_left_behind(name) or (unfinished / name).exists()
-        ]
-
-    def link(source: str, target: str) -> None:
-        try:
-            # Hard links take no room and no time; some file systems have none.
-            os.link(source, target, follow_symlinks=False)
-        except OSError:
-            shutil.copy2(source, target, follow_symlinks=False)
-
-    if directory.is_dir():
-        shutil.copytree(
-            directory,
-            unfinished,
-            symlinks=True,
-            ignore=of_checkpoint,
-            copy_function=link,
-            dirs_exist_ok=True,
-        )
-
-
 def _skeleton(
     checkpoint: Checkpoint, config: PretrainedConfig
 ) -> tuple[PreTrainedModel, dict[str, StoredWeight] | None]:
     """Model without weights, and where they are stored; None where they are converted."""
     stock = checkpoint.format == HUGGING_FACE
-    model = _empty_model(config, None if stock else checkpoint.layout, checkpoint.options)
+    model = empty_model(config, None if stock else checkpoint.layout, checkpoint.options)
     if stock and is_converted(model, checkpoint.directory):
         return model, None
     described = f"the layout {format_layout(checkpoint.layout)}"
     return model, fitting_weights(model, checkpoint.directory, described)
 
 
-def _empty_model(
+def empty_model(
     config: PretrainedConfig, schemes: tuple[str, ...] | None, options: Mapping[str, Any]
 ) -> PreTrainedModel:
+    """Build a repositioned model without weights: they are on "meta", buffers are not.
+
+    Args:
+        config: Configuration of the stock decoder.
+        schemes: Scheme of every layer; None: as the stock decoder has it.
+        options: Choices within schemes.
+
+    Returns:
+        The model.
+    """
     with init_empty_weights(include_buffers=False), no_init_weights():
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
         return with_layout(model, None if schemes is None else ",".join(schemes), **options)
 
 
 def require_fitting_headers(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose headers state other weights than its decoder has.
-
-    Of weights that transformers converts on loading, all numbers are counted instead; those of a
-    larger model, whose text part is opened, are checked by loading.
+    """Refuse a checkpoint whose headers state other weights than its decoder has; reads no values.
 
     Args:
         checkpoint: A checkpoint.
 
     Raises:
-        InputError: Names, shapes or the number of weights differ.
+        InputError: Names or shapes differ.
     """
-    if checkpoint.larger is not None:
-        return
     directory, source = checkpoint.directory, str(checkpoint.directory / "config.json")
-    config = make_config(plain_keys(stated(directory), source), source)
+    config = make_config(plain_keys(text_keys(stated(directory), source), source), source)
     if checkpoint.base is not None:
         base = read_base(directory, checkpoint.base, make_config)
         require_fitting_headers(base)
-        fitting_changes(_empty_model(config, checkpoint.layout, checkpoint.options), directory)
+        fitting_changes(empty_model(config, checkpoint.layout, checkpoint.options), directory)
         return
-    model, stored = _skeleton(replace(checkpoint, config=config), config)
-    if stored is None:
-        require_as_many_numbers(model, directory)
+    if checkpoint.larger is not None:
+        config = larger_config(checkpoint, config)
+    elif _skeleton(replace(checkpoint, config=config), config)[1] is not None:
+        return
+    meta = torch.device("meta")
+    loaded_by_transformers(directory, config, torch.float32, device_map=meta)
 
 
 def _resolve_tied(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
@@ -454,32 +344,6 @@ def _resolve_tied(model: PreTrainedModel, values: dict[str, Tensor]) -> None:
             model.config.tie_word_embeddings = False
     elif len(stored) == 1 and stored[0] == tied_parameters(model)[1]:
         values[tied_parameters(model)[0]] = values.pop(stored[0])
-
-
-def _weights_to_save(decoder: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights by key in the file, without shared memory, under names from before bridging."""
-    state = decoder.state_dict()
-    # A bridge renames the modules of its model.
-    if any(_BRIDGED in name for name in state):
-        config = decoder.config
-        names = (
-            _empty_model(plain(config), layout(decoder), own_layout_of(config)[1])
-            .state_dict()
-            .keys()
-        )
-        before = {name.replace(_BRIDGED, ""): tensor for name, tensor in state.items()}
-        state = {name: before[name] for name in names}
-    tied = [name for name in tied_parameters(decoder) if name in state]
-    if len(tied) == 2 and torch.equal(state[tied[0]], state[tied[1]]):
-        del state[tied[1]]
-    weights: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in state.items():
-        shared = tensor.untyped_storage().data_ptr() in seen  # safetensors stores no tensor twice
-        seen.add(tensor.untyped_storage().data_ptr())
-        tensor = tensor.detach().cpu().contiguous()
-        weights[file_key(name)] = tensor.clone() if shared else tensor
-    return weights
 
 
 class RepositionedForCausalLM:
@@ -541,7 +405,6 @@ class RepositionedForCausalLM:
         return with_layout(model, ",".join(schemes), **choices)
 
 
-_BRIDGED = "._original_component"
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 _IDLE_OPTIONS = (
     "trust_remote_code",

@@ -23,6 +23,30 @@ _TOLERANCE, _TOLERANCE_HALF = 1e-4, 0.05
 """Largest difference of logits over the largest logit; the same modules run twice."""
 
 
+def larger_config(checkpoint: Checkpoint, config: PretrainedConfig) -> PretrainedConfig:
+    """Make the configuration of a larger model.
+
+    Args:
+        checkpoint: A checkpoint with `larger`.
+        config: The configuration of the text part.
+
+    Returns:
+        The configuration, with the rotation of `config`.
+
+    Raises:
+        InputError: The keys describe no such model.
+    """
+    raw: dict[str, Any] = dict(checkpoint.larger or {})
+    family = raw.pop("model_type")
+    with as_input_errors(f"{checkpoint.directory}/config.json describes no {family}"):
+        larger = AutoConfig.for_model(
+            family, **PretrainedConfig._decode_special_floats(copy.deepcopy(raw))
+        )
+        # The caller may have scaled the rotation; both models must have that.
+        larger.get_text_config().rope_parameters = getattr(config, "rope_parameters", None)
+    return larger
+
+
 def text_model(
     checkpoint: Checkpoint, config: PretrainedConfig, dtype: torch.dtype, **placement: Any
 ) -> PreTrainedModel:
@@ -41,17 +65,14 @@ def text_model(
         InputError: The weights do not fit, or the part alone gives other logits than the larger
             model on text.
     """
-    raw: dict[str, Any] = dict(checkpoint.larger or {})
-    family, source = raw.pop("model_type"), f"{checkpoint.directory}/config.json"
-    with as_input_errors(f"{source} describes no {family}"):
-        larger = AutoConfig.for_model(
-            family, **PretrainedConfig._decode_special_floats(copy.deepcopy(raw))
-        )
-        # The caller may have scaled the rotation; both models must have that.
-        larger.get_text_config().rope_parameters = getattr(config, "rope_parameters", None)
+    larger, source = larger_config(checkpoint, config), f"{checkpoint.directory}/config.json"
     whole: Any = loaded_by_transformers(checkpoint.directory, larger, dtype, **placement).eval()
     # stands for an image
-    beside = {value for name, value in raw.items() if name.endswith(("token_id", "token_index"))}
+    beside = {
+        value
+        for name, value in (checkpoint.larger or {}).items()
+        if name.endswith(("token_id", "token_index"))
+    }
     # The placeholder of an image would make the larger model look for one.
     words = [number for number in range(min(config.vocab_size, 1000)) if number not in beside]
     tokens = torch.tensor([words[:: -(-len(words) // _TOKENS)]], device=whole.device)
@@ -62,7 +83,7 @@ def text_model(
     # So written, NaN is refused too.
     if not error <= (_TOLERANCE if dtype.itemsize >= 4 else _TOLERANCE_HALF):
         raise InputError(
-            f"{source}: the text part of this {family} alone, a {config.model_type}, gives "
+            f"{source}: the text part of this {larger.model_type} alone, a {config.model_type}, gives "
             "other logits than the larger model "
             f"(by {error:.2g} of the largest), so it cannot be opened"
         )

@@ -18,7 +18,7 @@ import pytest
 from places import OFFICIAL, PACKAGE
 from places import ROOT as repository
 
-from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN
+from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, READERS
 
 ROOT = PACKAGE
 LABORATORY = repository / "papers" / "position_papers"
@@ -37,6 +37,7 @@ FORBIDDEN = {
         for floor in NEIGHBOURS
     },
     **{floor: ABOVE[:place] for place, floor in enumerate(ABOVE)},
+    "gguf": (*NEIGHBOURS, *ABOVE, "inputs", "run"),
     "interventions": (*ABOVE[:-1], *(floor for floor in NEIGHBOURS if floor != "models")),
     "comparison": tuple({*ABOVE, *NEIGHBOURS} - {"comparison", "plots"}),
 }
@@ -135,6 +136,17 @@ def test_arrows_point_down(room):
         if within(other, bad)
     }
     assert not wrong
+
+
+def test_a_reader_of_checkpoint_files_is_found_by_its_ending_and_imported_by_nobody():
+    wrong = {
+        f"{name} imports {other}"
+        for name, others in imports().items()
+        for other in others
+        if within(other, "gguf") and not within(name, "gguf")
+    }
+    assert not wrong
+    assert OWN[READERS] == {"gguf": "repo_interp.gguf"}
 
 
 def public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef]:

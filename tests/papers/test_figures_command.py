@@ -28,8 +28,8 @@ from position_papers.kit.subjects import given, stem
 from position_papers.zoo_directory import DIRECTORY as ZOO
 from repo_interp.cli import _parser, main
 from repo_interp.errors import InputError
-from repo_interp.models.checkpoints import save
 from repo_interp.models.reposition import reposition
+from repo_interp.models.saving import save
 from repo_interp.shipped import zoo_path
 
 SIZES = {

@@ -53,9 +53,9 @@ from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
 from repo_interp.measures.positions import Positions
-from repo_interp.models.checkpoints import save
 from repo_interp.models.load import load, load_fresh
 from repo_interp.models.reposition import reposition
+from repo_interp.models.saving import save
 
 L = 16
 H1, H1_NO_DECAY = H1_CLAIMS["independent"]

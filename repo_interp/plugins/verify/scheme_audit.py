@@ -40,11 +40,12 @@ from transformers.modeling_utils import local_torch_dtype
 from repo_interp.errors import InputError, NotFinite, one_line
 from repo_interp.inputs import AttentionInputs
 from repo_interp.models.capture import capture, layers_by_pair
-from repo_interp.models.checkpoints import load_model, save
+from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import patch_attribute
 from repo_interp.models.precision import float32_by_default
 from repo_interp.models.reposition import reposition
+from repo_interp.models.saving import save
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.logits import PositionLogits
 

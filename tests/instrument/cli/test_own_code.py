@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_uti
 
 import repo_interp as ri
 from repo_interp.checkpoint_files.directories import FETCHED
-from repo_interp.checkpoint_files.gguf_header import CONVERSION
 from repo_interp.cli import main
-from repo_interp.models.adapters import attach, base_reference, save_adapter
+from repo_interp.gguf import VERSION
+from repo_interp.models.adapter_training import attach, save_adapter
+from repo_interp.models.adapters import base_reference
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.configuration import identify
 from repo_interp.shipped import zoo_path
@@ -133,7 +134,7 @@ def test_a_gguf_file_is_read_without_the_code_beside_it(tmp_path, mark, yes, cap
 
 def test_a_fetched_model_with_code_is_refused(tmp_path, mark, yes, capsys, monkeypatch):
     monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path))
-    cached = evil(tmp_path / "models" / f"smollm2-135m-{CONVERSION}", mark)
+    cached = evil(tmp_path / "models" / f"smollm2-135m-{VERSION}", mark)
     refused(["fetch", "smollm2-135m"], cached / "tokenizer_config.json", mark, capsys)
     refused(["inspect", "smollm2-135m"], cached / "tokenizer_config.json", mark, capsys)
 

@@ -25,11 +25,13 @@ from position_papers.training.trained import recorded_scores, trained_configurat
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.checkpoint_files.stored import ADAPTER
 from repo_interp.cli import main
-from repo_interp.models import adapters
-from repo_interp.models.adapters import attach, fitting_changes, save_adapter
-from repo_interp.models.checkpoints import load_model, load_tokenizer, save
+from repo_interp.models import adapter_training, adapters
+from repo_interp.models.adapter_training import attach, round_trained, save_adapter
+from repo_interp.models.adapters import fitting_changes
+from repo_interp.models.checkpoints import load_model, load_tokenizer
 from repo_interp.models.configuration import identify
 from repo_interp.models.reposition import layout, reposition, with_layout
+from repo_interp.models.saving import save
 from repo_interp.shipped import shipped_names, zoo_names, zoo_path
 from repo_interp.tasks import make_task
 
@@ -105,7 +107,7 @@ def differing(base, directory):
 def test_a_fresh_adapter_changes_positions_alone(base, tmp_path, scheme):
     model = reposition(load_model(base), scheme)
     attach(model, rank=2)
-    adapters.round_trained(model)
+    round_trained(model)
     expected = model(TOKENS).logits
     save_adapter(model, tmp_path / "fresh", adapters.base_reference(identify(base), str(base)))
     loaded = load_model(tmp_path / "fresh")
@@ -324,7 +326,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(base, adap
     ):
         with refused(line):
             prepare(configuration_on(below, **fields))
-    monkeypatch.setattr(adapters, "find_spec", lambda name: None)
+    monkeypatch.setattr(adapter_training, "find_spec", lambda name: None)
     with refused(r"repo-interp\[adapter\]"):
         prepare(configuration_on(base))
 

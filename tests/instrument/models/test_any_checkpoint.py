@@ -2,12 +2,16 @@
 positions, saved and loaded again.
 """
 
+import re
+import shutil
+
 import pytest
 import torch
 from refusals import refused
 
 import repo_interp as ri
 from benchmarks.tiny_models import small_model
+from repo_interp.cli import main
 from repo_interp.models.checkpoints import load_model
 
 TOKENS = torch.randint(3, 120, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -54,3 +58,16 @@ def test_a_converted_checkpoint_that_lacks_a_weight_is_refused(stored, tmp_path)
         r"do not fit a mixtral: 1 missing \(first: model.layers.1.input_layernorm.weight\)"
     ):
         ri.load(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "llama"])
+def test_an_adapter_beside_whole_weights_is_refused_and_never_added(
+    family, stored, tmp_path, capsys
+):
+    """Found: transformers added it to a mixtral, and logits were those of no stored weights."""
+    directory = shutil.copytree(stored(family)[0], tmp_path / "checkpoint")
+    (directory / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    said = "an adapter of peft (adapter_config.json) stands beside the weights"
+    with refused(re.escape(said)):
+        ri.load_model(directory)
+    assert main(["inspect", str(directory)]) == 2 and said in capsys.readouterr().err

@@ -19,11 +19,14 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
 import repo_interp as ri
+from repo_interp import installed_points
 from repo_interp.checkpoint_files.weights import loaded_by_transformers
 from repo_interp.cli import main
 from repo_interp.errors import Note
+from repo_interp.models.attention import SchemeParts
 from repo_interp.models.configuration import identify
 from repo_interp.models.decoder import as_decoder
+from repo_interp.positions.assigners import TokenIndex
 from repo_interp.shipped import shipped_names
 from repo_interp.tasks.prompt import Prompt
 
@@ -190,6 +193,7 @@ DAMAGES = {
     "missing": lambda tensors, name: tensors.pop(name),
     "surplus": lambda tensors, name: tensors.update({f"{name}.extra": torch.ones(1)}),
     "misshaped": lambda tensors, name: tensors.update({name: tensors[name][:-1].clone()}),
+    "renamed": lambda tensors, name: tensors.update({f"{name}.extra": tensors.pop(name)}),
 }
 
 
@@ -340,6 +344,33 @@ def test_learned_positions_keep_their_precision_in_a_rounded_model_where_asked(s
     found = torch.as_tensor(positions).float()
     assert_close(found[:: len(found) // len(expected)], expected, atol=1e-5, rtol=1e-5)
     assert not torch.equal(found, found.bfloat16().float())
+
+
+class Halved(TokenIndex):
+    """Half the token index; the factor is a buffer that no file has."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", torch.tensor([0.5]), persistent=False)
+
+    def forward(self, hidden_states, index):
+        return super().forward(hidden_states, index) * self.factor
+
+
+def test_buffers_of_a_scheme_that_are_not_stored_are_those_of_its_constructor(
+    tmp_path, monkeypatch
+):
+    """Loaded by transformers they would be memory that nobody wrote to."""
+    monkeypatch.setattr(installed_points, "_REGISTERED", {})
+    ri.register_scheme(
+        "halved_index",
+        lambda builder, rotation, d_head: SchemeParts(
+            "halved_index", Halved(), rotation.frequencies, rotation.attention_scaling
+        ),
+    )
+    model = ri.reposition(tiny("llama"), "halved_index@1/2")
+    ri.save(model, tmp_path)
+    assert torch.equal(logits(ri.load_model(tmp_path)), logits(model))
 
 
 def test_values_too_large_for_the_wanted_dtype_are_refused(stock):

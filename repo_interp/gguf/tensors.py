@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from repo_interp.checkpoint_files.gguf_header import FACTORS, Header
-from repo_interp.checkpoint_files.gguf_metadata import architecture_of
+from repo_interp.checkpoint_files.readers import Outline
 from repo_interp.checkpoint_files.stored import require_fit
 from repo_interp.errors import InputError
+from repo_interp.gguf.header import FACTORS, Header, header_of
+from repo_interp.gguf.metadata import architecture_of, keys_of
 
 _OUTSIDE = {"token_embd.weight": "VD", "output_norm.weight": "D", "output.weight": "VD"}
 _IN_BLOCK = {
@@ -24,12 +26,32 @@ _IN_BLOCK = {
 }
 
 
+def outline(file: Path) -> Outline:
+    """Read a GGUF file without its values.
+
+    Args:
+        file: The GGUF file.
+
+    Returns:
+        Configuration, without factors of frequencies, and shapes.
+
+    Raises:
+        InputError: The file is no GGUF, its family cannot be opened, or its tensors do not fit.
+    """
+    header = header_of(file)
+    keys = keys_of(header)
+    require_tensors(header, keys)
+    # Factors of frequencies are stored as a tensor, and belong to the rotation.
+    shapes = {name: shape for name, shape in header.shapes.items() if name != FACTORS}
+    return Outline(keys, shapes)
+
+
 def require_tensors(header: Header, config: Mapping[str, Any]) -> None:
     """Refuse a file with other tensors than its decoder has.
 
     Args:
         header: Header of the file.
-        config: Its metadata as `gguf_metadata.keys_of` translates them.
+        config: Its metadata as `metadata.keys_of` translates them.
 
     Raises:
         InputError: Names or shapes differ.
