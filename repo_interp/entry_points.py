@@ -97,7 +97,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "effects": "repo_interp.plugins.causes.suggestions:needed",
         "kinds": "repo_interp.plugins.sources.suggestions:kinds",
     },
-    READERS: {"gguf": "repo_interp.gguf"},
+    READERS: {"gguf": "repo_interp.plugins.gguf"},
     COMMANDS: {
         **{
             name: f"repo_interp.cli.{name}_command"

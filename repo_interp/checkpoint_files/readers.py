@@ -68,7 +68,7 @@ class Contents(Protocol):
 
 
 class Reader(Protocol):
-    """A format of checkpoint files, such as the module `repo_interp.gguf`."""
+    """A format of checkpoint files, such as the module `repo_interp.plugins.gguf`."""
 
     VERSION: int
     """Raised whenever the same file is converted to something else: directories that an older

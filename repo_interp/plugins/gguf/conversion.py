@@ -28,10 +28,10 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from repo_interp.errors import InputError, as_input_errors
-from repo_interp.gguf.header import FACTORS, Header, header_of
-from repo_interp.gguf.metadata import architecture_of, keys_of
-from repo_interp.gguf.tensors import require_tensors
-from repo_interp.gguf.tokenizer import end_ids, tokenizer_of
+from repo_interp.plugins.gguf.header import FACTORS, Header, header_of
+from repo_interp.plugins.gguf.metadata import architecture_of, keys_of
+from repo_interp.plugins.gguf.tensors import require_tensors
+from repo_interp.plugins.gguf.tokenizer import end_ids, tokenizer_of
 
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """The same in every release of Llama 3.1 to 3.3; llama.cpp's converter takes them where a

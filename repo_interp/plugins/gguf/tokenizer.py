@@ -18,8 +18,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from repo_interp.errors import InputError, nearest, one_line
-from repo_interp.gguf.header import Header
-from repo_interp.gguf.splits import SPLIT_RULES, SplitRule
+from repo_interp.plugins.gguf.header import Header
+from repo_interp.plugins.gguf.splits import SPLIT_RULES, SplitRule
 from repo_interp.values import shortened
 
 if TYPE_CHECKING:

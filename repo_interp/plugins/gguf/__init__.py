@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from repo_interp.checkpoint_files.readers import Outline
-    from repo_interp.gguf.conversion import GGUF
+    from repo_interp.plugins.gguf.conversion import GGUF
 
 VERSION = 3
 """See `repo_interp.checkpoint_files.readers.Reader`."""
@@ -32,7 +32,7 @@ def outline(file: Path) -> Outline:
     Raises:
         InputError: The file is no GGUF, its family cannot be opened, or its tensors do not fit.
     """
-    from repo_interp.gguf.tensors import outline
+    from repo_interp.plugins.gguf.tensors import outline
 
     return outline(file)
 
@@ -49,6 +49,6 @@ def read(file: Path) -> GGUF:
     Raises:
         InputError: As `outline`; or frequencies are scaled by a rule that is not known.
     """
-    from repo_interp.gguf.conversion import GGUF
+    from repo_interp.plugins.gguf.conversion import GGUF
 
     return GGUF(file)

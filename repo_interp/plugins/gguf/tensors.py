@@ -9,8 +9,8 @@ from typing import Any
 from repo_interp.checkpoint_files.readers import Outline
 from repo_interp.checkpoint_files.stored import require_fit
 from repo_interp.errors import InputError
-from repo_interp.gguf.header import FACTORS, Header, header_of
-from repo_interp.gguf.metadata import architecture_of, keys_of
+from repo_interp.plugins.gguf.header import FACTORS, Header, header_of
+from repo_interp.plugins.gguf.metadata import architecture_of, keys_of
 
 _OUTSIDE = {"token_embd.weight": "VD", "output_norm.weight": "D", "output.weight": "VD"}
 _IN_BLOCK = {

@@ -30,10 +30,10 @@ from repo_interp.checkpoint_files.readers import converted as convert
 from repo_interp.checkpoint_files.readers import write_converted
 from repo_interp.cli import main
 from repo_interp.files import digest_of
-from repo_interp.gguf import VERSION
-from repo_interp.gguf.header import header_of
-from repo_interp.gguf.metadata import keys_of
-from repo_interp.gguf.tensors import require_tensors
+from repo_interp.plugins.gguf import VERSION
+from repo_interp.plugins.gguf.header import header_of
+from repo_interp.plugins.gguf.metadata import keys_of
+from repo_interp.plugins.gguf.tensors import require_tensors
 
 gguf = pytest.importorskip("gguf")
 

@@ -12,9 +12,9 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import CohereTokenizer, Qwen2Tokenizer
 
 from repo_interp.checkpoint_files.tokenizer_files import read_tokenizer
-from repo_interp.gguf.header import header_of
-from repo_interp.gguf.splits import SPLIT_RULES
-from repo_interp.gguf.tokenizer import end_ids, special_ids, tokenizer_of
+from repo_interp.plugins.gguf.header import header_of
+from repo_interp.plugins.gguf.splits import SPLIT_RULES
+from repo_interp.plugins.gguf.tokenizer import end_ids, special_ids, tokenizer_of
 
 gguf = pytest.importorskip("gguf")
 
