@@ -45,7 +45,7 @@ class Strength:
 
 
 @dataclass(frozen=True)
-class SideBySide:
+class EditedPrompts:
     """Prompts side by side, padded on the right: what the edit of a kind is made from."""
 
     decoder: Decoder

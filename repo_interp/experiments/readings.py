@@ -28,7 +28,7 @@ from torch import Tensor
 
 from repo_interp.experiments.attribution import attributed
 from repo_interp.experiments.experiment import TOKENS
-from repo_interp.experiments.position_changes import SideBySide, Strength
+from repo_interp.experiments.position_changes import EditedPrompts, Strength
 from repo_interp.experiments.responses import (
     MOST_LOGITS,
     Question,
@@ -89,7 +89,7 @@ class Measurement:
             `clean` [reading, prompt], and `screened` [kind, screening, layer, head, prompt].
         """
         batch = self._batch(numbers)
-        some = SideBySide(self.decoder, self.prompts, numbers, self.strength)
+        some = EditedPrompts(self.decoder, self.prompts, numbers, self.strength)
         changes = {kind: some.edit(kind) for kind in kinds}
 
         def objective() -> Tensor:
@@ -115,7 +115,7 @@ class Measurement:
         # Passes of a call have one size, and the last one a smaller
         # one: two edits serve all of them.
         edit_of = lru_cache(2)(
-            lambda copies: SideBySide(
+            lambda copies: EditedPrompts(
                 self.decoder, self.prompts, [*numbers] * copies, self.strength
             ).edit(kind)
         )

@@ -72,7 +72,7 @@ def _edits() -> list[str]:
     return [name for name, kind in KINDS.items() if kind.is_function]
 
 
-__all__ += _edits()
+__all__ += [*_edits()]
 
 
 def __getattr__(name: str) -> Any:

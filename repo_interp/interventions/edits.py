@@ -23,7 +23,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from repo_interp.errors import InputError, quoted
-from repo_interp.interventions.position_edit import Form, PositionEdit, bounded, first_of
+from repo_interp.interventions.position_edit import FormRow, PositionEdit, bounded, first_of
 from repo_interp.interventions.replacing import (
     PassContext,
     finite_positions,
@@ -46,7 +46,7 @@ class Linearised(PositionEdit):
     """Set positions to the token index, as plain RoPE has them: z_i <- i."""
 
     words = "the token index"
-    form = Form("the token index")
+    form = FormRow("the token index")
     become, does = "token index", "replacing them by the token index"
 
     def edited(self, z, here):
@@ -61,7 +61,6 @@ class Straightened(PositionEdit):
     chosen tokens: RoPE with the head's slope. New tokens after a cached prompt are on its line.
     """
 
-    words = "the line fitted to them"
     become, does = "straight lines", "replacing them by straight lines"
 
     def edited(self, z, here):
@@ -93,7 +92,7 @@ class Frozen(PositionEdit):
         "the value that positions are frozen at", default=None, kw_only=True
     )
     words = "position {value:.4g} for every token"
-    form = Form("one constant", "value", "position", "the mean")
+    form = FormRow("one constant", "value", "position", "the mean")
     become, does = "all the same", "freezing them"
 
     def in_words(self) -> str:
@@ -114,7 +113,7 @@ class Copied(PositionEdit):
 
     source: TokensOrNone = bounded("source")
     words = "the position of token {source}"
-    form = Form("the position of a token", "source", "token")
+    form = FormRow("the position of a token", "source", "token")
 
     def edited(self, z, here):
         return self.of_prompt(z, here, self._of_token)
@@ -143,7 +142,7 @@ class Permuted(PositionEdit):
     order: Any = field(default=None, kw_only=True)
     seed: Seed = bounded("seed", default=0, kw_only=True)
     words = "shuffled, seed {seed}"
-    form = Form("shuffled", "seed", "seed")
+    form = FormRow("shuffled", "seed", "seed")
     become, does = "in random order", "permuting them"
 
     def __post_init__(self) -> None:
@@ -245,7 +244,7 @@ class Scaled(PositionEdit):
 
     factor: Finite = bounded("the factor that positions are scaled by, given before the heads,")
     words = "times {factor:g}"
-    form = Form("scaled", "factor", "factor")
+    form = FormRow("scaled", "factor", "factor")
     become, does = "scaled", "scaling them"
 
     def edited(self, z, here):
@@ -266,7 +265,6 @@ class Rounded(PositionEdit):
     step: Step = bounded(
         "the step that positions are rounded to multiples of, given before the heads,", default=1.0
     )
-    words = "rounded to multiples of {step:g}"
     become, does = "rounded", "rounding them"
 
     def edited(self, z, here):
@@ -288,7 +286,6 @@ class Clipped(PositionEdit):
 
     low: float
     high: float
-    words = "clipped to {low:g} to {high:g}"
     become, does = "clipped", "clipping them"
 
     def __post_init__(self) -> None:
@@ -342,7 +339,7 @@ class Shifted(PositionEdit):
 
     by: Finite = bounded("the number of positions that tokens are shifted by")
     words = "shifted by {by:g}"
-    form = Form("shifted", "by", "by (positions)")
+    form = FormRow("shifted", "by", "by (positions)")
     become, does = "span shifted", "shifting those of a span"
     needs = "span"
 
@@ -368,7 +365,6 @@ class Transplanted(PositionEdit):
 
     recorded: Any
     from_head: tuple[int, int] | None = field(default=None, kw_only=True)
-    words = "those of another prompt"
     become, does = "another prompt's", "taking those of another prompt"
     needs = "partner"
 
@@ -420,7 +416,7 @@ class Ranked(PositionEdit):
     """
 
     words = "ranks of the positions"
-    form = Form("ranks of the positions")
+    form = FormRow("ranks of the positions")
     become, does = "their ranks", "replacing them by their ranks"
 
     def edited(self, z, here):
@@ -457,7 +453,7 @@ class Segmented(PositionEdit):
     step: Finite = bounded("the step within segments", default=0.0, kw_only=True)
     jump: Finite = bounded("the jump between segments", default=1.0, kw_only=True)
     words = "numbers of segments that begin at tokens {starts}"
-    form = Form("segments", "starts", "later ones from tokens", "8, 16")
+    form = FormRow("segments", "starts", "later ones from tokens", "8, 16")
     become, does = "numbers of segments", "replacing them by numbers of segments"
     needs = "segments"
 

@@ -38,7 +38,7 @@ KINDS: dict[str, type[PositionEdit]] = {}
 
 
 @dataclass(frozen=True)
-class Form:
+class FormRow:
     """A row of the explorer's form."""
 
     says: str
@@ -73,15 +73,15 @@ class PositionEdit:
 
     kind: ClassVar[str] = ""
     words: ClassVar[str] = ""
-    """The new positions in words, with fields in braces."""
-    form: ClassVar[Form | None] = None
+    """The new positions in a sentence of the explorer, with fields in braces."""
+    form: ClassVar[FormRow | None] = None
     """Its row of the explorer's form; None: it has none."""
     become: ClassVar[str] = ""
     """The new positions as tables and charts of `effects` name them; "": it measures none."""
     does: ClassVar[str] = ""
     """The change in a sentence of `effects`, as in "freezing them costs 2 nats"."""
     needs: ClassVar[str] = ""
-    """What `of_prompts` needs of each prompt: a method of `SideBySide`."""
+    """What `of_prompts` needs of each prompt: a method of `EditedPrompts`."""
     is_function: ClassVar[bool] = True
     """Whether `ri.interventions` has a function of this name."""
 
@@ -218,7 +218,7 @@ class PositionEdit:
         """Make the edit that `effects` measures.
 
         Args:
-            prompts: An `experiments.position_changes.SideBySide`.
+            prompts: An `experiments.position_changes.EditedPrompts`.
 
         Returns:
             The edit for all tokens.

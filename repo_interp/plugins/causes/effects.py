@@ -50,8 +50,8 @@ from repo_interp.experiments.experiment import (
 from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.position_changes import (
     KINDS,
+    EditedPrompts,
     PositionChange,
-    SideBySide,
     Strength,
     default_kinds,
 )
@@ -352,7 +352,7 @@ class Effects(Experiment):
             )
         kinds = tuple(dict.fromkeys(self.kinds or default_kinds(decoder)))
         require_targets(self.name, scoring, prompts)
-        SideBySide(decoder, prompts, range(len(prompts)), self.strength).require(kinds)
+        EditedPrompts(decoder, prompts, range(len(prompts)), self.strength).require(kinds)
         return kinds
 
     def measured(

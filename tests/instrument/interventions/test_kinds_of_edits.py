@@ -18,7 +18,7 @@ from repo_interp.interventions.position_edit import KINDS
 
 TOKENS = torch.arange(3, 23)[None]
 SCRATCH = '''
-from repo_interp.interventions.position_edit import Form, PositionEdit, bounded
+from repo_interp.interventions.position_edit import FormRow, PositionEdit, bounded
 from repo_interp.values import Finite
 
 
@@ -31,7 +31,7 @@ class Mirrored(PositionEdit):
 
     at: Finite = bounded("the place that positions are mirrored at", default=0.0)
     words = "mirrored at {at:g}"
-    form = Form("mirrored", "at", "place")
+    form = FormRow("mirrored", "at", "place")
     become, does = "mirrored", "mirroring them"
 
     def edited(self, z, here):

@@ -23,7 +23,7 @@ from repo_interp.experiments import Effects, readings
 from repo_interp.experiments.experiment_catalogue import planned
 from repo_interp.experiments.position_changes import (
     KINDS,
-    SideBySide,
+    EditedPrompts,
     Strength,
     default_kinds,
 )
@@ -89,7 +89,7 @@ def test_so_it_is_inside_a_bridge_and_after_an_error():
 def by_hand(model, kind, heads, number):
     """Changes of log-probability and score of one prompt, by whole passes of this prompt alone."""
     change, prompts = (
-        SideBySide(as_decoder(model), PROMPTS, [number], Strength()).edit(kind),
+        EditedPrompts(as_decoder(model), PROMPTS, [number], Strength()).edit(kind),
         [PROMPTS[number]],
     )
     with iv.replaced(model, change, heads):
@@ -255,7 +255,7 @@ def test_kinds_are_the_interventions_on_the_tokens_of_each_prompt(model):
         with context:
             return iv.positions_of(model, tokens)[1][0]
 
-    some = SideBySide(as_decoder(model), PROMPTS, range(4), strength)
+    some = EditedPrompts(as_decoder(model), PROMPTS, range(4), strength)
 
     def changed(kind):
         return under(iv.replaced(model, some.edit(kind), layer=1), padded)
