@@ -57,16 +57,17 @@ def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) ->
         ValueError: A variable lacks `long_name` or `units`.
     """
     for name, group in groups.items():
-        for variable, array in group.data_vars.items():
+        for variable in group.data_vars:
+            attributes = group.variables[variable].attrs
             # ValueError and not InputError: it is a measure of ours that forgot
-            if "long_name" not in array.attrs or "units" not in array.attrs:
+            if "long_name" not in attributes or "units" not in attributes:
                 raise ValueError(f"{name}/{variable} lacks long_name or units")
-    tree = xr.DataTree.from_dict(
-        {"/": xr.Dataset(), **{f"/{name}": group for name, group in groups.items()}}
-    )
-    tree.attrs = dict(provenance)
+    root = xr.Dataset(attrs=dict(provenance))
+    nodes = {"/": root, **{f"/{name}": group for name, group in groups.items()}}
     # As after a file, so that a run in memory and the same run read again are equal.
-    return _map_nodes(tree, _with_plain_attributes)
+    return xr.DataTree.from_dict(
+        {path: _with_plain_attributes(node) for path, node in nodes.items()}
+    )
 
 
 def checked_group(given: Any, source: str) -> xr.Dataset:
@@ -93,7 +94,8 @@ def checked_group(given: Any, source: str) -> xr.Dataset:
             or given[variable].dims != ("layer",)
         ):
             require_name(variable, f"a variable of {source}", ("scheme", "run"))
-    for variable, array in given.data_vars.items():
+    for variable in given.data_vars:
+        array = given.variables[variable]
         if "long_name" not in array.attrs or "units" not in array.attrs:
             raise InputError(
                 f"{source} gives {variable!r} without long_name or units; describe it, as "
