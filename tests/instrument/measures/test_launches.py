@@ -168,10 +168,11 @@ ALLOWED = {
     # Controls, on request; and numpy's kernels of the measures in `TEXTS`.
     "three_axis.py shuffle_distances": "cpu nonzero",
     "three_axis.py draw_rows": "cpu nonzero",
-    "head_patterns.py ContentSums.add": "mask",
+    "head_patterns.py ContentSums.add": "nonzero",  # of rows on the processor
     "held_out.py one_hot": "unique",
     "held_out.py HeldOut.errors": "unique",
     "mirror.py mirror": "bool float",
+    "mirror.py mirror_score": "float",
     "segmentation.py segment_edges": "nonzero mask",
     "segmentation.py shuffled_edges": "cpu",
     "segmentation.py has_ties": "bool",
