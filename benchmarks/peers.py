@@ -17,22 +17,28 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repo_interp.errors import InputError
+from repo_interp.errors import InputError, Note
 
 if TYPE_CHECKING:
     from benchmarks.running import Row  # which imports pandas
 
 ROWS = 5
 """Generated tokens, whose rows are asked for."""
+LONGER = ("20", "21", "25", "30")
+"""Test sets of the task reversal that `extrapolation` takes."""
+EIGHT = 8
+"""Prompts of an experiment."""
 TOLERANCE, TURNS = 1e-5, 2
 DETECTED = ("induction", "previous_token", "duplicate_token", "sink")
 SCORES = tuple(f"{name}_on_prompts" for name in DETECTED)
@@ -92,9 +98,9 @@ def _mass_of_rows(model: Any, tokens: list[int]) -> Numbers:
     )
 
 
-def _short_prompts(tokens: list[int]) -> list[list[int]]:
-    """200 prompts, each with other random tokens in the form of `tokens`."""
-    return [prompt_tokens(len(tokens), max(tokens) - number % 7) for number in range(200)]
+def _short_prompts(tokens: list[int], count: int = 200) -> list[list[int]]:
+    """Prompts, each with other random tokens in the form of `tokens`."""
+    return [prompt_tokens(len(tokens), max(tokens) - number % 7) for number in range(count)]
 
 
 def _mass_of_batches(model: Any, tokens: list[int]) -> Numbers:
@@ -245,6 +251,160 @@ def _atlas_of(model: Any, tokens: list[int], scores: tuple[str, ...]) -> Numbers
     return _atlas(model, tokens, scores, twins=0, scores=scores)
 
 
+SCORES_OF_HEADS = (
+    *DETECTED,
+    "place_u",
+    *SCORES,
+    "source_mass",
+    "retrieval",
+    "contribution",
+    "distance",
+    "departure",
+    "content",
+)
+"""What `experiment_scripts.head_scores` gives, in its order."""
+
+
+def _eight_prompts(tokens: list[int]) -> list[Any]:
+    return [_prompt(one) for one in _short_prompts(tokens, EIGHT)]
+
+
+def _head_scores(model: Any, tokens: list[int]) -> Numbers:
+    import torch
+
+    from benchmarks.experiment_scripts import head_scores
+
+    spans, answer = spans_of(tokens), [*range(len(tokens) - ROWS, len(tokens))]
+    prompts = torch.tensor(_short_prompts(tokens, EIGHT))
+    # <bos>, which the tokenizer puts before a text
+    return head_scores(model, prompts, spans["needle"], answer, first=1)
+
+
+def _atlas_of_prompts(model: Any, tokens: list[int]) -> Numbers:
+    import repo_interp as ri
+
+    asked = ri.experiments.Atlas(twins=0)
+    run = ri.analyze(model, _eight_prompts(tokens), (), experiments=[asked], **SILENT)
+    of_head = ("layer", "head")
+    return np.stack([run["atlas"][name].transpose(*of_head).values for name in SCORES_OF_HEADS], -1)
+
+
+def _prompts_and_answer(tokens: list[int]) -> tuple[Any, list[int]]:
+    """Eight prompts as a tensor, and the tokens of their answers."""
+    import torch
+
+    return torch.tensor(_short_prompts(tokens, EIGHT)), [*range(len(tokens) - ROWS, len(tokens))]
+
+
+def _derivatives(model: Any, tokens: list[int]) -> Numbers:
+    from benchmarks.experiment_scripts import position_derivatives
+
+    return position_derivatives(model, *_prompts_and_answer(tokens))
+
+
+def _saliency(model: Any, tokens: list[int]) -> Numbers:
+    import repo_interp as ri
+
+    asked = ri.experiments.Saliency(steps=0)
+    run = ri.analyze(model, _eight_prompts(tokens), (), experiments=[asked], **SILENT)
+    return run["saliency"]["saliency"].transpose("layer", "prompt", "head", "token").values
+
+
+def _tolerance(model: Any, tokens: list[int]) -> Numbers:
+    from benchmarks.experiment_scripts import tolerance
+    from repo_interp.plugins.lengths.perturbation import (
+        GAMMAS,
+        L_MAX,
+        PAPER_KINDS,
+        offset,
+        transposed,
+    )
+
+    points = [*product(PAPER_KINDS, GAMMAS[1:], L_MAX)]
+    draw = dict.fromkeys(PAPER_KINDS, transposed) | {"position_offset": offset}
+    return tolerance(model, *_prompts_and_answer(tokens), points, draw)
+
+
+def _perturbation(model: Any, tokens: list[int]) -> Numbers:
+    import repo_interp as ri
+
+    asked = ri.experiments.Perturbation()
+    run = ri.analyze(model, _eight_prompts(tokens), (), experiments=[asked], **SILENT)
+    group = run["perturbation"].to_dataset().isel(gamma=slice(1, None))
+    points = group.stack(point=("kind", "gamma", "l_max"))
+    change = points["output_change"].transpose("point", "layer", "head").values
+    numbers = [points[name].values for name in ("log_perplexity", "log_perplexity_rise")]
+    return np.column_stack([*numbers, change.reshape(len(change), -1)])
+
+
+def _repositioned(checkpoint: str) -> Any:
+    import repo_interp as ri
+
+    return ri.load_model(checkpoint)
+
+
+def _use_of_kinds(model: Any, tokens: list[int]) -> Numbers:
+    """Which layers are of a kind says the measure `position_sources`, on this side too."""
+    import repo_interp as ri
+    from benchmarks.experiment_scripts import CASES, use_of_kinds
+    from repo_interp.plugins.causes.effects import drawn_sets
+    from repo_interp.plugins.sources.position_sources import KINDS_OF_HEADS
+
+    named = ri.analyze(model, _eight_prompts(tokens), ("position_sources",), **SILENT)
+    kind = named["position_sources"].to_dataset()["kind"].isel(head=0).values.tolist()
+    sets = {}
+    for one in (*CASES, *KINDS_OF_HEADS):
+        own = [layer for layer, known in enumerate(kind) if known == one or one in CASES]
+        others = [layer for layer in range(len(kind)) if layer not in own]
+        if own:
+            sets[one] = [own, *drawn_sets(others, len(own), 2, 0)]
+    return np.nan_to_num(use_of_kinds(model, _prompts_and_answer(tokens)[0], sets))
+
+
+def _kinds(model: Any, tokens: list[int]) -> Numbers:
+    import repo_interp as ri
+
+    run = ri.analyze(model, _eight_prompts(tokens), (), experiments=["kinds"], **SILENT)
+    change = run["kinds"]["loss_change"].sel(token_class="all")
+    return np.nan_to_num(change.transpose("kind", "of", "bound").values)
+
+
+def _longer_prompts(tokens: list[int]) -> tuple[dict[int, Any], dict[int, list[int]]]:
+    """Prompts of the task by length, of which half are measured, and the tokens of their answers."""
+    import torch
+
+    from repo_interp.tasks import make_task
+
+    made = [make_task("reversal").prompts(32, 0, words) for words in LONGER]
+    by_length = {len(some[0].tokens): some for some in made}
+    return (
+        {length: torch.tensor([one.tokens for one in some]) for length, some in by_length.items()},
+        {length: [*some[0].generated] for length, some in by_length.items()},
+    )
+
+
+def _divergences(model: Any, tokens: list[int]) -> Numbers:
+    from benchmarks.experiment_scripts import divergences
+
+    prompts, answers = _longer_prompts(tokens)
+    return divergences(model, prompts, answers, max(2, min(prompts) // 4))
+
+
+def _extrapolation(model: Any, tokens: list[int]) -> Numbers:
+    """Beside these numbers it traces outputs over sliding windows."""
+    import repo_interp as ri
+    from repo_interp.tasks import make_task
+
+    task, asked = make_task("reversal"), ri.experiments.Extrapolation()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Note)  # a few short prompts are mostly noise
+        run = ri.analyze(model, task.prompts(EIGHT), (), experiments=[asked], task=task, **SILENT)
+    group = run["extrapolation"].to_dataset().stack(point=("method", "length"))
+    names = ("kl_above_noise_low", "kl_above_noise_high", "log_perplexity")
+    layers = group["kl_above_noise"].transpose("point", "layer").values
+    return np.column_stack([layers, *(group[name].values for name in names)])
+
+
 def _nothing(model: Any, tokens: list[int]) -> Numbers:
     return np.zeros(0)
 
@@ -276,6 +436,26 @@ JOBS: Mapping[str, Mapping[str, Side]] = {
             _ours_with_analyze,
             partial(_atlas_of, scores=("retrieval",)),
         ),
+    },
+    "atlas of 8 tiny prompts": {
+        "maps of transformers": (_stock, _head_scores),
+        "atlas, twins=0": (_ours_with_analyze, _atlas_of_prompts),
+    },
+    "derivatives by positions": {
+        "gradients of transformers": (_stock, _derivatives),
+        "saliency, steps=0": (_ours_with_analyze, _saliency),
+    },
+    "disturbed positions": {
+        "passes of transformers": (_stock, _tolerance),
+        "perturbation": (_ours_with_analyze, _perturbation),
+    },
+    "longer prompts": {
+        "methods in transformers": (_stock, _divergences),
+        "extrapolation": (_ours_with_analyze, _extrapolation),
+    },
+    "kinds of heads": {
+        "hooks on the maps": (_repositioned, _use_of_kinds),
+        "kinds": (_ours_with_analyze, _kinds),
     },
 }
 """By job, its sides; the first is what the others are compared with."""
@@ -328,9 +508,9 @@ def _in_turns(job: str, directory: str, tokens: int, folder: Path, what: str) ->
 
 def require_equal(found: Numbers, expected: Numbers, what: str) -> None:
     """Raise ValueError, saying `what` it is, where numbers differ by more than `TOLERANCE`, or are
-    none.
+    none; of numbers beyond 1, relative to them.
     """
-    difference = np.abs(found - expected).max(initial=0.0)
+    difference = (np.abs(found - expected) / np.maximum(1.0, np.abs(expected))).max(initial=0.0)
     if not difference <= TOLERANCE:
         raise ValueError(f"{what} by {difference:.2g}; wanted at most {TOLERANCE}")
 

@@ -28,7 +28,6 @@ from repo_interp.analysis.defaults import choose, default_prompts, origin_of, re
 from repo_interp.analysis.faults import PASS, Fault, fault_in, fault_of_pass
 from repo_interp.analysis.gaps import Gaps
 from repo_interp.analysis.layer_statistics import observe_layer
-from repo_interp.analysis.memory_needed import batch_limit
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, VIEWS, called
 from repo_interp.errors import InputError, one_line, quoted
 from repo_interp.experiments.experiment import Experiment, Plan
@@ -49,6 +48,7 @@ from repo_interp.measures.statistics import (
 from repo_interp.models.capture import decode, observing, predictions_of
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import require_weights
+from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import observable
 from repo_interp.run import KEPT, checked_group, require_name, versions, with_schemes

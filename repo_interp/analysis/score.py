@@ -21,13 +21,14 @@ import xarray as xr
 from torch import nn
 
 from repo_interp.analysis.computed import store_of
-from repo_interp.analysis.memory_needed import batch_limit, require_memory_for_pass
+from repo_interp.analysis.memory_needed import require_memory_for_pass
 from repo_interp.analysis.notes import run_notes
 from repo_interp.analysis.trained_task import puts_into_any_tokens, task_of
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import answer_scores
 from repo_interp.experiments.task_scores import Cost, sets_named, task_scores
 from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.provenance import identity
 from repo_interp.run import make_run, versions
 from repo_interp.side_by_side import BatchSize

@@ -545,12 +545,12 @@ def _make_prompts(
     from repo_interp import tasks
     from repo_interp.analysis.defaults import COUNT, default_prompts, origin_of
     from repo_interp.analysis.memory_needed import (
-        batch_limit,
         require_memory_for_pass,
         require_memory_for_prompts,
     )
     from repo_interp.analysis.trained_task import task_of, trained_name
     from repo_interp.models.decoder import as_decoder
+    from repo_interp.models.pass_limits import batch_limit
 
     decoder = as_decoder(bridge)
     origin = decoder.origin

@@ -121,7 +121,7 @@ def decode(
     valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
     if position_ids is not None:
         _require_taken(decoder, position_ids)
-    with at_rest(decoder), in_blocks(decoder), known_padding(valid):
+    with at_rest(decoder), in_blocks(decoder, tokens.numel()), known_padding(valid):
         return _run_stack(decoder, tokens, valid, last_layer, position_ids, attention_mask)
 
 

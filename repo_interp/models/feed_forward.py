@@ -42,11 +42,13 @@ def block_of(intermediate: int, device: torch.device) -> int:
 
 
 @contextmanager
-def in_blocks(decoder: Decoder) -> Iterator[None]:
+def in_blocks(decoder: Decoder, tokens: int | None = None) -> Iterator[None]:
     """Let feed-forward parts work in blocks of tokens while the context lasts.
 
     Args:
         decoder: Decoder of the model.
+        tokens: Tokens of the passes, of all prompts together; parts whose block holds them stay as
+            they are. None: unknown.
 
     Yields:
         None.
@@ -59,6 +61,7 @@ def in_blocks(decoder: Decoder) -> Iterator[None]:
             if (
                 isinstance(part, nn.Module)
                 and isinstance(size, int)
+                and (tokens is None or tokens > block_of(size, decoder.device))
                 and _is_plain(part)
                 and not _is_watched(part)
             ):

@@ -9,7 +9,7 @@ word elsewhere too: the second tells a mirror from that. Knows nothing about tas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,22 +52,55 @@ def mirror(
         Mean distances to the source, to other words and to the same word elsewhere, and the
         correlation.
     """
-    z, named = np.asarray(positions, dtype=float), np.asarray(words)
-    places, copies = np.asarray(source), np.asarray(copy)
-    distance = np.abs(z[copies][:, None] - z[places][None])
-    same = named[copies][:, None] == named[places][None]
-    # [copy, source]: entry (k, k) is a copy and its source
-    itself = np.eye(len(places), dtype=bool)
+    z, places, copies = np.asarray(positions, dtype=float), np.asarray(source), np.asarray(copy)
     pairs = np.stack((z[copies], z[places]))
     # Numpy would warn, and divide 0 by 0, for a constant row; rounding has no correlation
     varied = bool((np.ptp(pairs, axis=1) > RANGE * np.abs(pairs).max(1)).all())
+    to_source, random, elsewhere = _distances(z[None], words, places, copies)
     return Mirror(
-        float(distance[itself].mean()),
-        float(distance[~same].mean()) if (~same).any() else np.nan,
-        # Without the pair of the copy itself, or a mirror would raise its control
-        float(distance[same & ~itself].mean()) if (same & ~itself).any() else np.nan,
+        float(to_source[0]),
+        float(random[0]),
+        float(elsewhere[0]),
         float(np.corrcoef(pairs)[0, 1]) if varied else np.nan,
     )
+
+
+def _distances(
+    positions: Float[np.ndarray, "head token"],
+    words: Sequence[str | int],
+    source: Sequence[int] | np.ndarray,
+    copy: Sequence[int] | np.ndarray,
+) -> Iterator[Float[np.ndarray, "head"]]:
+    """The three mean distances of `Mirror`, of every head."""
+    named, places, copies = np.asarray(words), np.asarray(source), np.asarray(copy)
+    distance = np.abs(positions[:, copies, None] - positions[:, None, places])
+    same = named[copies][:, None] == named[places][None]
+    # [copy, source]: entry (k, k) is a copy and its source
+    itself = np.eye(len(places), dtype=bool)
+    # Without the pair of the copy itself, or a mirror would raise its control
+    for pairs in (itself, ~same, same & ~itself):
+        chosen = distance.reshape(len(distance), -1).compress(pairs.ravel(), axis=1)
+        yield chosen.mean(1) if pairs.any() else np.full(len(distance), np.nan)
+
+
+def mirror_scores(
+    positions: Float[np.ndarray, "head token"],
+    words: Sequence[str | int],
+    source: Sequence[int],
+    copy: Sequence[int],
+) -> Float[np.ndarray, "head"]:
+    """Compute `mirror_score` of several heads at once.
+
+    Args:
+        positions: Position of every token in every head.
+        words: Word of every token; equal entries are the same word.
+        source: Token numbers of the sources.
+        copy: Token numbers of the copies; `copy[k]` copies `source[k]`.
+
+    Returns:
+        Scores [head].
+    """
+    return _scores(*_distances(positions, words, source, copy))
 
 
 def mirror_score(measured: Mirror) -> float:
@@ -82,7 +115,12 @@ def mirror_score(measured: Mirror) -> float:
         twice: positions that depend on the word alone, such as those of every layer that reads
         embeddings, would look like a mirror.
     """
-    if np.isnan(measured.elsewhere):
-        return np.nan
-    nearest = np.nanmin([measured.random, measured.elsewhere])
-    return 1 - measured.copies / nearest if nearest > ROUNDING * measured.random else 0.0
+    return float(_scores(*map(np.asarray, measured[:3])))
+
+
+def _scores(copies: np.ndarray, random: np.ndarray, elsewhere: np.ndarray) -> np.ndarray:
+    # fmin passes over NaN, where no other word is there.
+    nearest = np.fmin(random, elsewhere)
+    told_apart = nearest > ROUNDING * random
+    scores = np.where(told_apart, 1 - copies / np.where(told_apart, nearest, 1.0), 0.0)
+    return np.where(np.isnan(elsewhere), np.nan, scores)

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -60,6 +60,7 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.run import with_schemes
+from repo_interp.side_by_side import SideBySide, batches
 from repo_interp.store import NOT_KEPT, Store
 from repo_interp.tasks import Batch, Prompt
 from repo_interp.tasks.task import Scoring
@@ -101,19 +102,30 @@ _BY_PROMPT = {
 }
 
 
+@dataclass(frozen=True)
+class Gradients:
+    """Derivatives of the log-probability of a prompt's answer by all positions."""
+
+    positions: list[Float[Tensor, "1 head token"]]
+    """Positions of every layer that assigns some, a row for every head."""
+    gradients: list[Float[Tensor, "1 head token"]]
+    """d f / d z there."""
+    log_probability: float
+    """f, in nats per token of the answer."""
+
+
 def position_gradients(
-    decoder: Decoder, scoring: Scoring, prompt: Prompt
-) -> tuple[list[Float[Tensor, "1 head token"]], list[Float[Tensor, "1 head token"]], float]:
-    """Differentiate the log-probability of the answer by all positions, in one pass.
+    decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt]
+) -> list[Gradients]:
+    """Differentiate the log-probability of answers by all positions, in one pass.
 
     Args:
         decoder: Decoder of the model.
         scoring: Names the targets of a prompt.
-        prompt: Prompt.
+        prompts: Prompts of one length.
 
     Returns:
-        Positions of every layer that assigns some, a row for every head; d f / d z there; and f, in
-        nats per token of the answer.
+        Derivatives of every prompt.
     """
     layers = list(decoder.positioned.values())
     heads = decoder.heads
@@ -121,9 +133,9 @@ def position_gradients(
     moves: list[Tensor] = []
 
     def move(place: int, assigned: Tensor) -> Tensor:
-        """`assigned` with a row of its own for every head, plus 0, by which is differentiated."""
+        """`assigned`, a row for every prompt and head, plus 0, by which is differentiated."""
         # in half precision a path in steps of 0.5 would be none
-        rows = exact(expand_heads(assigned, heads))
+        rows = exact(expand_heads(assigned, heads)).expand(len(prompts), -1, -1)
         positions.append(rows.detach())
         # A derivative at 0 by the addend is the derivative by the position, learned or not.
         moves.append(torch.zeros_like(rows, requires_grad=True))
@@ -131,9 +143,17 @@ def position_gradients(
 
     # Callers may be inside no_grad, as measuring is elsewhere.
     with torch.enable_grad(), _positions_changed(layers, move):
-        (log_probability,) = _log_probabilities(decoder, scoring, prompt, 1)
-        gradients = torch.autograd.grad(log_probability, moves)
-    return positions, list(gradients), float(log_probability.detach())
+        log_probabilities = _log_probabilities(decoder, scoring, prompts)
+        # Prompts do not see one another, so the gradient of the sum holds that of every prompt.
+        gradients = torch.autograd.grad(log_probabilities.sum(), moves)
+    return [
+        Gradients(
+            [of_layer[row, None] for of_layer in positions],
+            [of_layer[row, None] for of_layer in gradients],
+            log_probability,
+        )
+        for row, log_probability in enumerate(log_probabilities.detach().tolist())
+    ]
 
 
 def integrated_gradients(
@@ -167,7 +187,7 @@ def integrated_gradients(
     # One tensor of positions per layer: Captum attributes to inputs, whatever the model reads.
     def probability(*given: Float[Tensor, "point head token"]) -> Float[Tensor, "point"]:
         with _positions_changed(layers, lambda place, assigned: given[place]):
-            return _log_probabilities(decoder, scoring, prompt, len(given[0]))
+            return _log_probabilities(decoder, scoring, [prompt] * len(given[0]))
 
     inputs = tuple(of_layer.contiguous() for of_layer in positions)
     index = torch.arange(len(prompt.tokens), device=inputs[0].device)
@@ -191,19 +211,23 @@ def integrated_gradients(
 
 
 def _log_probabilities(
-    decoder: Decoder, scoring: Scoring, prompt: Prompt, copies: int
-) -> Float[Tensor, "copy"]:
-    """Log-probability of the targets of `prompt`, nats per target, of each copy in one pass."""
-    targets = np.zeros((copies, len(prompt.tokens)), dtype=bool)
-    targets[:, list(scoring.targets(prompt))] = True
-    # Copies of the prompt differ in positions alone: one copy per point of the path.
-    batch = Batch(np.tile(prompt.tokens, (copies, 1)), targets)
-    question = to_question(batch, decoder.device)
+    decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt]
+) -> Float[Tensor, "prompt"]:
+    """Log-probability of the targets of prompts of one length, nats per target, in one pass.
+
+    The points of a path are copies of a prompt, which differ in positions alone.
+    """
+    tokens = np.array([prompt.tokens for prompt in prompts])
+    targets = np.zeros(tokens.shape, dtype=bool)
+    for row, prompt in zip(targets, prompts, strict=True):
+        row[list(scoring.targets(prompt))] = True
+    question = to_question(Batch(tokens, targets), decoder.device)
     by_target = (
         target_logits(decoder, question).log_softmax(-1).gather(-1, question.targets[:, None])[:, 0]
     )
-    # A mean over targets by copy; every copy has as many targets.
-    return by_target.new_zeros(copies).index_add(0, question.rows, by_target) / targets[0].sum()
+    # A mean over targets by prompt
+    counts = torch.from_numpy(targets.sum(1)).to(by_target.device)
+    return by_target.new_zeros(len(prompts)).index_add(0, question.rows, by_target) / counts
 
 
 @contextmanager
@@ -223,7 +247,7 @@ def _positions_changed(
         yield
 
 
-def _token_group(prompts: Sequence[Prompt], scoring: Scoring) -> xr.Dataset:
+def _token_values(prompts: Sequence[Prompt], scoring: Scoring) -> dict[str, Any]:
     """Tokens, their texts where every prompt has them, and which of them are the answer."""
     rows = [prompt.tokens for prompt in prompts]
     answers = [
@@ -239,7 +263,7 @@ def _token_group(prompts: Sequence[Prompt], scoring: Scoring) -> xr.Dataset:
     if all(prompt.token_text is not None for prompt in prompts):
         texts = [np.array(prompt.token_text, dtype=object) for prompt in prompts]
         values["token_text"] = (axes, padded(texts, "", object))
-    return described_group(values, _TOKENS)
+    return values
 
 
 @dataclass(frozen=True)
@@ -301,7 +325,7 @@ class Saliency(Experiment):
         progress: Progress | None = None,
         store: Store = NOT_KEPT,
     ) -> xr.Dataset:
-        """Differentiate by positions, and integrate along paths, prompt by prompt.
+        """Differentiate by positions, and integrate along paths.
 
         Costs a forward and a backward pass per prompt and step.
 
@@ -321,50 +345,84 @@ class Saliency(Experiment):
             `steps`; and the tokens of the prompts.
         """
         axes = ("layer", "head", "token")
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        order = sorted(range(len(prompts)), key=lengths.__getitem__)
+        limits = replace(decoder.batch_limits(SideBySide(tokens=tokens_at_once)), padding=0)
+        beside = {
+            number: numbers for numbers in batches(order, lengths, limits) for number in numbers
+        }
+        # Those of prompts that shared a pass, until they are asked for
+        waiting = dict[int, Gradients]()
 
         def point(number: int) -> dict[str, Any]:
-            return self._of_prompt(decoder, scoring, prompts[number], tokens_at_once)
+            if number not in waiting:
+                some = beside[number]
+                found = position_gradients(decoder, scoring, [prompts[other] for other in some])
+                waiting.update(zip(some, found, strict=True))
+            gradients = waiting.pop(number)
+            return self._of_prompt(decoder, scoring, prompts[number], gradients, tokens_at_once)
 
         grid = Grid({"prompt": range(len(prompts))}, point, dict.fromkeys(_BY_TOKEN, axes))
-        values = grid.compute(store, progress)
-        # Reindexed over all layers at the end: those without positions get NaN.
-        values = values.assign_coords(
-            layer=list(decoder.positioned),
-            head=np.arange(values.sizes["head"]),
-            token=np.arange(values.sizes["token"]),
-        ).reindex(layer=list(decoder.by_layer))
-        # Kept for every token and head, so float32 halves the file.
-        by_token = values[[*_BY_TOKEN]].astype(np.float32)
-        values = values.assign(by_token).assign(
-            saliency_size=abs(by_token["saliency"]).mean("token"),
-            # min_count: all NaN stays NaN, where a sum would be 0
-            integrated_size=abs(by_token["integrated_gradients"]).sum("token", min_count=1),
+        with frozen_weights(decoder):
+            values = grid.compute(store, progress)
+        layers = list(decoder.by_layer)
+        places = [layers.index(layer) for layer in decoder.positioned]
+        by_prompt = {name: ("prompt", values[name].values) for name in _BY_PROMPT}
+        by_token = {}
+        for name in _BY_TOKEN:
+            found = values[name].values
+            # Over all layers: those without positions get NaN. Kept for every token and head, so
+            # float32 halves the file.
+            whole = np.full((len(found), len(layers), *found.shape[2:]), np.nan, np.float32)
+            whole[:, places] = found
+            by_token[name] = (("prompt", *axes), whole)
+        sizes = [np.abs(whole) for _, whole in by_token.values()]
+        # A head without values has no size, where a sum would be 0
+        known = [np.isfinite(size).sum(-1) for size in sizes]
+        sums = [
+            np.where(count > 0, np.nansum(size, -1), np.float32(np.nan))
+            for size, count in zip(sizes, known, strict=True)
+        ]
+        of_head = ("prompt", *axes[:2])
+        by_head = {
+            "saliency_size": (of_head, sums[0] / np.maximum(known[0], 1).astype(np.float32)),
+            "integrated_size": (of_head, sums[1]),
+        }
+        group = described_group(
+            by_token | by_prompt | by_head | _token_values(prompts, scoring),
+            _BY_TOKEN | _BY_PROMPT | _BY_HEAD | _TOKENS,
+            {
+                "prompt": np.arange(len(prompts)),
+                "layer": layers,
+                "head": np.arange(sizes[0].shape[2]),
+                "token": np.arange(sizes[0].shape[3]),
+            },
         )
-        group = described_group(values, _BY_TOKEN | _BY_PROMPT | _BY_HEAD)
-        group = with_schemes(
-            group.merge(_token_group(prompts, scoring)), decoder.schemes, decoder.learned_schemes
-        )
+        group = with_schemes(group, decoder.schemes, decoder.learned_schemes)
         return group.assign_attrs(task=scoring.name, baseline=self.baseline, steps=self.steps)
 
     def _of_prompt(
-        self, decoder: Decoder, scoring: Scoring, prompt: Prompt, tokens_at_once: int
+        self,
+        decoder: Decoder,
+        scoring: Scoring,
+        prompt: Prompt,
+        found: Gradients,
+        tokens_at_once: int,
     ) -> dict[str, Any]:
         """Values of one prompt: `_BY_TOKEN` by layer with positions, `_BY_PROMPT` numbers."""
-        with frozen_weights(decoder):
-            positions, gradients, log_probability = position_gradients(decoder, scoring, prompt)
-            start = end = float("nan")
-            attributions = [torch.full_like(of_layer, torch.nan) for of_layer in positions]
-            if self.steps:
-                copies = max(1, tokens_at_once // len(prompt.tokens))
-                attributions, start, end = integrated_gradients(
-                    decoder, scoring, prompt, positions, self.baseline, self.steps, copies
-                )
+        start = end = float("nan")
+        attributions = [torch.full_like(of_layer, torch.nan) for of_layer in found.positions]
+        if self.steps:
+            copies = max(1, tokens_at_once // len(prompt.tokens))
+            attributions, start, end = integrated_gradients(
+                decoder, scoring, prompt, found.positions, self.baseline, self.steps, copies
+            )
         # Float64: the error of completeness is a small difference of this sum.
         total = sum(float(of_layer.double().sum()) for of_layer in attributions)
         return {
-            "saliency": torch.cat(gradients).float().tolist(),
+            "saliency": torch.cat(found.gradients).float().tolist(),
             "integrated_gradients": torch.cat(attributions).float().tolist(),
-            "log_probability": log_probability,
+            "log_probability": found.log_probability,
             "baseline_log_probability": start,
             "completeness_error": total - (end - start),
         }

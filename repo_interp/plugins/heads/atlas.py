@@ -320,7 +320,11 @@ class Atlas(Experiment):
         found = of_model.compute(store, progress, 0, 1 + twins)
         scores = {str(name): values.values for name, values in found.items()}
         largest = Grid({"twin": seeds}, of_twin, name="twin").compute(store, progress, 1, 1 + twins)
-        nulls = np.array([largest.get(rule.name, []) for rule in RULES], dtype=np.float64)
+        nulls = (
+            np.array([largest[rule.name] for rule in RULES], dtype=np.float64)
+            if twins
+            else np.empty((len(RULES), 0))
+        )
         limits = {
             rule.name: null_of(of_rule, self.quantile)
             for rule, of_rule in zip(RULES, nulls, strict=True)
@@ -346,9 +350,9 @@ class Atlas(Experiment):
         }
         group = described_group(values, {**SCORES, **_NAMES}, coordinates)
         # Arrays go over all layers; those without attention are dropped here.
-        group = with_schemes(
-            group.sel(layer=list(decoder.by_layer)), decoder.schemes, decoder.learned_schemes
-        )
+        layers = list(decoder.by_layer)
+        group = group if len(layers) == len(group.layer) else group.sel(layer=layers)
+        group = with_schemes(group, decoder.schemes, decoder.learned_schemes)
         attention = decoder.layers[0]
         sizes = {"heads": attention.heads, "kv_heads": attention.kv_heads}
         begins = {} if first is None else {"first_token": first}

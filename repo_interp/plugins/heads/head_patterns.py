@@ -53,11 +53,14 @@ def detection_sums(
     Returns:
         Sums over rows [prompt, head] by detector, float64.
     """
-    same, before = _earlier_pairs(rows, tokens)
+    same, _ = _earlier_pairs(rows, tokens)
     # the key after an earlier copy of the row's token
     after = torch.nn.functional.pad(same, (1, -1))
+    # One key per row; row 0 has none
+    index = (rows - 1).clamp_min(0)[:, None].expand(*weights.shape[:-1], 1)
+    before = weights.gather(-1, index)[..., 0].masked_fill(rows == 0, 0.0)
     return {
-        "previous_token": _on(weights, before),
+        "previous_token": before.sum(-1, dtype=torch.float64),
         "duplicate_token": _on(weights, same),
         "induction": _on(weights, after),
         "sink": weights[..., 0].sum(-1, dtype=torch.float64),
@@ -201,31 +204,35 @@ class ContentSums:
         ]
         return cls(*made)
 
-    def add(self, logits: Float[Tensor, "1 head row key"], rows: Int[Tensor, "row"]) -> None:
-        """Add rows of one prompt, but those with fewer than two keys after the first token.
+    def add(self, logits: Float[Tensor, "prompt head row key"], rows: Int[Tensor, "row"]) -> None:
+        """Add rows of prompts, but those with fewer than two keys after the first token.
 
         Args:
-            logits: [1, head, row, key], -inf where a key is not seen.
-            rows: Token numbers of the rows [row].
+            logits: [prompt, head, row, key], -inf where a key is not seen.
+            rows: Token numbers of the rows [row], on the processor.
         """
-        rows, logits = rows[rows >= 2], logits[0][:, rows >= 2]
-        if not len(rows):
-            return
-        keys = torch.arange(logits.shape[-1], device=rows.device)
-        seen = (logits[0] > float("-inf")) & (keys >= 1)
+        keys = torch.arange(logits.shape[-1])
+        earlier = (keys >= 1) & (keys <= rows[:, None]) & (rows >= 2)[:, None]
+        # On the processor, since an accelerator has to be waited for when a mask selects
+        row, key = earlier.nonzero(as_tuple=True)
+        pair, distance = (
+            places.to(logits.device) for places in (row * len(keys) + key, rows[row] - key)
+        )
+        # Of one head: all see the same keys
+        seen = (logits[:, :1] > float("-inf")) & (keys >= 1).to(logits.device)
         values = logits.masked_fill(~seen, 0.0)
         # Before the mean goes: rounding is relative to the logits as they came
         size = values.abs().amax(-1, keepdim=True)
         values = values - values.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
-        values = values.masked_fill(values.abs() <= RELATIVE * size, 0.0)
-        # [head, pair] and the distances of pairs
-        of_pairs, distance = values[:, seen], (rows[:, None] - keys)[seen]
-        self.squares += of_pairs.square().sum(-1, dtype=torch.float64)
-        # Rows of one call are summed in their dtype, calls in float64: no wide copy of all pairs
-        self.by_distance += torch.zeros_like(self.by_distance, dtype=of_pairs.dtype).index_add_(
-            1, distance, of_pairs
-        )
-        self.pairs.index_add_(0, distance, torch.ones_like(distance, dtype=torch.float64))
+        # 0 too where a key is not seen, so that it adds nothing
+        values = values.masked_fill(~seen | (values.abs() <= RELATIVE * size), 0.0)
+        of_pairs = values.flatten(-2).gather(-1, pair.expand(*values.shape[:2], -1))
+        self.squares += of_pairs.square().sum(-1, dtype=torch.float64).sum(0)
+        # Rows of a prompt in one call are summed in their dtype, prompts and calls in float64: no
+        # wide copy of all pairs
+        by_distance = of_pairs.new_zeros(*of_pairs.shape[:2], self.by_distance.shape[-1])
+        self.by_distance += by_distance.index_add_(2, distance, of_pairs).double().sum(0)
+        self.pairs.index_add_(0, distance, seen.flatten(1)[:, pair].sum(0).double())
 
     def share(self) -> Float[Tensor, "head"]:
         """Return 1 - the share of variance that distance explains.
@@ -240,6 +247,4 @@ class ContentSums:
 def _on(
     weights: Float[Tensor, "prompt head row key"], pairs: Tensor
 ) -> Float[Tensor, "prompt head"]:
-    return torch.einsum("phrk,prk->phr", weights, pairs.to(weights.dtype)).sum(
-        -1, dtype=torch.float64
-    )
+    return (weights * pairs[:, None]).sum(-1).sum(-1, dtype=torch.float64)

@@ -20,28 +20,32 @@ says t where t is its most likely token after the reference before it, which is 
 to the first wrong token. `plugins.paths.direct_path` defines the contribution; a layer without a direct
 path has none (NaN).
 
-Rows of attention are computed in parts of at most `CELLS` weights, and of a long prompt `rows` of
-them, the middles of equal parts; no map of a head is kept. Knows nothing about names and thresholds.
+Prompts of one length, whose answers stand in the same rows, share a pass, whose scores are fetched
+from its device at once. Rows of attention are computed in parts of at most `CELLS` weights, and of a
+long prompt `rows` of them, the middles of equal parts; no map of a head is kept. Knows nothing about
+names and thresholds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs, weights_of
-from repo_interp.measures.kernels.mirror import mirror, mirror_score
+from repo_interp.experiments.responses import MOST_LOGITS
+from repo_interp.inputs import AttentionInputs, select_prompts, weights_of
+from repo_interp.measures.kernels.mirror import mirror_scores
 from repo_interp.measures.kernels.samples import middles
 from repo_interp.measures.patterns import PATTERNS, chunk_patterns
 from repo_interp.measures.positions import position_range
 from repo_interp.models.capture import decode, next_token_logits, observing
 from repo_interp.models.decoder import Decoder
+from repo_interp.models.pass_limits import batch_limit
 from repo_interp.plugins.heads.head_patterns import (
     ContentSums,
     departure_sums,
@@ -53,11 +57,14 @@ from repo_interp.plugins.heads.head_patterns import (
 )
 from repo_interp.plugins.paths.direct_path import DirectPath, direct_path
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.side_by_side import batches
 from repo_interp.tasks.prompt import Prompt
 
 # 16 MB in float32, so that a long prompt needs no map of its heads
 CELLS = 2**22
 """Attention weights that exist at a time, of one batch and layer."""
+MOST_ANSWERS = 512
+"""Answers of a pass: what heads move to them is kept of all layers until it ends."""
 ON_PROMPTS = "_on_prompts"
 """Ends the names of scores on prompts that are measured on random tokens too."""
 
@@ -113,15 +120,17 @@ _OF_POSITIONS = SCORES.keys() - ON_RANDOM - OF_ANSWERS - _OF_ROWS
 
 @dataclass(frozen=True)
 class Answers:
-    """The generated tokens of a prompt, and the tokens that each is taken from."""
+    """The generated tokens of prompts, and the tokens that each is taken from."""
 
     rows: Int[Tensor, "answer"]
     """The rows that produce them: one earlier."""
-    tokens: Int[Tensor, "answer"]
-    source: Float[Tensor, "answer key"]
+    tokens: Int[Tensor, "prompt answer"]
+    source: Float[Tensor, "prompt answer key"]
     """1 where a token of the prompt belongs to the source."""
-    same: Float[Tensor, "answer key"]
+    same: Float[Tensor, "prompt answer key"]
     """1 where, besides, it is the answer's token itself."""
+    copied: Float[Tensor, "prompt"]
+    """Answers whose token stands in their source; NaN where there are none."""
 
 
 def repeated_tokens(
@@ -152,24 +161,20 @@ def repeated_tokens(
     return np.concatenate([before, drawn, drawn], axis=1)
 
 
-def answers_of(prompt: Prompt, device: torch.device | str = "cpu") -> Answers | None:
+def answers_of(prompt: Prompt) -> Answers | None:
     """Read the generated tokens of a prompt and their sources.
 
     Args:
         prompt: Prompt, with a span `needle` or the attribute `source`.
-        device: Device of the tensors.
 
     Returns:
-        The answers; None where the prompt marks no generated token or no source of them.
+        The answers of one prompt; None where it marks no generated token or no source of them.
     """
-    tokens, generated = (
-        torch.tensor(prompt.tokens, device=device),
-        # No row before token 0 produces it.
-        [place for place in prompt.generated if place > 0],
-    )
+    # No row before token 0 produces it.
+    generated = [place for place in prompt.generated if place > 0]
     if not generated:
         return None
-    source = torch.zeros(len(generated), len(prompt.tokens), device=device)
+    source = torch.zeros(len(generated), len(prompt.tokens))
     named = prompt.sources
     # A needle is the source of all answers alike; `sources` name one place for each of them.
     if prompt.spans.get("needle"):
@@ -178,11 +183,19 @@ def answers_of(prompt: Prompt, device: torch.device | str = "cpu") -> Answers | 
         source[torch.arange(len(generated)), list(named)] = 1.0
     else:
         return None
-    # Row i produces token i + 1.
-    rows = torch.tensor(generated, device=device) - 1
+    tokens = torch.tensor(prompt.tokens)
+    said = tokens[generated]
     # [answer, key]: keys of the source whose token is the one that is produced
-    same = source * (tokens[rows + 1][:, None] == tokens)
-    return Answers(rows, tokens[rows + 1], source, same)
+    same = source * (said[:, None] == tokens)
+    copied = same.any(-1).sum()
+    return Answers(
+        # Row i produces token i + 1.
+        torch.tensor(generated) - 1,
+        said[None],
+        source[None],
+        same[None],
+        torch.where(copied > 0, copied.float(), torch.nan)[None],
+    )
 
 
 @torch.no_grad()
@@ -215,7 +228,7 @@ def prompt_scores(
     top: int = 1,
     asked: Collection[str] = SCORES,
 ) -> dict[str, Float[np.ndarray, "layer head"]]:
-    """Compute scores on prompts by one pass per prompt that has something for them.
+    """Compute scores on prompts, several of one length in a pass, that have something for them.
 
     Args:
         decoder: Decoder of the model.
@@ -229,27 +242,65 @@ def prompt_scores(
     """
     wanted = set(asked) - ON_RANDOM
     shape, device = decoder.shape, decoder.device
+    answers = [answers_of(prompt) for prompt in prompts]
     # Scores of answers alone: prompts without any would be passed for nothing.
-    if wanted <= OF_ANSWERS:
-        prompts = [prompt for prompt in prompts if answers_of(prompt) is not None]
-    if not wanted or not prompts:
-        return {}
-    of_prompts: dict[str, list[np.ndarray]] = {}
-    # Shares of variance need the logits of all prompts by distance, so sums run across prompts.
-    content = [
-        ContentSums.empty(shape[1], max(len(prompt.tokens) for prompt in prompts), device)
-        for _ in range(shape[0])
+    passed = [
+        number for number, of in enumerate(answers) if of is not None or not wanted <= OF_ANSWERS
     ]
+    if not wanted or not passed:
+        return {}
+    by_prompt: dict[str, np.ndarray] = {}
+    # Shares of variance need the logits of all prompts by distance, so sums run across prompts.
+    longest = max(len(prompts[number].tokens) for number in passed)
+    content = [ContentSums.empty(shape[1], longest, device) for _ in range(shape[0])]
     # Values of all layers are kept for the contribution alone.
     with direct_path(decoder) if "contribution" in wanted else nullcontext() as path:
-        for number, prompt in enumerate(prompts):
-            for name, values in _on_prompt(
-                decoder, path, number, prompt, content, shape, rows, top, wanted
-            ).items():
-                of_prompts.setdefault(name, []).append(values)
-    scores = {name: _mean(values) for name, values in of_prompts.items()}
+        for numbers in _alike(decoder, prompts, answers, passed):
+            found = _on_prompts(
+                decoder,
+                path,
+                numbers,
+                [prompts[number] for number in numbers],
+                _stacked([answers[number] for number in numbers], device),
+                content,
+                rows,
+                top,
+                wanted,
+            )
+            for (name, layer), values in found.items():
+                if name not in by_prompt:
+                    by_prompt[name] = np.full((len(prompts), *shape), np.nan)
+                by_prompt[name][numbers, layer] = values
+    scores = {name: _mean(values[passed]) for name, values in by_prompt.items()}
     scores["content"] = torch.stack([sums.share() for sums in content]).cpu().numpy()
     return _known(scores, wanted)
+
+
+def _alike(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    answers: Sequence[Answers | None],
+    passed: Sequence[int],
+) -> Iterator[list[int]]:
+    """Numbers of prompts that share a pass: of one length, with answers in the same rows."""
+    lengths, limits = [len(prompt.tokens) for prompt in prompts], batch_limit(decoder, "auto")
+    groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for number in passed:
+        of_prompt = answers[number]
+        rows = () if of_prompt is None else tuple(of_prompt.rows.tolist())
+        groups.setdefault((lengths[number], rows), []).append(number)
+    for (_, rows), numbers in groups.items():
+        most = min(limits.prompts, max(1, MOST_ANSWERS // max(1, len(rows))))
+        yield from batches(numbers, lengths, replace(limits, prompts=most))
+
+
+def _stacked(answers: Sequence[Answers | None], device: torch.device) -> Answers | None:
+    """The answers of prompts that have them in the same rows; None where they have none."""
+    known = [of_prompt for of_prompt in answers if of_prompt is not None]
+    if not known:
+        return None
+    parts = zip(*((of.tokens, of.source, of.same, of.copied) for of in known), strict=True)
+    return Answers(known[0].rows.to(device), *(torch.cat(part).to(device) for part in parts))
 
 
 def _known(scores: Mapping[str, np.ndarray], asked: Collection[str]) -> dict[str, np.ndarray]:
@@ -265,7 +316,10 @@ def _on_random(
     decoder: Decoder, tokens: Int[Tensor, "sequence token"], shape: tuple[int, int]
 ) -> dict[str, np.ndarray]:
     scores = {name: np.full(shape, np.nan) for name in ON_RANDOM}
-    count = tokens.shape[1]
+    found: dict[tuple[str, int], Tensor] = {}
+    every = torch.arange(tokens.shape[1], device=tokens.device)
+    # Rows in which the pattern has a pair at all; the others cannot follow it and do not count.
+    occurring = detection_rows(every, tokens)
 
     def receive(inputs: AttentionInputs) -> None:
         sums: dict[str, Tensor] = {}
@@ -274,121 +328,179 @@ def _on_random(
             torch.zeros(*inputs.queries.shape[:2], 3, dtype=torch.float64, device=tokens.device),
             0,
         )
-        for part in _parts(torch.arange(count, device=tokens.device), inputs):
+        for part in _parts(every, inputs):
             weights = inputs.pattern(part)
             _add(sums, detection_sums(weights, part, tokens))
-            in_first = part < (count + 1) // 2  # rows that have seen nothing twice
+            in_first = part < (len(every) + 1) // 2  # rows that have seen nothing twice
             of_places, counted = place_sums(weights[:, :, in_first], part[in_first])
             places, enough = places + of_places, enough + counted
-        # Rows in which the pattern has a pair at all; the others cannot follow it and do not count.
-        occurring = detection_rows(torch.arange(count, device=tokens.device), tokens)
         for name, total in sums.items():
-            scores[name][inputs.layer] = (total / occurring[name][:, None]).mean(0).cpu().numpy()
+            found[name, inputs.layer] = (total / occurring[name][:, None]).mean(0)
         if enough:
             first, middle, last = (places / enough).mean(0).unbind(-1)
             # The lower of both ends, so that a head that looks at one end alone is no U.
-            scores["place_u"][inputs.layer] = (torch.minimum(first, last) - middle).cpu().numpy()
+            found["place_u", inputs.layer] = torch.minimum(first, last) - middle
 
-    _pass(decoder, tokens, receive)
+    # What the last layer makes of its inputs tells nothing.
+    _pass(decoder, tokens, receive, torch.arange(len(tokens)), decoder.layers[-1].layer_idx)
+    for (name, layer), values in _fetched(found, decoder.device).items():
+        scores[name][layer] = values
     return scores
 
 
-def _on_prompt(
+def _on_prompts(
     decoder: Decoder,
     path: DirectPath | None,
-    number: int,
-    prompt: Prompt,
+    numbers: Sequence[int],
+    prompts: Sequence[Prompt],
+    answers: Answers | None,
     content: list[ContentSums],
-    shape: tuple[int, int],
     most: int,
     top: int,
     asked: Collection[str],
-) -> dict[str, np.ndarray]:
-    """The scores [layer, head] of one prompt but `content`, to which its rows are added."""
-    device = decoder.device
-    tokens, answers = torch.tensor([prompt.tokens], device=device), answers_of(prompt, device)
-    # NaN where a layer has no such score: without attention, positions or a direct path.
-    scores = {
-        name: np.full(shape, np.nan)
-        for name in SCORES
-        if name not in ON_RANDOM and name != "content"
-    }
+) -> dict[tuple[str, int], Float[np.ndarray, "prompt head"]]:
+    """The scores of prompts of one length by name and layer, where a layer has such a score.
+
+    Their rows are added to `content`, which is no score of single prompts.
+    """
+    tokens = torch.tensor([prompt.tokens for prompt in prompts], device=decoder.device)
+    found: dict[tuple[str, int], Tensor] = {}
+    mirrored: dict[tuple[str, int], Tensor] = {}
     moved: dict[int, Tensor] = {}
     on_token: dict[int, Tensor] = {}
+    sourced = any(prompt.sources is not None for prompt in prompts)
 
     def receive(inputs: AttentionInputs) -> None:
+        layer = inputs.layer
         if not _OF_ROWS.isdisjoint(asked):
-            for name, values in _of_rows(
-                inputs, tokens, content[inputs.layer], most, asked
-            ).items():
-                scores[name][inputs.layer] = values[0].cpu().numpy()
+            of_rows = _of_rows(inputs, tokens, content[layer], most, asked)
+            found.update({(name, layer): values for name, values in of_rows.items()})
         if not _OF_POSITIONS.isdisjoint(asked):
-            for name, values in _of_positions(inputs, prompt).items():
-                scores[name][inputs.layer] = values
-        # Popped, so that values of one layer exist at a time; key-
-        # value heads are repeated to heads.
-        values = (
-            None if path is None else expand_heads(path.values.pop(inputs.layer), inputs.heads)[0]
-        )
+            of_positions = _of_positions(inputs)
+            found.update({(name, layer): values for name, values in of_positions.items()})
+            if sourced and inputs.learned and "heads_per_map" in of_positions:
+                assert inputs.head_positions is not None
+                mirrored["mirror", layer] = inputs.head_positions
+        # Popped, so that values of one layer exist at a time; key-value heads are repeated to
+        # heads.
+        values = None if path is None else expand_heads(path.values.pop(layer), inputs.heads)
         if answers is not None and not OF_ANSWERS.isdisjoint(asked):
-            weights = inputs.pattern(answers.rows)[0]  # [head, answer, key]
-            on_source = weights * answers.source
-            scores["source_mass"][inputs.layer] = on_source.sum(-1).mean(-1).cpu().numpy()
+            weights = inputs.pattern(answers.rows)  # [prompt, head, answer, key]
+            on_source = weights * answers.source[:, None]
+            found["source_mass", layer] = on_source.sum(-1).mean(-1)
             strongest = weights.topk(min(top, weights.shape[-1]), dim=-1).indices
-            # 1 where any of the k strongest keys is the answer's token
-            # in the source: [head, answer]
-            on_token[inputs.layer] = answers.same.expand_as(weights).gather(-1, strongest).amax(-1)
+            # 1 where any of the k strongest keys is the answer's token in the source: [prompt,
+            # head, answer]
+            same = answers.same[:, None].expand_as(weights)
+            on_token[layer] = same.gather(-1, strongest).amax(-1)
             if values is not None:
-                # The part of the head's output that comes from the source: [answer, head, d_value].
-                moved[inputs.layer] = (on_source.to(values.dtype) @ values).transpose(0, 1)
+                # The part of the head's output that comes from the source: [prompt, answer, head,
+                # d_value].
+                moved[layer] = (on_source.to(values.dtype) @ values).transpose(1, 2)
 
-    hidden = _pass(decoder, tokens, receive, number)
+    hidden = _pass(decoder, tokens, receive, torch.tensor(numbers))
     # Whether the model says the token is known only when all layers have run.
     if answers is not None and on_token:
-        _finish(decoder, path, hidden, answers, moved, on_token, scores)
+        found |= _finish(decoder, path, hidden, answers, moved, on_token)
+    scores = _fetched(found | mirrored, decoder.device)
+    for key in mirrored:
+        scores[key] = _mirrors(prompts, scores[key])
     return scores
+
+
+def _fetched(
+    found: Mapping[tuple[str, int], Tensor], device: torch.device
+) -> dict[tuple[str, int], np.ndarray]:
+    """Tensors of all layers as arrays of float64: an accelerator is waited for once."""
+    if not found:
+        return {}
+    numbers = torch.cat([values.to(device, torch.float64).flatten() for values in found.values()])
+    parts = numbers.cpu().split([values.numel() for values in found.values()])
+    return {
+        key: part.reshape(values.shape).numpy()
+        for (key, values), part in zip(found.items(), parts, strict=True)
+    }
+
+
+def _mirrors(
+    prompts: Sequence[Prompt], positions: Float[np.ndarray, "prompt head token"]
+) -> Float[np.ndarray, "prompt head"]:
+    """Mirror scores; NaN for prompts that name no sources."""
+    return np.stack(
+        [
+            np.full(len(z), np.nan)
+            if prompt.sources is None
+            else mirror_scores(z, prompt.tokens, prompt.sources, prompt.generated)
+            for prompt, z in zip(prompts, positions, strict=True)
+        ]
+    )
 
 
 def _finish(
     decoder: Decoder,
     path: DirectPath | None,
-    hidden: Float[Tensor, "1 token width"],
+    hidden: Float[Tensor, "prompt token width"],
     answers: Answers,
     moved: Mapping[int, Tensor],
     on_token: Mapping[int, Tensor],
-    scores: Mapping[str, np.ndarray],
-) -> None:
-    """Retrieval and contribution, which need the end of the pass."""
-    copied = answers.same.any(-1)
-    if copied.any():
-        said = next_token_logits(decoder, hidden[0, answers.rows]).argmax(-1) == answers.tokens
-        for layer, found in on_token.items():
-            # Only tokens that stand in the source can be retrieved, so the others are no failures.
-            scores["retrieval"][layer] = ((found * said).sum(-1) / copied.sum()).cpu().numpy()
+) -> dict[tuple[str, int], Float[Tensor, "prompt head"]]:
+    """Retrieval and contribution by layer, which need the end of the pass."""
+    # In parts, as the vocabulary is large
+    states = hidden[:, answers.rows].flatten(0, 1)
+    likeliest = [
+        next_token_logits(decoder, part).argmax(-1)
+        for part in states.split(max(1, MOST_LOGITS // decoder.vocabulary_size))
+    ]
+    said = torch.cat(likeliest).reshape(answers.tokens.shape) == answers.tokens
+    found = {
+        # Only tokens that stand in the source can be retrieved, so the others are no failures.
+        ("retrieval", layer): (right * said[:, None]).sum(-1) / answers.copied[:, None]
+        for layer, right in on_token.items()
+    }
+    # Rows of all prompts, one prompt after the other
+    count, each = answers.tokens.shape
+    prompts = torch.arange(count, device=hidden.device).repeat_interleave(each)
+    rows, tokens = answers.rows.repeat(count), answers.tokens.flatten()
     for layer, values in moved.items():
         if path is not None and layer in path.layers:
-            scores["contribution"][layer] = (
-                path.contributions(layer, values, answers.rows, answers.tokens)
-                .mean(0)
-                .cpu()
-                .numpy()
-            )
+            added = path.contributions(layer, values.flatten(0, 1), rows, tokens, prompts)
+            found["contribution", layer] = added.unflatten(0, (count, each)).mean(1)
+    return found
 
 
 def _of_rows(
     inputs: AttentionInputs,
-    tokens: Int[Tensor, "1 token"],
+    tokens: Int[Tensor, "prompt token"],
     content: ContentSums,
     most: int,
     asked: Collection[str],
-) -> dict[str, Float[Tensor, "1 head"]]:
-    """Means over the rows of one prompt, of those `asked`; its logits are added to `content`."""
+) -> dict[str, Float[Tensor, "prompt head"]]:
+    """Means over the rows of prompts, of those `asked`; their logits are added to `content`."""
     # All, or middles of equal parts: the first rows see few keys and are no sample.
-    rows = torch.tensor(middles(tokens.shape[1], most), device=tokens.device)
+    rows = torch.tensor(middles(tokens.shape[1], most))
+    # As many prompts as have no more than `CELLS` weights, or one, in parts
+    at_once = max(1, CELLS // (inputs.heads * len(rows) * tokens.shape[1]))
+    found: dict[str, list[Tensor]] = {}
+    for start in range(0, len(tokens), at_once):
+        some = slice(start, start + at_once)
+        part = inputs if at_once >= len(tokens) else select_prompts(inputs, some)
+        for name, values in _of_rows_at_once(part, tokens[some], rows, content, asked).items():
+            found.setdefault(name, []).append(values)
+    return {name: torch.cat(values) for name, values in found.items()}
+
+
+def _of_rows_at_once(
+    inputs: AttentionInputs,
+    tokens: Int[Tensor, "prompt token"],
+    rows: Int[Tensor, "row"],
+    content: ContentSums,
+    asked: Collection[str],
+) -> dict[str, Float[Tensor, "prompt head"]]:
     # Learned positions have distances of their own; others are the index, so tokens apart.
     learned = inputs.head_positions if inputs.learned else None
     sums: dict[str, Tensor] = {}
-    for part in _parts(rows, inputs):
+    for on_processor in _parts(rows, inputs):
+        part = on_processor.to(tokens.device)
         logits = inputs.logits(part)
         weights = weights_of(logits, inputs.sinks)
         if not _DETECTED_ON_PROMPTS.isdisjoint(asked):
@@ -397,63 +509,60 @@ def _of_rows(
         if not {"distance", "position_distance"}.isdisjoint(asked):
             _add(sums, {"distance": distance_sums(weights, part)})
         if "departure" in asked:
-            # A sink takes a share of the row, which would count as
-            # departure; equal weights are over keys.
+            # A sink takes a share of the row, which would count as departure; equal weights are
+            # over keys.
             of_keys = weights if inputs.sinks is None else logits.softmax(-1)
             _add(sums, {"departure": departure_sums(of_keys, logits)})
         if "position_distance" in asked and learned is not None:
             # Indexed positions need no pass: see the end.
             _add(sums, {"position_distance": position_distance_sums(weights, part, learned)})
         if "content" in asked:
-            content.add(logits, part)
+            content.add(logits, on_processor)
     if "distance" in sums and inputs.positions is not None and not inputs.learned:
         sums["position_distance"] = sums["distance"]  # the position is the index
-    occurring = detection_rows(rows, tokens)  # none in a text without copies: NaN
+    occurring = detection_rows(rows.to(tokens.device), tokens)  # none in a text without copies: NaN
+    every = torch.full((len(tokens),), len(rows), device=tokens.device)
     return {
         # Detectors divide by the rows that have a pair, the other scores by all rows.
-        name: total / occurring.get(name.removesuffix(ON_PROMPTS), len(rows))
+        name: total / occurring.get(name.removesuffix(ON_PROMPTS), every)[:, None]
         for name, total in sums.items()
     }
 
 
-def _of_positions(inputs: AttentionInputs, prompt: Prompt) -> dict[str, np.ndarray]:
-    """Patterns and range of positions; of learned ones also who shares them, and the mirror."""
+def _of_positions(inputs: AttentionInputs) -> dict[str, Float[Tensor, "prompt head"]]:
+    """Patterns and range of positions; of learned ones also how many heads share them."""
     positions = inputs.head_positions
     # Positions by rotary pair are no single number, of which a chunk could be constant.
     if positions is None or inputs.differ_by_pair:
         return {}
-    labels = chunk_patterns(positions, inputs.valid[:, None])[0]
-    found = (labels >= 0).sum(-1).double()
+    labels = chunk_patterns(positions, inputs.valid[:, None])
     # NaN where a prompt has no chunk
-    shares = [((labels == code).sum(-1) / found).cpu().numpy() for code in range(len(PATTERNS))]
-    scores = dict[str, np.ndarray](zip(PATTERNS, shares, strict=True))
-    scores["position_range"] = (
-        position_range(positions.double(), inputs.valid[:, None])[0].cpu().numpy()
-    )
-    if not inputs.learned:
-        return scores
-    assert inputs.positions is not None
-    # Heads that share a row of positions: all of them, or those of a key-value head
-    scores["heads_per_map"] = np.full(inputs.heads, inputs.heads / inputs.positions.shape[1])
-    if prompt.sources is not None:
-        by_head = positions[0].double().cpu().numpy()
-        scores["mirror"] = np.array(
-            [
-                mirror_score(mirror(z, prompt.tokens, prompt.sources, prompt.generated))
-                for z in by_head
-            ]
-        )
+    found = (labels >= 0).sum(-1).double()
+    scores = {name: (labels == code).sum(-1) / found for code, name in enumerate(PATTERNS)} | {
+        "position_range": position_range(positions.double(), inputs.valid[:, None])
+    }
+    if inputs.learned:
+        assert inputs.positions is not None
+        # Heads that share a row of positions: all of them, or those of a key-value head
+        shared = inputs.heads / inputs.positions.shape[1]
+        scores["heads_per_map"] = torch.full_like(scores["position_range"], shared)
     return scores
 
 
-def _pass(decoder: Decoder, tokens: Int[Tensor, "prompt token"], receive, first: int = 0) -> Tensor:
+def _pass(
+    decoder: Decoder,
+    tokens: Int[Tensor, "prompt token"],
+    receive: Callable[[AttentionInputs], None],
+    numbers: Int[Tensor, "prompt"],
+    last_layer: int | None = None,
+) -> Float[Tensor, "prompt token width"]:
     """A forward pass that hands every layer to `receive`; its last hidden states.
 
-    `first`: the number of the first prompt.
+    `numbers`: those of the prompts. `last_layer`: the pass ends inside it; None: it is whole.
     """
     valid = torch.ones_like(tokens, dtype=torch.bool)
-    with observing(decoder, valid, torch.arange(first, first + len(tokens)), receive):
-        return decode(decoder, tokens, valid)
+    with observing(decoder, valid, numbers, receive):
+        return decode(decoder, tokens, valid, last_layer)
 
 
 def _parts(rows: Int[Tensor, "row"], inputs: AttentionInputs) -> tuple[Tensor, ...]:
@@ -467,6 +576,8 @@ def _add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
         sums[name] = sums[name] + values if name in sums else values
 
 
-def _mean(values: Sequence[np.ndarray]) -> np.ndarray:
+def _mean(values: Float[np.ndarray, "prompt layer head"]) -> Float[np.ndarray, "layer head"]:
     """Mean over prompts, NaN left out; NaN where all are."""
-    return np.ma.masked_invalid(np.stack(values)).mean(0).filled(np.nan)
+    known = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        return np.where(known, values, 0.0).sum(0) / known.sum(0)

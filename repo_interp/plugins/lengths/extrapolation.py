@@ -35,8 +35,8 @@ for a way of filling. Knows nothing about how a method works.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, reduce
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -65,9 +65,12 @@ from repo_interp.measures.labels import described_group
 from repo_interp.models.capture import decode
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
+from repo_interp.models.pass_limits import batch_limit
 from repo_interp.plugins.lengths.gaussians import (
     VectorSums,
+    fold_sums,
     gaussian_divergence,
+    leave_one_out,
     principal_plane,
     vector_sums,
 )
@@ -82,6 +85,8 @@ REFERENCE_POINTS = 2000
 """Reference outputs that are kept for drawing, evenly spaced; the plane is made from all."""
 FOLDS = 8
 """Groups of prompts that the interval of divergences is made from, at most."""
+CELLS = 2**22
+"""Numbers of products of outputs at a time, of one layer."""
 MOSTLY = 0.5
 """Share of a divergence that is noise, from where on a warning says so."""
 _TEXTS = {
@@ -111,7 +116,7 @@ _TRACES = {
 
 def judged_outputs(
     decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt], judged: int, batch_size: int
-) -> tuple[dict[int, list[VectorSums]], np.ndarray, float]:
+) -> tuple[dict[int, VectorSums], np.ndarray, float]:
     """Read the last `judged` tokens of every prompt.
 
     Args:
@@ -122,25 +127,33 @@ def judged_outputs(
         batch_size: Prompts side by side.
 
     Returns:
-        Sums of the outputs of every head over these tokens, by layer, of each group of prompts;
+        Sums of the outputs of every head over these tokens, by layer, of the groups of prompts;
         scores; and the mean of -log p over the targets among these tokens, NaN without any.
     """
     widths = {attention.layer_idx: attention.d_head for attention in decoder.layers}
-    sums = dict[tuple[int, int], VectorSums]()
+    # No more folds than prompts, so that every fold has some
+    sums, folds = dict[int, VectorSums](), min(FOLDS, len(prompts))
     # Filled in place below, before every pass: the hook sees outputs, but not whose they are.
     numbers: list[int] = []
     lengths = [len(prompt.tokens) for prompt in prompts]
 
     def receive(layer: int, outputs: Tensor) -> None:
-        for row, number in zip(outputs, numbers, strict=True):
-            # Prompts are padded on the right, so its last tokens end before the padding.
-            last = row[max(0, lengths[number] - judged) : lengths[number]]
-            # [token, head * d_head] -> [head, token, d_head]: one Gaussian per head
-            found = vector_sums(last.unflatten(-1, (-1, widths[layer])).transpose(0, 1))
-            # Prompts are dealt to the folds in turn. Sums of a fold merge
-            # exactly, so no output is kept.
-            fold = layer, number % FOLDS
-            sums[fold] = sums[fold] + found if fold in sums else found
+        # Prompts are padded on the right, so the last tokens of one end before its padding.
+        rows = dict[int, list[int]]()
+        for row, number in enumerate(numbers):
+            rows.setdefault(lengths[number], []).append(row)
+        # As many at a time as leave products of `CELLS` numbers
+        most = max(1, CELLS // (outputs.shape[-1] * widths[layer]))
+        for length, alike in rows.items():
+            for start in range(0, len(alike), most):
+                some = alike[start : start + most]
+                last = outputs[some, max(0, length - judged) : length]
+                # [prompt, token, head * d_head] -> [prompt, head, token, d_head]: one Gaussian per
+                # head. Prompts are dealt to the folds in turn.
+                of_heads = last.unflatten(-1, (-1, widths[layer])).transpose(1, 2)
+                found = fold_sums(of_heads, [numbers[row] % folds for row in some], folds)
+                # Sums of a fold merge exactly, so no output is kept.
+                sums[layer] = sums[layer] + found if layer in sums else found
 
     asked, answered = list[Prompt](), list[Response]()
     with attention_outputs(decoder, receive):
@@ -160,28 +173,29 @@ def judged_outputs(
         if target >= len(prompt.tokens) - judged
     ]
     return (
-        # In the order of the folds, by which judged and reference groups are paired
-        {layer: [sums[fold] for fold in sorted(sums) if fold[0] == layer] for layer in widths},
+        sums,
         np.asarray(scoring.score(answered, asked), dtype=np.float64),
         -float(np.mean(log_likelihoods)) if log_likelihoods else float("nan"),
     )
 
 
-def _divergences(judged: Sequence[VectorSums], reference: Sequence[VectorSums]) -> list[float]:
+def _divergences(judged: VectorSums, reference: VectorSums) -> list[float]:
     """KL of the sums of all groups, then without each group that both have; mean over heads.
 
     NaN where too few vectors are left.
     """
-    whole = [reduce(VectorSums.__add__, groups) for groups in (judged, reference)]
-    # Sums of all less those of a group are the sums without it: a leave-one-out fit costs no pass.
-    without = [
-        (whole[0] - one, whole[1] - other) for one, other in zip(judged, reference, strict=False)
+    groups = min(len(judged.total), len(reference.total))
+    of, to = leave_one_out(judged, groups), leave_one_out(reference, groups)
+    # One vector has no covariance.
+    known = [
+        number
+        for number, counts in enumerate(zip(of.counts, to.counts, strict=True))
+        if min(counts) > 1
     ]
-    return [
-        # One vector has no covariance.
-        float(gaussian_divergence(of, to).mean()) if min(of.count, to.count) > 1 else float("nan")
-        for of, to in (whole, *without)
-    ]
+    found = np.full(1 + groups, np.nan)
+    if known:
+        found[known] = gaussian_divergence(of[known], to[known]).mean(-1).cpu().numpy()
+    return found.tolist()
 
 
 @torch.inference_mode()
@@ -224,9 +238,13 @@ def output_traces(
             f"wanted; got {tokens}"
         )
     outputs: list[Tensor] = []
-    with attention_outputs(decoder, lambda _, some: outputs.append(some[0]), [layer]):
-        for prompt in reference:
-            _run(decoder, prompt.tokens[:training_length])
+    with attention_outputs(decoder, lambda _, some: outputs.append(some.flatten(0, 1)), [layer]):
+        rows = [prompt.tokens[:training_length] for prompt in reference]
+        lengths = [len(row) for row in rows]
+        # Without padding, which has outputs too
+        limits = replace(batch_limit(decoder, "auto"), padding=0)
+        for numbers in batches(range(len(rows)), lengths, limits):
+            _run(decoder, [rows[number] for number in numbers], layer)
     # In float64: the covariance is a difference of large sums.
     normal = torch.cat(outputs).double()
     sums = vector_sums(normal)
@@ -235,7 +253,7 @@ def output_traces(
         layer_tensors(decoder, layer) as tensors,
         extended(decoder.module, "lm_infinite", tokens, training_length, global_tokens),
     ):
-        _run(decoder, longer.tokens)
+        _run(decoder, [longer.tokens], layer)
     # A layer that slides sees fewer keys in training than the training length.
     window = min(attention.sliding_window or training_length, training_length)
     starts = range(0, tokens - window + 1, step)
@@ -281,9 +299,11 @@ def _of_layers(traces: Sequence[xr.Dataset]) -> xr.Dataset:
     )
 
 
-def _run(decoder: Decoder, tokens: Sequence[int]) -> None:
-    row = torch.tensor([tokens], device=decoder.device)
-    decode(decoder, row, torch.ones_like(row, dtype=torch.bool))
+def _run(decoder: Decoder, rows: Sequence[Sequence[int]], layer: int) -> None:
+    """A pass of rows of one length, which ends behind the attention of a layer."""
+    tokens = torch.tensor(rows, device=decoder.device)
+    following = next((other for other in decoder.by_layer if other > layer), None)
+    decode(decoder, tokens, last_layer=following)
 
 
 def _distances(vectors: Tensor, sums: VectorSums) -> Tensor:

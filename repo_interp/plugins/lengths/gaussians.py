@@ -16,10 +16,12 @@ Knows nothing about where vectors come from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -30,7 +32,8 @@ class VectorSums:
     The sum of two is over the vectors of both; the difference takes vectors away again.
     """
 
-    count: int
+    count: int | Int[Tensor, "fold"]
+    """Vectors; of several folds, of each."""
     total: Float[Tensor, "*item d"]
     square: Float[Tensor, "*item d d"]
 
@@ -45,16 +48,75 @@ class VectorSums:
             self.count - other.count, self.total - other.total, self.square - other.square
         )
 
+    def __getitem__(self, folds: Any) -> VectorSums:
+        """Sums of some of several folds."""
+        return VectorSums(self.count[folds], self.total[folds], self.square[folds])  # pyright: ignore[reportIndexIssue]
+
+    @property
+    def counts(self) -> list[int]:
+        """Vectors of every fold."""
+        return [self.count] if isinstance(self.count, int) else self.count.tolist()
+
     @property
     def mean(self) -> Float[Tensor, "*item d"]:
         """Mean vector."""
-        return self.total / self.count
+        return self.total / self._count_along(self.total)
 
     @property
     def covariance(self) -> Float[Tensor, "*item d d"]:
         """Covariance, divided by the number of vectors."""
         # Divided by n, as in the maximum-likelihood fit of the divergence, not by n - 1
-        return self.square / self.count - self.mean[..., None] * self.mean[..., None, :]
+        mean = self.mean
+        return self.square / self._count_along(self.square) - mean[..., None] * mean[..., None, :]
+
+    def _count_along(self, sums: Tensor) -> int | Tensor:
+        """The count, whose folds are the first axis of `sums`."""
+        if isinstance(self.count, int):
+            return self.count
+        return self.count.to(sums).reshape(-1, *[1] * (sums.ndim - 1))
+
+
+def fold_sums(
+    vectors: Float[Tensor, "set *item vector d"], folds: Sequence[int], count: int
+) -> VectorSums:
+    """Sum sets of vectors by folds.
+
+    Args:
+        vectors: Sets of equally many vectors.
+        folds: Fold of every set.
+        count: Number of folds.
+
+    Returns:
+        Sums of `count` folds, along the first axis; those without a set are 0.
+    """
+    found = vector_sums(vectors)
+    into = torch.tensor(folds)
+    total, square = (
+        sums.new_zeros(count, *sums.shape[1:]).index_add_(0, into.to(sums.device), sums)
+        for sums in (found.total, found.square)
+    )
+    return VectorSums(into.bincount(minlength=count) * found.count, total, square)
+
+
+def leave_one_out(sums: VectorSums, count: int) -> VectorSums:
+    """Sum all folds, then all but each of the first ones: a fit without a fold costs no pass.
+
+    Args:
+        sums: Sums of folds along the first axis.
+        count: How many folds are left out, one at a time.
+
+    Returns:
+        Sums of 1 + `count` sets.
+    """
+    whole = VectorSums(*(some.sum(0, keepdim=True) for some in _parts(sums)))
+    without = whole - sums[:count]
+    return VectorSums(
+        *(torch.cat(pair) for pair in zip(_parts(whole), _parts(without), strict=True))
+    )
+
+
+def _parts(sums: VectorSums) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.as_tensor(sums.count), sums.total, sums.square
 
 
 def vector_sums(vectors: Float[Tensor, "*item vector d"]) -> VectorSums:
@@ -87,13 +149,14 @@ def gaussian_divergence(
     Raises:
         ValueError: Either Gaussian has fewer than 2 vectors.
     """
-    if min(of.count, to.count) < 2:
+    if min(*of.counts, *to.counts) < 2:
         raise ValueError(f"a Gaussian needs at least 2 vectors; got {of.count} and {to.count}")
     width = of.total.shape[-1]
+    first, second = of.covariance, to.covariance
     # The same amount on both diagonals, so that equal Gaussians keep a divergence of 0
-    level = shrinkage * to.covariance.diagonal(0, -2, -1).mean(-1)[..., None, None]
+    level = shrinkage * second.diagonal(0, -2, -1).mean(-1)[..., None, None]
     widening = level * torch.eye(width, dtype=torch.float64, device=of.total.device)
-    first, second = of.covariance + widening, to.covariance + widening
+    first, second = first + widening, second + widening
     # One factorization serves the distance, the trace and the determinant.
     factor, apart = torch.linalg.cholesky(second), (to.mean - of.mean)[..., None]
     distance = (apart.mT @ torch.cholesky_solve(apart, factor))[..., 0, 0]

@@ -37,9 +37,9 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -47,7 +47,7 @@ import numpy as np
 import torch
 import xarray as xr
 from annotated_types import MinLen
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -82,6 +82,8 @@ PAPER_KINDS: tuple[Kind, ...] = KINDS[:3]
 GAMMAS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.5)
 """The shares of table 1, and none."""
 L_MAX = (1, 5, 10, 100)
+KEPT = 2**27
+"""Bytes of undisturbed attention outputs that are kept; without them a pass is run again."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,9 @@ def disturbed(
     for row, (number, prompt) in enumerate(zip(numbers, prompts, strict=True)):
         count = len(prompt.tokens)
         # Moving <bos> would disturb the sink, and the answer is judged.
-        movable = np.setdiff1d(np.arange(count), [0, *prompt.generated])
+        stays = np.zeros(count, dtype=bool)
+        stays[[0, *prompt.generated]] = True
+        movable = np.flatnonzero(~stays)
         for place, layer in enumerate(layers):
             generator = np.random.default_rng(
                 # Without gamma, so smaller shares are among larger ones; crc32,
@@ -195,6 +199,36 @@ def _shift(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
     return shift
 
 
+@dataclass
+class KeptOutputs:
+    """Undisturbed attention outputs of batches, as many as fit: all points compare with them."""
+
+    left: int
+    """Bytes."""
+    found: dict[tuple[int, ...], Mapping[int, Tensor]] = field(default_factory=dict)
+
+    def of(
+        self, numbers: tuple[int, ...], compute: Callable[[], Mapping[int, Tensor]]
+    ) -> Mapping[int, Tensor]:
+        """Return the outputs of a batch.
+
+        Args:
+            numbers: Prompts of the batch.
+            compute: Called where they are not kept.
+
+        Returns:
+            Outputs by layer.
+        """
+        if numbers in self.found:
+            return self.found[numbers]
+        outputs = compute()
+        size = sum(of_layer.nbytes for of_layer in outputs.values())
+        if size <= self.left:
+            self.left -= size
+            self.found[numbers] = outputs
+        return outputs
+
+
 @dataclass(frozen=True)
 class Answers:
     """Answers of a model to disturbed prompts; every list by prompt."""
@@ -238,6 +272,7 @@ def answers_at(
     point: Disturbance,
     batch_size: int,
     receive_outputs: Callable[[np.ndarray], object] | None = None,
+    kept: KeptOutputs | None = None,
 ) -> Answers:
     """Answer disturbed prompts, those of similar length side by side.
 
@@ -249,28 +284,28 @@ def answers_at(
         point: Kind, share and reach of the moves.
         batch_size: Prompts side by side.
         receive_outputs: Called per batch with the sums of |o' - o|^2 and |o|^2 over tokens [2, layer,
-            head], of attention outputs; costs an undisturbed pass more.
+            head], of attention outputs; costs an undisturbed pass more, where `kept` lacks it.
+        kept: Undisturbed outputs from earlier calls; None: none are kept.
 
     Returns:
         Answers in the order of the prompts.
     """
+    kept = KeptOutputs(0) if kept is None else kept
     cut, found = batches_by_length(decoder, prompts, batch_size), []
     for numbers in cut:
         found.append([])
         some, context, moved = disturbed(
             decoder, [prompts[number] for number in numbers], numbers, point
         )
-        # Outputs by layer, undisturbed and disturbed; lists of hooks in the order of both passes.
-        outputs: tuple[dict[int, Tensor], ...] = ({}, {})
-        observed = [nullcontext(), nullcontext()]
+        plain_outputs: Mapping[int, Tensor] = {}
+        outputs: dict[int, Tensor] = {}
+        observed = nullcontext()
         if receive_outputs is not None:
-            observed = [attention_outputs(decoder, found.__setitem__) for found in outputs]
-            with observed[0]:
-                same = [prompts[number] for number in numbers]
-                # Run again with the same padding: keeping outputs of all
-                # prompts would need too much memory.
-                forced_responses(decoder.module, scoring, same, len(same))
-        with context, renumber_prompts(numbers), observed[1]:
+            same = [prompts[number] for number in numbers]
+            # Before any hook of the disturbance
+            plain_outputs = kept.of(tuple(numbers), partial(_outputs, decoder, scoring, same))
+            observed = attention_outputs(decoder, outputs.__setitem__)
+        with context, renumber_prompts(numbers), observed:
             answers = forced_responses(decoder.module, scoring, some, len(some))
         if receive_outputs is not None:
             compared = np.arange(moved.shape[-1]) < np.array(
@@ -279,7 +314,7 @@ def answers_at(
             # A moved token's output is another token's, so only the others can be compared.
             if point.kind == "text_order":
                 compared &= ~moved[:, 0]
-            receive_outputs(_squares(decoder, *outputs, compared))
+            receive_outputs(_squares(decoder, plain_outputs, outputs, compared))
         for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
             targets = np.array(scoring.targets(prompt))
             # Moves of keys leave every token its target; only text puts other tokens at a target.
@@ -292,19 +327,34 @@ def answers_at(
     return Answers(*zip(*restore_order(cut, found), strict=True))
 
 
+def _fit(decoder: Decoder, lengths: Sequence[int]) -> bool:
+    """Whether attention outputs of all prompts fit into `KEPT`."""
+    widths = (attention.heads * attention.d_head for attention in decoder.layers)
+    return sum(widths) * decoder.dtype.itemsize * sum(lengths) <= KEPT
+
+
+def _outputs(
+    decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt]
+) -> dict[int, Float[Tensor, "prompt token width"]]:
+    """Attention outputs of one pass, by layer."""
+    found: dict[int, Tensor] = {}
+    with attention_outputs(decoder, found.__setitem__):
+        forced_responses(decoder.module, scoring, prompts, len(prompts))
+    return found
+
+
 def _squares(
-    decoder: Decoder, plain: dict[int, Tensor], changed: dict[int, Tensor], compared: np.ndarray
+    decoder: Decoder, plain: Mapping[int, Tensor], changed: dict[int, Tensor], compared: np.ndarray
 ) -> np.ndarray:
     """Sums of |o' - o|^2 and |o|^2 [2, layer, head] over `compared` tokens [prompt, token]."""
     # By index, since an accelerator has to be waited for when a mask selects.
     chosen, sums = [torch.from_numpy(places) for places in compared.nonzero()], []
     for attention in decoder.layers:
         before, after = (
-            # Popped, so that two copies of one layer at a time are widened to float64
             outputs[tuple(places.to(outputs.device) for places in chosen)]
             .double()
             .unflatten(-1, (attention.heads, -1))
-            for outputs in (by_layer.pop(attention.layer_idx) for by_layer in (plain, changed))
+            for outputs in (plain[attention.layer_idx], changed.pop(attention.layer_idx))
         )
         # Over tokens and d_head: one sum per head.
         sums.append(torch.stack([(values**2).sum((0, 2)) for values in (after - before, before)]))
@@ -428,8 +478,9 @@ class Perturbation(Experiment):
         size = partial(side_by_side, longest=max(lengths))
         return Plan(
             self,
-            # Every point runs the undisturbed prompts again, to compare outputs token by token.
-            lengths * (1 + 2 * points),
+            # Outputs are compared token by token with undisturbed ones, which every point computes
+            # again where they do not fit.
+            lengths * (1 + points + (min(points, 1) if _fit(decoder, lengths) else points)),
             lambda batch_size, store, progress: {
                 self.name: self.measured(
                     decoder, scoring, prompts, size(batch_size), progress, store
@@ -449,8 +500,8 @@ class Perturbation(Experiment):
     ) -> xr.Dataset:
         """Answer `prompts` teacher-forced for every kind, share and reach.
 
-        Costs two forward passes per prompt and point, and one for gamma = 0, which is always
-        measured.
+        Costs two forward passes per prompt and point - one where undisturbed outputs fit into
+        `KEPT` -, and one for gamma = 0, which is always measured.
 
         Args:
             decoder: Decoder of the model.
@@ -476,6 +527,8 @@ class Perturbation(Experiment):
             lambda: undisturbed or forced_responses(decoder.module, scoring, prompts, batch_size)
         )
 
+        kept = KeptOutputs(KEPT)
+
         def point(kind: str, gamma: float, l_max: int) -> dict[str, Any]:
             squares: list[np.ndarray] = []
             if gamma == 0:  # nothing moves, and nothing is run again
@@ -485,7 +538,14 @@ class Perturbation(Experiment):
             else:
                 disturbance = Disturbance(kind, gamma, l_max, layers, self.offset_unit, self.seed)
                 answers = answers_at(
-                    decoder, scoring, prompts, plain(), disturbance, batch_size, squares.append
+                    decoder,
+                    scoring,
+                    prompts,
+                    plain(),
+                    disturbance,
+                    batch_size,
+                    squares.append,
+                    kept,
                 )
             # Squares are summed over batches before the root: a ratio
             # of totals, not a mean of ratios.

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -51,36 +52,36 @@ class Norm:
     """A norm in one pass: norm(x) = gain * factor * (x - mean of x, if `centred`) + constant."""
 
     gain: Float[Tensor, "width"]
-    factor: Float[Tensor, "token"]
+    factor: Float[Tensor, "prompt token"]
     centred: bool
 
     def pull_back(
-        self, directions: Float[Tensor, "row width"], rows: Int[Tensor, "row"]
+        self, directions: Float[Tensor, "row width"], places: tuple[Any, Int[Tensor, "row"]]
     ) -> Float[Tensor, "row width"]:
         """Pull directions back through the norm.
 
         Args:
             directions: Directions behind the norm [row, width].
-            rows: Tokens at which they stand [row].
+            places: Prompts of the pass, and tokens, at which they stand.
 
         Returns:
             Directions before the norm with the same effect [row, width].
         """
-        before = directions * self.gain * self.factor[rows, None]
+        before = directions * self.gain * self.factor[places][:, None]
         return before - before.mean(-1, keepdim=True) if self.centred else before
 
 
 @dataclass
 class DirectPath:
-    """Tensors of the latest pass of one prompt, from which contributions to logits are computed."""
+    """Tensors of the latest pass, from which contributions to logits are computed."""
 
     decoder: Decoder
     factors: dict[int, float]
     """Factor of attention's output when it is added to the residual stream, by layer."""
     logit_factor: float
-    values: dict[int, Float[Tensor, "1 kv_head token d_head"]] = field(default_factory=dict)
+    values: dict[int, Float[Tensor, "prompt kv_head token d_head"]] = field(default_factory=dict)
     """By layer, until they are taken."""
-    gates: dict[int, Float[Tensor, "token width"]] = field(default_factory=dict)
+    gates: dict[int, Float[Tensor, "prompt token width"]] = field(default_factory=dict)
     final: Norm | None = None
     after_attention: dict[int, Norm] = field(default_factory=dict)
 
@@ -95,6 +96,7 @@ class DirectPath:
         moved: Float[Tensor, "row head d_head"],
         rows: Int[Tensor, "row"],
         answers: Int[Tensor, "row"],
+        prompts: Int[Tensor, "row"] | int = 0,
     ) -> Float[Tensor, "row head"]:
         """Compute how much moved values add to logits, once the pass has ended.
 
@@ -103,23 +105,25 @@ class DirectPath:
             moved: Sums of weighted values [row, head, d_head].
             rows: Tokens [row].
             answers: Token ids whose logits are asked for [row].
+            prompts: Prompts of the pass that the tokens are of: one for all, or [row].
 
         Returns:
             Contributions of every head [row, head], in logits.
         """
         assert self.final is not None
         # From the logit back to the head: unembedding, final norm, norm after attention, Wo.
+        places = (prompts, rows)
         directions = self.final.pull_back(
-            (self._unembedding[answers] - self._mean_row).float(), rows
+            (self._unembedding[answers] - self._mean_row).float(), places
         )
         directions = directions * self.factors[layer] * self.logit_factor
         if layer in self.after_attention:
-            directions = self.after_attention[layer].pull_back(directions, rows)
+            directions = self.after_attention[layer].pull_back(directions, places)
         (attention,) = self.decoder.attentions([layer])
         projection = inner(attention.output_projection)
         written = (
             _pull_back(projection, directions, self.gates[layer].shape[-1])
-            * self.gates[layer][rows]
+            * self.gates[layer][places]
         )
         return (written.unflatten(-1, (attention.heads, -1)) * moved.float()).sum(-1)
 
@@ -135,7 +139,7 @@ class DirectPath:
 
 @contextmanager
 def direct_path(decoder: Decoder) -> Iterator[DirectPath]:
-    """Record the direct path of passes of one prompt.
+    """Record the direct path of passes.
 
     Args:
         decoder: Decoder of the model.
@@ -187,7 +191,7 @@ def _norm_hook(store: Callable[[Norm], None]) -> Callable:
     """A hook that gives `store` the norm's gain and factor of a pass."""
 
     def hook(module: nn.Module, arguments: tuple, normed: Tensor) -> None:
-        given, norm = arguments[0][0].float(), inner(module).forward  # no hook is called
+        given, norm = arguments[0].float(), inner(module).forward  # no hook is called
         signs = torch.ones_like(arguments[0][:1, :1])
         signs[..., 1::2] = -1  # without a mean; a width is even
         up, down, flat = (
@@ -197,7 +201,7 @@ def _norm_hook(store: Callable[[Norm], None]) -> Callable:
         centred = bool(((flat - constant).abs() < TOLERANCE * gain.abs().clamp_min(1e-6)).all())
         straight = gain * (given - given.mean(-1, keepdim=True) if centred else given)
         # Least squares over the width: the factor of the pass, one number per token.
-        scaled = normed[0].float() - constant
+        scaled = normed.float() - constant
         factor = (straight * scaled).sum(-1) / straight.square().sum(-1).clamp_min(1e-30)
         store(Norm(gain, factor, centred))
 
@@ -213,12 +217,19 @@ def _remember_gate(
     assert projection is not None  # `_added` has seen it
 
     def heads(output: Tensor) -> None:
-        attended[:] = [output[0].reshape(output.shape[1], -1)]
+        attended[:] = [output.flatten(2)]
 
     def projected(module: nn.Module, arguments: tuple) -> None:
         # The gate is the quotient of Wo's input and the heads' outputs.
-        (plain,), given = attended, arguments[0].reshape(-1, arguments[0].shape[-1])
-        gates[attention.layer_idx] = torch.where(plain == 0, 1.0, given / plain).float()
+        (plain,) = attended
+        # Some modules flatten prompts and tokens into one axis.
+        given = arguments[0].reshape(plain.shape)
+        if given.data_ptr() == plain.data_ptr():
+            # The same numbers: no gate, and none is kept for every token
+            gate = torch.ones((), device=plain.device).expand(plain.shape)
+        else:
+            gate = torch.where(plain == 0, 1.0, given / plain).float()
+        gates[attention.layer_idx] = gate
 
     hooks.callback(attention.sites.call("attended", heads))
     hooks.callback(projection.register_forward_pre_hook(projected).remove)
@@ -239,6 +250,11 @@ def _pull_back(
             projection.forward(zeros), zeros, directions.to(zeros.dtype)
         )
     return pulled.float()
+
+
+def _hands_on(module: nn.Module) -> bool:
+    """Whether a module has neither weights nor parts: a hook point of a bridge, an activation."""
+    return not (module._parameters or module._modules)
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -289,7 +305,9 @@ def _measure(
 
     with ExitStack() as hooks:
         for module in decoder.stack.modules():
-            if module not in unseen and (module in inside or _is_norm(module)):
+            if module not in unseen and (
+                _is_norm(module) or (module in inside and not _hands_on(module))
+            ):
                 hooks.callback(module.register_forward_hook(see, with_kwargs=True).remove)
         tokens = torch.arange(TOKENS, device=decoder.device)[None] % decoder.vocabulary_size
         decode(decoder, tokens)
@@ -328,11 +346,11 @@ def _added(
     written = wrote if norm is None else next(gave for module, _, gave in calls if module is norm)
     if written.numel() != entered.numel():
         return None
-    # Residual streams are found by value: families name and order their parts differently.
-    places = [given for _, given, _ in calls] + [
-        left,
-        *(left - gave for _, _, gave in calls if gave.shape == left.shape),
-    ]
+    # Residual streams are found by value: families name and order their parts differently. Several
+    # parts are given one tensor, and parts of a bridge stand around another.
+    given = {id(tensor): tensor for _, tensor, _ in calls}.values()
+    gave = {id(tensor): tensor for _, _, tensor in calls if tensor.shape == left.shape}.values()
+    places = chain(given, [left], (left - tensor for tensor in gave))
     # Some modules flatten prompts and tokens into one axis.
     whole = (place.reshape(entered.shape) for place in places if place.numel() == entered.numel())
     factors = (_multiple(place, entered, written.reshape(entered.shape)) for place in whole)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from math import ceil
@@ -36,8 +36,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from scipy.stats import t as student
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
@@ -60,8 +61,10 @@ from repo_interp.measures.labels import described_group
 from repo_interp.measures.statistics import Statistics, merge
 from repo_interp.models.capture import capture, next_token_logits
 from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.resuming import Recording, record_pass, resume_pass
 from repo_interp.plugins.sources.position_sources import KINDS_OF_HEADS, PositionSources
+from repo_interp.side_by_side import batches
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.prompt.structure import prompt_structure
@@ -84,6 +87,14 @@ BLOCK = 32
 AT_ONCE = 256
 """Tokens whose next ones are predicted at a time: logits over the vocabulary are large."""
 Heads = list[tuple[int, int]]
+
+
+def _side_by_side(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+    """Numbers of the prompts of every pass: prompts of one length, without padding."""
+    lengths = [len(prompt.tokens) for prompt in prompts]
+    order = sorted(range(len(prompts)), key=lengths.__getitem__)
+    limits = replace(batch_limit(decoder, "auto"), padding=0)
+    return [tuple(numbers) for numbers in batches(order, lengths, limits)]
 
 
 def rows_by_kind(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[str, Heads]]:
@@ -112,17 +123,17 @@ def rows_by_kind(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[str,
         # Heads per row of positions: heads of a group cannot be frozen apart.
         shared[inputs.layer] = inputs.heads // inputs.positions.shape[1]
 
-    for number, prompt in enumerate(prompts):
-        tokens, index = torch.tensor([prompt.tokens], device=device), np.arange(len(prompt.tokens))
-        # Every prompt gets a mask for every span, so that the
-        # statistics of prompts have equal columns.
-        spans = {
-            name: torch.tensor(np.isin(index, named[number].get(name, ()))[None])
-            for name in set().union(*named)
-        }
+    for numbers in _side_by_side(decoder, prompts):
+        tokens = torch.tensor([prompts[number].tokens for number in numbers], device=device)
+        # Every prompt gets a mask for every span, so that the statistics of prompts have equal
+        # columns.
+        spans = {name: torch.zeros(tokens.shape, dtype=torch.bool) for name in set().union(*named)}
+        for row, number in enumerate(numbers):
+            for name, places in named[number].items():
+                spans[name][row, list(places)] = True
         valid, receiver = torch.ones_like(tokens, dtype=torch.bool), partial(receive, spans)
         # Kinds are about learned positions, so other layers need not be observed.
-        capture(decoder, tokens, valid, torch.tensor([number]), receiver, decoder.learned_layers)
+        capture(decoder, tokens, valid, torch.tensor(numbers), receiver, decoder.learned_layers)
     kind = measure.conclude(merge(parts))["kind"]
     return [
         (
@@ -215,30 +226,44 @@ def intervals(changes: xr.DataArray) -> xr.DataArray:
 def _read(
     decoder: Decoder,
     scoring: Scoring,
-    prompt: Prompt,
+    prompts: Sequence[Prompt],
     recording: Callable[[], Recording],
     heads: Heads | None,
     change: Callable[[PreTrainedModel, Heads], AbstractContextManager],
-) -> list[float]:
-    """Score of a prompt and losses of its tokens with `heads` changed; None: none; []: NaN."""
+) -> Float[np.ndarray, "token prompt"]:
+    """Scores of prompts of one length, and losses of their tokens, with `heads` changed.
+
+    None: none are changed; []: NaN.
+    """
     # Read first, so that the undisturbed pass is recorded before anything is changed.
-    clean, losses, likeliest = recording(), list[float](), list[int]()
+    clean = recording()
+    count, length = clean.tokens.shape
     # A set that does not exist: drawn sets may be fewer than `draws`.
     if heads == []:
-        return [np.nan] * len(prompt.tokens)
+        return np.full((length, count), np.nan)
     with nullcontext() if heads is None else change(decoder.module, heads):
         # Layers below the first changed one are as they were.
         hidden = clean.last_hidden if heads is None else resume_pass(decoder, clean, min(heads)[0])
+    losses, likeliest = list[Tensor](), list[Tensor]()
     for states, following in zip(
-        hidden[0, :-1].split(AT_ONCE), clean.tokens[0, 1:].split(AT_ONCE), strict=True
+        hidden[:, :-1].flatten(0, 1).split(AT_ONCE),
+        clean.tokens[:, 1:].flatten().split(AT_ONCE),
+        strict=True,
     ):
         logits = next_token_logits(decoder, states)
-        losses += torch.nn.functional.cross_entropy(logits, following, reduction="none").tolist()
-        likeliest += logits.argmax(-1).tolist()
+        losses.append(torch.nn.functional.cross_entropy(logits, following, reduction="none"))
+        likeliest.append(logits.argmax(-1))
     # Losses begin with token 1, so those of token t stand at t - 1.
-    said = [(likeliest[place - 1], -losses[place - 1]) for place in scoring.targets(prompt)]
-    # The score, then a loss per token but the first: as many numbers as the prompt has tokens
-    return [*scoring.score([Response(*zip(*said, strict=True))], [prompt]), *losses]
+    lost = torch.cat(losses).reshape(count, -1).tolist()
+    said = torch.cat(likeliest).reshape(count, -1).tolist()
+    responses = [
+        Response(
+            *zip(*((says[t - 1], -loses[t - 1]) for t in scoring.targets(prompt)), strict=True)
+        )
+        for prompt, says, loses in zip(prompts, said, lost, strict=True)
+    ]
+    # The score, then a loss per token but the first: as many numbers as a prompt has tokens
+    return np.vstack([scoring.score(responses, prompts), np.transpose(lost)])
 
 
 @dataclass(frozen=True)
@@ -310,23 +335,34 @@ class Kinds(Experiment):
             sets |= {kind: [members, *drawn, *[[]] * (self.draws - len(drawn))]} if members else {}
         heads = [sum(some, start=Heads()) for of_kind in sets.values() for some in of_kind]
         edits = [CASES.get(kind, frozen) for kind, of_kind in sets.items() for _ in of_kind]
-        device = decoder.device
-        # The grid runs prompt by prompt, so one recording serves all sets of a prompt.
+        device, cut = decoder.device, _side_by_side(decoder, prompts)
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        # The grid runs batch by batch, so one recording serves all sets of a batch.
         recording = lru_cache(1)(
-            lambda tokens: record_pass(decoder, torch.tensor([tokens], device=device))
+            lambda numbers: record_pass(
+                decoder,
+                torch.tensor([prompts[number].tokens for number in numbers], device=device),
+            )
         )
 
-        def point(number: int, place: int) -> dict[str, Any]:
+        def point(numbers: tuple[int, ...], place: int) -> dict[str, Any]:
             # Set 0 changes nothing: the others are compared with it
-            prompt, some = prompts[number], None if place == 0 else heads[place - 1]
-            clean, change = partial(recording, prompt.tokens), edits[place - 1]
-            return {"reading": _read(decoder, scoring, prompt, clean, some, change)}
+            some = None if place == 0 else heads[place - 1]
+            asked, clean = [prompts[number] for number in numbers], partial(recording, numbers)
+            read = _read(decoder, scoring, asked, clean, some, edits[place - 1])
+            # NaN after the end of shorter prompts
+            missing = np.full((longest - len(read), len(numbers)), np.nan)
+            return {"reading": np.vstack([read, missing]).tolist()}
 
-        axes = {"prompt": range(len(prompts)), "set": range(1 + len(heads))}
-        grid = Grid(axes, point, {"reading": ("token",)})
+        grid = Grid(
+            {"set": range(1 + len(heads))},
+            point,
+            {"reading": ("token", "prompt")},
+            batches=cut,
+            name="batch",
+        )
         found = grid.compute(store, progress)["reading"].values
-        # Without the NaN after the end of shorter prompts
-        read = [found[number, :, : len(prompt.tokens)] for number, prompt in enumerate(prompts)]
+        read = [found[:, : len(prompt.tokens), number] for number, prompt in enumerate(prompts)]
 
         def changes(readings: list[np.ndarray], block: Any) -> xr.DataArray:
             # [set, token] of every prompt, joined along tokens, then split: [kind, draw, sample]

@@ -28,6 +28,7 @@ from repo_interp.analysis.publication import stage
 from repo_interp.analysis.trained_task import task_of
 from repo_interp.cli import main
 from repo_interp.errors import InputError
+from repo_interp.models import pass_limits
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import observable
 from repo_interp.shipped import zoo_path
@@ -251,17 +252,21 @@ def test_memory_is_reckoned_for_families_that_state_no_width_of_their_feed_forwa
     decoder = as_decoder(observable(small_model(family)))
     memory.require_memory_for_run(decoder, [8, 9], SideBySide(prompts=2), [9])
     stated = getattr(decoder.config, "intermediate_size", 4 * decoder.config.hidden_size)
-    assert memory.bytes_per_token(decoder) == 4 * (8 * decoder.config.hidden_size + 4 * stated)
+    assert pass_limits.bytes_per_token(decoder) == 4 * (8 * decoder.config.hidden_size + 4 * stated)
 
 
 def test_automatic_batches_follow_lengths_and_memory(monkeypatch):
     bridge = ri.zoo("reversal/rope")
-    assert memory.batch_limit(as_decoder(bridge), 3) == SideBySide(prompts=3)
-    assert memory.batch_limit(as_decoder(bridge), "auto").tokens == memory.WORTHWHILE["cpu"]
-    monkeypatch.setattr(
-        memory, "machine_memory", lambda: 8 * 100 * memory.bytes_per_token(as_decoder(bridge))
+    assert pass_limits.batch_limit(as_decoder(bridge), 3) == SideBySide(prompts=3)
+    assert (
+        pass_limits.batch_limit(as_decoder(bridge), "auto").tokens == pass_limits.WORTHWHILE["cpu"]
     )
-    assert memory.batch_limit(as_decoder(bridge), "auto").tokens == 100
+    monkeypatch.setattr(
+        pass_limits,
+        "machine_memory",
+        lambda: 8 * 100 * pass_limits.bytes_per_token(as_decoder(bridge)),
+    )
+    assert pass_limits.batch_limit(as_decoder(bridge), "auto").tokens == 100
     rows = [[3 + n % 5 for n in range(length)] for length in (9, 40, 60, 12)]
     model = ri.open_model("reversal/rope").double()
     # By default as many as fit with their padding, of twice the width 50 tokens, the longest first

@@ -176,8 +176,9 @@ ALLOWED = {
     # Controls, on request; and numpy's kernels of the measures in `TEXTS`.
     "three_axis.py shuffle_distances": "cpu nonzero",
     "three_axis.py draw_rows": "cpu nonzero",
-    "head_patterns.py ContentSums.add": "mask",
+    "head_patterns.py ContentSums.add": "nonzero",  # of rows on the processor
     "mirror.py mirror": "bool float",
+    "mirror.py mirror_score": "float",
     "segmentation.py segment_edges": "nonzero mask",
     "segmentation.py shuffled_edges": "cpu",
     "segmentation.py has_ties": "bool",

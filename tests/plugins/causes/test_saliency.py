@@ -16,12 +16,14 @@ from torch.nn.functional import rms_norm
 import repo_interp as ri
 from repo_interp.experiments import Saliency
 from repo_interp.experiments.experiment_catalogue import planned
+from repo_interp.experiments.prompt_sets import Answers
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.wrapped import model_of
 from repo_interp.plugins.causes import saliency_view as view
 from repo_interp.tasks import Prompt, make_task
 
 TASK = make_task("reversal", longest=6, longest_test=12)
+TEXT = Answers()
 COMPLETE = 1e-6
 """Nats that 64 steps miss at most, in float64, where positions turn pairs by a few radians."""
 
@@ -259,3 +261,19 @@ def test_the_answer_of_the_mirror_hangs_on_layer_2():
     added = float(group["log_probability"] - group["baseline_log_probability"])
     assert added > 5 and abs(float(group["completeness_error"])) < 0.01 * added
     assert float(group["integrated_gradients"].sel(layer=2).sum()) > 0.9 * added
+
+
+def test_prompts_that_share_a_pass_have_the_derivatives_of_single_ones():
+    bridge, passes = exact(), []
+    decoder = as_decoder(bridge)
+    prompts = [asked(9), asked(12), Prompt(asked(9).tokens[::-1], generated=(5, 8)), asked(12)]
+    decoder.stack.register_forward_hook(lambda *given: passes.append(1))
+
+    def measured(tokens_at_once):
+        group = Saliency(steps=0).measured(decoder, TEXT, prompts, tokens_at_once)
+        return group, len(passes)
+
+    (together, two), (alone, six) = measured(100), measured(1)
+    assert (two, six) == (2, 2 + 4)
+    for name in ("saliency", "saliency_size", "log_probability"):
+        assert_allclose(together[name], alone[name], rtol=1e-6, atol=1e-12)

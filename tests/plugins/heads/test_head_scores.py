@@ -15,8 +15,10 @@ from transformer_lens import head_detector
 from transformer_lens.head_detector import compute_head_attention_similarity_score, detect_head
 
 import repo_interp as ri
-from repo_interp.measures.kernels.mirror import mirror, mirror_score
+from benchmarks.tiny_models import small_model
+from repo_interp.measures.kernels.mirror import mirror, mirror_score, mirror_scores
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.reposition import with_layout
 from repo_interp.models.wrapped import model_of
 from repo_interp.plugins.heads import head_scores as scoring
 from repo_interp.plugins.heads.head_patterns import (
@@ -33,6 +35,7 @@ from repo_interp.plugins.heads.head_scores import (
     random_scores,
     repeated_tokens,
 )
+from repo_interp.side_by_side import SideBySide
 from repo_interp.tasks import Prompt, make_task
 
 THEIRS = ("previous_token", "duplicate_token", "induction")
@@ -177,6 +180,15 @@ def test_mirrors_have_a_score_of_one_and_positions_of_words_alone_none():
     assert np.isnan(mirror_score(of_words)), "no word is there twice"
 
 
+def test_heads_are_scored_together_as_one_by_one():
+    positions = np.random.default_rng(0).normal(size=(5, 12))
+    positions[1] = 2.0
+    for words in ([*"abcabcabcabc"], [*"abcdefghijkl"], [*"aaaaaaaaaaaa"]):
+        given = words, [0, 1, 2, 3], [8, 9, 10, 11]
+        alone = [mirror_score(mirror(z, *given)) for z in positions]
+        np.testing.assert_array_equal(mirror_scores(positions, *given), alone)
+
+
 def test_prompts_without_a_word_twice_have_no_part_in_the_mirror_score():
     bridge = ri.zoo("reversal/repo")
     task = make_task("reversal")
@@ -248,3 +260,51 @@ def test_long_prompts_are_measured_on_some_of_their_rows():
     assert set(whole) == set(some) and not np.array_equal(whole["distance"], some["distance"])
     assert some["distance"] == pytest.approx(whole["distance"], rel=0.15)
     assert np.array_equal(some["position_range"], whole["position_range"])
+
+
+def several_prompts():
+    """Of two lengths; some with answers, in different rows and with different sources."""
+    drawn = np.random.default_rng(0).integers(3, 60, (7, 24)).tolist()
+    made = [{}, {}, {"needle": (2, 3)}, {"needle": (4,)}, {"needle": (5, 6, 7)}, {"needle": (2,)}]
+    answers = [(), (), (20, 21, 22), (20, 21, 22), (18, 19), (20, 21, 22)]
+    return [
+        Prompt(tuple(tokens), spans, answer)
+        for tokens, spans, answer in zip(drawn, made, answers, strict=False)
+    ] + [
+        Prompt(tuple(drawn[6][:17]), generated=(15, 16), attributes={"source": [3, 2]}),
+        Prompt(tuple(drawn[5][:17]), generated=(15, 16), attributes={"source": [7, 3]}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "close"),
+    [
+        ("llama", torch.float64, 1e-9),
+        ("gemma2", torch.float64, 1e-9),  # norms behind attention
+        ("qwen3_next", torch.float32, 1e-5),  # gates; its experts take no float64
+    ],
+)
+def test_prompts_that_share_a_pass_have_the_scores_of_single_ones(
+    family, dtype, close, monkeypatch
+):
+    torch.manual_seed(0)
+    model = (
+        ri.reposition(tiny("llama"), "rope,repo,nope")
+        if family == "llama"
+        else with_layout(small_model(family), None)
+    ).to(dtype)
+    decoder, passes = as_decoder(model), []
+    decoder.stack.register_forward_hook(lambda *given: passes.append(1))
+    together = prompt_scores(decoder, several_prompts())
+    # one that measures norms, then one per length and rows of answers
+    assert len(passes) == 1 + 4
+    monkeypatch.setattr(scoring, "batch_limit", lambda *_: SideBySide(prompts=1))
+    alone = prompt_scores(decoder, several_prompts())
+    assert len(passes) == 5 + 1 + 8
+    monkeypatch.undo()
+    monkeypatch.setattr(scoring, "CELLS", 2000)
+    in_parts = prompt_scores(decoder, several_prompts())
+    assert {"contribution", "content", "source_mass"} <= {*together} == {*alone} == {*in_parts}
+    for name, scores in alone.items():
+        np.testing.assert_allclose(together[name], scores, rtol=close, atol=close, err_msg=name)
+        np.testing.assert_allclose(in_parts[name], scores, rtol=close, atol=close, err_msg=name)

@@ -31,7 +31,9 @@ from repo_interp.plugins.lengths.extrapolation import Extrapolation, output_trac
 from repo_interp.plugins.lengths.extrapolation_view import extrapolation_table
 from repo_interp.plugins.lengths.extrapolation_view import output_traces as drawn_traces
 from repo_interp.plugins.lengths.gaussians import (
+    fold_sums,
     gaussian_divergence,
+    leave_one_out,
     principal_plane,
     vector_sums,
 )
@@ -211,6 +213,15 @@ def test_divergence_is_the_closed_form_and_adds_up_over_batches():
     assert gaussian_divergence(flat, flat).item() == pytest.approx(0, abs=1e-9)
     with pytest.raises(ValueError, match="at least 2"):
         gaussian_divergence(vector_sums(one[:1]), sums)
+    folds = fold_sums(torch.stack([one, other, other * 3]), [1, 0, 1], 2)
+    left_out, to = leave_one_out(folds, 2), vector_sums(one[30:])
+    singles = [
+        vector_sums(torch.cat(some))
+        for some in ((other, one, other * 3), (one, other * 3), (other,))
+    ]
+    expected = [gaussian_divergence(of, to) for of in singles]
+    several = fold_sums(one[None, 30:], [0], 1)[[0, 0, 0]]
+    assert_close(gaussian_divergence(left_out, several), torch.stack(expected), rtol=1e-9, atol=0)
     plane, shares = principal_plane(vector_sums(one * torch.tensor([1.0, 9.0, 1.0, 4.0, 1.0])))
     assert plane.abs().argmax(0)[:2].tolist() == [1, 3]
     assert shares[0] > shares[1] > 0

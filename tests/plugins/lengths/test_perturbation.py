@@ -8,15 +8,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from families import TOKENS, model_for, repositioned, tiny
 from numpy.testing import assert_allclose, assert_array_equal
 from refusals import refused
 from torch.testing import assert_close
 
 import repo_interp as ri
-from repo_interp.experiments.responses import forced_responses
-from repo_interp.interventions import exchanged_keys, moved_keys
-from repo_interp.models.decoder import as_decoder
+from repo_interp.plugins.lengths import perturbation
 from repo_interp.plugins.lengths.perturbation import (
     KINDS,
     Disturbance,
@@ -135,6 +134,27 @@ def test_no_perturbation_is_the_plain_model_and_the_same_seed_the_same_numbers(m
     }.items():
         assert_allclose(still[name], expected, rtol=1e-6, atol=1e-6)
     assert (abs(moved["log_perplexity"] - surprise) > 1e-5).all()
+
+
+def test_kept_outputs_save_passes_and_change_no_number(model, monkeypatch):
+    decoder, prompts, passes = as_decoder(model), TASK.prompts(4, seed=1), []
+    handle = decoder.stack.register_forward_hook(lambda *given: passes.append(1))
+    asked = Perturbation(("position_offset",), (0.3, 0.5), (2, 4))
+    measured = partial(asked.measured, decoder, TASK, prompts, batch_size=2)
+    kept, few = measured(), len(passes)
+    outputs = 4 * decoder.weight.element_size() * decoder.config.hidden_size * len(decoder.layers)
+    # room for one batch of two
+    some = 2 * max(len(prompt.tokens) for prompt in prompts) * outputs // 4
+    monkeypatch.setattr(perturbation, "KEPT", some)
+    half = measured()
+    monkeypatch.setattr(perturbation, "KEPT", 0)
+    none, counts = measured(), len(passes)
+    handle.remove()
+    # two batches: undisturbed ones and four points, with undisturbed outputs once or at every point
+    assert few == 2 + 4 * 2 + 2
+    assert counts == few + (2 + 4 * 2 + 1 + 4) + (2 + 4 * 2 + 4 * 2)
+    xr.testing.assert_identical(half, kept)
+    xr.testing.assert_identical(none, kept)
 
 
 def test_answers_and_the_first_token_stay_where_they_are(model):

@@ -2,6 +2,8 @@
 them, intervals in closed form.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from repo_interp.experiments.experiment_catalogue import planned
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks import number
 from repo_interp.plugins.causes.effects import drawn_sets
+from repo_interp.plugins.sources import kinds
 from repo_interp.plugins.sources.kinds import (
     BLOCK,
     CASES,
@@ -29,6 +32,7 @@ from repo_interp.plugins.sources.kinds import (
     token_classes,
 )
 from repo_interp.plugins.sources.kinds_view import VIEW, kind_table, losses_by_kind
+from repo_interp.side_by_side import SideBySide
 from repo_interp.tasks import Prompt, make_task
 
 WORDS = ("one two three \n four 5 six \n " * 13).split(" ")[:100]
@@ -216,3 +220,18 @@ def test_heads_that_answer_are_judged_by_answers():
     assert group.attrs["metric"] == "exact match" and group.attrs["block"] == "prompt"
     assert group["heads"].sel(kind=EVERY) == 16 and group["tokens"].sel(token_class="generated") > 0
     assert np.isfinite(group["score_change"].sel(of="change", bound="mean")).all()
+
+
+def test_prompts_that_share_passes_lose_what_single_ones_lose(monkeypatch):
+    torch.manual_seed(0)
+    model = ri.reposition(tiny("llama"), "repo@1").double()
+    # of two lengths, in an order in which they do not stand together
+    again = Prompt(tokens=TEXT.tokens[50:95], token_text=tuple(WORDS[50:95]), generated=(1, 2))
+    prompts = [PROMPTS[2], PROMPTS[1], again]
+    run, passes = partial(ri.analyze, model, prompts, (), experiments=["kinds"]), []
+    as_decoder(model).stack.register_forward_hook(lambda *given: passes.append(1))
+    together, few = run()["kinds"].to_dataset(), len(passes)
+    monkeypatch.setattr(kinds, "batch_limit", lambda *_: SideBySide(prompts=1))
+    alone = run()["kinds"].to_dataset()
+    assert 2 * (len(passes) - few) == 3 * few, "two passes in place of three"
+    xr.testing.assert_allclose(together, alone, rtol=1e-6, atol=1e-9)

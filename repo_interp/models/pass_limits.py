@@ -1,0 +1,70 @@
+"""How much goes through a model in one pass.
+
+    bytes of a pass = tokens * itemsize * (8 d_model + 4 d_feed_forward)
+                      of a layer: residual stream, queries, keys, values, feed-forward part
+    batch "auto"    = as many prompts as have, with their padding,
+                      min(WORTHWHILE, SHARE * memory / (2 * bytes of a token)) tokens
+
+Memory is that of the machine, divided by the processes that share it, not the part that is free: so
+a command that is given again cuts the same batches. Of an accelerator it is the free part, which
+others may share, and tokens are cut to a power of two, so that about as much memory gives the same
+batches. The factor 2 leaves memory for measures. Knows nothing about prompts but their lengths.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from repo_interp import processes
+from repo_interp.memory import free_memory, machine_memory
+from repo_interp.models.decoder import Decoder
+from repo_interp.side_by_side import WORTHWHILE, BatchSize, SideBySide
+
+_SHARE = 0.25
+"""Of the memory, for one pass."""
+
+
+def batch_limit(decoder: Decoder, size: BatchSize | Literal["auto"]) -> SideBySide:
+    """Return the most that goes through a model in one pass.
+
+    Args:
+        decoder: Decoder of the model.
+        size: Prompts or tokens; "auto": as many tokens as are worthwhile and fit into memory.
+
+    Returns:
+        The limit: prompts of equal length where frequencies depend on the length of a pass.
+    """
+    if size != "auto":
+        return decoder.batch_limits(size)
+    device = decoder.device
+    fitting = int(_SHARE * _present(device) / (2 * bytes_per_token(decoder)))
+    if device.type != "cpu":  # about as much is free the next time: it is cut alike
+        fitting = 1 << max(0, fitting.bit_length() - 1)
+    return decoder.batch_limits(
+        SideBySide(tokens=max(1, min(WORTHWHILE.get(device.type, WORTHWHILE["cpu"]), fitting)))
+    )
+
+
+def _present(device: torch.device) -> float:
+    """Return free bytes of an accelerator, or this process's share of a processor's memory.
+
+    On an accelerator, memory that torch holds in reserve is free.
+    """
+    if device.type == "cuda":
+        return free_memory(device)
+    return machine_memory() / processes.beside()
+
+
+def bytes_per_token(decoder: Decoder) -> int:
+    """Return the bytes that the forward pass of one layer holds per token.
+
+    Args:
+        decoder: Decoder of the model.
+
+    Returns:
+        Bytes.
+    """
+    width = 8 * decoder.config.hidden_size + 4 * decoder.intermediate_size
+    return decoder.dtype.itemsize * width
