@@ -26,7 +26,6 @@ import xarray as xr
 from torch import nn
 
 from repo_interp import processes
-from repo_interp.analysis.atlas import GROUP, add_columns
 from repo_interp.analysis.batches import describe_predictions, describe_prompts
 from repo_interp.analysis.coercion import Prompts
 from repo_interp.analysis.computed import store_of
@@ -190,8 +189,12 @@ def execute(
         unconcluded = any(fault.concluding for fault in faults.values())
         if unconcluded:
             kept.write()
-    if GROUP in groups:
-        groups[GROUP] = add_columns(groups)
+    if job.experiments:
+        # Imported here: it imports the experiments, which measures alone do not need
+        from repo_interp.analysis.atlas import GROUP, add_columns
+
+        if GROUP in groups:
+            groups[GROUP] = add_columns(groups)
     attributes = {
         "notes": "\n".join((*notes, *passes)),
         "stopped": "\n".join(f"{name}: {fault.reason}" for name, fault in faults.items()),

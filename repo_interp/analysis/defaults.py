@@ -13,20 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from repo_interp.analysis.gaps import Gaps
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.entry_points import MEASURES, require_once
 from repo_interp.errors import InputError, quoted, warn
-from repo_interp.experiments.atlas import Atlas
 from repo_interp.experiments.catalogue import planned
-from repo_interp.experiments.effects import Effects
 from repo_interp.experiments.experiment import Experiment, Plan
-from repo_interp.experiments.kinds import Kinds
 from repo_interp.measures.catalogue import measure_named
 from repo_interp.measures.statistics import Measure, as_measure
-from repo_interp.measures.three_axis import ThreeAxis
 from repo_interp.models.decoder import Decoder
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX, SCHEMES
@@ -111,6 +108,11 @@ def default_experiments(
     if any(prompt.position_ids is not None for prompt in prompts):
         warn("without experiments, whose positions are the token index: prompts have position ids")
         return []
+    # Imported here: analyses that name their measures need no experiment
+    from repo_interp.experiments.atlas import Atlas
+    from repo_interp.experiments.effects import Effects
+    from repo_interp.experiments.kinds import Kinds
+
     # Fewer than the atlas makes when it is asked for: it must be quick here
     atlas = Atlas(sequences=2, twins=2)
     if set(_schemes_by_positions(decoder)) <= set(FIXED):
@@ -266,5 +268,6 @@ def resolve_measures(measures: Sequence[str | Measure]) -> list[Measure]:
     names = [measure.name for measure in objects]
     require_once(MEASURES, names)
     if "maps" in names and "three_axis" in given:
-        objects[given.index("three_axis")] = ThreeAxis(axes="first_prompt")
+        place = given.index("three_axis")
+        objects[place] = replace(objects[place], axes="first_prompt")  # pyright: ignore[reportArgumentType, reportCallIssue]
     return objects
