@@ -26,7 +26,6 @@ import xarray as xr
 
 from repo_interp.errors import InputError, one_line, quoted
 from repo_interp.files import file_to_write, path_of, replaced, sealed, unsealed
-from repo_interp.plain_hdf5 import Content, require_plain
 from repo_interp.positions.layouts import LEARNED
 
 TABLES = ("atlas.csv", "atlas.parquet")
@@ -281,6 +280,9 @@ def netcdf_of(content: bytes, file: Path) -> xr.DataTree:
         InputError: It is damaged: of wrong bytes HDF5 can read for ever, or crash; or it holds more
             than numbers and texts.
     """
+    # Imported here: h5py takes 11 MB, and an analysis in memory needs no file
+    from repo_interp.plain_hdf5 import Content, require_plain
+
     try:
         require_plain(content)
         with warnings.catch_warnings():

@@ -293,6 +293,25 @@ def test_importing_the_package_asking_for_help_and_inspecting_are_light(asked, h
     assert done.returncode == 0, done.stderr
 
 
+MEASURE = """
+import sys
+import repo_interp as ri
+ri.analyze(ri.open_model("reversal/repo"), [[3, 4, 5, 6]], ["positions"], progress=print)
+few = ("", ".catalogue", ".experiment", ".prompt_sets")
+allowed = {f"repo_interp.experiments{name}" for name in few}
+ours = {name for name in sys.modules if name.startswith("repo_interp.experiments")}
+wrong = sorted(ours - allowed | set(sys.argv[1:]) & set(sys.modules))
+assert not wrong, wrong
+"""
+
+
+def test_a_measure_that_is_named_imports_no_experiment_and_no_statistics():
+    """Found: all experiments and scipy.stats, half a second of a first call."""
+    heavy = ["scipy.stats", "matplotlib", "plotly", "transformer_lens", "h5py"]
+    done = subprocess.run([sys.executable, "-c", MEASURE, *heavy], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_source_of_transformers_is_read_as_its_modules_run():
     from transformers.activations import ACT2FN
     from transformers.configuration_utils import ALLOWED_LAYER_TYPES

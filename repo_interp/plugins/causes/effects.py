@@ -32,7 +32,6 @@ from typing import Any, ClassVar
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
-from scipy.stats import spearmanr
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
@@ -246,6 +245,9 @@ def _means(changed: xr.Dataset) -> dict[str, xr.DataArray]:
 
 def _rank_correlations(screened: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """Spearman's over measured heads [kind, screening]; NaN where either side is constant."""
+    # Imported here: every analysis imports this file, and scipy.stats takes as long as a short one
+    from scipy.stats import spearmanr
+
     result = np.full(screened.shape[:2], np.nan)
     for kind, screening in np.ndindex(*result.shape):
         # Heads that were not measured exactly have no part.

@@ -43,8 +43,6 @@ import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
-from scipy.stats import sem
-from scipy.stats import t as student
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -60,6 +58,7 @@ from repo_interp.experiments.experiment import (
 from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
 from repo_interp.experiments.responses import forced_responses
+from repo_interp.intervals import student_quantile
 from repo_interp.interventions.extension import GLOBAL_TOKENS, Method, allowed_methods, extended
 from repo_interp.measures.labels import described_group
 from repo_interp.models.capture import decode
@@ -499,7 +498,8 @@ class Extrapolation(Experiment):
         jackknife = without.mean(-2)
         freedom = jackknife.shape[-1] - 1
         # The jackknife's standard error is (n - 1) times that of a mean of its n values.
-        width = student.ppf(0.975, freedom) * freedom * sem(jackknife, axis=-1)
+        error = freedom * jackknife.std(-1, ddof=1) / np.sqrt(freedom + 1)
+        width = student_quantile(freedom) * error
         # The training length and shorter are left out: there, noise is all that can be expected.
         beyond = found["kl"].values.mean(-1)[:, first + 1 :]
         mostly = [

@@ -37,7 +37,6 @@ import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
-from scipy.stats import t as student
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -54,6 +53,7 @@ from repo_interp.experiments.experiment import (
 from repo_interp.experiments.grid import Grid
 from repo_interp.experiments.prompt_sets import Windows
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.intervals import student_quantile
 from repo_interp.interventions import frozen, linearised, straightened
 from repo_interp.measures.fitting import Layers
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS
@@ -216,7 +216,7 @@ def intervals(changes: xr.DataArray) -> xr.DataArray:
         ((sums - mean * counts) ** 2).sum("block") * blocks / (blocks - 1)
     ) ** 0.5 / counts.sum("block")
     # No error where all blocks are equal: an interval of width 0 would claim certainty.
-    reach = error.where(error > 0) * student.ppf(0.975, blocks - 1)
+    reach = error.where(error > 0) * student_quantile(blocks - 1)
     return xr.concat([mean, mean - reach, mean + reach], "bound").transpose(
         "kind", ..., "of", "bound"
     )
