@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
@@ -28,9 +29,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import xarray as xr
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import repo_interp as ri
+from benchmarks.launches import KINDS, Call, of_one_layer
 from benchmarks.peers import SILENT, peers  # noqa: F401 - a part, by its name
 from benchmarks.running import (
     ENVIRONMENT,
@@ -52,11 +55,13 @@ from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.preparation import reproducible
 from position_papers.training.step import make_optimizer, take_step
 from repo_interp.analysis.batches import make_batches
-from repo_interp.analysis.defaults import default_prompts
+from repo_interp.analysis.defaults import default_measures, default_prompts
 from repo_interp.experiments.responses import to_question
 from repo_interp.explorer.messages import Explored, message
+from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.catalogue import measure_named
-from repo_interp.measures.statistics import precompute
+from repo_interp.measures.positions import Positions
+from repo_interp.measures.statistics import Statistics, precompute
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import with_layout
@@ -69,7 +74,7 @@ COLUMNS = (
     "wall_seconds",
     "megabytes",
     "operations",
-    "operators",
+    *KINDS,
     "note",
 )
 FORWARD, ALL = "forward pass", "all measures"
@@ -173,6 +178,62 @@ def operators(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -
             call()
         own_pass = what == STOCK
         yield row(FORWARD if own_pass else what, "" if own_pass else FORWARD, operators=seen.count)
+
+
+class _Nothing(Positions):
+    """A measure that reads nothing of a layer. One of ours by its name: others get copies."""
+
+    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
+        """Nothing."""
+        return Statistics()
+
+    def conclude(self, statistics: Statistics) -> xr.Dataset:
+        """An empty group."""
+        return xr.Dataset()
+
+
+BARE = "analysis that measures nothing"
+DEFAULTS = ("attention_rows", "predictions", "octaves", "position_sources")
+"""What an analysis measures unasked, beside those in `NAMES`."""
+SOLVED = "three_axis, default extras"
+
+
+def launches(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> Iterator[Row]:
+    """What one more layer asks of an emulated card: its forward pass, an analysis that measures
+    nothing (checks, checksums), every measure beyond that, and measures together, forward pass
+    included; and what a call asks beside its layers.
+    """
+    base: Counter[str] = Counter()
+    for what, layer, rest in of_one_layer(subject, tokens, _analyses):
+        base = layer if what == BARE else base
+        alone = what in {*NAMES, *DEFAULTS, SOLVED}
+        yield row(
+            what,
+            BARE if alone else "",
+            **{kind: layer[kind] - (base[kind] if alone else 0) for kind in KINDS},
+            note="beyond the row beside" if alone else "one more layer",
+        )
+        if not alone:
+            yield row(f"{what}: the call", **{kind: rest[kind] for kind in KINDS})
+
+
+def _analyses(model: Any, prompt: Any, own_pass: Call) -> dict[str, Call]:
+    """The calls that `launches` counts."""
+    seven = _measures()
+    solved = measure_named("three_axis")
+    default = [solved if measure.name == "three_axis" else measure for measure in seven]
+    groups = {BARE: [_Nothing()]} | {measure.name: [measure] for measure in seven}
+    groups |= {SOLVED: [solved]} | {name: [measure_named(name)] for name in DEFAULTS}
+    groups |= {"seven measures": seven, "seven, default extras": default}
+    names = default_measures([prompt], ["repo"])
+    groups |= {"measures by default": [measure_named(name) for name in names]}
+    calls = {
+        name: partial(ri.analyze, model, [prompt], some, experiments=(), **SILENT)
+        for name, some in groups.items()
+    }
+    atlas = ri.experiments.Atlas(sequences=2, twins=0)
+    scored = partial(ri.analyze, model, [prompt], (), experiments=[atlas], **SILENT)
+    return {FORWARD: own_pass} | calls | {"atlas, 2 sequences, no twin": scored}
 
 
 def _passes(
@@ -592,7 +653,7 @@ def with_ratios(table: Frame) -> Frame:
         "cpu_seconds",
         "wall_seconds",
         "megabytes",
-        *(("operators",) if "operators" in table else ()),
+        *(kind for kind in KINDS if kind in table),
     ]
     return table.assign(**ratios)[[*shown, *ratios, "beside", "note"]]
 
