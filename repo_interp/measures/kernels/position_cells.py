@@ -25,9 +25,9 @@ Knows nothing about how positions came about.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +40,6 @@ from repo_interp.measures.kernels.causal_pairs import in_chunks
 from repo_interp.measures.kernels.logit_sums import MapSums, row_blocks
 from repo_interp.measures.kernels.seen_pairs import (
     fast_length,
-    later,
     shift_earlier,
     shift_later,
     signed_keys,
@@ -109,7 +108,7 @@ def position_correlation(
             by_bin = _bins_by_rows(inputs, cell[prompt, head], prompt, head, pairs)
         some = [by_bin, sums.lines.query[prompt, head], sums.lines.key[prompt, head]]
         correlation[prompt, head] = _fit_correlation(
-            torch.cat(some, -1), sums.square[prompt, head], pairs, ridge
+            pairs.unknowns(*some), sums.square[prompt, head], pairs, ridge
         )
     return correlation
 
@@ -134,21 +133,13 @@ def _fit_correlation(
     pairs: BinnedPairs,
     ridge: float,
 ) -> Float[Tensor, "item"]:
-    # Unknowns in one vector: bins, rows, columns
-    sizes = [part.shape[-1] for part in pairs.counts]
-
-    def apply(unknowns: Tensor) -> Tensor:
-        return torch.cat(pairs.sums(*unknowns.split(sizes, -1)), -1)
-
-    axes = conjugate_gradients(
-        apply, sums, torch.cat(pairs.counts, -1), pairs.gauges(), ridge, TOLERANCE
-    )
-    of_fit = apply(axes)
+    axes = conjugate_gradients(pairs.sums, sums, pairs.counts, pairs.gauges(), ridge, TOLERANCE)
+    of_fit, bins = pairs.sums(axes), pairs.bins
     return pearson(
-        count=pairs.counts.distance.sum(-1),
-        total=sums[..., : sizes[0]].sum(-1),
+        count=pairs.counts[..., :bins].sum(-1),
+        total=sums[..., :bins].sum(-1),
         square=square,
-        fitted_total=of_fit[..., : sizes[0]].sum(-1),
+        fitted_total=of_fit[..., :bins].sum(-1),
         fitted_square=(axes * of_fit).sum(-1),
         product=(axes * sums).sum(-1),
     )
@@ -162,7 +153,7 @@ def _bins_by_rows(
     pairs: BinnedPairs,
 ) -> Float[Tensor, "item bin"]:
     """Return the sum of the logits of every bin, from some rows at a time: O(n^2 d)."""
-    sums = torch.zeros_like(pairs.counts.distance)
+    sums = torch.zeros(len(cell), pairs.bins, dtype=torch.float64, device=cell.device)
     for rows, logits in row_blocks(inputs):
         values = torch.where(inputs.visible(rows)[:, None], logits, 0)[prompt, head]
         _add_by_bin(sums, values, cell[:, rows, None], cell[:, None, :])
@@ -179,19 +170,23 @@ def _add_by_bin(
 
 
 @dataclass(frozen=True)
-class CellPairs:
-    """Causal pairs of rows and keys by their cells, for some heads; made by `binned_pairs`.
+class BinnedPairs:
+    """Pairs inside the window by bins, for some heads; made by `binned_pairs`.
 
-    Float64.
+    They are the causal pairs less those beyond the window: parts with a sign, whose keys are
+    delayed. A row at cell u has place u, a key at cell m place `cells` - 1 - m, so that their bin,
+    the difference of cells, is the sum of both. All unknowns are one vector [item, unknown]: the
+    distance axis filled up to `length`, then rows and keys filled up to whole chunks. Float64.
     """
 
     cells: int
     tokens: int
-    row_cell: Int[Tensor, "item chunk token"]
-    rows: Float[Tensor, "item chunk token"]
-    """1 where a row takes part, else 0."""
-    key_cell: Int[Tensor, "item chunk token"]
-    keys: Float[Tensor, "item chunk token"]
+    delays: tuple[int, ...]
+    """Of the keys, by part: 0, and the window where there is one."""
+    places: Int[Tensor, "item part 2 chunk token"]
+    """Of rows, and of keys."""
+    taking_part: Float[Tensor, "item part 2 chunk token"]
+    """1 where a row, or a key, takes part, else 0."""
 
     @property
     def bins(self) -> int:
@@ -199,160 +194,178 @@ class CellPairs:
         return 2 * self.cells - 1
 
     @cached_property
-    def keys_before(self) -> Complex[Tensor, "item chunk frequency"]:
-        """Spectrum of the number of keys in a cell before a chunk."""
-        held = _held(self.key_cell, self.keys, self.cells)
-        return torch.fft.rfft(held.cumsum(1) - held, n=_length(self.cells))
+    def length(self) -> int:
+        """A fast length of transforms at which no entry that is read wraps around."""
+        return fast_length(2 * self.cells)
 
     @cached_property
-    def rows_after(self) -> Complex[Tensor, "item chunk frequency"]:
-        """Spectrum of the number of rows in a cell behind a chunk."""
-        # Chunks up to and including this one: the last entry less it are the rows behind
-        until = _held(self.row_cell, self.rows, self.cells).cumsum(1)
-        return torch.fft.rfft(until[:, -1:] - until, n=_length(self.cells))
+    def signs(self) -> Float[Tensor, "part 1 1 1"]:
+        """1 of the causal pairs, -1 of those beyond the window."""
+        ones = torch.ones(len(self.delays), 1, 1, 1, dtype=torch.float64)
+        ones[1:] = -1
+        return ones.to(self.places.device)
 
     @cached_property
     def bin_within(self) -> Int[Tensor, "item pair"]:
         """Bins of the pairs of a chunk, seen or not."""
-        bins = self.row_cell[..., :, None] - self.key_cell[..., None, :] + self.cells - 1
-        return bins.flatten(1)
+        rows, keys = self.places.unbind(2)
+        return (rows[..., None] + keys[..., None, :]).flatten(1)
 
     @cached_property
-    def seen_within(self) -> Float[Tensor, "item chunk row key"]:
-        """1 for the seen pairs of a chunk."""
-        return (self.rows[..., :, None] * self.keys[..., None, :]).tril_()
-
-    def of_distance(self, a: Float[Tensor, "item bin"]) -> tuple[Tensor, Tensor]:
-        """Return sums of a[u_i - u_j] over the causal pairs of rows and of columns.
-
-        Args:
-            a: Values [item, bin].
-
-        Returns:
-            Sums by row and by column, [item, n].
-        """
-        within = a.gather(-1, self.bin_within).view_as(self.seen_within) * self.seen_within
-        by_row = within.sum(-1) + self._read(self.keys_before, a, self.row_cell)
-        # A column m sums a over the rows behind it, sum_u R_u a[u - m]: the same convolution with
-        # the bins of a backwards.
-        by_key = within.sum(-2) + self._read(self.rows_after, a.flip(-1), self.key_cell)
-        return self._flat(by_row), self._flat(by_key)
-
-    def by_bin(
-        self, b: Float[Tensor, "item n"], c: Float[Tensor, "item n"]
-    ) -> Float[Tensor, "item bin"]:
-        """Return sums of b_i + c_j over the causal pairs of every bin.
-
-        Args:
-            b: Values [item, n] of the rows, 0 where a token does not take part.
-            c: Values [item, n] of the columns, 0 where a token does not take part.
-
-        Returns:
-            Sums [item, bin].
-        """
-        rows, keys = _in_chunks(b), _in_chunks(c)
-        over_pairs = (rows[..., :, None] + keys[..., None, :]) * self.seen_within
-        sums = torch.zeros(len(b), self.bins, dtype=b.dtype, device=b.device)
-        sums.scatter_add_(-1, self.bin_within, over_pairs.flatten(1))
-        # Between chunks: sum_u sum_m (rows at u)(keys at m) falls into bin u - m, a
-        # cross-correlation over cells for every chunk; the spectra of all chunks are summed before
-        # the one inverse transform.
-        held_rows, held_keys = (
-            self._spectrum(self.row_cell, rows),
-            self._spectrum(self.key_cell, keys),
-        )
-        spectrum = (held_rows * self.keys_before.conj() + self.rows_after * held_keys.conj()).sum(1)
-        around = torch.fft.irfft(spectrum, n=_length(self.cells))
-        negative = around[..., around.shape[-1] - self.cells + 1 :]
-        return sums + torch.cat([negative, around[..., : self.cells]], -1)
-
-    def _spectrum(self, cell: Tensor, weights: Tensor) -> Tensor:
-        return torch.fft.rfft(_held(cell, weights, self.cells), n=_length(self.cells))
-
-    def _read(self, held: Tensor, a: Tensor, cell: Tensor) -> Float[Tensor, "item chunk token"]:
-        """Return sum_m held_m a[u - m] at the cell u of every token."""
-        # Bin u - m stands at u - m + cells - 1 in a, so the sum for cell u is entry u + cells - 1
-        # of the convolution. The transform is shorter than the convolution; the part that wraps
-        # around ends up before entry cells - 1.
-        length = _length(self.cells)
-        spread = torch.fft.irfft(held * torch.fft.rfft(a, n=length)[:, None], n=length)
-        return spread[..., self.cells - 1 : 2 * self.cells - 1].gather(-1, cell)
-
-    def _flat(self, values: Float[Tensor, "item chunk token"]) -> Float[Tensor, "item n"]:
-        return values.flatten(1)[:, : self.tokens]
-
-
-@dataclass(frozen=True)
-class BinnedPairs:
-    """Pairs inside the window by bins: causal pairs less those beyond the window.
-
-    Made by `binned_pairs`.
-    """
-
-    parts: tuple[tuple[int, int, CellPairs], ...]
-    """(sign, delay, pairs of the rows with the keys delayed)."""
-    takes_part: Float[Tensor, "item n"]
+    def seen_within(self) -> Float[Tensor, "item part chunk row key"]:
+        """The sign for the seen pairs of a chunk, else 0."""
+        rows, keys = self.taking_part.unbind(2)
+        return (rows[..., None] * keys[..., None, :]).tril_().mul_(self.signs)
 
     @cached_property
-    def counts(self) -> Axes:
-        """Seen pairs of every bin, row and key."""
-        by_bin, by_row, by_key = self._coupled(None, self.takes_part, self.takes_part)
+    def opposite(self) -> Complex[Tensor, "item part 2 chunk frequency"]:
+        """Spectra of what rows and keys of a chunk pair with: keys before it, and rows behind."""
+        held = self._held(self.taking_part)
+        until = held.cumsum(3)
+        rows, keys = (until[:, :, :, -1:] - until)[:, :, 0], (until - held)[:, :, 1]
+        return torch.fft.rfft(torch.stack([keys, rows], 2)) * self.signs
+
+    @cached_property
+    def _places_back(self) -> Int[Tensor, "item part 2 chunk token"]:
+        """Where the entry of a place is once a transform of a conjugate ran backwards."""
+        return -self.places % self.length
+
+    @cached_property
+    def _between(self) -> Float[Tensor, "2_chunks 2_chunks"]:
+        """Gives every chunk's rows the sum of the keys before it, and its keys that of the rows
+        behind.
+        """
+        chunks = self.places.shape[3]
+        earlier = torch.ones(chunks, chunks, dtype=torch.float64, device=self.places.device)
+        earlier = earlier.triu_(1)
+        nothing = torch.zeros_like(earlier)
+        rows, keys = torch.cat([nothing, earlier.T], -1), torch.cat([earlier, nothing], -1)
+        return torch.cat([rows, keys])
+
+    @cached_property
+    def _counts_between(self) -> Float[Tensor, "item unknown"]:
+        """Pairs of different chunks, of every bin, row and key."""
+        lines = self.taking_part * self._lines_between(self.taking_part)
         # Every pair has a row and a key. Counts by bin went through a transform; rounded, an empty
         # bin is exactly 0
-        return Axes((by_bin / 2).round(), self.takes_part * by_row, self.takes_part * by_key)
+        by_bin = (self._bins_between(self.taking_part) / 2).round()
+        return torch.cat([by_bin, self._undelayed(lines)], -1)
 
-    @property
-    def cells(self) -> int:
-        """Number of cells that positions fall into."""
-        return self.parts[0][2].cells
+    @cached_property
+    def counts(self) -> Float[Tensor, "item unknown"]:
+        """Seen pairs of every bin, row and key: the diagonal of the normal matrix."""
+        lines = torch.stack([self.seen_within.sum(-1), self.seen_within.sum(-2)], 2)
+        counts = self._counts_between.clone()
+        counts[:, self.length :] += self._undelayed(lines)
+        counts[:, : self.length].scatter_add_(-1, self.bin_within, self.seen_within.flatten(1))
+        return counts
 
-    def sums(
+    @cached_property
+    def _touched(self) -> Float[Tensor, "item unknown"]:
+        """1 for an unknown that a pair has: the others hold the rounding of transforms."""
+        return (self.counts > 0).to(torch.float64)
+
+    def unknowns(
         self, a: Float[Tensor, "item bin"], b: Float[Tensor, "item n"], c: Float[Tensor, "item n"]
-    ) -> Axes:
-        """Return sums of a[u_i - u_j] + b_i + c_j over bins, rows and columns.
+    ) -> Float[Tensor, "item unknown"]:
+        """Return values by bin, row and key as one vector.
 
         Args:
-            a: Distance axis [item, bin].
-            b: Query axis [item, n].
-            c: Key axis [item, n].
+            a: Values of the bins.
+            b: Values of the rows.
+            c: Values of the keys.
 
         Returns:
-            Sums [item, bin], [item, n] and [item, n]; 0 where no pair is.
+            The vector, with 0 for what fills it up.
         """
-        b, c = b * self.takes_part, c * self.takes_part
-        by_bin, by_row, by_key = self._coupled(a, b, c)
-        # Bins without a pair hold the rounding of the transforms, which a solver would amplify
-        touched = self.counts.distance > 0
-        return Axes(
-            torch.where(touched, self.counts.distance * a + by_bin, 0),
-            self.counts.query * b + self.takes_part * by_row,
-            self.counts.key * c + self.takes_part * by_key,
-        )
+        lines = self.places.shape[3:].numel() - self.tokens
+        a = torch.nn.functional.pad(a, (0, self.length - self.bins))
+        both = torch.nn.functional.pad(torch.stack([b, c], 1), (0, lines))
+        return torch.cat([a, both.flatten(1)], -1)
 
-    def _coupled(self, a: Tensor | None, b: Tensor, c: Tensor) -> list[Tensor]:
-        """Sums over bins, rows and keys of the other two axes; without `a`, of b and c alone."""
-        sums: list[Any] = [0, 0, 0]
-        for sign, delay, pairs in self.parts:
-            delayed = shift_later(c, delay, axis=-1)
-            by_row, by_key = delayed.cumsum(-1), later(b, None)
-            if a is not None:
-                rows, keys = pairs.of_distance(a)
-                by_row, by_key = rows + by_row, keys + by_key
-            found = pairs.by_bin(b, delayed), by_row, shift_earlier(by_key, delay, axis=-1)
-            sums = [whole + sign * part for whole, part in zip(sums, found, strict=True)]
-        return sums
+    def sums(self, unknowns: Float[Tensor, "item unknown"]) -> Float[Tensor, "item unknown"]:
+        """Return sums of a[u_i - u_j] + b_i + c_j over bins, rows and keys.
+
+        Args:
+            unknowns: The three axes; rows and keys that take no part are 0.
+
+        Returns:
+            Sums, 0 where no pair is.
+        """
+        a, both = unknowns[:, : self.length], self._delayed(unknowns[:, self.length :])
+        rows, keys = both.unbind(2)
+        # The map of a chunk's own pairs, and sums of it
+        within = a.gather(-1, self.bin_within).view_as(self.seen_within)
+        within.add_(rows[..., None]).add_(keys[..., None, :]).mul_(self.seen_within)
+        lines = torch.empty_like(both)
+        torch.sum(within, -1, out=lines[:, :, 0])
+        torch.sum(within, -2, out=lines[:, :, 1])
+        # Of other chunks, a row sums a over the cells of the keys before: a correlation, read off
+        # at its place. That of the conjugate runs backwards
+        spectrum = torch.fft.rfft(a).conj_physical()[:, None, None, None]
+        around = torch.fft.irfft(self.opposite * spectrum, n=self.length)
+        lines += around.gather(-1, self._places_back)
+        lines += self._lines_between(both)
+        sums = torch.cat([self._bins_between(both), self._undelayed(lines)], -1)
+        sums[:, : self.length].scatter_add_(-1, self.bin_within, within.flatten(1))
+        return sums.addcmul_(self._counts_between, unknowns).mul_(self._touched)
+
+    def _bins_between(self, values: Float[Tensor, "item part 2 chunk token"]) -> Tensor:
+        """Sums over the pairs of different chunks, by bin: a convolution of places."""
+        # Spectra of all chunks are summed before the one inverse transform
+        spectrum = torch.fft.rfft(self._held(values)).mul_(self.opposite).sum((1, 2, 3))
+        return torch.fft.irfft(spectrum, n=self.length)
+
+    def _lines_between(self, values: Float[Tensor, "item part 2 chunk token"]) -> Tensor:
+        """Sums over the pairs of different chunks, for the rows and the keys of a chunk alike."""
+        sums = torch.mm(values.sum(-1).view(-1, len(self._between)), self._between)
+        sums = sums.view(*values.shape[:-1], 1)
+        return sums if len(self.delays) == 1 else sums.mul_(self.signs)
+
+    def _held(
+        self, values: Float[Tensor, "item part 2 chunk token"]
+    ) -> Float[Tensor, "item part 2 chunk place"]:
+        """The sum of the values at every place, per chunk."""
+        held = values.new_zeros(*values.shape[:-1], self.length)
+        return held.scatter_add_(-1, self.places, values)
+
+    def _delayed(
+        self, lines: Float[Tensor, "item unknown"]
+    ) -> Float[Tensor, "item part 2 chunk token"]:
+        """Values of rows and keys by part, the keys delayed."""
+        of_items = lines.view(len(lines), 2, -1)
+        parts = [_delay(of_items, delay, shift_later) for delay in self.delays]
+        both = torch.stack(parts, 1) if parts[1:] else of_items[:, None]
+        return both.unflatten(-1, self.places.shape[3:])
+
+    def _undelayed(
+        self, lines: Float[Tensor, "item part 2 chunk token"]
+    ) -> Float[Tensor, "item unknown"]:
+        """Sums of rows and keys over all parts, the keys where they stand."""
+        parts = lines.flatten(3).unbind(1)
+        moved = [
+            _delay(part, delay, shift_earlier)
+            for part, delay in zip(parts, self.delays, strict=True)
+        ]
+        return sum(moved[1:], moved[0]).flatten(1)
 
     def gauges(self) -> Float[Tensor, "item unknown direction"]:
         """Return the directions (a, b, c) in which the map does not change.
 
         Returns:
-            Three directions [item, unknown, direction]; unknowns are bins, rows and columns in this
-            order.
+            Three directions [item, unknown, direction].
         """
-        pairs = self.parts[0][2]
-        cell = pairs.row_cell.flatten(1)[:, : pairs.tokens].to(torch.float64)
-        difference = torch.arange(1 - self.cells, self.cells, device=cell.device).to(cell)
-        return gauges(Axes(difference.expand(len(cell), -1), cell, cell))
+        cell = self.places[:, 0, 0].flatten(1).to(torch.float64)
+        difference = torch.arange(self.length, dtype=torch.float64, device=cell.device)
+        difference = (difference - (self.cells - 1)).expand(len(cell), -1)
+        return gauges(Axes(difference, cell, cell))
+
+
+def _delay(
+    lines: Float[Tensor, "item 2 n"], by: int, shift: Callable[..., Tensor]
+) -> Float[Tensor, "item 2 n"]:
+    """Move the values of keys."""
+    return torch.stack([lines[:, 0], shift(lines[:, 1], by, axis=-1)], 1) if by else lines
 
 
 def binned_pairs(
@@ -369,11 +382,17 @@ def binned_pairs(
     Returns:
         The pairs.
     """
-    part, parts = takes_part.to(torch.float64), []
-    for sign, delay, keys in signed_keys(part[..., None], window):
-        tokens = cell, part, shift_later(cell, delay, axis=-1), keys[..., 0]
-        parts.append((sign, delay, CellPairs(cells, cell.shape[-1], *map(_in_chunks, tokens))))
-    return BinnedPairs(tuple(parts), part)
+    tokens = cell.shape[-1]
+    cell, part = (_in_chunks(values).flatten(1) for values in (cell, takes_part.to(torch.float64)))
+    delays = (0,) if window is None or window >= tokens else (0, window)
+    both = torch.stack([cell, cells - 1 - cell], 1), part[:, None].expand(-1, 2, -1)
+    places, taking = (
+        torch.stack([_delay(values, delay, shift_later) for delay in delays], 1).unflatten(
+            -1, (-1, CHUNK)
+        )
+        for values in both
+    )
+    return BinnedPairs(cells, tokens, delays, places, taking)
 
 
 def product_sums(
@@ -396,17 +415,18 @@ def product_sums(
     delayed_keys = signed_keys(keys, window)
     return torch.stack(
         [
-            sign * _causal_product_sums(queries, some_keys, part)
-            for (sign, _, some_keys), (_, _, part) in zip(delayed_keys, pairs.parts, strict=True)
+            sign * _causal_product_sums(queries, some_keys, pairs, part)
+            for part, (sign, _, some_keys) in enumerate(delayed_keys)
         ]
     ).sum(0)
 
 
 def _causal_product_sums(
-    queries: Tensor, keys: Tensor, pairs: CellPairs
+    queries: Tensor, keys: Tensor, pairs: BinnedPairs, part: int
 ) -> Float[Tensor, "item bin"]:
     (items, tokens, width), cells = queries.shape, pairs.cells
-    row_cell, key_cell = (cell.flatten(1) for cell in (pairs.row_cell, pairs.key_cell))
+    row_cell, key_place = pairs.places[:, part].flatten(2).unbind(1)
+    key_cell = cells - 1 - key_place
     new = {"dtype": torch.float64, "device": queries.device}
     sums = torch.zeros(items, pairs.bins, **new)
     # The cells of all items in one long axis.
@@ -433,14 +453,3 @@ def _causal_product_sums(
 def _in_chunks(values: Tensor) -> Tensor:
     """Return [item, n] as [item, chunk, token]."""
     return in_chunks(values[..., None], CHUNK)[..., 0]
-
-
-def _held(cell: Tensor, weights: Tensor, cells: int) -> Float[Tensor, "item chunk cell"]:
-    """Return the sum of the weights of every cell's tokens, per chunk."""
-    held = torch.zeros(*cell.shape[:-1], cells, dtype=torch.float64, device=cell.device)
-    return held.scatter_add_(-1, cell, weights)
-
-
-def _length(cells: int) -> int:
-    """Return a fast transform length at which no entry that is read wraps around."""
-    return fast_length(2 * cells)

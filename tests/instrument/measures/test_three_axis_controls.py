@@ -63,9 +63,12 @@ def test_sums_over_bins_are_the_normal_matrix(window, memory):
     pairs = binned_pairs(cell, takes_part, window, int(cell.max()) + 1)
     queries, keys = torch.randn(2, 2, 75, 6, dtype=torch.float64) * takes_part[..., None]
     axes = torch.randn(2, 17 + 150, dtype=torch.float64)
+    axes[:, 17:] *= takes_part.repeat(1, 2)
     with nullcontext() if memory is None else working_memory(memory):
         sums = product_sums(queries, keys, pairs, window)
-    found = torch.cat(pairs.sums(*axes.split([17, 75, 75], -1)), -1)
+    both = pairs.sums(pairs.unknowns(*axes.split([17, 75, 75], -1)))
+    lines = both[:, pairs.length :].unflatten(-1, (2, -1))[..., :75]
+    found = torch.cat([both[:, :17], lines.flatten(1)], -1)
     distance = torch.arange(75)[:, None] - torch.arange(75)
     for item, part in enumerate(takes_part):
         seen = (distance >= 0) & part[:, None] & part & (distance < (window or 75))
