@@ -150,11 +150,10 @@ def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
         kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     here: dict[int, np.ndarray] = {}
     for of_kind in kinds.values():
-        together = torch.cat([tensor.reshape(-1) for tensor in of_kind]).cpu()
-        for tensor, part in zip(
-            of_kind, together.split([tensor.numel() for tensor in of_kind]), strict=True
-        ):
-            here[id(tensor)] = part.view(tensor.shape).numpy()
+        together = torch.cat([tensor.reshape(-1) for tensor in of_kind]).cpu().numpy()
+        ends = np.cumsum([tensor.numel() for tensor in of_kind])
+        for tensor, part in zip(of_kind, np.split(together, ends[:-1]), strict=True):
+            here[id(tensor)] = part.reshape(tensor.shape)
     for record, name in places:
         axes, (tensor, entry, layer) = record[name]
         # In place: the record is the `given` of an Arrays object, which is so fetched once

@@ -20,9 +20,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from repo_interp.memory import SHARED, memory_for
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.tables import TABLE
 
@@ -119,13 +121,10 @@ def changes(decoder: Decoder) -> str:
 
 def _weights(decoder: Decoder) -> dict[str, Tensor]:
     named = decoder.owner.named_parameters()
-    return {
-        _short(name): parameter.detach()
-        for name, parameter in named
-        if parameter.device.type != "meta"
-    }
+    return {_short(name): parameter for name, parameter in named if parameter.device.type != "meta"}
 
 
+@torch.no_grad()
 def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return a checksum of the bits of every tensor.
 
@@ -139,26 +138,49 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     Returns:
         Checksums by name.
     """
-    lines = dict[torch.device, dict[str, Tensor]]()
+    # Equal ones side by side: what an accelerator is asked for is one sum per tensor
+    alike: dict[tuple[Any, ...], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        width, flat = tensor.element_size(), tensor.detach().contiguous().reshape(-1)
-        wide = flat.nbytes % 8 == 0 and flat.storage_offset() * width % 8 == 0
-        words = flat.view(_WHOLE[8 if wide else width])
-        size = _SUMMED * _APART
-        # A sum runs at the speed of memory, three times that of a CRC.
-        blocks = words[: len(words) // size * size].view(-1, _SUMMED, _APART)
-        sums = blocks.sum(1, dtype=torch.int64)
-        rest = words[blocks.numel() :].long()
-        lines.setdefault(tensor.device, {})[name] = torch.cat([sums.sum(0), sums.sum(1), rest])
+        words = _words(tensor)
+        alike.setdefault((tensor.device, words.dtype, len(words)), {})[name] = words
+    lines: dict[torch.device, list[tuple[list[str], Tensor]]] = {}
+    for (device, _, count), some in alike.items():
+        at_once = max(1, memory_for(device, SHARED) * _SUMMED // (8 * max(1, count)))
+        for start in range(0, len(some), at_once):
+            names = list(some)[start : start + at_once]
+            lines.setdefault(device, []).append((names, _lines([some[name] for name in names])))
     found = {}
     for of_device in lines.values():
         # One transfer for all tensors of an accelerator.
-        joined = torch.cat([*of_device.values()]).cpu()
-        parts = joined.split([len(line) for line in of_device.values()])
-        found |= {
-            name: zlib.crc32(part.numpy().data) for name, part in zip(of_device, parts, strict=True)
-        }
-    return found
+        joined = torch.cat([of_names.view(-1) for _, of_names in of_device]).cpu()
+        parts = joined.split([of_names.numel() for _, of_names in of_device])
+        for (names, _), part in zip(of_device, parts, strict=True):
+            rows = part.view(len(names), -1).numpy()
+            found |= {name: zlib.crc32(row.data) for name, row in zip(names, rows, strict=True)}
+    return {name: found[name] for name in tensors}
+
+
+def _words(tensor: Tensor) -> Int[Tensor, "word"]:
+    """The bits of a tensor as whole numbers, eight bytes each where they are as many."""
+    width, flat = tensor.element_size(), tensor.contiguous().view(-1)
+    wide = flat.nbytes % 8 == 0 and flat.storage_offset() * width % 8 == 0
+    return flat.view(_WHOLE[8 if wide else width])
+
+
+def _lines(tensors: Sequence[Int[Tensor, "word"]]) -> Int[Tensor, "tensor number"]:
+    """The sums, and the words that fill no block, of tensors of one length."""
+    size = _SUMMED * _APART
+    blocks = len(tensors[0]) // size
+    rest = torch.stack([words[blocks * size :] for words in tensors]).long()
+    if not blocks:
+        return torch.nn.functional.pad(rest, (_APART, 0))
+    new = {"dtype": torch.int64, "device": rest.device}
+    sums = torch.empty(len(tensors), blocks, _APART, **new)
+    for of_tensor, words in zip(sums, tensors, strict=True):
+        # A sum runs at the speed of memory, three times that of a CRC.
+        of_blocks = words[: blocks * size].view(blocks, _SUMMED, _APART)
+        torch.sum(of_blocks, 1, dtype=torch.int64, out=of_tensor)
+    return torch.cat([sums.sum(1), sums.sum(2), rest], 1)
 
 
 def _rotations(decoder: Decoder) -> dict[str, tuple[Any, ...]]:

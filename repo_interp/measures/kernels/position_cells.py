@@ -232,9 +232,7 @@ class BinnedPairs:
 
     @cached_property
     def _between(self) -> Float[Tensor, "2_chunks 2_chunks"]:
-        """Gives every chunk's rows the sum of the keys before it, and its keys that of the rows
-        behind.
-        """
+        """Gives a chunk's rows the sum of the keys before it, its keys that of the rows behind."""
         chunks = self.places.shape[3]
         earlier = torch.ones(chunks, chunks, dtype=torch.float64, device=self.places.device)
         earlier = earlier.triu_(1)
