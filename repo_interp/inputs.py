@@ -180,11 +180,11 @@ class AttentionInputs:
         )
         if self.frequencies is None or self.positions is None:
             return pairs
-        return (
-            # Queries and keys are both scaled, so their product has the square.
-            pairs
-            * torch.as_tensor(self.attention_scaling, dtype=pairs.dtype, device=pairs.device) ** 2
-        )
+        # Queries and keys are both scaled, so their product has the square.
+        scaling = self.attention_scaling
+        if isinstance(scaling, Tensor):
+            return pairs * scaling.to(pairs) ** 2
+        return pairs * float(scaling) ** 2
 
     @property
     def head_positions(self) -> Float[Tensor, "prompt head token *component"] | None:

@@ -110,19 +110,20 @@ class AttentionMass(
     def _asked(self, spans: Spans, valid: Bool[Tensor, "prompt token"]) -> _Asked:
         """Return rows and masks of the spans; wait for the device, once per batch."""
         wanted, first = spans["generated"], [start for start, _, _ in extents(valid)]
+        known = wanted.cpu()
         if self.rows == "producing":
-            if bool(wanted[range(len(first)), first].any()):
+            if bool(known[range(len(first)), first].any()):
                 raise InputError(
                     "the first token of a prompt is marked generated, but no row produced it; "
                     "wanted rows 'generated'"
                 )
             # Row i produces token i + 1; no prompt's first token is generated, as checked above.
-            wanted = wanted.roll(-1, -1)
+            wanted, known = wanted.roll(-1, -1), known.roll(-1, -1)
         masks = torch.stack([*spans.values()], -1).double()
         return _Asked(
-            rows=wanted.any(0).nonzero()[:, 0],
+            rows=known.any(0).nonzero()[:, 0].to(valid.device),
             wanted=wanted,
-            shared=bool((wanted == wanted[:1]).all()),
+            shared=bool((known == known[:1]).all()),
             count=wanted.sum(-1, dtype=torch.float64)[:, None, None],
             masks=masks,
             tokens=(masks * valid[..., None]).sum(1),

@@ -29,8 +29,10 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, with_sinks
 from repo_interp.measures.kernels.logit_sums import row_blocks
+from repo_interp.measures.kernels.seen_pairs import extents, on_host, once
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.memory import memory_for
 
 _OF_PROMPTS = ("prompt_weight", "prompt_key", "prompt_log_total")
 """Variables of several prompts."""
@@ -64,8 +66,10 @@ def strongest_keys(
     count = min(count, inputs.valid.shape[1])
     weights, keys, totals = [], [], []
     for part, logits in row_blocks(inputs, rows):
-        # No row sees a later key.
-        logits = logits[0, :, :, : max(count, int(part[-1]) + 1)]
+        logits = logits[0]
+        # No row sees a later key; which these are would keep an accelerator waiting.
+        if not memory_for(rows.device, 0):
+            logits = logits[..., : max(count, int(part[-1]) + 1)]
         largest, places = logits.topk(count, dim=-1)
         seen = largest > float("-inf")
         # Of all keys and the sink, so that weights of the kept keys are those of the whole row
@@ -77,12 +81,12 @@ def strongest_keys(
 
 
 def rows_of_interest(
-    valid: Bool[Tensor, "token"], spans: Spans, prompt: int, most: int
-) -> Int[Tensor, "row"]:
+    valid: Bool[np.ndarray, " token"], spans: Spans, prompt: int, most: int
+) -> Int[np.ndarray, " row"]:
     """Return up to `most` valid tokens of a prompt: all, or those of its spans before others.
 
     Args:
-        valid: Mask [token] of the prompt.
+        valid: Mask [token] of the prompt, on the processor: one question serves all layers.
         spans: Masks [prompt, token] by name; segments, `rest` and `separator` mark nothing.
         prompt: Row of the batch.
         most: Most tokens.
@@ -90,17 +94,17 @@ def rows_of_interest(
     Returns:
         Token numbers [row], ascending, int64.
     """
-    tokens = valid.nonzero()[:, 0]
+    tokens = np.flatnonzero(valid)
     if len(tokens) <= most:
         return tokens
-    wanted = torch.zeros_like(valid)
+    wanted = np.zeros_like(valid)
     for name, mask in spans.items():
         if name not in _NOT_MARKED and not name.startswith("segments."):
-            wanted |= mask[prompt] & valid
+            wanted |= on_host(mask)[prompt] & valid
     # Tokens of spans first; the rest of `most` goes to others, evenly spread
-    named = _spread(wanted.nonzero()[:, 0], most)
-    others = _spread((valid & ~wanted).nonzero()[:, 0], most - len(named))
-    return torch.cat([named, others]).sort().values
+    named = _spread(np.flatnonzero(wanted), most)
+    others = _spread(np.flatnonzero(valid & ~wanted), most - len(named))
+    return np.sort(np.concatenate([named, others]))
 
 
 @dataclass(frozen=True)
@@ -135,11 +139,16 @@ class AttentionRows(
         first = inputs.row_of_first_prompt
         if first is None:
             return Arrays()
-        prompt = select_prompts(inputs, slice(first, first + 1))
-        rows = rows_of_interest(prompt.valid[0], spans, first, self.rows)
+        prompt, valid = select_prompts(inputs, slice(first, first + 1)), on_host(inputs.valid)
+        rows, index = once(
+            ("rows of interest", first, self.rows, *spans),
+            lambda: _uploaded(rows_of_interest(valid[first], spans, first, self.rows), inputs),
+            inputs.valid,
+            *spans.values(),
+        )
         # The budget rows x keys is spent on keys where a prompt has few rows
         weights, keys, totals = strongest_keys(
-            prompt, rows, max(self.keys, self.rows * self.keys // len(rows))
+            prompt, index, max(self.keys, self.rows * self.keys // len(rows))
         )
         # float32, and doubles that hold whole numbers exactly: so the compressed run file is
         # smaller, and parts of it merge.
@@ -148,36 +157,43 @@ class AttentionRows(
             "key": ("layer head query rank", keys.double()),
             "log_total": ("layer head query", totals.float()),
         }
-        return arrays(inputs, kept, query=rows.tolist(), rank=range(weights.shape[-1]))
+        return arrays(inputs, kept, query=rows, rank=range(weights.shape[-1]))
 
     def _of_prompts(self, inputs: AttentionInputs) -> Arrays:
-        counts = inputs.valid.sum(1)
-        chosen = (
-            ((inputs.prompts.to(counts.device) < self.prompts) & (counts <= self.rows))
-            .nonzero()[:, 0]
-            .tolist()
-        )
+        counts = [count for _, _, count in extents(inputs.valid)]
+        chosen = [
+            row
+            for row, (number, count) in enumerate(zip(inputs.prompts.tolist(), counts, strict=True))
+            if number < self.prompts and count <= self.rows
+        ]
         if not chosen:
             return Arrays()
         # [prompt, head, token, strongest]: rows of padding and absent ranks stay NaN
         shape = (len(chosen), inputs.heads, inputs.valid.shape[1], self.prompt_keys)
-        weights, keys, totals = (
-            np.full(size, np.nan, np.float32) for size in (shape, shape, shape[:-1])
-        )
+        # Weights and keys by rank, and the total behind them
+        device, ranks = inputs.valid.device, self.prompt_keys
+        kept = torch.full((*shape[:-1], 2 * ranks + 1), torch.nan, device=device)
         for place, row in enumerate(chosen):
-            tokens = inputs.valid[row].nonzero()[:, 0]
-            found = strongest_keys(
-                select_prompts(inputs, slice(row, row + 1)), tokens, self.prompt_keys
+            _, tokens = once(
+                ("tokens", row),
+                lambda row=row: _uploaded(np.flatnonzero(on_host(inputs.valid)[row]), inputs),
+                inputs.valid,
             )
-            weight, key, total = (array.float().cpu().numpy() for array in found)
-            # numpy reads a tensor of one token as a number
-            ranks, tokens = slice(weight.shape[-1]), tokens.cpu().numpy()
-            weights[place][:, tokens, ranks], keys[place][:, tokens, ranks] = weight, key
-            totals[place][:, tokens] = total
+            weight, key, total = strongest_keys(
+                select_prompts(inputs, slice(row, row + 1)), tokens, ranks
+            )
+            missing = ranks - weight.shape[-1]
+            filled = [
+                torch.nn.functional.pad(part, (0, missing), value=torch.nan)
+                for part in (weight.float(), key.float())
+            ]
+            of_tokens = torch.cat([*filled, total.float()[..., None]], -1)
+            kept[place].index_copy_(1, tokens, of_tokens)
+        weights, keys, totals = kept.split([ranks, ranks, 1], -1)
         record = {
             "prompt_weight": ("prompt layer head token strongest", weights),
             "prompt_key": ("prompt layer head token strongest", keys),
-            "prompt_log_total": ("prompt layer head token", totals),
+            "prompt_log_total": ("prompt layer head token", totals[..., 0]),
         }
         labels = {"prompt": inputs.prompts[chosen].tolist(), "strongest": range(self.prompt_keys)}
         return arrays(inputs, record, **labels)
@@ -197,12 +213,19 @@ class AttentionRows(
         )
 
 
-def _spread(tokens: Int[Tensor, "token"], most: int) -> Int[Tensor, "row"]:
+def _uploaded(
+    rows: Int[np.ndarray, " row"], inputs: AttentionInputs
+) -> tuple[list[int], Int[Tensor, "row"]]:
+    """Rows as a list and as an index on the device."""
+    return rows.tolist(), torch.from_numpy(rows).to(inputs.valid.device)
+
+
+def _spread(tokens: Int[np.ndarray, " token"], most: int) -> Int[np.ndarray, " row"]:
     if len(tokens) <= most:
         return tokens
     return (
         # Both ends included; float32 would round steps of long prompts
-        tokens[torch.linspace(0, len(tokens) - 1, most, dtype=torch.float64).round().long()]
+        tokens[torch.linspace(0, len(tokens) - 1, most, dtype=torch.float64).round().long().numpy()]
         if most
         else tokens[:0]
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,8 +135,13 @@ _departing: list[weakref.ref[Arrays]] = []
 """Arrays objects with tensors on an accelerator."""
 
 
+@cache
+def _kind_of(dtype: torch.dtype) -> np.dtype:
+    return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+
+
 def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
-    """Copy pending arrays to the CPU, once per device and dtype, and put them in place."""
+    """Copy pending arrays to the CPU, once per device, and put them in place."""
     places = [
         (record, name)
         for record in records
@@ -144,16 +150,23 @@ def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
     ]
     # Several variables may be entries of one tensor, which is copied once
     tensors = {id(tensor): tensor for record, name in places for tensor in record[name][1][:1]}
-    # Concatenating dtypes would convert them
-    kinds: dict[Any, list[Tensor]] = {}
-    for tensor in tensors.values():
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    devices: dict[torch.device, dict[torch.dtype, list[Tensor]]] = {}
+    # Wide numbers first, so that all stand at a multiple of their size
+    for tensor in sorted(tensors.values(), key=lambda tensor: -tensor.element_size()):
+        devices.setdefault(tensor.device, {}).setdefault(tensor.dtype, []).append(tensor)
     here: dict[int, np.ndarray] = {}
-    for of_kind in kinds.values():
-        together = torch.cat([tensor.reshape(-1) for tensor in of_kind]).cpu().numpy()
-        ends = np.cumsum([tensor.numel() for tensor in of_kind])
-        for tensor, part in zip(of_kind, np.split(together, ends[:-1]), strict=True):
+    for kinds in devices.values():
+        # Bytes: concatenating dtypes would convert them
+        parts = [
+            torch.cat([tensor.reshape(-1) for tensor in of_kind]).view(torch.uint8)
+            for of_kind in kinds.values()
+        ]
+        together, start = torch.cat(parts).cpu().numpy(), 0
+        for tensor in (tensor for of_kind in kinds.values() for tensor in of_kind):
+            kind = _kind_of(tensor.dtype)
+            part = together[start : start + kind.itemsize * tensor.numel()].view(kind)
             here[id(tensor)] = part.reshape(tensor.shape)
+            start += part.nbytes
     for record, name in places:
         axes, (tensor, entry, layer) = record[name]
         # In place: the record is the `given` of an Arrays object, which is so fetched once

@@ -30,6 +30,7 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts, weights_of
 from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.kernels.samples import first_tokens, middles, places_of
+from repo_interp.measures.kernels.seen_pairs import once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import Count
@@ -67,13 +68,27 @@ class Octaves(
         """Reduce rows of attention of each prompt."""
         # Up to the largest distance in the batch, tokens - 1
         octaves = [2**k for k in range(max(1, (inputs.valid.shape[1] - 1).bit_length()))]
-        first = first_tokens(inputs)
-        found = [
-            self._of_prompt(
-                select_prompts(inputs, slice(row, row + 1)), first[row], places, octaves
+        first, device = first_tokens(inputs), inputs.valid.device
+        steps = once(
+            ("steps", len(octaves)),
+            lambda: torch.tensor([*octaves, 2 * octaves[-1]], device=device),
+            inputs.valid,
+        )
+        found = []
+        for row, places in enumerate(places_of(inputs.valid)):
+            # A first token sees itself alone, which tells nothing; it is asked where nobody else is
+            begins = {*places[:1]}
+            if inputs.documents is not None:
+                begins = set(first[row][inputs.valid[row]].tolist())
+            asked = [place for place in places if place not in begins] or places
+            chosen = [asked[middle] for middle in middles(len(asked), self.queries)]
+            rows = once(
+                ("octaves", row, *chosen),
+                lambda chosen=chosen: torch.tensor(chosen, device=device),
+                inputs.valid,
             )
-            for row, places in enumerate(places_of(inputs.valid))
-        ]
+            of_prompt = select_prompts(inputs, slice(row, row + 1))
+            found.append(_of_prompt(of_prompt, first[row], rows, steps, self.later_queries))
         mass, uniform, of_heads, received, token, even = (
             torch.stack(part) for part in zip(*found, strict=True)
         )
@@ -104,63 +119,54 @@ class Octaves(
         group["octave"] = group["octave"].assign_attrs(long_name="distance", units="tokens")
         return described_group(group, _TEXTS)
 
-    def _of_prompt(
-        self,
-        inputs: AttentionInputs,
-        first: Int[Tensor, "token"],
-        places: list[int],
-        octaves: list[int],
-    ) -> tuple[Tensor, ...]:
-        valid = inputs.valid[0]
-        # A first token sees itself alone, which tells nothing; it is asked where nobody else is
-        begins = {*places[:1]} if inputs.documents is None else set(first[valid].tolist())
-        asked = [place for place in places if place not in begins] or places
-        rows = torch.tensor(
-            [asked[middle] for middle in middles(len(asked), self.queries)], device=valid.device
-        )
-        new = {"dtype": torch.float64, "device": valid.device}
-        steps = torch.tensor([*octaves, 2 * octaves[-1]], device=valid.device)
-        # Even attention, which is the same in all heads, is the last one
-        heads, tokens = inputs.heads + 1, len(valid)
-        mass, ends, received = (
-            torch.zeros(heads, size, **new) for size in (len(octaves), 2, tokens)
-        )
-        queries = torch.zeros(tokens, **new)
-        for some, logits in row_blocks(inputs, rows):
-            seen = inputs.visible(some)[0]
-            # Rows are valid and see themselves, so that none divides by 0
-            even = seen / seen.sum(-1, keepdim=True).double()
-            queries += seen.sum(0)
-            for part, weights in (
-                (slice(-1), weights_of(logits, inputs.sinks)[0]),
-                (slice(-1, None), even[None]),
-            ):
-                sums = _row_sums(weights, some, first[some], steps)
-                for whole, summed in zip((mass, ends, received), sums, strict=True):
-                    whole[part] += summed
-        queries[rows] -= 1  # themselves
-        # 0 / 0 for tokens without a later query: NaN
-        received = received / queries
-        of_heads, even = received[:-1], received[-1]
-        per_document = torch.zeros_like(queries).index_add(
-            0, first[rows], torch.ones(len(rows), **new)
-        )
-        needed = (LATER_SHARE * per_document[first]).clamp_min(self.later_queries)
-        # Less even attention, of which early keys get more: rows that see few keys give each more
-        candidates = (of_heads.mean(0) - even).masked_fill(
-            (queries < needed) | (torch.arange(tokens, device=first.device) == first), -torch.inf
-        )
-        sink = candidates.argmax()
-        none = torch.isinf(candidates[sink])
-        sink_mass = of_heads[:, sink].masked_fill(none, torch.nan)
-        return (
-            mass[:-1] / len(rows),
-            mass[-1] / len(rows),
-            torch.stack([*ends[:-1].T / len(rows), sink_mass]),
-            of_heads.mean(0),
-            torch.where(none, -1, sink),
-            even[sink].masked_fill(none, torch.nan),
-        )
+
+def _of_prompt(
+    inputs: AttentionInputs,
+    first: Int[Tensor, "token"],
+    rows: Int[Tensor, "row"],
+    steps: Int[Tensor, "step"],
+    later_queries: int,
+) -> tuple[Tensor, ...]:
+    """Mass by octave, even and of heads, ends and sink mass, attention received, and the sink."""
+    new = {"dtype": torch.float64, "device": first.device}
+    # Even attention, which is the same in all heads, is the last one
+    heads, tokens = inputs.heads + 1, len(first)
+    sums = torch.zeros(heads, len(steps) - 1 + 2 + tokens, **new)
+    mass, ends, received = sums.split([len(steps) - 1, 2, tokens], -1)
+    queries = torch.zeros(tokens, **new)
+    for some, logits in row_blocks(inputs, rows):
+        seen = inputs.visible(some)[0]
+        # Rows are valid and see themselves, so that none divides by 0
+        even = seen / seen.sum(-1, keepdim=True).double()
+        queries += seen.sum(0)
+        for part, weights in (
+            (slice(-1), weights_of(logits, inputs.sinks)[0]),
+            (slice(-1, None), even[None]),
+        ):
+            sums[part] += torch.cat(_row_sums(weights, some, first[some], steps), -1)
+    queries[rows] -= 1  # themselves
+    # 0 / 0 for tokens without a later query: NaN
+    received = received / queries
+    of_heads, even = received[:-1], received[-1]
+    per_document = torch.zeros_like(queries).index_add(0, first[rows], torch.ones(len(rows), **new))
+    needed = (LATER_SHARE * per_document[first]).clamp_min(later_queries)
+    # Less even attention, of which early keys get more: rows that see few keys give each more
+    candidates = (of_heads.mean(0) - even).masked_fill(
+        (queries < needed) | (torch.arange(tokens, device=first.device) == first), -torch.inf
+    )
+    # Of one token: a number of it would keep an accelerator waiting
+    sink = candidates.argmax(-1, keepdim=True)
+    none = torch.isinf(candidates.gather(-1, sink))
+    mass, ends = mass / len(rows), ends / len(rows)
+    of_sink = received.index_select(-1, sink).masked_fill(none, torch.nan)[:, 0]
+    return (
+        mass[:-1],
+        mass[-1],
+        torch.stack([*ends[:-1].unbind(-1), of_sink[:-1]]),
+        of_heads.mean(0),
+        torch.where(none, -1, sink)[0],
+        of_sink[-1],
+    )
 
 
 def _row_sums(

@@ -47,7 +47,7 @@ from repo_interp.measures.kernels.rank_trend import (
     trend_null,
 )
 from repo_interp.measures.kernels.rounding import equal_within
-from repo_interp.measures.kernels.seen_pairs import extents, once
+from repo_interp.measures.kernels.seen_pairs import by_head, extents, made_of, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import PositiveOrZero
@@ -203,7 +203,7 @@ def _order(
     """The tokens of every prompt from its first valid one on, and which of these are valid."""
     first = valid.to(torch.int8).argmax(-1, keepdim=True)
     order = (torch.arange(valid.shape[-1], device=valid.device) + first) % valid.shape[-1]
-    return order, valid.gather(-1, order)
+    return order, made_of(valid, valid.gather(-1, order))
 
 
 @dataclass(frozen=True)
@@ -228,8 +228,7 @@ class Patterns(
         learned, positions = inputs.learned, inputs.positions
         if positions is None:
             positions = torch.full_like(inputs.valid[:, None], torch.nan, dtype=torch.double)
-        # A copy: a view would refer to the mask that it is kept with, and neither would ever go
-        shown = once("heads", lambda: inputs.valid[:, None].clone(), inputs.valid)
+        shown = by_head(inputs.valid)
         aligned, present = _from_first_valid(positions, shown)
         index = once("index", lambda: Index(present), shown)
         # The grid's chunks serve the patterns too, where the size asked for is one of the grid

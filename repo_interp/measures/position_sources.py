@@ -58,6 +58,7 @@ from repo_interp.measures.kernels.gate_sums import gate_sums
 from repo_interp.measures.kernels.held_out import Codes, HeldOut, Marks, Rows, one_hot
 from repo_interp.measures.kernels.rank_trend import counts_tokens, rank_trend, trend_null
 from repo_interp.measures.kernels.rounding import ROUNDING
+from repo_interp.measures.kernels.seen_pairs import on_host
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS, Kinds
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.segments import KINDS
@@ -193,8 +194,8 @@ class PositionSources(SegmentMeasure):
         # Less 1, because the first token is left out
         count = min(self.tokens, max(1, quantity.shape[-1] - 1))
         found = []
-        for row, valid in enumerate(inputs.valid.cpu().numpy()):
-            tokens = inputs.tokens[row].cpu().numpy()[valid].astype(np.int64)
+        for row, valid in enumerate(on_host(inputs.valid)):
+            tokens = on_host(inputs.tokens)[row][valid].astype(np.int64)
             # Python's hash of bytes differs between processes; this one finds equal prompts in any
             # batch
             content, known = zlib.crc32(tokens.tobytes()), quantity[row][:, valid]
@@ -414,13 +415,11 @@ def _places_in(spans: Spans, span: str, row: int, valid: Marks) -> Int[np.ndarra
     """
     if span not in spans:
         return np.full((3, valid.sum()), -1)
-    inside = spans[span][row].cpu().numpy()[valid]
+    inside = on_host(spans[span])[row][valid]
     starts = spans.get(span + STARTS)
     begins = (
         # The first token of an unbroken stretch
-        inside & ~np.append(False, inside[:-1])
-        if starts is None
-        else starts[row].cpu().numpy()[valid]
+        inside & ~np.append(False, inside[:-1]) if starts is None else on_host(starts)[row][valid]
     )
     index = np.arange(len(inside))
     # Distance from the latest beginning

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.kernels.seen_pairs import is_whole, once
+from repo_interp.measures.kernels.seen_pairs import by_head, is_whole
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
@@ -81,8 +81,7 @@ class Positions(
         if positions is None:
             positions = torch.full_like(inputs.queries[..., 0], torch.nan)
         valid, ranges = (
-            # A copy: a view would keep its own key in the cache alive
-            once("heads", lambda: inputs.valid[:, None].clone(), inputs.valid),
+            by_head(inputs.valid),
             positions.double(),
         )
         # Ranges are differences of large numbers, taken before rounding for the file

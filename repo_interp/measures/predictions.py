@@ -28,6 +28,7 @@ from torch import Tensor
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.inputs import Predictions as NextTokenLogits
 from repo_interp.measures.attention_rows import rows_of_interest
+from repo_interp.measures.kernels.seen_pairs import on_host
 from repo_interp.measures.labels import Arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.memory import memory_for
@@ -71,28 +72,31 @@ class Predictions(Measure, needs=Needs(tensors=(), predictions=True, documents=T
         Scores have the axis [prompt]; predictions [token, rank], or [token] of the next token.
         """
         first, of_first, scores = predictions.row_of_first_prompt, Arrays(), []
-        for row, valid in enumerate(predictions.valid):
-            asked = valid.new_zeros(0).long()
+        # Which rows are asked for is found on the processor: nothing of a prompt waits for a device
+        documents = predictions.documents
+        numbers = None if documents is None else documents.cpu().numpy()
+        for row, valid in enumerate(on_host(predictions.valid)):
+            asked = np.zeros(0, int)
             if "generated" in spans:  # a token is predicted after the one before it
-                asked = (spans["generated"][row] & valid)[1:].nonzero()[:, 0]
+                asked = np.flatnonzero((on_host(spans["generated"])[row] & valid)[1:])
             is_text = not len(asked)
             if is_text:
-                asked = valid.nonzero()[:, 0]
+                asked = np.flatnonzero(valid)
             kept = rows_of_interest(valid, spans, row, self.rows) if row == first else asked[:0]
             # Sorted and once each: the unembedding is the cost, and both purposes share its rows
-            rows = torch.cat([kept, asked]).unique()
-            is_kept = torch.isin(rows, kept)
-            largest, likeliest, actual, place = self._read(predictions, row, rows, is_kept)
+            rows = np.union1d(kept, asked)
+            is_kept = np.isin(rows, kept)
+            last = int(np.flatnonzero(valid)[-1])
+            largest, likeliest, actual, place = self._read(predictions, row, rows, is_kept, last)
             if row == first:
-                shown = is_kept.cpu()
                 of_first = _of_first_prompt(
-                    rows.cpu()[shown], largest, likeliest, actual[shown], place[shown]
+                    rows[is_kept], largest, likeliest, actual[is_kept], place[is_kept]
                 )
-            counted = torch.isin(rows, asked)
-            if predictions.documents is not None:
-                number = predictions.documents[row]
-                counted &= number[rows] == number[(rows + 1).clamp_max(len(number) - 1)]
-            known = counted.cpu() & (place >= 0)  # -1 after the last token
+            counted = np.isin(rows, asked)
+            if numbers is not None:
+                number = numbers[row]
+                counted &= number[rows] == number[np.minimum(rows + 1, len(number) - 1)]
+            known = counted & (place >= 0)  # -1 after the last token
             mean = actual[known].mean() if known.any() else float("nan")
             right = float((place[known] == 0).all()) if known.any() else float("nan")
             scores.append((np.nan, np.nan, -mean) if is_text else (mean, right, np.nan))
@@ -107,26 +111,33 @@ class Predictions(Measure, needs=Needs(tensors=(), predictions=True, documents=T
         self,
         predictions: NextTokenLogits,
         row: int,
-        rows: Int[Tensor, "row"],
-        kept: Bool[Tensor, "row"],
-    ) -> list[Tensor]:
-        """Top probabilities and tokens of kept rows, log-probability and rank of following tokens."""
-        tokens, valid = predictions.tokens[row], predictions.valid[row]
-        # The last token of the prompt has no successor.
-        following = torch.where(
-            rows + 1 < int(valid.nonzero()[-1]) + 1,
-            tokens[(rows + 1).clamp_max(len(tokens) - 1)],
-            -1,
-        )
+        rows: Int[np.ndarray, " row"],
+        kept: Bool[np.ndarray, " row"],
+        last: int,
+    ) -> list[np.ndarray]:
+        """Top probabilities and tokens of kept rows, log-probability and rank of following tokens.
+
+        The token `last` of the prompt has no successor.
+        """
+        tokens = predictions.tokens[row]
+        index = torch.from_numpy(rows).to(tokens.device)
+        following = tokens[(index + 1).clamp_max_(last)].masked_fill(index >= last, -1)
         count = min(self.candidates, predictions.vocabulary)
-        at_once = max(_ROWS, memory_for(rows.device, 0) // (32 * predictions.vocabulary))
-        parts = [
-            _of_rows(predictions.logits(row, some), after, shown, count)
-            for some, after, shown in zip(
-                *(of_rows.split(at_once) for of_rows in (rows, following, kept)), strict=True
-            )
+        at_once = max(_ROWS, memory_for(tokens.device, 0) // (32 * predictions.vocabulary))
+        parts = []
+        for start in range(0, len(rows), at_once):
+            some = slice(start, start + at_once)
+            logits = predictions.logits(row, index[some])
+            shown = torch.from_numpy(np.flatnonzero(kept[some])).to(tokens.device)
+            parts.append(_of_rows(logits, following[some], shown, count))
+        # In one copy: float64 holds these whole numbers exactly
+        found = [torch.cat(part) for part in zip(*parts, strict=True)]
+        together = torch.cat([part.double().flatten() for part in found]).cpu().numpy()
+        ends = np.cumsum([part.numel() for part in found])[:-1]
+        return [
+            part.reshape(tuple(made.shape))
+            for part, made in zip(np.split(together, ends), found, strict=True)
         ]
-        return [torch.cat(part).cpu() for part in zip(*parts, strict=True)]
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `predictions` of a run."""
@@ -136,26 +147,30 @@ class Predictions(Measure, needs=Needs(tensors=(), predictions=True, documents=T
 
 
 def _of_first_prompt(
-    rows: Tensor, probability: Tensor, token: Tensor, actual: Tensor, place: Tensor
+    rows: np.ndarray,
+    probability: np.ndarray,
+    token: np.ndarray,
+    actual: np.ndarray,
+    place: np.ndarray,
 ) -> Arrays:
     """Return predictions after the kept rows."""
     both, one = ("token", "rank"), ("token",)
     values = {
-        "probability": (both, probability.float().numpy()),
-        "next_token": (both, token.int().numpy()),
-        "probability_of_next": (one, actual.exp().float().numpy()),
-        "rank_of_next": (one, place.int().numpy()),
+        "probability": (both, probability.astype(np.float32)),
+        "next_token": (both, token.astype(np.int32)),
+        "probability_of_next": (one, np.exp(actual).astype(np.float32)),
+        "rank_of_next": (one, place.astype(np.int32)),
     }
-    return Arrays(values, {"token": rows.numpy(), "rank": np.arange(probability.shape[1])})
+    return Arrays(values, {"token": rows, "rank": np.arange(probability.shape[1])})
 
 
 def _of_rows(
     logits: Float[Tensor, "row token_id"],
     following: Int[Tensor, "row"],
-    kept: Bool[Tensor, "row"],
+    kept: Int[Tensor, "some"],
     count: int,
 ) -> tuple[Tensor, ...]:
-    """Return top probabilities and tokens of kept rows, and log-probability and rank of all."""
+    """Top probabilities and tokens of the rows `kept`, and log-probability and rank of all."""
     # Widened first: a float32 sum over the vocabulary would leave its rounding in all log p
     logarithms = torch.log_softmax(logits.double(), dim=-1)
     largest, tokens = logarithms[kept].topk(count, dim=-1)

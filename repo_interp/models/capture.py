@@ -158,12 +158,14 @@ def _run_stack(
     position_ids: Tensor | None,
     attention_mask: Tensor | None,
 ) -> Tensor:
-    if not bool(valid.all()) and decoder.length_matters:
+    # One question to the device
+    whole, starts_early = torch.stack([valid.all(), valid[:, 0].all()]).tolist()
+    if not whole and decoder.length_matters:
         raise InputError(
             "frequencies of this model depend on the length of a pass; give prompts of equal "
             "length to one pass"
         )
-    starts_late = not bool(valid[:, 0].all())
+    starts_late = not starts_early
     # Right padding needs no mask, since no token sees a later one: then the fused causal kernel
     # runs.
     mask = valid.to(torch.long) if starts_late else attention_mask

@@ -49,7 +49,8 @@ def remember_computation(decoder: Decoder) -> None:
     Args:
         decoder: Decoder of the model.
     """
-    decoder.first_hook, decoder.rotations = RemovableHandle.next_id, _rotations(decoder)
+    decoder.first_hook = RemovableHandle.next_id
+    decoder.rotations = _rotations(decoder, fingerprints(_turns(decoder)))
 
 
 def remember_scheme(decoder: Decoder) -> None:
@@ -59,7 +60,7 @@ def remember_scheme(decoder: Decoder) -> None:
         decoder: Decoder of the model.
     """
     if decoder.rotations is not None:
-        decoder.rotations = _rotations(decoder)
+        decoder.rotations = _rotations(decoder, fingerprints(_turns(decoder)))
     if decoder.weights is not None:
         now, before = _weights(decoder), decoder.weights
         added = {name: now[name] for name in now if _is_of_scheme(name)}
@@ -92,12 +93,14 @@ def changes(decoder: Decoder) -> str:
             f"layer {attention.layer_idx}" for attention in rotating if attention.rotation.differs
         ]
     }
+    weights = {} if decoder.weights is None else _weights(decoder)
+    turns = {} if decoder.rotations is None else _turns(decoder)
+    sums = fingerprints(weights | turns)  # together, so that an accelerator is waited for once
     if decoder.weights is not None:
-        found["other weights in"] = _different_names(
-            decoder.weights, fingerprints(_weights(decoder))
-        )
+        now = {name: sums[name] for name in weights}
+        found["other weights in"] = _different_names(decoder.weights, now)
     if decoder.rotations is not None:
-        found["other rotation in"] = _different_names(decoder.rotations, _rotations(decoder))
+        found["other rotation in"] = _different_names(decoder.rotations, _rotations(decoder, sums))
         # A hook changes results as an edited weight does, and no digest shows it.
         parts = {module: name for name, module in decoder.owner.named_modules()}
         for attention in decoder.layers:  # of hook sites, those that are no part of a bridge
@@ -183,25 +186,28 @@ def _lines(tensors: Sequence[Int[Tensor, "word"]]) -> Int[Tensor, "tensor number
     return torch.cat([sums.sum(1), sums.sum(2), rest], 1)
 
 
-def _rotations(decoder: Decoder) -> dict[str, tuple[Any, ...]]:
-    layers = decoder.by_layer
-    tensors = {
+def _turns(decoder: Decoder) -> dict[str, Tensor]:
+    """Numbers of the rotation of every layer, by names that no weight has."""
+    return {
         f"{name} {layer}": tensor
-        for layer, attention in layers.items()
+        for layer, attention in decoder.by_layer.items()
         for name, tensor in (
             ("frequencies", attention.frequencies_at(1)),
             ("scaling", torch.as_tensor(attention.attention_scaling)),
         )
         if tensor is not None
     }
-    sums = fingerprints(tensors)
+
+
+def _rotations(decoder: Decoder, sums: Mapping[str, int]) -> dict[str, tuple[Any, ...]]:
+    """The rotation of every layer: checksums of its numbers, and whether it attends unchanged."""
     return {
         f"layer {layer}": (
             sums.get(f"frequencies {layer}"),
             sums[f"scaling {layer}"],
             attention.attends_unchanged,
         )
-        for layer, attention in layers.items()
+        for layer, attention in decoder.by_layer.items()
     }
 
 

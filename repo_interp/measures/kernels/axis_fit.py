@@ -33,6 +33,7 @@ from torch import Tensor
 
 from repo_interp.measures.kernels.rounding import variance_of
 from repo_interp.measures.kernels.seen_pairs import (
+    by_head,
     earlier,
     extents,
     fast_length,
@@ -144,7 +145,7 @@ def additive_pairs_of(valid: Bool[Tensor, "prompt token"], window: int | None) -
         The pairs, with masks [prompt, 1, token].
     """
     # [prompt, 1, token]: the axis of heads broadcasts
-    shown = valid[:, None]
+    shown = by_head(valid)
     return once(("additive", window), lambda: additive_pairs(shown, shown, window), valid)
 
 

@@ -20,7 +20,7 @@ about which query, grid and layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -71,13 +71,16 @@ class Turns:
             .unflatten(-3, (2, -1))
             .transpose(-3, -2)
         )
-        # R = [[cos, -sin], [sin, cos]]
-        entry, sign = (
-            torch.tensor([[0, 1], [1, 0]], device=products.device),
-            products.new_tensor([[1.0, -1.0], [1.0, 1.0]]),
-        )
-        signs = (sign[:, :, None, None] * sign)[..., None, None]
-        return products[:, :, entry[:, :, None, None], entry] * signs
+        first, second, signs = _entries(products.device)
+        return products[:, :, first, second] * signs
+
+
+@lru_cache(maxsize=8)
+def _entries(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Places among cosine and sine, and signs, of two entries of R = [[cos, -sin], [sin, cos]]."""
+    entry = torch.tensor([[0, 1], [1, 0]], device=device)
+    sign = torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64, device=device)
+    return entry[:, :, None, None], entry, (sign[:, :, None, None] * sign)[..., None, None]
 
 
 def turns(

@@ -341,11 +341,10 @@ def head_blocks(
         head = some % heads
         # Indices are made on the processor and copied, once per mask: see `once` below
         key, position = (head[:, :1] * rows // heads for rows in (inputs.kv_heads, position_rows))
-        row, *others = (
-            torch.from_numpy(part).to(inputs.valid.device)
-            for part in (some[:, :1] // heads, head, key, position)
-        )
-        return row, *others, inputs.valid[row], taking_part[row], counts.of(row)
+        made = np.concatenate([some[:, :1] // heads, key, position, head], 1)
+        indices = torch.from_numpy(made).to(inputs.valid.device)
+        row, key, position, head = indices.split([1, 1, 1, head.shape[1]], 1)
+        return row, head, key, position, inputs.valid[row], taking_part[row], counts.of(row)
 
     for start, first in product(range(0, len(every), keys_at_once), range(0, group, members)):
         some = every[start : start + keys_at_once, first : first + members]

@@ -86,7 +86,9 @@ def row_blocks(
     prompts, heads, tokens, _ = inputs.queries.shape
     memory = memory_for(inputs.queries.device, 2 * SHARED)
     # 32 bytes per entry of the map: a few copies of it in float32 and float64
-    at_once = max(1, min(CHUNK, memory // (prompts * heads * tokens * 32)))
+    # On a processor no more than stay in its caches
+    most = tokens if memory_for(inputs.queries.device, 0) else CHUNK
+    at_once = max(1, min(most, memory // (prompts * heads * tokens * 32)))
     rows = torch.arange(tokens, device=inputs.queries.device) if rows is None else rows
     for some in rows.split(at_once):
         yield some, inputs.logits(some)

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.measures.kernels.rounding import equal_within
+from repo_interp.measures.kernels.seen_pairs import is_whole
 
 DRAWS = 200
 """Permutations of the null."""
@@ -36,7 +37,7 @@ class Index:
     @cached_property
     def missing(self) -> Bool[Tensor, "*any token"] | None:
         """Mask of tokens that are not present; None where all are."""
-        return None if bool(self.present.all()) else ~self.present
+        return None if is_whole(self.present) else ~self.present
 
     @cached_property
     def count(self) -> Int[Tensor, "*any 1"]:

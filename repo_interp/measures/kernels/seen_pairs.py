@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from scipy.fft import next_fast_len
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -63,7 +64,50 @@ def is_whole(mask: Bool[Tensor, "*any"]) -> bool:
     Returns:
         True if every entry is True.
     """
+    if mask.ndim == 2:  # known with the extents, in one question to the device
+        return all(count == mask.shape[1] for _, _, count in extents(mask))
     return once("whole", lambda: bool(mask.all()), mask)
+
+
+def made_of(mask: Bool[Tensor, "prompt token"], other: Bool[Tensor, "*any"]) -> Tensor:
+    """Note that another mask holds everywhere where a mask does, and return it.
+
+    Args:
+        mask: Mask of the tokens.
+        other: The same in another form.
+
+    Returns:
+        `other`.
+    """
+    once("whole", lambda: is_whole(mask), other)
+    return other
+
+
+def by_head(mask: Bool[Tensor, "prompt token"]) -> Bool[Tensor, "prompt 1 token"]:
+    """Return a mask with an axis of heads, made once.
+
+    Args:
+        mask: Mask of the tokens.
+
+    Returns:
+        A copy: a view would refer to the mask that it is kept with, and neither would ever go.
+    """
+    return once("heads", lambda: made_of(mask, mask[:, None].clone()), mask)
+
+
+def on_host(of_batch: Shaped[Tensor, "prompt token"]) -> Shaped[np.ndarray, "prompt token"]:
+    """Return a mask, or the tokens, of a batch as an array of numpy.
+
+    Waits for the device once per batch.
+
+    Args:
+        of_batch: Numbers that all layers share.
+
+    Returns:
+        The array.
+    """
+    # A copy: numpy's view would keep the tensor alive that it is kept with
+    return once("host", lambda: of_batch.cpu().numpy().copy(), of_batch)
 
 
 def extents(mask: Bool[Tensor, "prompt token"]) -> list[tuple[int, int, int]]:

@@ -132,18 +132,18 @@ ALLOWED = {
     # Once per batch: masks and spans are the same in all its layers.
     "seen_pairs.py is_whole": "bool",
     "seen_pairs.py extents": "tolist",
+    "seen_pairs.py on_host": "cpu",
     "samples.py places_of.listed": "tolist",
     # Where prompts are packed documents: which ones there are.
     "samples.py first_tokens": "unique int",
-    "octaves.py Octaves._of_prompt": "tolist",
+    "octaves.py Octaves.observe": "tolist",
     "samples.py spread_places": "unique",  # numpy's
     "components.py _decay_bound": "unique",  # numpy's
-    "rank_trend.py Index.missing": "bool",
     # Once for the frequencies of a pass.
     "causal_pairs.py _of_bands": "cpu int",
     "causal_pairs.py _runs": "tolist",
-    "attention_mass.py AttentionMass._asked": "bool nonzero",
-    "capture.py _run_stack": "bool",
+    "attention_mass.py AttentionMass._asked": "bool cpu nonzero",
+    "capture.py _run_stack": "tolist",
     "capture.py _require_taken": "int",
     # Once per layer, where prompts have position ids: whether the pass follows them.
     "capture.py _with_documents": "bool",
