@@ -201,9 +201,10 @@ class BinnedPairs:
     @cached_property
     def signs(self) -> Float[Tensor, "part 1 1 1"]:
         """1 of the causal pairs, -1 of those beyond the window."""
-        ones = torch.ones(len(self.delays), 1, 1, 1, dtype=torch.float64)
-        ones[1:] = -1
-        return ones.to(self.places.device)
+        new = {"dtype": torch.float64, "device": self.places.device}
+        signs = torch.ones(len(self.delays), 1, 1, 1, **new)
+        signs[1:] = -1
+        return signs
 
     @cached_property
     def bin_within(self) -> Int[Tensor, "item pair"]:
