@@ -194,15 +194,17 @@ class AttentionInputs:
     @cached_property
     def rotated_queries(self) -> Float[Tensor, "prompt head token d_head"]:
         """Queries as they enter the dot product."""
-        return self._rotated(self.queries)
+        return self._rotated[0]
 
     @cached_property
     def rotated_keys(self) -> Float[Tensor, "prompt head token d_head"]:
         """Keys as they enter the dot product, one row per key or per row of positions."""
-        # Keys are shared by heads as long as neither positions nor
-        # frequencies tell the heads apart.
-        alone = self._keys_alike > self.kv_heads
-        return self._rotated(expand_heads(self.keys, self.heads) if alone else self.keys)
+        return self._rotated[1]
+
+    @property
+    def keeps_rotated(self) -> bool:
+        """Whether rotated queries and keys may stand whole, which all measures then share."""
+        return 2 * self.queries.nbytes <= memory_for(self.queries.device, 0)
 
     @property
     def _keys_alike(self) -> int:
@@ -319,12 +321,28 @@ class AttentionInputs:
         # [prompt, head, row, key], heads in their order as those of a key stand together
         return (queries @ keys.mT * self.logit_scale).flatten(1, 2)
 
-    def _rotated(self, features: Tensor) -> Tensor:
-        if self.positions is None or self.frequencies is None:
-            return features
-        return turn(
-            features, *self._tables(expand_heads(self.positions, features.shape[1]), features.dtype)
-        )
+    @cached_property
+    def _rotated(self) -> tuple[Tensor, Tensor]:
+        """Rotated queries and keys, by tables that are made once for both."""
+        # Keys are shared by heads as long as neither positions nor
+        # frequencies tell the heads apart.
+        alone, positions = self._keys_alike > self.kv_heads, self.positions
+        queries, keys = self.queries, expand_heads(self.keys, self.heads) if alone else self.keys
+        if positions is None or self.frequencies is None:
+            return queries, keys
+        if self.frequencies.ndim == 3:
+            positions = expand_heads(positions, self.heads)
+        tables = self._tables(positions, queries.dtype)
+
+        def turned(features: Tensor) -> Tensor:
+            # One row of positions for all is not repeated: its tables broadcast
+            rows = features.shape[1]
+            of_rows = (
+                table if table.shape[1] == 1 else expand_heads(table, rows) for table in tables
+            )
+            return turn(features, *of_rows)
+
+        return turned(queries), turned(keys)
 
     def _tables(
         self, positions: Tensor, dtype: torch.dtype, heads: slice | None = None
@@ -359,10 +377,9 @@ class AttentionInputs:
             Mask [prompt, row, key].
         """
         keys = torch.arange(self.valid.shape[1], device=rows.device)
-        distance = rows[:, None] - keys
-        seen = distance >= 0
+        seen = rows[:, None] >= keys
         if self.window is not None:
-            seen &= distance < self.window
+            seen &= rows[:, None] - keys < self.window
         if self.documents is not None:
             # A sequence may be several documents, packed for training.
             seen = seen & (self.documents[:, rows, None] == self.documents[:, None, :])
@@ -383,6 +400,10 @@ class AttentionInputs:
             Logits [prompt, head, row, key]; -inf where the key is not visible.
         """
         shared = self._keys_alike
+        if self.keeps_rotated:
+            queries = self.rotated_queries[:, :, rows].unflatten(1, (shared, -1))
+            products = (queries @ self.rotated_keys[:, :, None].mT).flatten(1, 2)
+            return self._finished(products * self.logit_scale, rows)
         # On a processor as many keys are rotated at a time as stay in a cache.
         key_bytes = 8 * self.keys[:, 0].numel()
         at_once = max(1, memory_for(rows.device, CORE) // key_bytes)
@@ -390,7 +411,11 @@ class AttentionInputs:
             self._logits_of_keys(rows, slice(start, start + at_once), shared)
             for start in range(0, shared, at_once)
         ]
-        logits = cap_logits(torch.cat(blocks, dim=1), self.softcap)
+        return self._finished(torch.cat(blocks, dim=1), rows)
+
+    def _finished(self, products: Tensor, rows: Tensor) -> Tensor:
+        """Logits of scaled products, which are changed."""
+        logits = cap_logits(products, self.softcap)
         if self.position_logits is not None:
             logits = logits + self.position_logits(rows)
         # they are made here

@@ -31,7 +31,7 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, weights_of
 from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.kernels.logit_sums import row_blocks
-from repo_interp.measures.kernels.seen_pairs import extents, once
+from repo_interp.measures.kernels.seen_pairs import extents, on_host, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 
@@ -117,20 +117,20 @@ class AttentionMass(
     def _asked(self, spans: Spans, valid: Bool[Tensor, "prompt token"]) -> _Asked:
         """Return rows and masks of the spans; wait for the device, once per batch."""
         wanted, first = spans["generated"], [start for start, _, _ in extents(valid)]
-        known = wanted.cpu()
+        known = on_host(wanted)
         if self.rows == "producing":
-            if bool(known[range(len(first)), first].any()):
+            if known[range(len(first)), first].any():
                 raise InputError(
                     "the first token of a prompt is marked generated, but no row produced it; "
                     "wanted rows 'generated'"
                 )
             # Row i produces token i + 1; no prompt's first token is generated, as checked above.
-            wanted, known = wanted.roll(-1, -1), known.roll(-1, -1)
+            wanted, known = wanted.roll(-1, -1), np.roll(known, -1, -1)
         masks = torch.stack([*spans.values()], -1).double()
         return _Asked(
-            rows=known.any(0).nonzero()[:, 0].to(valid.device),
+            rows=torch.from_numpy(np.flatnonzero(known.any(0))).to(valid.device),
             wanted=wanted,
-            shared=bool((known == known[:1]).all()),
+            shared=np.array_equal(known, np.broadcast_to(known[:1], known.shape)),
             count=wanted.sum(-1, dtype=torch.float64)[:, None, None],
             masks=masks,
             tokens=(masks * valid[..., None]).sum(1),

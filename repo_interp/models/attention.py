@@ -50,6 +50,7 @@ from repo_interp.models.rotation_numbers import (
     CHANGED,
     RotationNumber,
     learned_numbers,
+    shared_copy,
     with_changes,
 )
 from repo_interp.positions.assigners import RememberingAssigner
@@ -260,7 +261,7 @@ class RepositionedAttention:
         length = int(index.max()) + 1 if self.follows_length else None
         if (frequencies := self.frequencies_at(length)) is not None:
             # Moved here, not in `rotate`: the last measured layer ends before it rotates.
-            self.frequencies = frequencies.to(hidden_states.device)
+            self.frequencies = shared_copy(frequencies, hidden_states.device)
         mask = given.get("attention_mask")
         self.current_pass = Pass(
             hidden_states,

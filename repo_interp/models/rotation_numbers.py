@@ -12,8 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
+from repo_interp.inputs import changes_of
+
+_copies: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Count of changes and copy by device, per tensor."""
 CHANGED = "_repo_interp_changed"
 """Where a layer keeps, by attribute, the value as built and the changes that last
 (`lasting.patch_attribute`).
@@ -52,6 +58,24 @@ def with_changes(layer: Any, name: str, value: Any) -> Any:
     for change in changes:
         value = change(value)
     return value
+
+
+def shared_copy(numbers: Tensor, device: torch.device) -> Tensor:
+    """Move numbers of a rotation to a device.
+
+    Args:
+        numbers: Tensor that several layers may share.
+        device: Device of the layers.
+
+    Returns:
+        The tensor, or one copy for all these layers: what is made of it is then made once.
+    """
+    if numbers.device == device or numbers.requires_grad:
+        return numbers.to(device)
+    copies, changes = _copies.setdefault(numbers, {}), changes_of(numbers)
+    if device not in copies or copies[device][0] != changes:
+        copies[device] = changes, numbers.to(device)
+    return copies[device][1]
 
 
 def learned_numbers(**numbers: Any) -> nn.ParameterDict | None:

@@ -121,11 +121,14 @@ def pair_tables(
     # Half precision would round angles at long positions by whole turns.
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     angles = positions.to(exact) * frequencies.to(device=positions.device, dtype=exact)
+    tables = angles.cos(), angles.sin()
     # Scaled after cos and sin, so that angles stay those of the positions
-    scaling = (
-        attention_scaling.to(angles) if isinstance(attention_scaling, Tensor) else attention_scaling
-    )
-    return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
+    if isinstance(attention_scaling, Tensor):
+        tables = tuple(table * attention_scaling.to(angles) for table in tables)
+    elif attention_scaling != 1:
+        tables = tuple(table * attention_scaling for table in tables)
+    cosines, sines = tables
+    return cosines.to(dtype), sines.to(dtype)
 
 
 def by_pair(

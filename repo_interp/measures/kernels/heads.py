@@ -360,21 +360,21 @@ def head_blocks(
             # A mask of rows lasts for one call; kept results would outlive it
             once(name, make, inputs.valid) if rows is None else make()
         )
-        tables = None
-        if positions is not None and frequencies is not None:
+        tables, sources = None, (inputs.queries, inputs.keys)
+        if inputs.keeps_rotated and inputs.queries.dtype == exact:
+            # Of all measures together; heads share a rotated key as they share blocks
+            sources = inputs.rotated_queries, inputs.rotated_keys
+            key = key if inputs.kv_heads == shared else position
+        elif positions is not None and frequencies is not None:
             of_heads = by_pair(positions)[row, position]
             tables = pair_tables(of_heads, frequencies, inputs.attention_scaling, exact)
+        # No mask where all tokens take part: filling would copy the features
+        no_rows = None if whole and rows is None else ~taking
         yield HeadBlock(
             prompt=row,
             head=head,
-            queries=_features(
-                inputs.queries[row, head],
-                tables,
-                # No mask where all tokens take part: filling would copy the features
-                None if whole and rows is None else ~taking,
-                exact,
-            ),
-            keys=_features(inputs.keys[row, key], tables, None if whole else ~tokens, exact),
+            queries=_features(sources[0][row, head], tables, no_rows, exact),
+            keys=_features(sources[1][row, key], tables, None if whole else ~tokens, exact),
             rows=taking,
             tokens=tokens,
             counts=of_rows,

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
@@ -105,14 +106,16 @@ class ComponentSums(Reduction):
         length = inputs.compared_length(self.training_length)
         bands = once(("bands", length), lambda: frequency_bands(frequencies, length), frequencies)
         moments = component_moments(some, totals, bands)
-        accounted, of_bands = moments.variance_accounted.split([totals.shape[-1], len(BANDS)], -1)
         curves, sums = curve_moments(profiles, some.counts)
-        printed = variance_accounted_as_printed(torch.stack([totals, sums], -2)).flatten(-2)
-        over_heads(
-            result.shares,
-            some,
-            torch.cat([accounted, curves.variance_accounted, printed, of_bands], -1),
-        )
+        # In the order of `_SHARES`, and bands behind
+        accounted, of_bands = moments.accounted.split([totals.shape[-1], len(BANDS)], -1)
+        parts = torch.cat([accounted, curves.accounted, totals, sums, of_bands], -1)
+        wholes = [moments.variance, curves.variance, totals.sum(-1, True), sums.sum(-1, True)]
+        whole = torch.cat([*wholes, moments.variance], -1)
+        of_part = whole.index_select(-1, _wholes(totals.shape[-1], totals.device))
+        # NaN where the whole varies by rounding only, or sums to 0
+        shares = (100 * parts / of_part).masked_fill_(of_part == 0, torch.nan)
+        over_heads(result.shares, some, shares)
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,9 @@ class Moments:
     """Covariances of the parts with y."""
 
     @property
-    def variance_accounted(self) -> Float[Tensor, "... part"]:
-        """VAF of the parts, in per cent: 0 for an empty one, 100 for all of y."""
-        return _share(2 * self.with_whole - self.of_part, self.variance)
+    def accounted(self) -> Float[Tensor, "... part"]:
+        """Variance that a part accounts for: 0 for an empty one, `variance` for all of y."""
+        return 2 * self.with_whole - self.of_part
 
 
 def component_moments(
@@ -255,20 +258,8 @@ def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
     )
 
 
-def variance_accounted_as_printed(
-    sums: Float[Tensor, "... component"],
-) -> Float[Tensor, "... component"]:
-    """Return VAF by the formula that the paper prints.
-
-    Args:
-        sums: Sum or mean of every component over the same pairs or distances.
-
-    Returns:
-        Per cent per component; NaN where the components sum to 0 up to rounding.
-    """
-    # sum(C) / sum(y) and mean(C) / mean(y) are one number, so either may be given
-    return _share(sums, sums.sum(-1, keepdim=True))
-
-
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    return (100 * part / whole).masked_fill(whole == 0, torch.nan)
+@lru_cache(maxsize=8)
+def _wholes(components: int, device: torch.device) -> Int[Tensor, "share"]:
+    """Number of the whole of every share: of four kinds of the components, and of the bands."""
+    kinds = [kind for kind in range(len(_SHARES)) for _ in range(components)]
+    return torch.tensor([*kinds, *[len(_SHARES)] * len(BANDS)], device=device)

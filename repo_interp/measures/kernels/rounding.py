@@ -34,7 +34,7 @@ def variance_of(square: Tensor, mean: Tensor) -> Tensor:
     Returns:
         `square` - `mean`^2; 0 where the difference is at most `ROUNDING` times `square`.
     """
-    variance = square - mean**2
+    variance = torch.addcmul(square, mean, mean, value=-1)
     return variance.masked_fill(variance <= ROUNDING * square, 0)
 
 

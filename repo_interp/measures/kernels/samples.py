@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.seen_pairs import once
+from repo_interp.measures.kernels.seen_pairs import on_host, once
 
 
 def places_of(valid: Bool[Tensor, "prompt token"]) -> list[list[int]]:
@@ -25,7 +25,7 @@ def places_of(valid: Bool[Tensor, "prompt token"]) -> list[list[int]]:
     """
 
     def listed() -> list[list[int]]:
-        return [np.flatnonzero(tokens).tolist() for tokens in valid.tolist()]
+        return [np.flatnonzero(tokens).tolist() for tokens in on_host(valid)]
 
     return once("places", listed, valid)
 

@@ -123,15 +123,16 @@ def extents(mask: Bool[Tensor, "prompt token"]) -> list[tuple[int, int, int]]:
         prompt without tokens.
     """
 
-    def of_prompt(tokens: list[bool]) -> tuple[int, int, int]:
-        count = sum(tokens)
-        return (
-            (tokens.index(True), len(tokens) - tokens[::-1].index(True), count)
-            if count
-            else (0, 0, 0)
-        )
+    def found() -> list[tuple[int, int, int]]:
+        tokens = on_host(mask)
+        if not tokens.shape[1]:
+            return [(0, 0, 0)] * len(tokens)
+        first, after = tokens.argmax(1), tokens.shape[1] - tokens[:, ::-1].argmax(1)
+        count = tokens.sum(1)
+        ends = np.stack([first, after, count], 1) * (count > 0)[:, None]
+        return [tuple(of_prompt) for of_prompt in ends.tolist()]
 
-    return once("extents", lambda: [of_prompt(tokens) for tokens in mask.tolist()], mask)
+    return once("extents", found, mask)
 
 
 @dataclass(frozen=True)

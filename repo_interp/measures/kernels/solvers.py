@@ -131,6 +131,7 @@ class Dissection(NamedTuple):
     to_ends: Float[Tensor, "part 12 inner"]
     from_ends: Float[Tensor, "part inner 12"]
     between: Float[Tensor, "between any"]
+    """Of six unknowns at the end of a part and twelve sums, part by part."""
 
     def solve(self, sums: Float[Tensor, "unknown column"]) -> Float[Tensor, "unknown column"]:
         """Solve the system, with two rounds of refinement, since inverses lose digits.
@@ -153,7 +154,7 @@ class Dissection(NamedTuple):
         inner = self.inverse.shape[-1]
         inside, ends = known[:, :inner], known[:, inner:]
         at_ends = torch.bmm(self.to_ends, inside)
-        between = self.between @ torch.cat([ends.flatten(0, 1), at_ends.flatten(0, 1)])
+        between = self.between @ torch.cat([ends, at_ends], 1).flatten(0, 1)
         inside = torch.baddbmm(
             torch.bmm(self.inverse, inside),
             self.from_ends,
@@ -217,9 +218,9 @@ def dissect(tokens: int, ridge: float, device: torch.device) -> Dissection:
         torch.block_diag(*rows[:, inner:, size : size + 6])
         - place @ torch.block_diag(*(ends @ from_ends)) @ place.T
     )
-    between = torch.linalg.inv(schur) @ torch.cat(
-        [torch.eye(6 * parts, dtype=rows.dtype), -place], -1
-    )
+    sources = torch.eye(6 * parts, dtype=rows.dtype).unflatten(1, (parts, 6))
+    sources = torch.cat([sources, -place.unflatten(1, (parts, 12))], -1)
+    between = torch.linalg.inv(schur) @ sources.flatten(1)
     filled = np.full(parts * size - known, known)
     places, neighbours = (
         np.concatenate([order, filled]),

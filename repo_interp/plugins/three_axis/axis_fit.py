@@ -252,13 +252,16 @@ def fit_correlation(
     """
     # M x serves both moments: the fit's sum is that of its diagonals, its sum of squares is x . M x
     of_fit = pairs.sums(axes)
+    # Both inner products at once: [with the fit or the map, axis, prompt, head, token]
+    both = torch.stack([*of_fit, *sums]).unflatten(0, (2, 3))
+    squares = (torch.stack(axes) * both).sum((1, -1))
     return pearson(
         count=pairs.total,
         total=sums.distance.sum(-1),
         square=square,
         fitted_total=of_fit.distance.sum(-1),
-        fitted_square=inner_product(axes, of_fit),
-        product=inner_product(axes, sums),
+        fitted_square=squares[0],
+        product=squares[1],
     )
 
 

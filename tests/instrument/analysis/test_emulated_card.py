@@ -15,6 +15,8 @@ import repo_interp.interventions as iv
 from repo_interp.explorer import Edit, Session
 from repo_interp.measures.measure_catalogue import measure_names
 from repo_interp.models import attention
+from repo_interp.models.capture import capture
+from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks.prompt import Prompt
 
 PROMPTS = [
@@ -74,6 +76,17 @@ def test_all_measures_have_the_numbers_of_the_processor(variant):
             model, lambda one: ri.analyze(one, PROMPTS, measure_names(), experiments=()).children
         )
     )
+
+
+def test_layers_share_what_is_made_of_their_frequencies():
+    """A copy per layer had sums over all distances made anew in each of them."""
+    with emulated_card() as card:
+        model = ri.open_model("niah/rope").to(card)
+        decoder, tokens, seen = as_decoder(model), torch.arange(5, 25, device=card)[None], []
+        valid = torch.ones_like(tokens, dtype=torch.bool)
+        capture(decoder, tokens, valid, torch.arange(1), seen.append)
+    assert len(seen) == 4 and isinstance(seen[0].frequencies, OnCard)
+    assert len({id(one.frequencies) for one in seen}) == 1
 
 
 def test_experiments_scores_and_the_explorer_have_the_numbers_of_the_processor():

@@ -62,7 +62,7 @@ def test_profiles_moments_and_vaf_are_those_of_the_whole_maps(tokens, kv_heads, 
         "variance": variance,
         "with_whole": (whole * parts).sum(-1) / count,
         "of_part": parts.square().sum(-1) / count,
-        "variance_accounted": 100 * (1 - (whole - parts).square().sum(-1) / count / variance),
+        "accounted": variance - (whole - parts).square().sum(-1) / count,
     }
 
     def moments(block):

@@ -32,8 +32,8 @@ SEVEN = (
     "rotation",
 )
 """Without the fit over learned positions, whose steps depend on how fast it converges."""
-MOST = 963
-"""Operators of one layer more and its forward pass, within the memory of an accelerator: 961 in a
+MOST = 930
+"""Operators of one layer more and its forward pass, within the memory of an accelerator: 926 in a
 small RePo layer.
 """
 WAITING = (
@@ -139,8 +139,9 @@ TEXTS = {
 ALLOWED = {
     # Once per batch: masks and spans are the same in all its layers.
     "seen_pairs.py is_whole": "bool",
-    "seen_pairs.py extents": "tolist",
     "seen_pairs.py on_host": "cpu",
+    # numpy's, of what `on_host` read.
+    "seen_pairs.py extents.found": "tolist",
     "samples.py places_of.listed": "tolist",
     # Where prompts are packed documents: which ones there are.
     "samples.py first_tokens": "unique int",
@@ -150,7 +151,6 @@ ALLOWED = {
     # Once for the frequencies of a pass.
     "causal_pairs.py _of_bands": "cpu int",
     "causal_pairs.py _runs": "tolist",
-    "attention_mass.py AttentionMass._asked": "bool cpu nonzero",
     "capture.py _run_stack": "tolist",
     "capture.py _require_taken": "int",
     # Once per layer, where prompts have position ids: whether the pass follows them.
