@@ -59,6 +59,8 @@ from benchmarks.tiny_models import SIZES, TOKENS, computed, small_configuration,
 from repo_interp.checkpoint_files.architectures import refusal, require_family
 from repo_interp.cli import main as command
 from repo_interp.errors import InputError
+from repo_interp.models.checkpoints import require_fitting_headers
+from repo_interp.models.configuration import identify
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.reposition import with_layout
@@ -249,6 +251,7 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
         with tempfile.TemporaryDirectory() as directory:
             stock.save_pretrained(directory)
             again = ri.load(directory)
+            require_fitting_headers(identify(directory))  # as `inspect` holds them to the model
             said = misread(directory, again)
         with torch.no_grad():
             return said or as_expected(again(tokens))

@@ -17,6 +17,7 @@ from repo_interp.checkpoint_files.inspected import inspect_checkpoint
 from repo_interp.checkpoint_files.stated import light_config
 from repo_interp.cli import main
 from repo_interp.errors import Note
+from repo_interp.models.checkpoints import require_fitting_headers
 from repo_interp.models.configuration import make_config
 
 TOKENS = torch.arange(3, 27)[None]
@@ -39,6 +40,7 @@ def test_the_text_part_has_the_logits_of_the_whole(family, tmp_path):
     assert float((logits(opened) - wanted).abs().max() / wanted.abs().max()) < 1e-5
     assert opened.config.model_type == whole.config.get_text_config().model_type
     stated, layout = inspect_checkpoint(str(tmp_path), make_config), ri.layout(opened)
+    require_fitting_headers(stated.checkpoint)
     assert stated.checkpoint.layout == layout
     parameters = sum(parameter.numel() for parameter in opened.parameters())
     assert abs(stated.parameters - parameters) <= 20  # scalars, which are buffers of some
