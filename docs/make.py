@@ -325,7 +325,7 @@ def tiny_run() -> dict[str, Any]:
     """
     from repo_interp.analysis.analyze import analyze
     from repo_interp.experiments import Atlas, Effects, Extrapolation, Kinds, Perturbation, Saliency
-    from repo_interp.experiments.task_scores import task_scores
+    from repo_interp.experiments.test_set_scores import task_scores
     from repo_interp.measures.measure_catalogue import measure_named, measure_names
     from repo_interp.models.decoder import as_decoder
     from repo_interp.plugins.lengths.extrapolation import output_traces

@@ -56,7 +56,7 @@ class Console(rich.console.Console):
         return super().render_str("\n".join(_visible(line) for line in text.split("\n")), **options)
 
 
-def plain(text: object) -> str:
+def on_one_line(text: object) -> str:
     """Put text of a user on one line.
 
     Args:
@@ -78,7 +78,7 @@ def bold(text: object, rest: str = "") -> Text:
     Returns:
         The text with its style.
     """
-    return Text.assemble((plain(text), "bold"), _visible(rest))
+    return Text.assemble((on_one_line(text), "bold"), _visible(rest))
 
 
 def span_of(numbers: Sequence[int]) -> str:

@@ -63,7 +63,7 @@ def cache_directory() -> Path:
 
 
 @contextmanager
-def replaced(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replace_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write a file or directory that appears at `path` whole or not at all.
 
     The path that the context gives is beside `path`. At the end it is flushed, gets the umask's
@@ -366,7 +366,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         path: The file.
         text: Its content.
     """
-    with replaced(path) as unfinished:
+    with replace_whole(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
 
 

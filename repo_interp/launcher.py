@@ -32,7 +32,7 @@ def launched() -> int:
     return size
 
 
-def beside() -> int:
+def local_count() -> int:
     """Return the number of processes of this command on this machine.
 
     Returns:

@@ -54,7 +54,7 @@ _MOST_TEXT = 1 << 30
 _HEAP = re.compile(rb"(?=GCOL\x01\0\0\0(.{8}))", re.DOTALL)
 
 
-class Content(BytesIO):
+class FileContent(BytesIO):
     """Bytes of a file for HDF5, which takes what lies behind their end for zeros, as of a file."""
 
     def readinto(self, buffer: Any) -> int:
@@ -74,7 +74,7 @@ def require_plain(content: bytes) -> None:
         InputError: It holds something that a netCDF file of numbers and texts does not need.
         Exception: HDF5 cannot read it; of damaged bytes it raises whatever it stumbles over.
     """
-    with h5py.File(Content(content), "r") as file:
+    with h5py.File(FileContent(content), "r") as file:
         if not content.startswith(_SIGNATURE):
             raise InputError("other bytes stand before its HDF5")
         _Plain(content).require(file.id)

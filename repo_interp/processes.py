@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from repo_interp.entry_points import failure_of
 from repo_interp.errors import InputError, one_line
-from repo_interp.launcher import beside, is_first, launched, number_of_launcher
+from repo_interp.launcher import is_first, launched, local_count, number_of_launcher
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -160,7 +160,7 @@ def speaks() -> bool:
         return is_first()
 
 
-def spread(
+def share_work(
     items: Sequence[Item],
     work: Callable[[Item], Result],
     progress: Callable[[int, int], None] | None = None,
@@ -282,7 +282,7 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
     Raises as `together`.
     """
     # Called for their errors: a bad number in the environment would fail inside torch.
-    beside()
+    local_count()
     number_of_launcher("LOCAL_RANK", 0, launched() - 1)
     number_of_launcher("MASTER_PORT", 1, 65_535)
     absent = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]

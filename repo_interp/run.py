@@ -25,7 +25,7 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError, one_line, quoted
-from repo_interp.files import file_to_write, path_of, replaced, sealed, unsealed
+from repo_interp.files import file_to_write, path_of, replace_whole, sealed, unsealed
 from repo_interp.positions.layouts import LEARNED
 
 TABLES = ("atlas.csv", "atlas.parquet")
@@ -242,7 +242,7 @@ def write_netcdf(
     """
     # In memory first: HDF5 writes in place, and a full disk would leave half a file.
     image = data.to_netcdf(engine=_ENGINE, encoding=encoding)
-    with replaced(path) as unfinished:
+    with replace_whole(path) as unfinished:
         unfinished.write_bytes(sealed(image))
 
 
@@ -281,7 +281,7 @@ def netcdf_of(content: bytes, file: Path) -> xr.DataTree:
             than numbers and texts.
     """
     # Imported here: h5py takes 11 MB, and an analysis in memory needs no file
-    from repo_interp.plain_hdf5 import Content, require_plain
+    from repo_interp.plain_hdf5 import FileContent, require_plain
 
     try:
         require_plain(content)
@@ -291,7 +291,7 @@ def netcdf_of(content: bytes, file: Path) -> xr.DataTree:
             warnings.simplefilter("error", RuntimeWarning)
             # Loaded, so that the file may be replaced while the run is in use; node by node, since
             # `DataTree.load` forgets a variable of its group's name
-            with xr.open_datatree(Content(content), engine=_ENGINE) as stored:
+            with xr.open_datatree(FileContent(content), engine=_ENGINE) as stored:
                 return xr.DataTree.from_dict(
                     {node.path: node.to_dataset(inherit=False).load() for node in stored.subtree}
                 )

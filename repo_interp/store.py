@@ -7,7 +7,7 @@ Batches of an analysis, points of an experiment, answers, measurements:
     DIRECTORY/KEY.json, DIRECTORY/KEY.nc          a value, by its `Form`: written whole or not at all, with a seal
 
 A value comes back as it was, to the last bit; one whose file is damaged is computed again, with a
-note. Several processes share the keys (`processes.spread`). Whether writing pays is decided by the
+note. Several processes share the keys (`processes.share_work`). Whether writing pays is decided by the
 time that has passed: a short analysis writes nothing, and one that is interrupted writes what it
 still holds. Without a directory nothing is kept. Knows nothing about the computations.
 """
@@ -26,7 +26,7 @@ from typing import Any
 
 from repo_interp import processes
 from repo_interp.errors import Note, warn
-from repo_interp.files import replaced, sealed, unsealed, write_text
+from repo_interp.files import replace_whole, sealed, unsealed, write_text
 
 _WRITING_SHARE = 0.1
 """Of the time, at most, that goes into writing where writing takes long beside computing, as with
@@ -61,7 +61,7 @@ class Form:
 
 
 def _write_point(point: dict[str, Any], file: Path) -> None:
-    with replaced(file) as unfinished:
+    with replace_whole(file) as unfinished:
         # Sealed, since a damaged digit is JSON as well
         unfinished.write_bytes(sealed(json.dumps(point).encode()))
 
@@ -251,7 +251,7 @@ class Store:
 
         # An error in any process: all write their values before it is raised.
         with self:
-            return dict(zip(missing, processes.spread(missing, compute, tell), strict=True))
+            return dict(zip(missing, processes.share_work(missing, compute, tell), strict=True))
 
     def _in_order(
         self,

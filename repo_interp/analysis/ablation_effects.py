@@ -26,7 +26,7 @@ from repo_interp.errors import InputError, NotFinitePrediction, warn
 from repo_interp.experiments.draws import distinct
 from repo_interp.experiments.experiment import standard_error
 from repo_interp.experiments.prompt_sets import scoring_of
-from repo_interp.experiments.readings import Batch
+from repo_interp.experiments.readings import AnswerBatch
 from repo_interp.intervals import half_interval
 from repo_interp.interventions.ablation import HeadMeans, ablate
 from repo_interp.interventions.replacing import head_pairs
@@ -195,7 +195,7 @@ def log_probabilities(
     read = np.empty((len(sets), len(prompts)))
     for number, prompt in enumerate(prompts):
         # The sets of heads stand side by side in a pass, so prompts come one at a time
-        batch = Batch(decoder, scoring, [prompt])
+        batch = AnswerBatch(decoder, scoring, [prompt])
         # [set, reading, prompt]: the first reading is the log-probability
         read[:, number] = np.array(
             batch.under_edits(

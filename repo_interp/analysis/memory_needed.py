@@ -57,7 +57,7 @@ def require_memory_for_run(
     # Loading may have taken more than the analysis will.
     # Drawing begins when activations are gone, so of the two the larger one counts
     needed = max(_peak(), _held() + max(running, statistics + _DRAWING_BYTES))
-    require_memory(needed * processes.beside(), "this analysis")
+    require_memory(needed * processes.local_count(), "this analysis")
 
 
 def _held() -> float:

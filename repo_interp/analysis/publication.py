@@ -36,7 +36,7 @@ from repo_interp.files import (
     claim,
     is_left_behind,
     remove,
-    replaced,
+    replace_whole,
     require_writable,
     write_text,
 )
@@ -148,7 +148,7 @@ class Results:
         """
         tables, notes = self._tables(run)
         try:
-            with replaced(self.page) as page, replaced(self.figures) as figures:
+            with replace_whole(self.page) as page, replace_whole(self.figures) as figures:
                 failures = tuple(draw(run, page, figures))
         except OSError as error:
             failures = (f"figures and page cannot be written ({error.strerror or error})",)
@@ -196,7 +196,7 @@ def write_table(table: Any, directory: Path) -> tuple[list[Path], list[str]]:
     write_text(file, table.to_csv(index=False, lineterminator="\n"))
     # pyarrow is optional; the CSV is enough without it.
     try:
-        with replaced(parquet) as unfinished:
+        with replace_whole(parquet) as unfinished:
             table.to_parquet(unfinished, index=False, engine="pyarrow")
     except ImportError:
         return [file], [NO_PARQUET]

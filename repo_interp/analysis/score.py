@@ -26,7 +26,7 @@ from repo_interp.analysis.notes import run_notes
 from repo_interp.analysis.trained_task import puts_into_any_tokens, task_of
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import answer_scores
-from repo_interp.experiments.task_scores import Cost, sets_named, task_scores
+from repo_interp.experiments.test_set_scores import Cost, sets_named, task_scores
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.provenance import identity

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from repo_interp.checkpoint_files.fetched import PACKAGED, fetched_directory
-from repo_interp.checkpoint_files.readers import converted, reader_of
+from repo_interp.checkpoint_files.readers import converted, reader_for
 from repo_interp.errors import InputError, as_input_errors, nearest, one_line
 from repo_interp.files import path_of, regular
 from repo_interp.records import require_no_code
@@ -96,7 +96,7 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
         raise InputError(
             f"{text[:80]!r} names no checkpoint directory: {one_line(error)}"
         ) from None
-    if reader_of(directory) is not None:
+    if reader_for(directory) is not None:
         return converted(directory)
     if exists:
         raise InputError(

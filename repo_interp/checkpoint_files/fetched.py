@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repo_interp.checkpoint_files.readers import version_of, write_converted
-from repo_interp.checkpoint_files.stored import is_whole
+from repo_interp.checkpoint_files.stored import is_complete
 from repo_interp.errors import InputError
 from repo_interp.files import cache_directory
 from repo_interp.records import require_no_code
@@ -111,7 +111,7 @@ def fetched_directory(name: str) -> Path | None:
             f"{name} has not been fetched yet by this version; fetch it once with: "
             f"repo-interp fetch {name}"
         )
-    if not is_whole(directory):
+    if not is_complete(directory):
         raise InputError(
             f"{directory}, where {name} was fetched to, has lost files; fetch it again with: "
             f"repo-interp fetch {name}"
@@ -137,7 +137,7 @@ def fetch(name: str) -> Path:
         )
     directory, packaged = _directory(name), PACKAGED[name]
     # Files may have been changed since they were fetched, so they are checked as others are.
-    if is_whole(directory):
+    if is_complete(directory):
         require_no_code(directory)
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)

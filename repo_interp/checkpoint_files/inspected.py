@@ -14,7 +14,7 @@ from pathlib import Path
 
 from repo_interp.checkpoint_files.architectures import native_layout, require_family
 from repo_interp.checkpoint_files.fetched import PACKAGED
-from repo_interp.checkpoint_files.readers import reader_of
+from repo_interp.checkpoint_files.readers import reader_for
 from repo_interp.checkpoint_files.stated import (
     HUGGING_FACE,
     Checkpoint,
@@ -246,7 +246,7 @@ def inspect_checkpoint(path: str, configure: Configure) -> Inspection:
     Raises:
         InputError: It cannot be read.
     """
-    if (reader := reader_of(path)) is not None:
+    if (reader := reader_for(path)) is not None:
         # A file is described as it would be converted.
         file, outline = Path(path), reader.outline(Path(path))
         config = light_config(outline.keys, path)

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from repo_interp.checkpoint_files.stored import is_whole
+from repo_interp.checkpoint_files.stored import is_complete
 from repo_interp.entry_points import READERS, find, names
 from repo_interp.errors import InputError, one_line
-from repo_interp.files import cache_directory, digest_of, remove, replaced
+from repo_interp.files import cache_directory, digest_of, remove, replace_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +104,7 @@ class Reader(Protocol):
         ...
 
 
-def reader_of(path: str | os.PathLike[str]) -> Reader | None:
+def reader_for(path: str | os.PathLike[str]) -> Reader | None:
     """Find the reader of a file by its ending, and import it.
 
     Args:
@@ -145,7 +145,7 @@ def converted(file: Path) -> Path:
     ending = file.suffix.lower().removeprefix(".")
     # By content and not by name: a file at the same place may have been replaced.
     directory = cache_directory() / ending / f"{digest_of(file)}-{version_of(ending)}"
-    if not is_whole(directory):
+    if not is_complete(directory):
         write_converted(file, directory)
     return directory
 
@@ -163,20 +163,20 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
     Raises:
         InputError: As `converted`.
     """
-    reader = reader_of(file)
+    reader = reader_for(file)
     assert reader is not None
     contents = reader.read(file)
     tokenizer, weights = contents.tokenizer(), contents.weights()
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(directory) as unfinished:
+        with replace_whole(directory) as unfinished:
             unfinished.mkdir()
             _write(contents, weights, unfinished)
             tokenizer.save_pretrained(unfinished)
             for text in texts:
                 shutil.copy(text, unfinished)
             # Another process may be reading what it wrote meanwhile.
-            if is_whole(directory):
+            if is_complete(directory):
                 remove(unfinished)
     except Exception as error:
         # safetensors and tokenizers raise other errors for a full disk

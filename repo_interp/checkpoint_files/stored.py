@@ -214,7 +214,7 @@ def _digest_of_files(files: tuple[tuple[Path, int, int], ...]) -> str:
     return digest_of(*(file for file, _, _ in files))
 
 
-def is_whole(directory: Path) -> bool:
+def is_complete(directory: Path) -> bool:
     """Tell whether a converted checkpoint still has its configuration and weights.
 
     Args:

@@ -191,7 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
         InputError: A name, a path or a value is refused.
     """
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
-    from repo_interp.console import Console, plain
+    from repo_interp.console import Console, on_one_line
 
     console, name = Console(), arguments.checkpoint or DEFAULT
     # Before the imports below, which take seconds
@@ -232,7 +232,7 @@ def run(arguments: argparse.Namespace) -> int:
     if results.has_batches:
         # Batches stay where a measure stopped, and the work can go on from them.
         console.print(
-            f"finished batches are kept; go on by --resume --out {plain(results.directory)}",
+            f"finished batches are kept; go on by --resume --out {on_one_line(results.directory)}",
             style="yellow",
         )
     # 1 also where a measure stopped: the other numbers are there.
@@ -505,7 +505,7 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any
     from repo_interp.models.decoder import as_decoder
     from repo_interp.tasks.prompt.jsonl import read_prompts
     from repo_interp.tasks.prompt.text import prompt_from_text
-    from repo_interp.tasks.short_text import first_tokens
+    from repo_interp.tasks.short_text import truncate
 
     if arguments.text is not None:
         source, prompts = "--text", [prompt_from_text(arguments.text, {}, bridge.tokenizer)]
@@ -531,7 +531,7 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any
             f"the text has {len(prompts[0].tokens):,} tokens; its first {longest:,}, the "
             "training length, are analysed"
         )
-        prompts = [first_tokens(prompts[0], longest)]
+        prompts = [truncate(prompts[0], longest)]
     return prompts, None, source
 
 

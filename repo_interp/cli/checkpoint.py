@@ -41,12 +41,12 @@ def find_readable(name: str) -> str:
         InputError: There is no checkpoint.
     """
     from repo_interp.checkpoint_files.directories import directory_of
-    from repo_interp.checkpoint_files.readers import reader_of
+    from repo_interp.checkpoint_files.readers import reader_for
     from repo_interp.checkpoint_files.stated import stated
 
     path = find(name)
     # Without conversion, which would write all weights
-    if (reader := reader_of(path)) is not None:
+    if (reader := reader_for(path)) is not None:
         reader.outline(Path(path))
     else:
         stated(directory_of(path, {}))

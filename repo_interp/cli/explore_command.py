@@ -186,7 +186,7 @@ def _explored(arguments: argparse.Namespace, given: _Given) -> tuple[Any, str]:
     run.
     """
     from repo_interp.cli.threads import use_threads
-    from repo_interp.explorer.messages import Explored, over_the_same_texts, prompts_of
+    from repo_interp.explorer.messages import Explored, over_the_same_texts, prompts_in
     from repo_interp.models.decoder import as_decoder
     from repo_interp.models.load import open_model
     from repo_interp.tasks.prompt.jsonl import read_prompts
@@ -216,7 +216,7 @@ def _explored(arguments: argparse.Namespace, given: _Given) -> tuple[Any, str]:
         prompts, source = (
             _default_prompts(decoder, path)
             if measured is None
-            else (prompts_of(measured), "the run")
+            else (prompts_in(measured), "the run")
         )
     explored = Explored(bridge, prompts, named, measured)
     if arguments.against is None:

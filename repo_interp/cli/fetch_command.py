@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         0.
     """
     from repo_interp.checkpoint_files.fetched import PACKAGED, fetch
-    from repo_interp.console import Console, bold, plain
+    from repo_interp.console import Console, bold, on_one_line
     from repo_interp.tasks.pinned import PINNED, TEXTS, fetch_texts, packages
 
     console = Console()
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     use = (
         f"read it: {', '.join(names)}"
         if names
-        else f"look into it: repo-interp inspect {plain(arguments.name)}"
+        else f"look into it: repo-interp inspect {on_one_line(arguments.name)}"
     )
     console.print(use)
     return 0

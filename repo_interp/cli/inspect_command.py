@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from repo_interp.checkpoint_files.architectures import key_value_heads, training_length
     from repo_interp.checkpoint_files.inspected import inspect_checkpoint
-    from repo_interp.console import Console, bold, plain, span_of
+    from repo_interp.console import Console, bold, on_one_line, span_of
     from repo_interp.positions.layouts import NO_ATTENTION, format_layout, meaning
 
     found = inspect_checkpoint(find(arguments.checkpoint), configure)
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if checkpoint.base is not None:
         console.print(
-            f"an adapter on top of {plain(checkpoint.base.name)}, whose weights stay as they are"
+            f"an adapter on top of {on_one_line(checkpoint.base.name)}, whose weights stay as they are"
         )
     table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
     for column in ("layers", "scheme", "positions", "f_phi width", "parameters", "window"):

@@ -114,7 +114,7 @@ class Command:
         if not self.resume:
             return None
         from repo_interp.analysis.publication import claim_results, stage
-        from repo_interp.console import plain
+        from repo_interp.console import on_one_line
         from repo_interp.plots.pages.report import write_report
         from repo_interp.run import read_run
 
@@ -130,7 +130,7 @@ class Command:
         run = read_run(out)
         self._require_same(run)
         if reached == "finished":
-            console.print(f"{plain(out)} is finished: {_summary(run)}")
+            console.print(f"{on_one_line(out)} is finished: {_summary(run)}")
             return 0
         # The other processes have returned, so nothing may wait for them.
         with processes.alone(), claim_results(out, out.name, overwrite=True) as results:
@@ -288,17 +288,19 @@ def print_results(console: Console, results: Results, published: Published) -> i
     Returns:
         The exit code: 1 after a failure, else 0.
     """
-    from repo_interp.console import bold, plain
+    from repo_interp.console import bold, on_one_line
 
     if results.page in published.files:
         console.print(bold(results.page, "  the page to look at"))
     figures = f"{published.figures} figure{'' if published.figures == 1 else 's'}"
     if not published.figures:
         figures += " (the page draws all of this run; --formats png writes them)"
-    console.print(f"{plain(results.data_file)}  the numbers; {plain(results.figures)}  {figures}")
+    console.print(
+        f"{on_one_line(results.data_file)}  the numbers; {on_one_line(results.figures)}  {figures}"
+    )
     if published.tables:
         console.print(
-            f"{', '.join(plain(file) for file in published.tables)}  the atlas of heads as a table"
+            f"{', '.join(on_one_line(file) for file in published.tables)}  the atlas of heads as a table"
         )
     for line in (*published.notes, *(f"not drawn: {failure}" for failure in published.failures)):
         console.print(line, style="yellow")

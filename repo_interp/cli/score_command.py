@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from repo_interp.console import Console
-    from repo_interp.experiments.task_scores import Cost
+    from repo_interp.experiments.test_set_scores import Cost
     from repo_interp.progress import Step
     from repo_interp.tasks import Task
 

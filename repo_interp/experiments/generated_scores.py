@@ -20,7 +20,7 @@ import xarray as xr
 from jaxtyping import Float
 from transformers import PreTrainedTokenizerBase
 
-from repo_interp.experiments.task_scores import Cost, cost_of, labelled_scores, score_map
+from repo_interp.experiments.test_set_scores import Cost, cost_of, labelled_scores, score_map
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described
 from repo_interp.models.decoder import Decoder

@@ -91,13 +91,13 @@ class Grid:
                     for place in range(len(labels))
                 ]
             # [point, inner ...], where prompts of different lengths leave NaN at the end
-            whole = padded(arrays, np.nan)
+            whole = stack_padded(arrays, np.nan)
             shape = (*map(len, self.axes.values()), *whole.shape[1:])
             values[name] = (*self.axes, *self.inner.get(name, ())), whole.reshape(shape)
         return xr.Dataset(values, {axis: list(known) for axis, known in self.axes.items()})
 
 
-def padded(
+def stack_padded(
     rows: Sequence[Any], fill: Any, dtype: Any = np.float64
 ) -> Shaped[np.ndarray, "row ..."]:
     """Stack rows that may differ in shape, with `fill` after the end of shorter ones.

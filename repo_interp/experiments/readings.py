@@ -33,7 +33,7 @@ from repo_interp.experiments.responses import (
     MOST_LOGITS,
     Question,
     logits_at,
-    padded,
+    pad_prompts,
     parts,
     target_logits,
     tiled,
@@ -70,10 +70,10 @@ class Measurement:
 
     # Cached on the instance, which a frozen dataclass allows: the property writes to __dict__.
     @cached_property
-    def _batch(self) -> Callable[[tuple[int, ...]], Batch]:
+    def _batch(self) -> Callable[[tuple[int, ...]], AnswerBatch]:
         """The last batch is kept: its undisturbed pass serves all points of the batch."""
         return lru_cache(1)(
-            lambda numbers: Batch(
+            lambda numbers: AnswerBatch(
                 self.decoder, self.scoring, [self.prompts[number] for number in numbers]
             )
         )
@@ -130,12 +130,12 @@ class Measurement:
         return [readings.tolist() for readings in edited]
 
 
-class Batch:
+class AnswerBatch:
     """Prompts side by side: their questions, and how an answer is read."""
 
     def __init__(self, decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
         self.decoder, self.scoring, self.prompts = decoder, scoring, prompts
-        self.question: Question = to_question(padded(prompts, scoring), decoder.device)
+        self.question: Question = to_question(pad_prompts(prompts, scoring), decoder.device)
         # [prompt, token_id]: candidates that the answer's logit is compared with.
         self.others = torch.zeros(
             len(prompts),

@@ -154,7 +154,9 @@ def forced_responses(
     decoder = as_decoder(model)
     cut, responses = batches_by_length(decoder, prompts, batch_size), []
     for chosen in cut:
-        question = to_question(padded([prompts[number] for number in chosen], task), decoder.device)
+        question = to_question(
+            pad_prompts([prompts[number] for number in chosen], task), decoder.device
+        )
         with (
             # Dropout and autocast off; padding is stated, since no attention mask is given.
             at_rest(decoder),
@@ -276,7 +278,7 @@ def prompts_of(task: Task, batch: Batch) -> list[Prompt]:
     return [task.describe(row[:end].tolist()) for row, end in zip(batch.tokens, ends, strict=True)]
 
 
-def padded(prompts: Sequence[Prompt], task: Scoring) -> Batch:
+def pad_prompts(prompts: Sequence[Prompt], task: Scoring) -> Batch:
     """Pad prompts on the right.
 
     Args:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from repo_interp.explorer.edits import Edit
 from repo_interp.explorer.session import Session
+from repo_interp.explorer.session_edits import Edit
 
 if TYPE_CHECKING:
     from repo_interp.explorer.widget import ExplorerWidget

@@ -31,7 +31,9 @@ from torch import nn
 from repo_interp.analysis.coercion import indexed_prompts, require_known_tokens
 from repo_interp.analysis.memory_needed import require_memory_for_pass
 from repo_interp.errors import InputError
-from repo_interp.explorer.edits import (
+from repo_interp.explorer.passes import Passes
+from repo_interp.explorer.session import LOOKS, NEXT, Session
+from repo_interp.explorer.session_edits import (
     POSITIONS,
     Edit,
     Index,
@@ -39,8 +41,6 @@ from repo_interp.explorer.edits import (
     parameter_of,
     rotating_pairs,
 )
-from repo_interp.explorer.passes import Passes
-from repo_interp.explorer.session import LOOKS, NEXT, Session
 from repo_interp.explorer.steps import Steps
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.arrays import ranked_heads
@@ -474,7 +474,7 @@ def message(value: Any) -> Asked:
     return validate(value, Asked, "the request")
 
 
-def prompts_of(run: xr.DataTree) -> list[Prompt]:
+def prompts_in(run: xr.DataTree) -> list[Prompt]:
     """Read the prompts that a run describes.
 
     Args:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from repo_interp.analysis.ablation_effects import head_means
 from repo_interp.analysis.batches import make_batches
 from repo_interp.errors import NotFinite
-from repo_interp.explorer.edits import MEANS, Edit
+from repo_interp.explorer.session_edits import MEANS, Edit
 from repo_interp.inputs import AttentionInputs
 from repo_interp.interventions.ablation import HeadMeans, PairMeans, query_key_means
 from repo_interp.measures.attention_mass import AttentionMass

@@ -33,10 +33,10 @@ from repo_interp.analysis.coercion import indexed_prompts, tokens
 from repo_interp.entry_points import SUGGESTIONS, find, names
 from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.experiments.prompt_sets import scoring_of
-from repo_interp.experiments.readings import Batch
+from repo_interp.experiments.readings import AnswerBatch
 from repo_interp.experiments.responses import logits_at
-from repo_interp.explorer.edits import MEANS, Edit, listed
 from repo_interp.explorer.passes import Pass, Passes
+from repo_interp.explorer.session_edits import MEANS, Edit, listed
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.heads import WHOLE_PATTERN
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
@@ -542,7 +542,7 @@ class Session:
         """Log-probability, logit difference and score of the answer."""
 
         def compute() -> np.ndarray:
-            batch = Batch(self.decoder, self.scoring, [self.prompt])
+            batch = AnswerBatch(self.decoder, self.scoring, [self.prompt])
             logits = logits_at(self.decoder, passed.recording.last_hidden, batch.question)
             return batch.readings(logits)[:, 0]
 

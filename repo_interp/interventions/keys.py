@@ -29,7 +29,7 @@ from repo_interp.models.attention import RepositionedAttention, require_one_posi
 from repo_interp.models.cached import positions_of_keys
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import called_at, intervention
-from repo_interp.models.tables import change_index, table_of
+from repo_interp.models.tables import change_index, position_table
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
 
@@ -116,7 +116,9 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
                     attention.position_logits.register_forward_pre_hook(_shift_index(shift)).remove
                 )
             if attention.scheme == "learned" and attention.layer_idx == 0:
-                undo.callback(change_index(table_of(decoder.stack), _shifted_by(shift)).remove)
+                undo.callback(
+                    change_index(position_table(decoder.stack), _shifted_by(shift)).remove
+                )
         yield
 
 

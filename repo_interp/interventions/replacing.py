@@ -37,7 +37,7 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import intervention
 from repo_interp.models.padding import valid_tokens
 from repo_interp.models.precision import float32_by_default
-from repo_interp.models.tables import change_index, table_of
+from repo_interp.models.tables import change_index, position_table
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 
@@ -130,7 +130,7 @@ def replaced(
     named = _Named(None if tokens is None else token_table(tokens), prompts)
     decoder = as_decoder(model)
     # Learned absolute positions are one table for the whole model, at its input
-    learned = None if decoder.positioned else table_of(decoder.stack)
+    learned = None if decoder.positioned else position_table(decoder.stack)
     chosen: dict[int, frozenset[int]] = {}
     if learned is None or heads is not None or layer is not None:
         if heads is None and layer is None and not decoder.positioned:

@@ -18,7 +18,7 @@ from repo_interp.checkpoint_files.fields import Base
 from repo_interp.checkpoint_files.stated import OURS
 from repo_interp.checkpoint_files.stored import ADAPTER
 from repo_interp.errors import InputError
-from repo_interp.files import replaced, write_text
+from repo_interp.files import replace_whole, write_text
 from repo_interp.models.adapters import CONFIGURATION, POSITIONED, PREFIX
 from repo_interp.models.configuration import written_configuration
 from repo_interp.models.decoder import as_decoder
@@ -135,7 +135,7 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
         PREFIX + name: value.detach().to("cpu", STORED).contiguous()
         for name, value in trained.items()
     }
-    with replaced(directory / ADAPTER) as unfinished:
+    with replace_whole(directory / ADAPTER) as unfinished:
         save_file(values, unfinished, metadata={"format": "pt"})
     write_text(
         directory / CONFIGURATION,

@@ -42,7 +42,7 @@ from repo_interp.models.cached import (
     positions_of_keys,
 )
 from repo_interp.models.identity_tables import first_table, identity_tables
-from repo_interp.models.layer_pass import Content, HookSites, LogitsOfRows, Pass
+from repo_interp.models.layer_pass import Content, HookSites, LayerPass, LogitsOfRows
 from repo_interp.models.masks import apply_mask, call_mask, chunk_of, visible, window_of
 from repo_interp.models.recomputed import require_same_interventions
 from repo_interp.models.rotation import SHARED, TABLES, Rotation, of_chosen
@@ -153,7 +153,7 @@ class RepositionedAttention:
         """Contexts under way that change this layer (`lasting`)."""
         self.history: list[tuple[int, tuple[object, ...]]] = []
         """Those of earlier passes (`recomputed`)."""
-        self.current_pass: Pass | None = None
+        self.current_pass: LayerPass | None = None
         self._parameters = list(inspect.signature(type(stock).forward).parameters)[1:]
         # Attention modules ask their configuration which function attends; the model's stays
         # the user's.
@@ -227,7 +227,7 @@ class RepositionedAttention:
         )
 
     @property
-    def active_pass(self) -> Pass:
+    def active_pass(self) -> LayerPass:
         """The pass under way."""
         assert self.current_pass is not None
         return self.current_pass
@@ -263,7 +263,7 @@ class RepositionedAttention:
             # Moved here, not in `rotate`: the last measured layer ends before it rotates.
             self.frequencies = shared_copy(frequencies, hidden_states.device)
         mask = given.get("attention_mask")
-        self.current_pass = Pass(
+        self.current_pass = LayerPass(
             hidden_states,
             mask if isinstance(mask, Tensor) else None,
             index,

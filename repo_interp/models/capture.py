@@ -31,7 +31,7 @@ from repo_interp.models.layer_probe import differs_by_pair, logits_by_content
 from repo_interp.models.masks import visible
 from repo_interp.models.padding import known_padding
 from repo_interp.models.precision import overflow_remedy
-from repo_interp.models.tables import positions_in, table_of
+from repo_interp.models.tables import position_table, positions_in
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import exact
 
@@ -137,7 +137,7 @@ def _require_taken(decoder: Decoder, position_ids: Tensor) -> None:
         raise InputError(
             f"{type(stack).__name__} takes no position ids; leave them out of the prompts"
         )
-    table = table_of(stack)
+    table = position_table(stack)
     if table is not None and int(position_ids.max()) >= positions_in(table):
         raise InputError(
             f"a prompt has position id {int(position_ids.max())}; the table of the model has "

@@ -32,7 +32,7 @@ from transformers.initialization import no_init_weights
 
 from repo_interp.checkpoint_files.architectures import native_layout
 from repo_interp.checkpoint_files.fields import DTYPES, SpecialTokens
-from repo_interp.checkpoint_files.readers import reader_of
+from repo_interp.checkpoint_files.readers import reader_for
 from repo_interp.checkpoint_files.stated import (
     HUGGING_FACE,
     OURS,
@@ -61,8 +61,8 @@ from repo_interp.models.configuration import (
     identify,
     make_config,
     own_layout_of,
-    plain,
     scaled_configuration,
+    stock_config,
 )
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.dispatch import (
@@ -90,7 +90,7 @@ class LoadOptions(TypedDict, total=False):
     positions_dtype: str | None
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint without its weights; a file such as GGUF is not converted.
 
     Args:
@@ -99,7 +99,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Returns:
         Configuration and layout of the checkpoint.
     """
-    reader = reader_of(path)
+    reader = reader_for(path)
     if reader is None:
         return identify(path)
     # Conversion would write all weights.
@@ -388,7 +388,7 @@ class RepositionedForCausalLM:
         several = device_map if device_map == "auto" or isinstance(device_map, Mapping) else None
         stored = identify(path, **{name: value for name, value in hub.items() if value is not None})
         checkpoint = Checkpoint(
-            stored.directory, OURS, plain(config), *own_layout_of(config), stored.base
+            stored.directory, OURS, stock_config(config), *own_layout_of(config), stored.base
         )
         wanted = config.dtype if dtype in (None, "auto") else dtype
         name = "float32" if wanted is None else str(wanted).removeprefix("torch.")
@@ -400,7 +400,7 @@ class RepositionedForCausalLM:
 
     @classmethod
     def _from_config(cls, config: PretrainedConfig, **options: Any) -> PreTrainedModel:
-        model = AutoModelForCausalLM.from_config(plain(config), **options)
+        model = AutoModelForCausalLM.from_config(stock_config(config), **options)
         schemes, choices = own_layout_of(config)
         return with_layout(model, ",".join(schemes), **choices)
 

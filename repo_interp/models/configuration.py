@@ -165,7 +165,7 @@ def written_configuration(decoder: Any) -> dict[str, Any]:
     return PretrainedConfig._encode_special_floats(config)
 
 
-def plain(config: PretrainedConfig) -> PretrainedConfig:
+def stock_config(config: PretrainedConfig) -> PretrainedConfig:
     """Copy a configuration as the stock decoder's, without a layout.
 
     Args:

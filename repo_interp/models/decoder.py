@@ -24,7 +24,7 @@ from repo_interp.errors import InputError, quoted
 from repo_interp.models.attention import RepositionedAttention, scheme_of
 from repo_interp.models.offloading import device_of
 from repo_interp.models.rotation import depends_on_length, rotaries
-from repo_interp.models.tables import TABLE, positions_in, table_of
+from repo_interp.models.tables import TABLE, position_table, positions_in
 from repo_interp.models.wrapped import model_of, unwrapped
 from repo_interp.positions.layouts import NO_ATTENTION
 from repo_interp.side_by_side import BatchSize, SideBySide, limit
@@ -180,7 +180,7 @@ class Decoder:
     @property
     def longest_prompt(self) -> int | None:
         """Tokens of the longest prompt: the length of a learned table; None where there is none."""
-        table = table_of(self.stack)
+        table = position_table(self.stack)
         return None if table is None else positions_in(table)
 
     @property

@@ -165,7 +165,7 @@ class HookSites:
 
 
 @dataclass
-class Pass:
+class LayerPass:
     """Tensors of one call of the module, from the hook before it to the hook after it."""
 
     hidden_states: Float[Tensor, "batch token d_model"]

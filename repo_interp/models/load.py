@@ -24,7 +24,7 @@ from repo_interp.collection import collection_paused
 from repo_interp.errors import InputError, warn
 from repo_interp.models.changes import remember_computation
 from repo_interp.models.checkpoints import LoadOptions, load_model, load_tokenizer
-from repo_interp.models.configuration import identify, own_layout_of, plain
+from repo_interp.models.configuration import identify, own_layout_of, stock_config
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.outputs import parity_errors
 from repo_interp.models.provenance import Origin, origin, remember_origin
@@ -220,7 +220,7 @@ def fresh_twin(decoder: Decoder, seed: int = 0) -> PreTrainedModel:
         The twin, in evaluation mode.
     """
     config = decoder.owner.config
-    twin = fresh_model(plain(config), decoder.schemes, own_layout_of(config)[1], seed)
+    twin = fresh_model(stock_config(config), decoder.schemes, own_layout_of(config)[1], seed)
     return twin.to(decoder.device).eval()  # pyright: ignore[reportArgumentType]
 
 

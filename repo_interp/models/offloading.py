@@ -46,7 +46,7 @@ def device_of(model: nn.Module) -> torch.device:
     return next((torch.device(hook.execution_device) for hook in hooks), device)
 
 
-def value_of(model: nn.Module, name: str, parameter: Tensor) -> Tensor:
+def parameter_value(model: nn.Module, name: str, parameter: Tensor) -> Tensor:
     """Return the value of a parameter, wherever it rests.
 
     Args:

@@ -54,7 +54,7 @@ def _present(device: torch.device) -> float:
     """
     if device.type == "cuda":
         return free_memory(device)
-    return machine_memory() / processes.beside()
+    return machine_memory() / processes.local_count()
 
 
 def bytes_per_token(decoder: Decoder) -> int:

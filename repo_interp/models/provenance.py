@@ -21,7 +21,7 @@ from repo_interp.errors import InputError
 from repo_interp.files import cache_directory, write_text
 from repo_interp.models.changes import changes, fingerprints, remember_weights
 from repo_interp.models.decoder import Decoder, Origin
-from repo_interp.models.offloading import value_of
+from repo_interp.models.offloading import parameter_value
 from repo_interp.models.rescaling import acting_scaling
 from repo_interp.shipped import training_record
 
@@ -162,7 +162,7 @@ def weights_digest(decoder: Decoder) -> str:
             if parameter.is_meta and name in twice:
                 continue
             digest.update(name.encode())
-            value = value_of(decoder.module, name, parameter).detach().cpu().contiguous()
+            value = parameter_value(decoder.module, name, parameter).detach().cpu().contiguous()
             digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
         decoder.hashed = state, digest.hexdigest()
     return decoder.hashed[1]

@@ -19,9 +19,9 @@ from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.checkpoint_files.stored import file_key
 from repo_interp.checkpoint_files.weights import tied_parameters
 from repo_interp.errors import InputError, quoted
-from repo_interp.files import is_left_behind, path_of, replaced, require_directory, write_text
+from repo_interp.files import is_left_behind, path_of, replace_whole, require_directory, write_text
 from repo_interp.models.checkpoints import empty_model
-from repo_interp.models.configuration import own_layout_of, plain, written_configuration
+from repo_interp.models.configuration import own_layout_of, stock_config, written_configuration
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import require_weights
 from repo_interp.models.offloading import is_offloaded
@@ -76,9 +76,9 @@ def save(
     require_weights(decoder)
     place = _replaceable_directory(directory)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(place) as unfinished:
+    with replace_whole(place) as unfinished:
         unfinished.mkdir()
-        with replaced(unfinished / "model.safetensors") as weights:
+        with replace_whole(unfinished / "model.safetensors") as weights:
             save_file(stored := _weights_to_save(owner), weights, metadata={"format": "pt"})
         configuration, tied = written_configuration(owner), set(tied_parameters(owner))
         if tied and tied <= stored.keys():  # they differ, whatever the configuration says
@@ -146,7 +146,7 @@ def _weights_to_save(decoder: PreTrainedModel) -> dict[str, Tensor]:
     if any(_BRIDGED in name for name in state):
         config = decoder.config
         names = (
-            empty_model(plain(config), layout(decoder), own_layout_of(config)[1])
+            empty_model(stock_config(config), layout(decoder), own_layout_of(config)[1])
             .state_dict()
             .keys()
         )

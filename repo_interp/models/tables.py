@@ -45,7 +45,7 @@ def stock_table(decoder: Any) -> nn.Embedding | None:
     return None
 
 
-def table_of(decoder: Any) -> Any:
+def position_table(decoder: Any) -> Any:
     """Find a decoder's table of learned positions, ours or the stock one.
 
     Args:

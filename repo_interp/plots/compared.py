@@ -30,11 +30,11 @@ from repo_interp.plots.marks import (
     cells,
     charts_of,
     counted,
+    evenly_spaced,
     learned_schemes,
     number,
     ordered_spans,
     runs_of,
-    spread,
     unit_label,
 )
 from repo_interp.plots.style import scheme_name
@@ -47,7 +47,7 @@ NAMES = 24
 """Names of an axis that get rows; a longer axis is averaged."""
 
 
-def beside(group: str, view_of: Callable[[str], View | None]) -> View:
+def view_of_runs(group: str, view_of: Callable[[str], View | None]) -> View:
     """Make a view of one group of several runs.
 
     Args:
@@ -144,7 +144,7 @@ def _findings(
 def _table(tree: xr.DataTree, group: str, title: str, view: View) -> Table:
     """The variables of a group as rows, runs as columns."""
     dataset, runs = tree[group].to_dataset(), runs_of(tree)
-    shown, pair = spread(runs.names, MOST), len(runs.names) == 2
+    shown, pair = evenly_spaced(runs.names, MOST), len(runs.names) == 2
     # Of scores the prompts may agree in some test sets only: [] or [test_set].
     paired = (
         same_prompts(dataset, tree.attrs.get("same_prompts") == "yes")

@@ -28,7 +28,7 @@ from repo_interp.entry_points import OWN, VIEWS, called, find, given_by, names
 from repo_interp.errors import InputError
 from repo_interp.failures import until_failure
 from repo_interp.files import path_of, require_directory
-from repo_interp.plots.compared import beside
+from repo_interp.plots.compared import view_of_runs
 from repo_interp.plots.lacking import reading
 from repo_interp.plots.marks import (
     Chart,
@@ -36,14 +36,14 @@ from repo_interp.plots.marks import (
     Drawing,
     Heads,
     Table,
-    alone,
     cells,
     charts_of,
+    evenly_spaced,
     has_runs,
     over_prompts,
     ranked_heads,
-    spread,
     unit_label,
+    with_run_axis,
 )
 from repo_interp.plots.style import FORMATS, rendered, write_pictures
 from repo_interp.plots.view import View
@@ -134,7 +134,7 @@ def views_of(run: xr.DataTree) -> list[View]:
         _require_numbers(run[group].to_dataset(), group)
     if has_runs(run):
         return [
-            beside(group, view_of)
+            view_of_runs(group, view_of)
             # `index` finds the first place: known groups in the order of the page, others as in the
             # run.
             for group in sorted(run.children, key=[*known, *run.children].index)
@@ -179,7 +179,7 @@ def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
         is_long = any(array.sizes[axis] > MOST_MAPS for axis in {*array.dims} - {*_HEAD_AXES})
         mapped = name in {one.values.name for one in maps} and not is_long
         if {*array.dims} - {"prompt"} and not mapped:
-            yield from charts_of(re.sub(r"\W+", "_", f"{group}_{name}"), *alone(run, array))
+            yield from charts_of(re.sub(r"\W+", "_", f"{group}_{name}"), *with_run_axis(run, array))
 
 
 def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
@@ -215,7 +215,7 @@ def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
 
 def _shown(array: xr.DataArray, axis: Hashable) -> list[tuple[int, Any]]:
     """Places and labels of an axis that get maps: all, or the ends and evenly spread ones."""
-    places = spread(range(array.sizes[axis]), MOST_MAPS)
+    places = evenly_spaced(range(array.sizes[axis]), MOST_MAPS)
     return [(place, array[axis].values[place]) for place in places]
 
 
@@ -255,7 +255,7 @@ def _head_table(run: xr.DataTree, group: str) -> list[Table]:
     return [Table(group, words, columns, rows, note)]
 
 
-class Drawn(NamedTuple):
+class DrawnFigures(NamedTuple):
     """One figure: the view that gives it, its chart, and the figure."""
 
     view: View
@@ -286,7 +286,7 @@ class Drawn(NamedTuple):
         )
 
 
-def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[Drawn]:
+def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[DrawnFigures]:
     """Draw all figures of one run or several, one after the other.
 
     Args:
@@ -309,7 +309,7 @@ def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[
         )
 
 
-def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[Drawn]:
+def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[DrawnFigures]:
     with reading(run, view.group):
         for chart in chain(view.drawings(run), _given(view, run)):
             # The name becomes a file: a second one would be overwritten, a path would leave the
@@ -320,7 +320,7 @@ def _drawn(view: View, run: xr.DataTree, taken: set[str]) -> Iterator[Drawn]:
                     "plain name that no other figure has"
                 )
             taken.add(chart.name)
-            yield Drawn(view, chart, chart.figure())
+            yield DrawnFigures(view, chart, chart.figure())
 
 
 def _given(view: View, run: xr.DataTree) -> Iterator[CustomFigure]:

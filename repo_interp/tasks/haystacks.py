@@ -68,7 +68,7 @@ class Needle:
 
 
 @dataclass(frozen=True)
-class Question:
+class NeedleQuestion:
     """Needles in the order in which they are placed, and keys in the order of the question."""
 
     key_type: str
@@ -129,7 +129,7 @@ def joined(names: Sequence[str]) -> str:
 
 def draw_question(
     rng: random.Random, key_type: str, value_type: str, keys: int, values: int, queries: int
-) -> Question:
+) -> NeedleQuestion:
     """Draw keys with values, and the keys that are asked for.
 
     Args:
@@ -160,7 +160,7 @@ def draw_question(
         Needle(value_type, key, value, next(numbers) if key in asked else None)
         for key, value in pairs
     )
-    return Question(key_type, value_type, needles, tuple(asked))
+    return NeedleQuestion(key_type, value_type, needles, tuple(asked))
 
 
 def _draw(rng: random.Random, kind: str, taken: Collection[str]) -> str:
@@ -177,7 +177,7 @@ class Haystack(ABC):
     `depth` (percent) fixes that of the needle asked for; None draws it.
     """
 
-    question: Question
+    question: NeedleQuestion
     seed: int
     depth: float | None
     essay: Essay | None
@@ -229,7 +229,7 @@ class Essays(Haystack):
         return [depth for depth, needle in placed if needle.number]
 
 
-class Lines(Haystack):
+class LineHaystack(Haystack):
     """Lines; a unit is a line, a needle one more."""
 
     def write(self, text: MarkedText, size: int) -> list[float]:
@@ -255,7 +255,7 @@ class Lines(Haystack):
         """Write one line of filler."""
 
 
-class Noise(Lines):
+class Noise(LineHaystack):
     """The same line again and again."""
 
     def write_line(self, text: MarkedText, rng: random.Random) -> None:
@@ -263,7 +263,7 @@ class Noise(Lines):
         text.add(NOISE)
 
 
-class Needles(Lines):
+class Needles(LineHaystack):
     """Distractor needles."""
 
     def write_line(self, text: MarkedText, rng: random.Random) -> None:

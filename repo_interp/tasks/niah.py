@@ -40,7 +40,7 @@ from jaxtyping import Float
 
 from repo_interp.errors import InputError, quoted
 from repo_interp.tasks.essay import essay as essay_text
-from repo_interp.tasks.haystacks import HAYSTACKS, Haystack, Question, draw_question, joined
+from repo_interp.tasks.haystacks import HAYSTACKS, Haystack, NeedleQuestion, draw_question, joined
 from repo_interp.tasks.prompt import GENERATED, Prompt
 from repo_interp.tasks.prompt.text import (
     MarkedText,
@@ -266,7 +266,7 @@ def require_depth(depth: float, variant: str) -> None:
 
 
 def _fitting_size(
-    question: Question,
+    question: NeedleQuestion,
     haystack: Haystack,
     variant: str,
     dialect: Dialect,
@@ -289,14 +289,14 @@ def _fitting_size(
     return size
 
 
-def _prefix(question: Question, dialect: Dialect) -> str:
+def _prefix(question: NeedleQuestion, dialect: Dialect) -> str:
     asked = f"special magic {question.asked_type} for {question.asked}"
     be = "is" if question.singular else "are"
     return f"{dialect.before_prefix}The {asked} mentioned in the provided text {be}"
 
 
 def _write(
-    question: Question, haystack: Haystack, size: int, dialect: Dialect
+    question: NeedleQuestion, haystack: Haystack, size: int, dialect: Dialect
 ) -> tuple[MarkedText, list[float]]:
     """The prompt up to the answer prefix, and the depths of needles asked for, in order."""
     text = MarkedText()

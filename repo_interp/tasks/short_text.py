@@ -31,10 +31,10 @@ def short_text(tokenizer: PreTrainedTokenizerBase, tokens: int = TOKENS) -> Prom
         The prompt.
     """
     # As many words as tokens are enough: a word has one token at least
-    return first_tokens(prompt_from_text(" ".join(essay().words(tokens)), {}, tokenizer), tokens)
+    return truncate(prompt_from_text(" ".join(essay().words(tokens)), {}, tokenizer), tokens)
 
 
-def first_tokens(prompt: Prompt, tokens: int) -> Prompt:
+def truncate(prompt: Prompt, tokens: int) -> Prompt:
     """Cut a prompt without spans and generated tokens.
 
     Args:

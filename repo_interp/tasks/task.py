@@ -44,7 +44,7 @@ Words = Annotated[int, Interval(ge=1, le=1_000_000)]
 """Of a vocabulary."""
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Sequences for one training step, padded on the right with <pad> (0)."""
 
     tokens: Int[np.ndarray, "sequence token"]
@@ -213,11 +213,13 @@ class Task(Scoring, ABC):
         """The tokenizer to be saved beside a checkpoint."""
 
     @abstractmethod
-    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
+    def batch(
+        self, generator: np.random.Generator, size: int, progress: float = 1.0
+    ) -> TrainingBatch:
         """Make `size` training sequences at `progress` of a curriculum, 0 its begin, 1 its end."""
 
     @abstractmethod
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> TrainingBatch:
         """`size` sequences of one test set. Raises InputError for an unknown name."""
 
     @abstractmethod

@@ -35,9 +35,9 @@ from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import _parser, main
 from repo_interp.cli.explore_command import _explored, _given
 from repo_interp.explorer import Edit, Session
-from repo_interp.explorer.edits import POSITIONS
 from repo_interp.explorer.messages import Explored, message, over_the_same_texts
 from repo_interp.explorer.server import application, listening, server
+from repo_interp.explorer.session_edits import POSITIONS
 from repo_interp.plugins.heads.atlas import Atlas
 from repo_interp.shipped import zoo_path
 

@@ -17,12 +17,12 @@ from places import tree
 from safetensors.torch import save_file
 
 import repo_interp as ri
-from repo_interp.files import remove, replaced, write_text
+from repo_interp.files import remove, replace_whole, write_text
 
 
 def test_a_directory_is_replaced_as_a_whole_and_stays_where_nothing_is_written(tmp_path):
     for names in ("ab", "bc", ""):
-        with replaced(tmp_path / "made") as unfinished:
+        with replace_whole(tmp_path / "made") as unfinished:
             for name in names:
                 (unfinished / "deep").mkdir(parents=True, exist_ok=True)
                 write_text(unfinished / "deep" / name, "größer\n")
@@ -38,7 +38,7 @@ def test_an_error_leaves_the_old_file_or_directory_and_nothing_else(name, error,
     place, inside = tmp_path / Path(name).parts[0], Path(*Path(name).parts[1:])
 
     def write(text: str, failure: BaseException | None = None) -> None:
-        with replaced(place) as unfinished:
+        with replace_whole(place) as unfinished:
             (unfinished / inside).parent.mkdir(exist_ok=True)
             (unfinished / inside).write_text(text)
             if failure is not None:
@@ -55,7 +55,7 @@ def test_an_error_leaves_the_old_file_or_directory_and_nothing_else(name, error,
 def test_files_have_the_permissions_that_the_umask_gives(tmp_path, mask, file, directory):
     before = os.umask(mask)
     try:
-        with replaced(tmp_path / "model.safetensors") as unfinished:
+        with replace_whole(tmp_path / "model.safetensors") as unfinished:
             save_file({"weight": torch.zeros(2)}, unfinished)  # gives it to its owner alone
         write_text(tmp_path / "notes.txt", "new")
         ri.save(ri.reposition(tiny("llama"), "repo"), tmp_path / "saved")

@@ -22,7 +22,7 @@ from position_papers.training.configuration import read_toml
 from position_papers.training.folder import TrainingFolder
 from repo_interp.cli import score_command as score_command
 from repo_interp.errors import InputError
-from repo_interp.experiments.task_scores import task_scores
+from repo_interp.experiments.test_set_scores import task_scores
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.run import read_run

@@ -133,7 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, with a bar, and print what came of it."""
-    from repo_interp.console import Console, plain
+    from repo_interp.console import Console, on_one_line
 
     _require_known_names(arguments)
     console = Console()
@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
     _require_possible(pending)
     for _, folder in runs:
         if folder.is_finished and not arguments.overwrite:
-            console.print(f"{plain(folder.directory)} is finished", highlight=False)
+            console.print(f"{on_one_line(folder.directory)} is finished", highlight=False)
     several = arguments.seeds is not None
     out = runs[0][1].directory.parent if several else runs[0][1].directory
     try:

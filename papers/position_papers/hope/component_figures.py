@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
-from repo_interp.plots.marks import Grid, colour_map
+from repo_interp.plots.marks import Panels, colour_map
 from repo_interp.plots.marks.drawing import legend_below, name_ticks, note, number
 from repo_interp.plots.marks.scores import layout_name
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
@@ -182,7 +182,7 @@ def _bars(
     return figure, ax, bands
 
 
-def vaf_over_training(components: xr.Dataset) -> Grid:
+def vaf_over_training(components: xr.Dataset) -> Panels:
     """VAF of every component at each saved step of training (HoPE fig. 3b).
 
     `components` holds `vaf` [step, component] in per cent, `activated` and `low_frequency`
@@ -195,7 +195,7 @@ def vaf_over_training(components: xr.Dataset) -> Grid:
         step=("step", vaf["step"].values, {"long_name": "training step"}),
     )
     look = {"cmap": colour_map("vaf", BAND_COLOURS["activated"]), "vmin": 0}
-    return Grid("vaf_over_training", {VAF: vaf}, "", ".0f", look, cell=0.17)
+    return Panels("vaf_over_training", {VAF: vaf}, "", ".0f", look, cell=0.17)
 
 
 @style()

@@ -177,7 +177,7 @@ def measure_together(
         part.measure(experiments[part.paper, part.experiment])
 
     if processes.count() > 1:
-        processes.spread(parts, measure, told)
+        processes.share_work(parts, measure, told)
     elif min(jobs, len(parts)) > 1:
         told(0)
         side_by_side(parts, _measure_beside, jobs, told)

@@ -59,7 +59,7 @@ from position_papers.kit.scale import scale_beside
 from position_papers.kit.subjects import stem
 from position_papers.training.trained import recorded_scores, trained_configuration
 from repo_interp.errors import InputError
-from repo_interp.files import replaced
+from repo_interp.files import replace_whole
 from repo_interp.plots.style import save_figure
 from repo_interp.run import write_netcdf
 
@@ -150,7 +150,7 @@ def write_paper(
             f"two figures would have the same name, {', '.join(twice)}; give the checkpoints "
             "other names"
         )
-    with replaced(directory) as unfinished:
+    with replace_whole(directory) as unfinished:
         if before is None:
             unfinished.mkdir(parents=True)
         else:

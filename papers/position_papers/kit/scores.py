@@ -32,7 +32,7 @@ from position_papers.training.trained import (
     recorded_scores,
 )
 from repo_interp.errors import InputError
-from repo_interp.experiments.task_scores import task_scores
+from repo_interp.experiments.test_set_scores import task_scores
 from repo_interp.interventions.extension import extended
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import xarray as xr
 
-from repo_interp.plots.marks import Grid
+from repo_interp.plots.marks import Panels
 from repo_interp.plots.views.patterns import share_grid
 
 
-def stacked_shares(run: xr.DataTree) -> Grid:
+def stacked_shares(run: xr.DataTree) -> Panels:
     """Chart the shares of the patterns (RePo fig. 3).
 
     Stored figures know this function by its name, from when it drew stacked bars.

@@ -30,7 +30,7 @@ from contextlib import suppress
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from repo_interp.files import cache_directory, digest_of, replaced, sealed, unsealed
+from repo_interp.files import cache_directory, digest_of, replace_whole, sealed, unsealed
 from repo_interp.tasks import essay, pinned
 from repo_interp.tasks.essay import docstring_prose, standard_library_sources
 from repo_interp.tasks.pinned import TEXTS, pinned_modules
@@ -134,7 +134,10 @@ def _prose(corpus: str) -> tuple[str, ...]:
     texts = tuple(
         _joined(without_repeats("\n\n".join(docstring_prose(module)) for module in modules))
     )
-    with suppress(OSError), replaced(file) as unfinished:  # a full disk, or one that is read alone
+    with (
+        suppress(OSError),
+        replace_whole(file) as unfinished,
+    ):  # a full disk, or one that is read alone
         for earlier in file.parent.glob(f"{corpus}-*.json"):
             earlier.unlink()
         unfinished.write_bytes(sealed(json.dumps(texts).encode()))

@@ -27,7 +27,14 @@ from pydantic import BaseModel, Field
 
 from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.errors import InputError, one_line
-from repo_interp.files import claim, is_left_behind, remove, replaced, require_directory, write_text
+from repo_interp.files import (
+    claim,
+    is_left_behind,
+    remove,
+    replace_whole,
+    require_directory,
+    write_text,
+)
 from repo_interp.records import validate
 from repo_interp.values import PositiveOrZero
 
@@ -157,12 +164,12 @@ class TrainingFolder:
         """Keep the checkpoint that `write` makes in a directory as steps/<step>."""
         checkpoint = self.directory / "steps" / f"{step:06d}"
         checkpoint.parent.mkdir(exist_ok=True)
-        with replaced(checkpoint) as unfinished:
+        with replace_whole(checkpoint) as unfinished:
             write(unfinished)
 
     def keep_unscored(self, write: Callable[[Path], None]) -> None:
         """Keep the checkpoint that `write` makes in a directory until it has a score."""
-        with replaced(self.unscored) as unfinished:
+        with replace_whole(self.unscored) as unfinished:
             write(unfinished)
 
     @property
@@ -227,7 +234,7 @@ def save_state(
     }
     content = io.BytesIO()
     torch.save(state, content)
-    with replaced(file) as unfinished:
+    with replace_whole(file) as unfinished:
         unfinished.write_bytes(content.getbuffer())
 
 

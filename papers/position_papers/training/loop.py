@@ -276,7 +276,7 @@ def train_side_by_side(
 
     try:
         if processes.count() > 1:
-            processes.spread(runs, train_alone)
+            processes.share_work(runs, train_alone)
         else:
             side.side_by_side(runs, _train_one, jobs, lambda done: watch(), every)
     except KeyboardInterrupt:

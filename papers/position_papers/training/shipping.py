@@ -36,8 +36,8 @@ from position_papers.training.trained import (
 from position_papers.zoo_directory import DIRECTORY, REGISTRY
 from repo_interp import shipped
 from repo_interp.analysis.trained_task import trained_task
-from repo_interp.experiments.task_scores import task_scores
-from repo_interp.files import replaced, write_text
+from repo_interp.experiments.test_set_scores import task_scores
+from repo_interp.files import replace_whole, write_text
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.processes import from_first
@@ -120,7 +120,7 @@ def install(run: PlannedRun, zoo: Path) -> Path:
     )
     target = (shipped.DIRECTORY if at_instrument else zoo) / run.shipped
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(target) as fresh:
+    with replace_whole(target) as fresh:
         fresh.mkdir()
         as_trained = (WEIGHTS, "generation_config.json", "training.toml") if at_instrument else ()
         for name in ("config.json", "steps.nc", *as_trained):

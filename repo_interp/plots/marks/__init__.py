@@ -60,7 +60,7 @@ from repo_interp.plots.marks.head_map import (
     head_rows,
     layer_table,
 )
-from repo_interp.plots.marks.panels import MISSING, Grid, colour_map, draw_cells
+from repo_interp.plots.marks.panels import MISSING, Panels, colour_map, draw_cells
 from repo_interp.plots.marks.reading import (
     BACKGROUND,
     PromptTokens,
@@ -83,11 +83,11 @@ from repo_interp.plots.marks.reading import (
 from repo_interp.plots.marks.runs import (
     BESIDE,
     Runs,
-    alone,
     by_scheme,
+    evenly_spaced,
     has_runs,
     runs_of,
     runs_with_values,
-    spread,
+    with_run_axis,
 )
 from repo_interp.plots.marks.table import Cell, Table, cells, format_cell, table_of

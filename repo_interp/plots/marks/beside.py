@@ -49,7 +49,7 @@ from repo_interp.plots.marks.reading import (
     ordered_spans,
     unit_label,
 )
-from repo_interp.plots.marks.runs import BESIDE, Runs, runs_with_values, spread
+from repo_interp.plots.marks.runs import BESIDE, Runs, evenly_spaced, runs_with_values
 from repo_interp.plots.style import (
     PAGE_WIDTH,
     PATTERN_COLOURS,
@@ -223,7 +223,7 @@ class Maps(Drawing):
             "run", *(dim for dim in ("layer", "head") if dim in values.dims), ...
         )
         if values.sizes["run"] > BESIDE:
-            values = values.sel(run=spread(runs_with_values(values), BESIDE))
+            values = values.sel(run=evenly_spaced(runs_with_values(values), BESIDE))
         names, data = [str(name) for name in values["run"].values], values.values.astype(float)
         row, pair = values.dims[1], len(names) == 2
         # The first run that has values: the one named first may lack this measure
@@ -305,7 +305,9 @@ class Lines(Drawing):
         values = values.sel(run=runs_with_values(values))
         looks = _looks(values, runs, line)
         panel = panel if panel in values.dims else None
-        labels: list[Any] = [None] if panel is None else spread(list(values[panel].values), PANELS)
+        labels: list[Any] = (
+            [None] if panel is None else evenly_spaced(list(values[panel].values), PANELS)
+        )
         if x == "run" and runs.steps is not None:
             steps = [runs.steps[runs.names.index(str(name))] for name in values["run"].values]
             values = values.assign_coords(run=("run", steps, {"long_name": "training step"}))

@@ -46,7 +46,7 @@ FEW, CLIPPED = 1024, 99.5
 
 
 @dataclass(frozen=True)
-class Grid(Drawing):
+class Panels(Drawing):
     """Panels of cells [row, column] by their titles.
 
     Values are written into the cells by the format `pattern`.

@@ -54,7 +54,7 @@ class Runs:
         Returns:
             The entries; of many training steps the first, the last and some between.
         """
-        shown = list(names) if self.steps is None else spread(names, 6)
+        shown = list(names) if self.steps is None else evenly_spaced(names, 6)
         return [Line2D([], [], markersize=3, **self.looks[name]) for name in shown]
 
     def title(self, name: str) -> str:
@@ -69,7 +69,7 @@ class Runs:
         return str(self.looks[name]["label"])
 
 
-def alone(run: xr.DataTree, array: xr.DataArray) -> tuple[xr.DataArray, Runs]:
+def with_run_axis(run: xr.DataTree, array: xr.DataArray) -> tuple[xr.DataArray, Runs]:
     """Add an axis `run` to an array of a single run.
 
     Args:
@@ -172,7 +172,7 @@ def _labels(names: Sequence[str]) -> dict[str, str]:
     return {name: f"{place}: {label}" for place, (name, label) in enumerate(labels.items(), 1)}
 
 
-def spread(items: Sequence[Any], most: int) -> list[Any]:
+def evenly_spaced(items: Sequence[Any], most: int) -> list[Any]:
     """Choose items evenly, the first and the last among them.
 
     Args:

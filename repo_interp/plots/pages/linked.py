@@ -17,7 +17,7 @@ import xarray as xr
 
 from repo_interp.failures import until_failure
 from repo_interp.plots.lacking import reading
-from repo_interp.plots.marks import HeadRows, Heads, NextTokens, runs_of, spread
+from repo_interp.plots.marks import HeadRows, Heads, NextTokens, evenly_spaced, runs_of
 from repo_interp.plots.pages.frame import template
 from repo_interp.plots.view import Interactive, PageOptions
 from repo_interp.plots.view_catalogue import views_of
@@ -50,7 +50,7 @@ def linked_sides(comparison: xr.DataTree, failures: list[str] | None) -> list[Si
         return []
     runs = runs_of(comparison)
     sides: list[Side] = []
-    for number, name in enumerate(spread(runs.names, SIDES)):
+    for number, name in enumerate(evenly_spaced(runs.names, SIDES)):
         side = partial(_side, _run_of(comparison, name), number, runs.title(name))
         sides += until_failure(side, f"{runs.title(name)} side by side", failures)
     # A single side has nothing to be compared with.

@@ -213,7 +213,7 @@ def shown_spans(dataset: xr.Dataset) -> list[str]:
     return shown
 
 
-def main_span(run: xr.DataTree) -> str | None:
+def ranked_span(run: xr.DataTree) -> str | None:
     """Choose the span that heads are ranked by.
 
     It is the run's attribute `main_span`; without it the needle, else the first span that is
@@ -356,7 +356,7 @@ def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     yield mass_chart(run)
-    if (span := main_span(run)) is not None:
+    if (span := ranked_span(run)) is not None:
         yield ranking_chart(run, span)
         mass = UNIT * group(run, "attention_mass")["mass"].sel(span=span)
         yield Heads(mass_of_heads(run, span), prompts=mass, name="heads_map")
@@ -364,12 +364,12 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 def _tables(run: xr.DataTree) -> Iterator[Table]:
     yield from (mass_table(run), share_table(run))
-    if (span := main_span(run)) is not None:
+    if (span := ranked_span(run)) is not None:
         yield head_table(run, span)
 
 
 def _lead(run: xr.DataTree) -> str:
-    span, rows = main_span(run), rows_in_words(group(run, "attention_mass")).removeprefix("the ")
+    span, rows = ranked_span(run), rows_in_words(group(run, "attention_mass")).removeprefix("the ")
     ranked = "no prompt marks a span that heads could be ranked by"
     ranked = ranked if span is None else f"and the heads by what they send to the {span}"
     return (

@@ -22,11 +22,10 @@ import xarray as xr
 from repo_interp.plots.marks import (
     Chart,
     Finding,
-    Grid,
     HeadCurves,
     Lines,
+    Panels,
     Table,
-    alone,
     charts_of,
     colour_map,
     counted,
@@ -41,6 +40,7 @@ from repo_interp.plots.marks import (
     strongest_head,
     table_of,
     unit_label,
+    with_run_axis,
 )
 from repo_interp.plots.view import Interactive, PageOptions, View
 
@@ -73,20 +73,18 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     # last few pairs
     if len(at) > 1:
         last = at[-1] - len(at) // FEW_PAIRS
-        apart = logits.sel(distance=slice(1, last)).assign_attrs(
-            training_length=training_length(run)
-        )
-        yield from charts_of("logit_by_distance", *alone(run, apart), live=True)
+        apart = logits.sel(distance=slice(1, last)).assign_attrs(band_length=trained_on(run))
+        yield from charts_of("logit_by_distance", *with_run_axis(run, apart), live=True)
     if layers := rotating_layers(components):
         subset = components.sel(layer=layers)
         band = bands(components, layers[0])
         # [component, distance]; layers that rotate alike have comparable components.
         curves = subset["component_by_distance"].mean("layer").dropna("distance", how="all")
-        length, of_bands = training_length(run), band_length(components, layers[0])
+        length, of_bands = trained_on(run), band_length(components, layers[0])
         windowed = f"L = {of_bands:,} tokens" if of_bands < length else ""
         if curves.sizes["distance"] > 1 and "decay_bound" in subset:  # runs of before lack it
             # The bound follows from the frequencies, which these layers share.
-            bound = alone(run, subset["decay_bound"].isel(layer=0, drop=True))
+            bound = with_run_axis(run, subset["decay_bound"].isel(layer=0, drop=True))
             yield Lines(*bound, "distance", None, name="decay_bound", live=True)
         colours = {name: BAND_COLOURS[kind] for kind, name in BAND_NAMES.items()}
         named = xr.DataArray([*colours], dims="band", attrs={"colours": colours})
@@ -102,7 +100,9 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
             .where(kinds == named)
             .assign_coords(band=named)
         )
-        yield Lines(*alone(run, vaf), "component", "band", "layer", name="component_vaf", live=True)
+        yield Lines(
+            *with_run_axis(run, vaf), "component", "band", "layer", name="component_vaf", live=True
+        )
         if curves.sizes["distance"] > BEYOND * length:
             yield _beyond(run, subset.isel(layer=0)["component_by_distance"], kinds.values, length)
     if learned := learned_layers(components):
@@ -137,7 +137,7 @@ def _by_band(
     # alike=1: panels share a scale only where their reaches are equal, since a sum swings far more.
     drawn.attrs |= curves.attrs | {"long_name": title, "alike": 1}
     name = "components_by_distance"
-    return Lines(*alone(run, drawn), "distance", "band", "logits", name=name, live=True)
+    return Lines(*with_run_axis(run, drawn), "distance", "band", "logits", name=name, live=True)
 
 
 def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: int) -> Lines:
@@ -163,11 +163,11 @@ def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: i
         .rename("range within L")
     )
     named = drawn.assign_coords(component=[f"r = {number}" for number in drawn["component"].values])
-    named = named.assign_attrs(long_name=title, units="", training_length=length)
-    return Lines(*alone(run, named), "distance", "component", name="beyond_training_length")
+    named = named.assign_attrs(long_name=title, units="", band_length=length)
+    return Lines(*with_run_axis(run, named), "distance", "component", name="beyond_training_length")
 
 
-def turns_grid(components: xr.Dataset, layers: list[int]) -> Grid:
+def turns_grid(components: xr.Dataset, layers: list[int]) -> Panels:
     """Chart shares of pairs by the angle that they turn a component.
 
     Shares are means over heads that learn positions; angles that none turns by are left out.
@@ -191,7 +191,7 @@ def turns_grid(components: xr.Dataset, layers: list[int]) -> Grid:
         turn=("turn", names[::-1], {"long_name": "angle θ |Δz| (degrees)"})
     )
     look = {"cmap": colour_map("turns", "#9DCBE6", "#0072B2", "#003A5C"), "vmin": 0, "vmax": 100}
-    return Grid(
+    return Panels(
         "component_turns",
         {"Pairs by the angle that they turn a component": named},
         "",
@@ -249,7 +249,7 @@ def component_table(run: xr.DataTree) -> Table:
     # a band is about a length: that of the prompts may be far below that of training
     known = components["logit_by_distance"].notnull().any(("layer", "head"))
     seen = int(components["distance"].where(known).max()) + 1
-    lengths = {f"band over {'the window' if length < training_length(run) else 'training'}": length}
+    lengths = {f"band over {'the window' if length < trained_on(run) else 'training'}": length}
     lengths["band over the longest prompt"] = min(seen, length)
     columns = [
         ("theta (rad per position)", theta),
@@ -409,7 +409,7 @@ def vaf_of_heads(components: xr.Dataset) -> xr.DataArray:
     return means.transpose("layer", "head", "component")
 
 
-def training_length(run: xr.DataTree) -> int:
+def trained_on(run: xr.DataTree) -> int:
     """Return the training length that the bands were made for.
 
     Args:

@@ -25,6 +25,7 @@ import xarray as xr
 from repo_interp.plots.marks import (
     PromptTokens,
     contiguous,
+    evenly_spaced,
     focused_range,
     global_range,
     group,
@@ -35,11 +36,10 @@ from repo_interp.plots.marks import (
     prompt_tokens,
     ranked_heads,
     schemes,
-    spread,
 )
 from repo_interp.plots.style import darker, span_colours
 from repo_interp.plots.view import Interactive, PageOptions
-from repo_interp.plots.views.attention_mass import main_span
+from repo_interp.plots.views.attention_mass import ranked_span
 from repo_interp.plots.views.ranges import heads_to_show
 
 OUTLINE = 48
@@ -115,7 +115,7 @@ def _without_positions(run: xr.DataTree) -> dict[str, Any]:
 
     Heads are sorted by their mass on the span that the prompts are about, if it was measured.
     """
-    rows, span = group(run, "attention_rows"), main_span(run)
+    rows, span = group(run, "attention_rows"), ranked_span(run)
     heads = [int(head) for head in rows["head"].values]
     # In the form of `pack_layer`: one row without values, which all heads share.
     nothing = {"values": "", "row": [0] * len(heads), "global": [None], "focused": [None]}
@@ -189,7 +189,7 @@ def _joint(tokens: PromptTokens) -> str:
 def _some_layers(blocks: dict[int, dict[str, Any]], budget: int) -> dict[int, dict[str, Any]]:
     """As many layers as fit, spread evenly, at least one."""
     for count in range(len(blocks), 1, -1):
-        chosen = {layer: blocks[layer] for layer in spread(list(blocks), count)}
+        chosen = {layer: blocks[layer] for layer in evenly_spaced(list(blocks), count)}
         if _size(chosen) <= budget:
             return chosen
     # Not even two layers fit: the last one alone, over budget or not.

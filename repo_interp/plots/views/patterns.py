@@ -22,8 +22,8 @@ from repo_interp.plots.marks import (
     Cell,
     Chart,
     Finding,
-    Grid,
     Heads,
+    Panels,
     Table,
     cells,
     colour_map,
@@ -64,7 +64,7 @@ def pattern_shares(run: xr.DataTree) -> PaperFigure:
     return share_grid(run).figure()
 
 
-def share_grid(run: xr.DataTree) -> Grid:
+def share_grid(run: xr.DataTree) -> Panels:
     """Make the chart of `pattern_shares`.
 
     Args:
@@ -90,7 +90,7 @@ def share_grid(run: xr.DataTree) -> Grid:
 
 def _by_pattern(
     name: str, shares: xr.DataArray, whole: xr.DataArray | None, title: str, **options: Any
-) -> Grid:
+) -> Panels:
     """Make a grid with a panel per pattern of `shares` [pattern, row, column] in per cent.
 
     `whole` [pattern] stands in the titles. A pattern that stays below half a per cent is named.
@@ -113,7 +113,7 @@ def _by_pattern(
             absent.append(pattern)
     few = f"below half a per cent everywhere: {' and '.join(absent)}" if absent else ""
     text = "; ".join(filter(None, (title, few)))
-    return Grid(name, panels, text, ".0f", looks=looks, **options)
+    return Panels(name, panels, text, ".0f", looks=looks, **options)
 
 
 @style()
@@ -136,7 +136,7 @@ def pattern_sensitivity(run: xr.DataTree) -> PaperFigure:
     return sensitivity_grid(run).figure()
 
 
-def sensitivity_grid(run: xr.DataTree) -> Grid:
+def sensitivity_grid(run: xr.DataTree) -> Panels:
     """Make the chart of `pattern_sensitivity`.
 
     Args:

@@ -27,13 +27,14 @@ from repo_interp.plots.marks import (
     Chart,
     CustomFigure,
     Finding,
-    Grid,
     Heads,
+    Panels,
     PromptTokens,
     checkpoint_name,
     contiguous,
     counted,
     envelope,
+    evenly_spaced,
     fences,
     figures_of_heads,
     global_range,
@@ -64,7 +65,6 @@ from repo_interp.plots.marks import (
     shade_spans,
     shared_rows,
     span_handles,
-    spread,
     strongest_head,
     token_label,
     unit_label,
@@ -85,7 +85,7 @@ from repo_interp.plots.views.explorer import EXPLORER
 from repo_interp.plots.views.ranges import (
     has_positions,
     heads_to_show,
-    positions_of,
+    positions_group,
     range_chart,
     range_table,
 )
@@ -120,7 +120,7 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
     Raises:
         InputError: The run has no positions, or lacks this layer, head or prompt.
     """
-    positions = positions_of(run)
+    positions = positions_group(run)
     values = pick(positions["position"], prompt=prompt, layer=layer, head=head)
     tokens = prompt_tokens(positions, prompt)
     names = _span_names(positions)
@@ -259,7 +259,7 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
     Raises:
         InputError: The run has no positions, or lacks this prompt.
     """
-    positions = positions_of(run)
+    positions = positions_group(run)
     values = pick(positions["position"], prompt=prompt).transpose("layer", "head", "token")
     tokens = prompt_tokens(positions, prompt)
     layers, named = values.sizes["layer"], schemes(positions)
@@ -416,7 +416,7 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
             if bool(agreement.notnull().any()):
                 title = str(agreement.attrs["long_name"])
                 look = {"cmap": "PuOr", "vmin": -1, "vmax": 1}
-                yield Grid(
+                yield Panels(
                     "position_agreement",
                     {title: agreement},
                     look=look,
@@ -484,7 +484,7 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure:
         values = positions["position"].isel(prompt=0).sel(layer=layer, head=head).values
         rows.setdefault((layer, values.tobytes()), (layer, head))
     heads = [*rows.values()][:LINES]
-    shown = spread(runs_with_values(positions["position"]), BESIDE)
+    shown = evenly_spaced(runs_with_values(positions["position"]), BESIDE)
     tokens = prompt_tokens(positions.sel(run=shown[0]), int(positions["prompt"].values[0]))
     names = ordered_spans(_span_names(positions))
     figure = paper_figure(PAGE_WIDTH, 0.5 + 1.15 * len(shown))

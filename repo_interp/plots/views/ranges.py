@@ -26,7 +26,7 @@ from repo_interp.plots.marks import (
     table_of,
 )
 from repo_interp.plots.style import PaperFigure, style
-from repo_interp.plots.views.attention_mass import main_span
+from repo_interp.plots.views.attention_mass import ranked_span
 
 ALIKE = 0.98
 """Correlation of two heads' positions over a prompt from which they show the same."""
@@ -46,7 +46,7 @@ def has_positions(run: xr.DataTree) -> bool:
     return bool(group(run, "positions")["position_range"].notnull().any())
 
 
-def positions_of(run: xr.DataTree) -> xr.Dataset:
+def positions_group(run: xr.DataTree) -> xr.Dataset:
     """Return the group `positions` of a run.
 
     Args:
@@ -90,7 +90,7 @@ def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
     ranges = over_prompts(positions["position_range"])
     # The least number above 0: a run of constant positions divides 0 by it, not by 0.
     scores = ranges / max(float(ranges.max()), np.finfo(float).tiny)
-    if main_span(run) == "needle":
+    if ranked_span(run) == "needle":
         attention = group(run, "attention_mass").sel(span="needle", drop=True)
         chance = over_prompts(attention["chance"]) if "chance" in attention else 0.0
         excess = (
@@ -161,7 +161,7 @@ def range_chart(run: xr.DataTree) -> HeadDots:
     Returns:
         The chart.
     """
-    positions = positions_of(run)
+    positions = positions_group(run)
     ranges, lengths = positions["position_range"], positions["token_count"].values
     # HeadDots draws a control by head; here it is one bar per layer.
     median = ranges.mean("prompt").median("head").broadcast_like(ranges)

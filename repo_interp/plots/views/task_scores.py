@@ -19,10 +19,9 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
     Finding,
-    Grid,
     Maps,
+    Panels,
     Table,
-    alone,
     cells,
     charts_of,
     checkpoint_name,
@@ -32,11 +31,12 @@ from repo_interp.plots.marks import (
     percent,
     runs_of,
     table_of,
+    with_run_axis,
 )
 from repo_interp.plots.view import Beside, View
 
 
-def score_grid(run: xr.DataTree) -> Grid:
+def score_grid(run: xr.DataTree) -> Panels:
     """Make a chart of the mean score over both axes of the task, in per cent.
 
     Cells without a prompt are grey.
@@ -57,7 +57,7 @@ def score_grid(run: xr.DataTree) -> Grid:
     }
     title = f"{score_title(run)} (%)"
     look = {"cmap": colour_map("score", "#9DCBE6", "#0072B2", "#003A5C"), "vmin": 0, "vmax": 100}
-    return Grid("score_map", {title: values.assign_coords(named)}, "", ".0f", look, cell=0.16)
+    return Panels("score_map", {title: values.assign_coords(named)}, "", ".0f", look, cell=0.16)
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
@@ -107,7 +107,7 @@ def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
     # Shares have the same axis in all figures; scores in nats have no such ends.
     if str(mean.attrs.get("units", "1")) == "1" and float(mean.max()) <= 1:
         drawn.attrs["limits"] = -0.03, 1.03
-    shown = (drawn, runs_of(run)) if several else alone(run, drawn)
+    shown = (drawn, runs_of(run)) if several else with_run_axis(run, drawn)
     yield from charts_of(name, *shown)
     if len(inside) and mean.attrs.get("units") == "nat" and not several:
         perplexity = (
@@ -116,7 +116,7 @@ def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
             .rename("perplexity")
             .assign_attrs(drawn.attrs, units="1")
         )
-        yield from charts_of("perplexity_by_length", *alone(run, perplexity))
+        yield from charts_of("perplexity_by_length", *with_run_axis(run, perplexity))
 
 
 _AXES = {"depth": "depth (%)", "length": "length (tokens)"}

@@ -25,9 +25,9 @@ from repo_interp.plots.marks import (
     Chart,
     Dots,
     Finding,
-    Grid,
     HeadDots,
     Heads,
+    Panels,
     Runs,
     Table,
     counted,
@@ -86,7 +86,7 @@ def effect_maps(run: xr.DataTree) -> PaperFigure:
     return effect_grid(run).figure()
 
 
-def effect_grid(run: xr.DataTree) -> Grid:
+def effect_grid(run: xr.DataTree) -> Panels:
     """Make the chart of `effect_maps`.
 
     Args:
@@ -112,7 +112,7 @@ def effect_grid(run: xr.DataTree) -> Grid:
     # Symmetric about 0, and at least LINEAR wide, so that rounding is not drawn in full colours.
     look = {"cmap": "PuOr", "norm": Normalize(-reach, reach, clip=True)}
     title = "change of log p(answer), nats per token, by the head whose positions are changed"
-    return Grid("effects_by_head", panels, title, look=look, bar={}, cell=0.15, width=PAGE_WIDTH)
+    return Panels("effects_by_head", panels, title, look=look, bar={}, cell=0.15, width=PAGE_WIDTH)
 
 
 @style()

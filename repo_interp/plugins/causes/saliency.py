@@ -52,7 +52,7 @@ from repo_interp.experiments.experiment import (
     Progress,
     require_targets,
 )
-from repo_interp.experiments.grid import Grid, padded
+from repo_interp.experiments.grid import Grid, stack_padded
 from repo_interp.experiments.responses import target_logits, to_question
 from repo_interp.measures.labels import described_group
 from repo_interp.models.attention import RepositionedAttention
@@ -255,14 +255,14 @@ def _token_values(prompts: Sequence[Prompt], scoring: Scoring) -> dict[str, Any]
     ]
     axes = ("prompt", "token")
     values: dict[str, Any] = {
-        "token_id": (axes, padded(rows, -1, np.int64)),
+        "token_id": (axes, stack_padded(rows, -1, np.int64)),
         "token_count": ("prompt", [len(row) for row in rows]),
-        "answer": (axes, padded(answers, -1, np.int8)),
+        "answer": (axes, stack_padded(answers, -1, np.int8)),
     }
     # Texts are shown only where all prompts have them, as one array holds them.
     if all(prompt.token_text is not None for prompt in prompts):
         texts = [np.array(prompt.token_text, dtype=object) for prompt in prompts]
-        values["token_text"] = (axes, padded(texts, "", object))
+        values["token_text"] = (axes, stack_padded(texts, "", object))
     return values
 
 

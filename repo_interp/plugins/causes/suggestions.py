@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from repo_interp.experiments.position_changes import default_kinds
-from repo_interp.explorer.edits import Edit
 from repo_interp.explorer.session import Head, Session
+from repo_interp.explorer.session_edits import Edit
 from repo_interp.models.lasting import at_rest
 from repo_interp.plugins.causes.effects import Effects
 

@@ -22,7 +22,6 @@ from repo_interp.plots.marks import (
     Finding,
     Heads,
     Lines,
-    alone,
     group,
     heads_named,
     heads_where,
@@ -30,6 +29,7 @@ from repo_interp.plots.marks import (
     over_prompts,
     percent,
     strongest_head,
+    with_run_axis,
 )
 from repo_interp.plots.marks.reading import described_prompts, prompt_tokens
 from repo_interp.plots.view import View
@@ -151,14 +151,14 @@ def _charts_of_octaves(run: xr.DataTree) -> Iterator[Chart]:
     # little.
     both = xr.concat([mass, dataset["uniform"].broadcast_like(mass)], "attention")
     both = both.assign_coords(attention=["measured", "even"]).assign_attrs(mass.attrs)
-    lines = alone(run, over_prompts(both))
+    lines = with_run_axis(run, over_prompts(both))
     yield Lines(*lines, "octave", "attention", "layer", name="attention_by_octave", live=True)
     for name in ("first_token", "own_token", "sink_mass"):
         values = dataset[name]
         mean = over_prompts(values).transpose("layer", "head").assign_attrs(values.attrs)
         yield Heads(mean, prompts=values, name=f"octaves_{name}")
     if "received" in dataset and bool(dataset["received"].notnull().any()):
-        received = alone(run, dataset["received"])
+        received = with_run_axis(run, dataset["received"])
         yield Lines(*received, "token", None, "layer", name="attention_received", live=True)
 
 
@@ -198,7 +198,9 @@ def _charts_of_activations(run: xr.DataTree) -> Iterator[Chart]:
     values = xr.concat([dataset[name] for name in names], "entry")
     values = values.assign_coords(entry=["largest", "largest of the sink", "median"])
     values = values.assign_attrs(long_name="size of an entry of the residual stream", units="1")
-    yield Lines(*alone(run, over_prompts(values)), "layer", "entry", name="massive_activations")
+    yield Lines(
+        *with_run_axis(run, over_prompts(values)), "layer", "entry", name="massive_activations"
+    )
 
 
 STABILITY = View(

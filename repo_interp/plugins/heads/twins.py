@@ -24,7 +24,7 @@ import transformers
 
 from repo_interp.errors import InputError, warn
 from repo_interp.files import cache_directory
-from repo_interp.models.configuration import own_layout_of, plain
+from repo_interp.models.configuration import own_layout_of, stock_config
 from repo_interp.models.decoder import Decoder
 from repo_interp.store import POINTS, Damaged
 
@@ -61,7 +61,9 @@ def kept_scores(
     # Everything that decides the twin or its scores is part of the key; weights and name are not.
     question = {
         "config": {
-            name: value for name, value in plain(config).to_dict().items() if name not in _IDLE
+            name: value
+            for name, value in stock_config(config).to_dict().items()
+            if name not in _IDLE
         },
         "layout": decoder.schemes,
         "options": own_layout_of(config)[1],

@@ -33,14 +33,15 @@ from repo_interp.plots.marks import (
     Chart,
     CustomFigure,
     Finding,
-    Grid,
     Heads,
+    Panels,
     Table,
     bare,
     cells,
     colour_bar,
     counted,
     digits_of,
+    evenly_spaced,
     group,
     has_runs,
     heads_named,
@@ -49,7 +50,6 @@ from repo_interp.plots.marks import (
     percent,
     runs_of,
     schemes,
-    spread,
     strongest_head,
     unit_label,
 )
@@ -147,7 +147,7 @@ def atlas_names(run: xr.DataTree) -> PaperFigure:
     return _names_chart(run).figure()
 
 
-def _names_chart(run: xr.DataTree) -> Grid:
+def _names_chart(run: xr.DataTree) -> Panels:
     atlas, title = group(run, "atlas"), "Name of a head (+n: n further ones)"
     caption = f"{title}, run by run; +1: the head has another name." if has_runs(run) else ""
     return names_grid(
@@ -179,7 +179,7 @@ def names_grid(
     labels: Sequence[str],
     title: str,
     caption: str = "",
-) -> Grid:
+) -> Panels:
     """Chart a text per head as cells; several runs have a panel for every run.
 
     Args:
@@ -196,7 +196,7 @@ def names_grid(
     parts = {title: texts}
     if has_runs(run):
         runs = runs_of(run)
-        parts = {runs.title(one): texts.sel(run=one) for one in spread(runs.names, BESIDE)}
+        parts = {runs.title(one): texts.sel(run=one) for one in evenly_spaced(runs.names, BESIDE)}
     colours = colours_of_names(labels)
     places = {label: place for place, label in enumerate(colours)}
     look = {
@@ -219,7 +219,7 @@ def names_grid(
         handles.append(Patch(facecolor=MISSING, label=NO_NAME))
     # As wide as a page, but for the small map of a single run
     width = PAGE_WIDTH if len(parts) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * texts.sizes["head"])
-    return Grid(
+    return Panels(
         name,
         panels,
         pattern="+.0f",
@@ -456,7 +456,7 @@ def changed_names(tree: xr.DataTree) -> Table:
         One row per such head, one column per run.
     """
     runs, name = runs_of(tree), group(tree, "atlas")["name"].transpose("run", "layer", "head")
-    shown = spread(runs.names, COLUMNS)
+    shown = evenly_spaced(runs.names, COLUMNS)
     rows = tuple(
         (
             layer,

@@ -26,11 +26,11 @@ from repo_interp.plots.marks import (
     Finding,
     Lines,
     Table,
-    alone,
     colour_bar,
     group,
     panels,
     table_of,
+    with_run_axis,
 )
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, style
 from repo_interp.plots.view import View
@@ -234,7 +234,7 @@ def charts_by_length(run: xr.DataTree) -> Iterator[Lines]:
             drawn[x].attrs["units"] = "tokens"
         else:
             drawn.attrs["long_name"] += f" at {lengths[-1]:,} tokens"
-        yield Lines(*alone(run, drawn), x, "method", name=f"extrapolation_{name}")
+        yield Lines(*with_run_axis(run, drawn), x, "method", name=f"extrapolation_{name}")
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:

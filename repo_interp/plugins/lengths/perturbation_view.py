@@ -17,7 +17,7 @@ import xarray as xr
 from matplotlib.colors import SymLogNorm
 
 from repo_interp.errors import InputError, quoted
-from repo_interp.plots.marks import Finding, Grid, Table, group, percent, table_of, unit_label
+from repo_interp.plots.marks import Finding, Panels, Table, group, percent, table_of, unit_label
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, style
 from repo_interp.plots.view import View
 
@@ -61,7 +61,7 @@ def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperF
     return _grid(run, "", value).figure()
 
 
-def _grid(run: xr.DataTree, name: str, value: str) -> Grid:
+def _grid(run: xr.DataTree, name: str, value: str) -> Panels:
     if value not in VALUES:
         raise InputError(f"values of perturbation are {', '.join(VALUES)}, not {quoted(value)}")
     dataset = group(run, "perturbation")
@@ -84,7 +84,7 @@ def _grid(run: xr.DataTree, name: str, value: str) -> Grid:
         "task_score": str(dataset.attrs.get("metric", "task score")),
     }
     look = {"cmap": cmap, "norm": SymLogNorm(reach / 200, vmin=lowest, vmax=reach)}
-    return Grid(
+    return Panels(
         name,
         {shown: cells.sel(kind=kind) for shown, kind in kinds.items()},
         unit_label(title[value], cells),
@@ -195,7 +195,7 @@ def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def _charts(run: xr.DataTree) -> Iterator[Grid]:
+def _charts(run: xr.DataTree) -> Iterator[Panels]:
     names = {"log_perplexity_rise": "rise"}
     return (
         _grid(run, f"perturbation_{names.get(value, value)}", value)

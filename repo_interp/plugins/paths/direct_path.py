@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode, next_token_logits
 from repo_interp.models.decoder import Decoder
-from repo_interp.models.offloading import value_of
+from repo_interp.models.offloading import parameter_value
 from repo_interp.models.outputs import attention_values
 
 LARGE = 1e4
@@ -264,7 +264,7 @@ def _is_norm(module: nn.Module) -> bool:
 def _vectors_of_words(decoder: Decoder) -> Tensor:
     """The weight of the unembedding, wherever it rests."""
     module = inner(decoder.owner.get_output_embeddings())
-    value = value_of(module, "weight", module.weight)
+    value = parameter_value(module, "weight", module.weight)
     return value.to(decoder.device) if module.weight.is_meta else value
 
 

@@ -29,9 +29,10 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
     CustomFigure,
-    Grid,
     HeadArrows,
     HeadNumber,
+    Panels,
+    evenly_spaced,
     figures_of_heads,
     group,
     heads_of,
@@ -44,7 +45,6 @@ from repo_interp.plots.marks import (
     pick,
     ranked_heads,
     schemes,
-    spread,
 )
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
@@ -128,7 +128,7 @@ def rotation_grid(run: xr.DataTree, most: int = 12) -> PaperFigure:
     heads = rotating_heads(dataset)
     if not heads:
         raise InputError("no layer of this run rotates anything, so it has no rotary pairs")
-    chosen = spread(heads, most)
+    chosen = evenly_spaced(heads, most)
     figure, axes = panels(len(chosen), COLUMNS, 1.75, 0.45, PAGE_WIDTH)
     for ax, (layer, head) in zip(axes, chosen, strict=True):
         pairs, colour = _of_head(dataset, layer, head), layer_colour(dataset, layer)
@@ -310,7 +310,7 @@ def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
     return f", r = {number(float(known.mean()))}{some}" if known.size else ""
 
 
-def norms_grid(pairs: xr.Dataset) -> Grid:
+def norms_grid(pairs: xr.Dataset) -> Panels:
     """Chart mean norms of the pairs of queries and keys.
 
     A row is a head of the layers that rotate, or a layer if there are many heads.
@@ -336,7 +336,7 @@ def norms_grid(pairs: xr.Dataset) -> Grid:
             else norms.mean("head")
         )
     cell = 0.055 if few else 0.15
-    return Grid(
+    return Panels(
         "pair_norms", panels, pattern="", bar={"label": "mean norm"}, cell=cell, width=PAGE_WIDTH
     )
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from repo_interp.analysis.analyze import analyze
-from repo_interp.explorer.edits import Edit
 from repo_interp.explorer.session import Session
+from repo_interp.explorer.session_edits import Edit
 from repo_interp.models.lasting import at_rest
 from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.plugins.sources.position_sources import KINDS_OF_HEADS

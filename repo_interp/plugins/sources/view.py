@@ -16,12 +16,13 @@ from repo_interp.plots.marks import (
     MISSING,
     Chart,
     Finding,
-    Grid,
     Heads,
     Lines,
+    Panels,
     Table,
     charts_of,
     counted,
+    evenly_spaced,
     group,
     head_rows,
     heads_named,
@@ -32,7 +33,6 @@ from repo_interp.plots.marks import (
     runs_of,
     schemes,
     shared_rows,
-    spread,
     strongest_head,
 )
 from repo_interp.plots.style import PaperFigure, style
@@ -86,7 +86,7 @@ def head_kinds(run: xr.DataTree) -> PaperFigure:
     return _kinds_grid("position_sources", run).figure()
 
 
-def _kinds_grid(name: str, run: xr.DataTree, caption: str = "") -> Grid:
+def _kinds_grid(name: str, run: xr.DataTree, caption: str = "") -> Panels:
     kinds = group(run, "position_sources")["kind"]
     return names_grid(name, run, kinds, _KINDS, "What positions do", caption)
 
@@ -299,7 +299,7 @@ def kinds_table(tree: xr.DataTree) -> Table:
         One row per kind, one column per run.
     """
     kind, runs, rows = group(tree, "position_sources")["kind"], runs_of(tree), []
-    shown = spread(runs.names, 6)
+    shown = evenly_spaced(runs.names, 6)
     for name in CLEARNESS:
         found = [heads_where(kind.sel(run=run) == name) for run in shown]
         if any(found):

@@ -24,11 +24,11 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
     Finding,
-    Grid,
     HeadCurves,
     HeadImage,
     HeadNumber,
     Heads,
+    Panels,
     Table,
     colour_bar,
     counted,
@@ -89,7 +89,7 @@ def fit_correlations(run: xr.DataTree) -> PaperFigure:
     return correlation_grid(run).figure()
 
 
-def correlation_grid(run: xr.DataTree) -> Grid:
+def correlation_grid(run: xr.DataTree) -> Panels:
     """Make the chart of `fit_correlations`.
 
     Args:
@@ -113,7 +113,7 @@ def correlation_grid(run: xr.DataTree) -> Grid:
     low = -1.0 if any(bool((values < 0).any()) for values in panels.values()) else 0.0
     look = {"cmap": "PuOr" if low else "cividis", "norm": Normalize(low, 1.0)}
     width = 0.0 if len(panels) == 1 else PAGE_WIDTH
-    return Grid("fit_correlations", panels, look=look, bar={}, cell=0.15, width=width, live=True)
+    return Panels("fit_correlations", panels, look=look, bar={}, cell=0.15, width=width, live=True)
 
 
 def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:

@@ -44,7 +44,7 @@ from repo_interp.checkpoint_files.architectures import native_layout, training_l
 from repo_interp.errors import InputError, quoted, warn
 from repo_interp.files import path_of
 from repo_interp.models.attention_modules import attention_modules
-from repo_interp.models.checkpoints import load_model, read_checkpoint
+from repo_interp.models.checkpoints import load_model, open_checkpoint
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.identity_tables import identity_tables
 from repo_interp.models.lasting import require_weights
@@ -639,7 +639,7 @@ def _open(model: Any, weights: bool) -> Any:
         if any(buffer.is_meta for buffer in owner.buffers()):
             require_weights(as_decoder(owner))
         return owner
-    checkpoint = read_checkpoint(path_of(model, "a checkpoint or a model"))
+    checkpoint = open_checkpoint(path_of(model, "a checkpoint or a model"))
     config = checkpoint.config
     others = sorted(
         {

@@ -23,7 +23,7 @@ from transformers.utils.generic import TransformersKwargs
 from repo_interp.errors import InputError, nearest, one_line, warn
 from repo_interp.models.attention import CACHES
 from repo_interp.models.decoder import Decoder
-from repo_interp.models.tables import positions_in, table_of
+from repo_interp.models.tables import position_table, positions_in
 from repo_interp.values import shortened
 
 PLACING = ("attention_mask", "position_ids", "seq_idx")
@@ -176,7 +176,7 @@ def require_positions(decoder: Decoder, positions: Any, valid: Tensor) -> None:
         InputError: They are no whole numbers, have another shape, or reach beyond the table of the
             model.
     """
-    table, last = table_of(decoder.stack), int(valid.sum(1).max()) - 1
+    table, last = position_table(decoder.stack), int(valid.sum(1).max()) - 1
     if positions is not None:
         if not _holds_whole_numbers(positions):
             raise InputError(f"position_ids are {_outline(positions)}; wanted whole numbers")

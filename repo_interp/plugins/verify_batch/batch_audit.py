@@ -35,7 +35,7 @@ from repo_interp.errors import InputError, NotFinite, as_input_errors
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import at_rest
 from repo_interp.models.rotation import rotaries
-from repo_interp.models.tables import table_of
+from repo_interp.models.tables import position_table
 from repo_interp.plugins.verify_batch.batch_arguments import (
     PLACING,
     call_arguments,
@@ -264,7 +264,7 @@ def _token_index(decoder: Decoder, tokens: Tensor) -> Iterator[list[Tensor]]:
             if isinstance(index, Tensor) and fits(index, tokens):
                 found.append(index)
 
-    table = table_of(decoder.stack)
+    table = position_table(decoder.stack)
     with ExitStack() as undo:
         for part in [*rotaries(decoder.stack), *([] if table is None else [table])]:
             undo.callback(part.register_forward_pre_hook(note, with_kwargs=True).remove)
@@ -392,7 +392,7 @@ def _of_positions(
     found = []
     counts = "" if are_stated else "; the model counts them so by itself: give position_ids"
     # Padding that a model counts before the first document changes nothing but learned vectors.
-    is_shifted = are_stated or table_of(decoder.stack) is not None
+    is_shifted = are_stated or position_table(decoder.stack) is not None
     for document in documents:
         axes = positions[:, document.row, document.place[1]]
         at = axes[0].tolist()

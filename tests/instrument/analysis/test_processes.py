@@ -79,7 +79,9 @@ def work_together(rank, launched, directory):
     with processes.together():
         codes = [main([*command]) for command in commands]
         first = processes.from_first(lambda: rank)
-        shared = processes.spread(list("abc"), lambda letter: letter * 2 + str(processes.count()))
+        shared = processes.share_work(
+            list("abc"), lambda letter: letter * 2 + str(processes.count())
+        )
         (directory / f"seen-{rank}.json").write_text(json.dumps([codes, first, shared]))
         bridge = ri.zoo("niah/rope")
 

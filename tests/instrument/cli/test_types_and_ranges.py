@@ -24,8 +24,8 @@ from repo_interp.checkpoint_files.options import SchemeOptions
 from repo_interp.cli import _parser
 from repo_interp.errors import InputError
 from repo_interp.experiments.experiment_catalogue import experiment_named, experiment_names
-from repo_interp.explorer.edits import Edit
 from repo_interp.explorer.messages import Asked
+from repo_interp.explorer.session_edits import Edit
 from repo_interp.measures.measure_catalogue import measure_named, measure_names
 from repo_interp.records import validate
 from repo_interp.tasks import make_task, task_names

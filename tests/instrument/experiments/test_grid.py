@@ -8,7 +8,7 @@ import xarray as xr
 from numpy.testing import assert_array_equal
 
 from repo_interp.experiments import Grid
-from repo_interp.experiments.grid import padded
+from repo_interp.experiments.grid import stack_padded
 from repo_interp.store import Store
 
 
@@ -25,7 +25,7 @@ def test_shorter_values_are_padded_along_inner_axes():
     found = grid.compute()["v"]
     assert found.dims == ("n", "row", "token")
     assert_array_equal(found, [[[0, np.nan, np.nan]] * 2, [[0, 1, 2]] * 2])
-    assert padded([(1,), (2, 3)], -1, np.int64).tolist() == [[1, -1], [2, 3]]
+    assert stack_padded([(1,), (2, 3)], -1, np.int64).tolist() == [[1, -1], [2, 3]]
 
 
 def test_prompts_of_batches_come_back_in_their_order():

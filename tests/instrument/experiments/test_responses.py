@@ -12,7 +12,7 @@ from transformers import MiniMaxConfig, MiniMaxForCausalLM
 
 from repo_interp.experiments import responses
 from repo_interp.experiments.responses import forced_responses, generated_responses, prompts_of
-from repo_interp.experiments.task_scores import score_map, task_scores
+from repo_interp.experiments.test_set_scores import score_map, task_scores
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import reposition

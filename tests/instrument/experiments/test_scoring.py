@@ -23,7 +23,7 @@ from repo_interp import cli
 from repo_interp.analysis.score import score_few_shot
 from repo_interp.analysis.trained_task import task_of
 from repo_interp.experiments.responses import generated_responses
-from repo_interp.experiments.task_scores import task_scores
+from repo_interp.experiments.test_set_scores import task_scores
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity

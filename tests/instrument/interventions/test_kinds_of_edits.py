@@ -13,7 +13,7 @@ from refusals import refused
 
 from repo_interp import interventions as iv
 from repo_interp.experiments.position_changes import KINDS as MEASURED
-from repo_interp.explorer.edits import POSITIONS
+from repo_interp.explorer.session_edits import POSITIONS
 from repo_interp.interventions.position_edit import KINDS
 
 TOKENS = torch.arange(3, 23)[None]

@@ -11,7 +11,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration, set_see
 
 import repo_interp as ri
 from repo_interp.cli import main
-from repo_interp.explorer.messages import prompts_of
+from repo_interp.explorer.messages import prompts_in
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
 
@@ -123,7 +123,7 @@ def test_an_image_is_measured_as_the_whole_model_sees_it(whole, tmp_path, capsys
     assert "placeholders of an image enter with their vectors" in capsys.readouterr().err
     written = ri.read_run(tmp_path / "run")["attention_mass/mass"]
     assert_allclose(written, placeholders, atol=1e-5)
-    assert prompts_of(run)[0].position_ids == prompt.position_ids
+    assert prompts_in(run)[0].position_ids == prompt.position_ids
 
     # beside text alone, padded and in batches of their kind
     text = Prompt(TOKENS[:4], {"image": (0,)}, (3,))

@@ -9,7 +9,16 @@ from drawn import artist, artists
 from numpy.testing import assert_allclose
 
 from repo_interp.plots import head_grid, paper_figure, style
-from repo_interp.plots.marks import Dots, Grid, HeadDots, Heads, Lines, alone, charts_of, table_of
+from repo_interp.plots.marks import (
+    Dots,
+    HeadDots,
+    Heads,
+    Lines,
+    Panels,
+    charts_of,
+    table_of,
+    with_run_axis,
+)
 from repo_interp.plots.marks.head_map import MISSING, layer_table
 from repo_interp.plots.style import SCHEME_COLOURS
 from repo_interp.plugins.causes.effects_view import effects_of_sets
@@ -62,7 +71,7 @@ def test_a_grid_has_a_panel_per_title_numbers_in_cells_and_one_frame():
     )
     cells["size"].attrs["long_name"] = "chunk size"
     panels, bar = {"one": cells, "two": cells * 2}, {"label": "share"}
-    figure = Grid("cells", panels, "above", ".1f", bar=bar, chosen=(1, 0)).figure()
+    figure = Panels("cells", panels, "above", ".1f", bar=bar, chosen=(1, 0)).figure()
     one, two, bar = figure.axes
     assert [text.get_text() for text in two.texts] == ["2.0", "4.0", "6.0"]
     assert one.images[0].get_clim() == two.images[0].get_clim() == (0, 6)
@@ -74,7 +83,7 @@ def test_a_grid_has_a_panel_per_title_numbers_in_cells_and_one_frame():
 def test_lines_of_a_single_run_have_a_panel_per_layer_in_the_colour_of_its_scheme():
     far = xr.DataArray([1.0, 2, 3], {"distance": [1, 2, 4]}, attrs={"training_length": 2})
     distance = (far * HEADS.isel(head=slice(2))).assign_attrs(far.attrs)
-    (chart,) = charts_of("by_distance", *alone(RUN, distance), live=True)
+    (chart,) = charts_of("by_distance", *with_run_axis(RUN, distance), live=True)
     assert isinstance(chart, Lines) and chart.live and chart.name == "by_distance"
     for ax, layer, scheme in zip(chart.figure().axes, (0, 3), ("rope", "repo"), strict=True):
         line = artist(ax, "mean small")
@@ -86,7 +95,7 @@ def test_lines_of_a_single_run_have_a_panel_per_layer_in_the_colour_of_its_schem
 def test_an_axis_that_doubles_names_every_place():
     """Found: tolerances of 0.05 to 0.8 were all called 0."""
     values = xr.DataArray([1.0, 2, 3], {"epsilon": [0.05, 0.1, 1024]}, ("epsilon",), "share")
-    (chart,) = charts_of("share", *alone(RUN, values))
+    (chart,) = charts_of("share", *with_run_axis(RUN, values))
     labels = chart.figure().axes[0].get_xticklabels()
     assert [label.get_text() for label in labels] == ["0.05", "0.1", "1,024"]
 
@@ -94,7 +103,7 @@ def test_an_axis_that_doubles_names_every_place():
 def test_dots_have_their_errors_and_a_small_change_is_not_blown_up():
     values = xr.DataArray([1e-9, 2e-9], {"kind": ["a", "b"]}, ("kind",), "loss", {"least": 0.01})
     ends = {"low": values - 1e-9, "high": values + 1e-9}
-    (chart,) = charts_of("loss", *alone(RUN, values.assign_coords(ends)))
+    (chart,) = charts_of("loss", *with_run_axis(RUN, values.assign_coords(ends)))
     assert isinstance(chart, Dots)
     (ax,) = chart.figure().axes
     assert_allclose(artist(ax, "mean small").get_xdata(), values)

@@ -18,7 +18,7 @@ import repo_interp as ri
 from repo_interp.measures.measure_catalogue import measure_names
 from repo_interp.plots import comparison_figures
 from repo_interp.plots.compared import _by_scheme
-from repo_interp.plots.compared import beside as beside_view
+from repo_interp.plots.compared import view_of_runs as beside_view
 from repo_interp.plots.marks.beside import charts_of
 from repo_interp.plots.marks.runs import runs_of
 from repo_interp.plots.pages.report import write_report

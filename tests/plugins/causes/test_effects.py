@@ -28,7 +28,7 @@ from repo_interp.experiments.position_changes import (
     default_kinds,
 )
 from repo_interp.experiments.prompt_sets import Answers
-from repo_interp.experiments.readings import Batch
+from repo_interp.experiments.readings import AnswerBatch
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.resuming import record_pass, resume_pass
@@ -177,7 +177,7 @@ def test_distractors_of_a_prompt_are_the_candidates_beside_the_answer():
     tokens = (1, 8, 8, 20, 9, 8, 8, 30, 31, 3, 20)
     spans = {"needle": (1, 2, 3), "distractor": (5, 6, 7, 8)}, {}, {"distractor": (3,)}
     prompts = [Prompt(tokens, some, (10,)) for some in spans]
-    batch = Batch(as_decoder(ri.reposition(tiny("llama"), "rope")), Answers(), prompts)
+    batch = AnswerBatch(as_decoder(ri.reposition(tiny("llama"), "rope")), Answers(), prompts)
     logits = torch.arange(64.0).repeat(3, 1)
     assert batch.logit_difference(logits).tolist() == [20 - 31, 20 - 63, 20 - 63]
 
