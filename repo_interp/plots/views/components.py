@@ -73,7 +73,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     # last few pairs
     if len(at) > 1:
         last = at[-1] - len(at) // FEW_PAIRS
-        apart = logits.sel(distance=slice(1, last)).assign_attrs(band_length=trained_on(run))
+        apart = logits.sel(distance=slice(1, last)).assign_attrs(training_length=trained_on(run))
         yield from charts_of("logit_by_distance", *with_run_axis(run, apart), live=True)
     if layers := rotating_layers(components):
         subset = components.sel(layer=layers)
@@ -163,7 +163,7 @@ def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: i
         .rename("range within L")
     )
     named = drawn.assign_coords(component=[f"r = {number}" for number in drawn["component"].values])
-    named = named.assign_attrs(long_name=title, units="", band_length=length)
+    named = named.assign_attrs(long_name=title, units="", training_length=length)
     return Lines(*with_run_axis(run, named), "distance", "component", name="beyond_training_length")
 
 
