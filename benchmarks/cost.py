@@ -168,6 +168,22 @@ def model(given: Namespace, subject: str, tokens: int, dtype: str = "float32") -
     )
 
 
+def prompt(given: Namespace, subject: str) -> Iterator[Row]:
+    """`analyze` of one prompt of a small model, where what every analysis does once counts most,
+    beside the model's own forward pass; in turns, the least of many calls.
+    """
+    made: Any = ri.open_model(subject)
+    prompts, _ = default_prompts(as_decoder(made), 1)
+    ids = torch.tensor([prompts[0].tokens])
+    calls = {FORWARD: partial(made, input_ids=ids, use_cache=False)}
+    for what, measures in (("positions", ["positions"]), (ALL, _measures())):
+        calls[f"analyze, {what}"] = partial(ri.analyze, made, prompts, measures, **SILENT)
+    with torch.no_grad():
+        for what, spent in zip(calls, _in_turns([*calls.values()], 10), strict=True):
+            note = f"{len(prompts[0].tokens)} tokens"
+            yield row(what, "" if what == FORWARD else FORWARD, **spent, note=note)
+
+
 def operators(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") -> Iterator[Row]:
     """Operators that one analysis of one layer dispatches, with the memory of an accelerator
     allowed; counted on the processor.

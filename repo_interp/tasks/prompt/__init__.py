@@ -328,16 +328,16 @@ def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray
         )
     # After the check of the kind: this would turn 1.5 into 1
     indices = np.asarray(places, dtype=np.int64)
-    outside = indices[(indices < 0) | (indices >= length)]
-    if len(outside):
+    if indices.min() < 0 or indices.max() >= length:
+        outside = indices[(indices < 0) | (indices >= length)]
         raise InputError(
             f'the span "{name}" holds {unit} {outside[0]}, but the prompt has the {unit}s 0 '
             f"to {length - 1}; fix the span"
         )
-    unique, counts = np.unique(indices, return_counts=True)
-    if len(unique) < len(indices):
+    counts = np.bincount(indices)
+    if counts.max() > 1:
         raise InputError(
-            f'the span "{name}" holds {unit} {unique[counts > 1][0]} twice; name it once'
+            f'the span "{name}" holds {unit} {np.flatnonzero(counts > 1)[0]} twice; name it once'
         )
     return indices
 
