@@ -224,14 +224,14 @@ def launches(given: Namespace, tokens: int, subject: str = "olmo-2-1b layer") ->
     for what, layer, rest in of_one_layer(subject, tokens, _analyses):
         base = layer if what == BARE else base
         alone = what in {*NAMES, *DEFAULTS, SOLVED}
-        yield row(
-            what,
-            BARE if alone else "",
-            **{kind: layer[kind] - (base[kind] if alone else 0) for kind in KINDS},
-            note="beyond the row beside" if alone else "one more layer",
-        )
+        counts: dict[str, Any] = {
+            kind: layer[kind] - (base[kind] if alone else 0) for kind in KINDS
+        }
+        note = "beyond the row beside" if alone else "one more layer"
+        yield row(what, BARE if alone else "", **counts, note=note)
         if not alone:
-            yield row(f"{what}: the call", **{kind: rest[kind] for kind in KINDS})
+            of_call: dict[str, Any] = {kind: rest[kind] for kind in KINDS}
+            yield row(f"{what}: the call", **of_call)
 
 
 def _analyses(model: Any, prompt: Any, own_pass: Call) -> dict[str, Call]:

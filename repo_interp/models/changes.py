@@ -175,9 +175,9 @@ def _lines(tensors: Sequence[Int[Tensor, "word"]]) -> Int[Tensor, "tensor number
     """The sums, and the words that fill no block, of tensors of one length."""
     size = _SUMMED * _APART
     blocks = len(tensors[0]) // size
-    rest = torch.stack([words[blocks * size :] for words in tensors]).long()
     if not blocks:
-        return torch.nn.functional.pad(rest, (_APART, 0))
+        return torch.nn.functional.pad(torch.stack([*tensors]).long(), (_APART, 0))
+    rest = torch.stack([words[blocks * size :] for words in tensors]).long()
     new = {"dtype": torch.int64, "device": rest.device}
     sums = torch.empty(len(tensors), blocks, _APART, **new)
     for of_tensor, words in zip(sums, tensors, strict=True):

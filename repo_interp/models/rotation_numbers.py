@@ -72,7 +72,8 @@ def shared_copy(numbers: Tensor, device: torch.device) -> Tensor:
     """
     if numbers.device == device or numbers.requires_grad:
         return numbers.to(device)
-    copies, changes = _copies.setdefault(numbers, {}), changes_of(numbers)
+    copies: Any = _copies.setdefault(numbers, {})
+    changes = changes_of(numbers)
     if device not in copies or copies[device][0] != changes:
         copies[device] = changes, numbers.to(device)
     return copies[device][1]

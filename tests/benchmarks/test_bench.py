@@ -22,11 +22,12 @@ import pandas
 import pytest
 import torch
 from attention_inputs import random_inputs
+from emulated_card import emulated_card
 from forked import forked
 from places import ROOT
 
 import repo_interp as ri
-from benchmarks import cost, outputs, peers, robustness, running
+from benchmarks import cost, launches, outputs, peers, robustness, running
 from benchmarks.running import cost as cost_of
 from benchmarks.running import time_command
 from repo_interp.plugins.fake_distance.maps import Maps
@@ -163,6 +164,38 @@ def test_a_device_is_measured_where_there_is_one():
 def test_operators_are_counted():
     counts = [row["operators"] for row in cost.operators(GIVEN, 24, subject="tiny")]
     assert 0 < counts[0] < counts[1] < counts[2], "each is a pass and more"
+
+
+MOST = {
+    "seven measures": (1020, 645, 3, 0),
+    "seven measures: the call": (370, 160, 8, 8),
+    "three_axis, default extras": (1340, 780, 5, 3),
+    "seven, default extras": (2110, 1260, 7, 2),
+    "measures by default": (830, 465, 2, 0),
+    "measures by default: the call": (375, 150, 12, 13),
+}
+"""Operators, launches, waits and uploads of one more layer, or of a call beside its layers."""
+
+
+def test_a_layer_asks_no_more_of_an_accelerator():
+    """On an emulated card; 2,496 operators and 1,807 launches of three axes by default were found."""
+    rows = {row["what"]: row for row in cost.launches(GIVEN, 256, "repo layer")}
+    found = {what: tuple(rows[what][kind] for kind in launches.KINDS) for what in MOST}
+    above = {what: some for what, some in found.items() if any(np.greater(some, MOST[what]))}
+    assert not above, "more than at most"
+    alone = rows["forward pass"]["launches"], rows["analysis that measures nothing"]["launches"]
+    assert 0 < alone[0] <= alone[1] < found["seven measures"][1]
+    assert all(row["beside"] in rows for row in rows.values() if "beside" in row)
+
+
+def test_what_is_asked_of_a_card_is_told_apart():
+    with emulated_card() as card, launches.Launches() as seen:
+        ones = torch.ones(3, 2, device=card)  # a launch
+        ones.mT[0].flatten()  # views
+        torch.tensor([1.0]).to(card)  # an upload, which is a launch
+        ones.cpu(), bool(ones.any()), ones[ones > 0]  # a wait each, and launches: 1, 1, 2
+        torch.ones(3) + 1  # nothing of the card
+    assert [seen.counts[kind] for kind in launches.KINDS[1:]] == [6, 3, 1]
 
 
 def test_loading_is_measured_beside_the_weights():
