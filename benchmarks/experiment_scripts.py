@@ -311,6 +311,15 @@ def _line(positions: Tensor) -> Tensor:
     return (positions.mean(-1, keepdim=True) + slope * index).to(positions.dtype)
 
 
+def _permuted(positions: Tensor) -> Tensor:
+    """By the number of the prompt."""
+    orders = [
+        np.random.default_rng([0, row]).permutation(positions.shape[-1])
+        for row in range(len(positions))
+    ]
+    return positions.gather(-1, torch.from_numpy(np.array(orders))[:, None].expand_as(positions))
+
+
 CASES = {"all heads": _frozen, "all heads, straight lines": _line, "all heads, token index": _index}
 
 
@@ -358,6 +367,61 @@ def use_of_kinds(
             reach = student.ppf(0.975, len(prompts) - 1) * sem(by_prompt)
             found.append(by_prompt.mean() + np.array([0, -reach, reach]))
     return np.array(found).reshape(len(sets), 3, 3)
+
+
+@torch.inference_mode()
+def effects(
+    model: Any, prompts: Tensor, answer: list[int], choose: Callable[..., list[list[Any]]]
+) -> np.ndarray:
+    """Change the positions of heads, layers and sets of heads of a Llama, and read the answer.
+
+    Args:
+        model: Model of transformers with the modules of RePo in it.
+        prompts: Token ids [prompt, token].
+        answer: Tokens that are generated.
+        choose: Takes the effects of heads, all heads, and how many are needed most; returns these
+            and as many others: the draws are part of what is measured.
+
+    Returns:
+        Mean change of the log-probability of the answer, of every head, layer, needed set and its
+        controls [kind, number].
+    """
+    count, heads = len(prompts), model.config.num_attention_heads
+    blocks = model.model.layers
+    every = [(layer, head) for layer in range(len(blocks)) for head in range(heads)]
+
+    def answered(sets: Sequence[Any], change: Callable[[Tensor], Tensor]) -> np.ndarray:
+        """With every set changed, side by side [set]."""
+
+        def hook(layer: int) -> Callable[..., Tensor]:
+            def edit(module: Any, given: Any, gave: Tensor) -> Tensor:
+                rows = gave.unflatten(0, (len(sets), count)).expand(-1, -1, heads, -1).clone()
+                for row, some in zip(rows, sets, strict=True):
+                    of_layer = [head for at, head in some if at == layer]
+                    row[:, of_layer] = change(row)[:, of_layer]
+                return rows.flatten(0, 1)
+
+            return edit
+
+        hooks = [
+            block.self_attn.assigner.register_forward_hook(hook(layer))
+            for layer, block in enumerate(blocks)
+        ]
+        told = _log_likelihoods(model, prompts.repeat(len(sets), 1), answer).double().mean(-1)
+        for one in hooks:
+            one.remove()
+        return told.reshape(len(sets), count).numpy()
+
+    clean, found = answered([[]], _frozen)[0], []
+    for change in (_index, _frozen, _permuted):
+        single, whole = np.empty(0), []
+        for layer in range(len(blocks)):
+            own = [head for head in every if head[0] == layer]
+            *alone, together = (answered([*([head] for head in own), own], change) - clean).mean(1)
+            single, whole = np.append(single, alone), [*whole, together]
+        sets = choose(single.reshape(-1, heads), every, heads)
+        found.append([*single, *whole, *(answered(sets, change) - clean).mean(1)])
+    return np.array(found)
 
 
 # Longer prompts

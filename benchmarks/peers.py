@@ -369,6 +369,24 @@ def _kinds(model: Any, tokens: list[int]) -> Numbers:
     return np.nan_to_num(change.transpose("kind", "of", "bound").values)
 
 
+def _effects_of_heads(model: Any, tokens: list[int]) -> Numbers:
+    from benchmarks.experiment_scripts import effects
+    from repo_interp.plugins.causes.effects import sets_of_heads
+
+    return effects(model, *_prompts_and_answer(tokens), partial(sets_of_heads, draws=8, seed=0))
+
+
+def _effects(model: Any, tokens: list[int]) -> Numbers:
+    """Beside these numbers it reads logit differences and scores, and screens by a gradient."""
+    import repo_interp as ri
+
+    run = ri.analyze(model, _eight_prompts(tokens), (), experiments=["effects"], **SILENT)
+    group = run["effects"].to_dataset()
+    names = ("effect", "layer_effect", "set_effect", "control_effect")
+    found = [group[name].transpose("kind", ...).values for name in names]
+    return np.column_stack([values.reshape(len(values), -1) for values in found])
+
+
 def _longer_prompts(tokens: list[int]) -> tuple[dict[int, Any], dict[int, list[int]]]:
     """Prompts of the task by length, of which half are measured, and the tokens of their answers."""
     import torch
@@ -461,10 +479,16 @@ JOBS: Mapping[str, Mapping[str, Side]] = {
         "hooks on the maps": (_repositioned, _use_of_kinds),
         "kinds": (_ours_with_analyze, _kinds),
     },
+    "effects of heads": {
+        "hooks on the maps": (_repositioned, _effects_of_heads),
+        "effects": (_ours_with_analyze, _effects),
+    },
 }
 """By job, its sides; the first is what the others are compared with."""
 COLD = ("loading", "first mass on spans")
 """Jobs without a call to warm up: what a first one imports and makes counts."""
+LEARNED = ("kinds of heads", "effects of heads")
+"""Jobs about learned positions."""
 
 
 def peers(given: Namespace, subject: str, job: str, tokens: tuple[int, ...]) -> Iterator[Row]:

@@ -279,7 +279,7 @@ def test_maps_of_long_prompts_are_made_in_blocks(softcap):
 @pytest.mark.parametrize("job", peers.JOBS)
 def test_the_numbers_of_peers_agree(job):
     """Every side on a tiny model, in this process; what a job costs is another process's."""
-    checkpoint = str(zoo_path("reversal/repo" if job == "kinds of heads" else "reversal/rope"))
+    checkpoint = str(zoo_path("reversal/repo" if job in peers.LEARNED else "reversal/rope"))
     tokens = peers.prompt_tokens(41, ri.load_model("reversal/rope").config.vocab_size)
     sides = {
         side: compute(opened(checkpoint), tokens)
