@@ -38,7 +38,7 @@ _TEXTS = {
 
 
 @dataclass(frozen=True)
-class Batch:
+class PaddedBatch:
     """Prompts side by side, padded on the right."""
 
     numbers: tuple[int, ...]
@@ -60,7 +60,7 @@ def make_batches(
     batch_size: BatchSize,
     device: torch.device | str = "cpu",
     structure: Sequence[Mapping[str, Sequence[int]]] | None = None,
-) -> list[Batch]:
+) -> list[PaddedBatch]:
     """Group prompts of similar length into batches, padded on the right.
 
     The longest prompts come first, so that a batch that does not fit fails at once.
@@ -109,7 +109,7 @@ def make_batch(
     longest: int,
     device: torch.device | str = "cpu",
     structure: Sequence[Mapping[str, Sequence[int]]] | None = None,
-) -> Batch:
+) -> PaddedBatch:
     """Make a batch of prompts in the order of their numbers, padded on the right.
 
     Args:
@@ -133,7 +133,7 @@ def make_batch(
     further = sorted({name for part in parts for name in part})
     lengths = torch.tensor([len(prompt.tokens) for prompt in some])
     valid = torch.arange(longest) < lengths[:, None]
-    return Batch(
+    return PaddedBatch(
         tuple(numbers),
         torch.from_numpy(tokens).to(device),
         valid.to(device),

@@ -22,7 +22,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from repo_interp.analysis.batches import Batch, make_batches, structure_for
+from repo_interp.analysis.batches import PaddedBatch, make_batches, structure_for
 from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.defaults import choose, default_prompts, origin_of, resolve_measures
 from repo_interp.analysis.faults import PASS, Fault, fault_in, fault_of_pass
@@ -166,7 +166,7 @@ class Job:
         return structure_for(self.prompts, self.measures, self.decoder.tokenizer)
 
     @property
-    def batches(self) -> list[Batch]:
+    def batches(self) -> list[PaddedBatch]:
         """The prompts in batches, the longest first; none where there is no measure."""
         prompts = self.prompts if self.measures else []
         return make_batches(prompts, self.size, self.decoder.device, self.structure)
@@ -206,7 +206,7 @@ class Job:
     @torch.no_grad()
     def observe(
         self,
-        batch: Batch,
+        batch: PaddedBatch,
         stopped: Collection[str] = (),
         on_layer: Callable[[int], None] = lambda observed: None,
     ) -> dict[str, Statistics | Fault]:
@@ -262,7 +262,7 @@ class Job:
     @contextmanager
     def observation(
         self,
-        batch: Batch,
+        batch: PaddedBatch,
         stopped: Collection[str] = (),
         on_layer: Callable[[int], None] = lambda observed: None,
         on_documents: Callable[[Tensor | None], None] = lambda documents: None,

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from repo_interp.analysis.batches import Batch
+from repo_interp.analysis.batches import PaddedBatch
 from repo_interp.analysis.faults import Fault
 from repo_interp.entry_points import MEASURES, OWN
 from repo_interp.errors import InputError
@@ -29,7 +29,10 @@ from repo_interp.measures.statistics import (
 
 
 def observe_layer(
-    inputs: AttentionInputs, measures: Sequence[Measure], batch: Batch, heads: Sequence[int] | None
+    inputs: AttentionInputs,
+    measures: Sequence[Measure],
+    batch: PaddedBatch,
+    heads: Sequence[int] | None,
 ) -> Iterator[tuple[Measure, Statistics | Fault]]:
     """Observe one layer.
 

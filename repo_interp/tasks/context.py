@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from repo_interp.errors import InputError
-from repo_interp.tasks.task import Number, TrainingBatch, WordTask, doublings, grown, whole_number
+from repo_interp.tasks.task import Batch, Number, WordTask, doublings, grown, whole_number
 
 
 class ContextTask(WordTask):
@@ -54,7 +54,7 @@ class ContextTask(WordTask):
     @abstractmethod
     def _sequences(
         self, generator: np.random.Generator, size: int, length: int, questions: int
-    ) -> TrainingBatch:
+    ) -> Batch:
         """`size` sequences of `length` tokens with `questions` questions."""
 
     def _require_lengths(self) -> None:
@@ -73,16 +73,14 @@ class ContextTask(WordTask):
         """The training length and its doublings."""
         return doublings(self.length, self.longest_test)
 
-    def batch(
-        self, generator: np.random.Generator, size: int, progress: float = 1.0
-    ) -> TrainingBatch:
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Sequences of one length, which grows from `first_length` to `length`."""
         # One length per batch, so that no sequence is padded
         return self._sequences(
             generator, size, grown(self.first_length, self.length, progress), self.questions
         )
 
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> TrainingBatch:
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Sequences of one length with the questions of a test prompt."""
         length, shortest = (
             whole_number(test_set, "the number of tokens"),

@@ -35,7 +35,7 @@ from jaxtyping import Bool, Int
 
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Number, TrainingBatch, WordTask, grown, whole_number
+from repo_interp.tasks.task import Batch, Number, WordTask, grown, whole_number
 from repo_interp.tasks.vocabulary import BOS, PAD
 from repo_interp.values import CountOrNone
 
@@ -119,9 +119,7 @@ class Copying(WordTask):
             str(count) for count in range(self.test_from, self.test_to + 1, self.test_step)
         )
 
-    def batch(
-        self, generator: np.random.Generator, size: int, progress: float = 1.0
-    ) -> TrainingBatch:
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Contexts of one number of sequences, up to a limit that the curriculum raises."""
         limit = grown(self.first_sequences, self.sequences, progress)
         if self.fewest:
@@ -138,7 +136,7 @@ class Copying(WordTask):
         # Prefixes are targets from their second token on: the first names the sequence
         return self._contexts(generator, count, asked, first_target=1)
 
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> TrainingBatch:
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Contexts of one number of sequences; the middle one is asked for."""
         count = whole_number(test_set, "the number of sequences")
         return self._contexts(generator, count, np.full((size, 1), count // 2), first_target=PREFIX)
@@ -149,7 +147,7 @@ class Copying(WordTask):
         count: int,
         asked: Int[np.ndarray, "sequence question"],
         first_target: int,
-    ) -> TrainingBatch:
+    ) -> Batch:
         first = self.vocabulary["s0"]
         sequences = _contexts(
             generator, np.arange(first, first + self.symbols), count, asked
@@ -168,7 +166,7 @@ class Copying(WordTask):
         targets = np.zeros(tokens.shape, dtype=bool)
         # Places from `count` on are questions
         targets[rows, at[:, count:, first_target:]] = True
-        return TrainingBatch(tokens, targets)
+        return Batch(tokens, targets)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Spans and the source of every generated token."""

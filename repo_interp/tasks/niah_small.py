@@ -33,7 +33,7 @@ from jaxtyping import Int
 
 from repo_interp.tasks.context import ContextTask, places
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Number, TrainingBatch, Words
+from repo_interp.tasks.task import Batch, Number, Words
 from repo_interp.tasks.vocabulary import BOS
 
 MARKER, QUESTION = "M", "Q"
@@ -94,7 +94,7 @@ class SmallNiah(ContextTask):
 
     def _sequences(
         self, generator: np.random.Generator, size: int, length: int, questions: int
-    ) -> TrainingBatch:
+    ) -> Batch:
         vocabulary = self.vocabulary
         first_value, first_filler = vocabulary["c0v0"], vocabulary["w0"]
         # Filler everywhere; needles and questions overwrite it
@@ -118,7 +118,7 @@ class SmallNiah(ContextTask):
         tokens[:, 3 + room :: ASKING] = values[:, :questions]
         targets = np.zeros(tokens.shape, dtype=bool)
         targets[:, 3 + room :: ASKING] = True
-        return TrainingBatch(tokens, targets)
+        return Batch(tokens, targets)
 
     def _starts(
         self, generator: np.random.Generator, size: int, room: int

@@ -20,7 +20,7 @@ from annotated_types import Interval
 from repo_interp.errors import InputError
 from repo_interp.tasks.copying import beginning, ordinary_tokens
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import PlainText, TrainingBatch, Words, WordTask, whole_number
+from repo_interp.tasks.task import Batch, PlainText, Words, WordTask, whole_number
 from repo_interp.tasks.vocabulary import BOS
 
 if TYPE_CHECKING:
@@ -54,13 +54,11 @@ class RandomTokens(PlainText, WordTask):
         """L and 2 L."""
         return (str(self.length), str(2 * self.length))
 
-    def batch(
-        self, generator: np.random.Generator, size: int, progress: float = 1.0
-    ) -> TrainingBatch:
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Sequences of the training length; there is no curriculum."""
         return self.sample(generator, size, str(self.length))
 
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> TrainingBatch:
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Sequences of one length."""
         length = whole_number(test_set, "the number of tokens")
         first = self.vocabulary["s0"]
@@ -69,7 +67,7 @@ class RandomTokens(PlainText, WordTask):
         targets = np.ones(tokens.shape, dtype=bool)
         # <bos> has nothing before it to be predicted from
         targets[:, 0] = False
-        return TrainingBatch(tokens, targets)
+        return Batch(tokens, targets)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Tokens alone."""

@@ -27,8 +27,8 @@ from repo_interp.tasks.copying import beginning
 from repo_interp.tasks.prompt import GENERATED, Prompt
 from repo_interp.tasks.prompt.text import MarkedText, encode, prompt_from_text
 from repo_interp.tasks.task import (
+    Batch,
     Number,
-    TrainingBatch,
     Words,
     WordTask,
     grown,
@@ -91,15 +91,13 @@ class Reversal(WordTask):
         """The longest text trained on."""
         return str(self.longest)
 
-    def batch(
-        self, generator: np.random.Generator, size: int, progress: float = 1.0
-    ) -> TrainingBatch:
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Lengths uniform from `shortest` to a limit that the curriculum raises."""
         limit = grown(self.first_longest, self.longest, progress)
         # Lengths are mixed within a batch, so short texts are not forgotten; rows are padded
         return self._sequences(generator, generator.integers(self.shortest, limit + 1, size))
 
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> TrainingBatch:
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Texts of one length."""
         return self._sequences(
             generator, np.full(size, whole_number(test_set, "the number of words"))
@@ -111,7 +109,7 @@ class Reversal(WordTask):
 
     def _sequences(
         self, generator: np.random.Generator, lengths: Int[np.ndarray, " sequence"]
-    ) -> TrainingBatch:
+    ) -> Batch:
         size, longest = len(lengths), int(lengths.max())
         first = 1 + len(INSTRUCTION)
         listed = self.vocabulary.ids(NOUNS[: self.words])
@@ -129,7 +127,7 @@ class Reversal(WordTask):
         tokens[separator] = self.vocabulary[SEPARATOR]
         # The copy at place L + 1 + k is word L - 1 - k
         tokens[copy] = drawn[row[copy], (2 * ends - place)[copy]]
-        return TrainingBatch(tokens, copy)
+        return Batch(tokens, copy)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Spans and the source of every generated word."""

@@ -44,7 +44,7 @@ Words = Annotated[int, Interval(ge=1, le=1_000_000)]
 """Of a vocabulary."""
 
 
-class TrainingBatch(NamedTuple):
+class Batch(NamedTuple):
     """Sequences for one training step, padded on the right with <pad> (0)."""
 
     tokens: Int[np.ndarray, "sequence token"]
@@ -213,13 +213,11 @@ class Task(Scoring, ABC):
         """The tokenizer to be saved beside a checkpoint."""
 
     @abstractmethod
-    def batch(
-        self, generator: np.random.Generator, size: int, progress: float = 1.0
-    ) -> TrainingBatch:
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Make `size` training sequences at `progress` of a curriculum, 0 its begin, 1 its end."""
 
     @abstractmethod
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> TrainingBatch:
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """`size` sequences of one test set. Raises InputError for an unknown name."""
 
     @abstractmethod

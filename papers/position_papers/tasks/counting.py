@@ -31,7 +31,7 @@ import numpy as np
 from annotated_types import Interval
 
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Number, TrainingBatch, WordTask, grown
+from repo_interp.tasks.task import Batch, Number, WordTask, grown
 from repo_interp.tasks.vocabulary import BOS, PAD
 from repo_interp.values import Positive
 
@@ -101,16 +101,14 @@ class Counting(WordTask):
             "shorter": self.shorter_pass_weight,
         }
 
-    def batch(
-        self, generator: np.random.Generator, size: int, progress: float = 1.0
-    ) -> TrainingBatch:
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Up to as many operations as the curriculum allows: from `first_operations` to
         `operations`.
         """
         limit = grown(self.first_operations, self.operations, progress)
         return self._sequences(generator, size, limit, self.pass_weight)
 
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> TrainingBatch:
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Sequences with the weight of pass of one test set."""
         self._require_test_set(test_set)
         pass_weight = self._pass_weights[test_set.removeprefix(BALANCED)]
@@ -140,7 +138,7 @@ class Counting(WordTask):
 
     def _sequences(
         self, generator: np.random.Generator, size: int, limit: int, pass_weight: float
-    ) -> TrainingBatch:
+    ) -> Batch:
         counts = generator.integers(self.fewest, limit + 1, size)
         return _side_by_side(
             [self._sequence(generator, int(count), pass_weight) for count in counts]
@@ -210,14 +208,14 @@ def _common_values(task: Counting, test_set: str) -> tuple[int, ...]:
     return tuple(sorted(value for value, count in counts.items() if count >= COMMON * DRAWN))
 
 
-def _side_by_side(rows: Sequence[Sequence[int]]) -> TrainingBatch:
+def _side_by_side(rows: Sequence[Sequence[int]]) -> Batch:
     """Sequences padded on the right, with their last tokens as targets."""
     tokens = np.full((len(rows), max(map(len, rows))), PAD)
     targets = np.zeros(tokens.shape, dtype=bool)
     for row, words in enumerate(rows):
         tokens[row, : len(words)] = words
         targets[row, len(words) - 1] = True
-    return TrainingBatch(tokens, targets)
+    return Batch(tokens, targets)
 
 
 SIZES = {"small": Counting(), "paper": Counting(operations=512, first_operations=512)}

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float
 
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Number, Response, TrainingBatch, WordTask
+from repo_interp.tasks.task import Batch, Number, Response, WordTask
 from repo_interp.tasks.vocabulary import BOS
 from repo_interp.values import Share
 
@@ -75,14 +75,12 @@ class FlipFlop(WordTask):
         longer = () if self.longest_test == self.length else tuple(f"long_{name}" for name in SETS)
         return (*SETS, *longer)
 
-    def batch(
-        self, generator: np.random.Generator, size: int, progress: float = 1.0
-    ) -> TrainingBatch:
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Sequences of one length, which grows from `first_length` to `length`."""
         pairs = round((self.first_length + progress * (self.length - self.first_length)) / 2)
         return self._sequences(generator, size, pairs, self.ignore)
 
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> TrainingBatch:
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Sequences of one length and density."""
         self._require_test_set(test_set)
         length = self.longest_test if test_set.startswith("long_") else self.length
@@ -91,7 +89,7 @@ class FlipFlop(WordTask):
 
     def _sequences(
         self, generator: np.random.Generator, size: int, pairs: int, ignore: float
-    ) -> TrainingBatch:
+    ) -> Batch:
         write, ignored, read = self.vocabulary.ids((WRITE, IGNORE, READ))
         chance = [(1 - ignore) / 2, ignore, (1 - ignore) / 2]
         instructions = generator.choice([write, ignored, read], size=(size, pairs), p=chance)
@@ -107,7 +105,7 @@ class FlipFlop(WordTask):
         tokens[:, 2::2] = self.vocabulary["0"] + bits
         targets = np.zeros(tokens.shape, dtype=bool)
         targets[:, 2::2] = reads
-        return TrainingBatch(tokens, targets)
+        return Batch(tokens, targets)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Spans; the density is what the sequence shows."""

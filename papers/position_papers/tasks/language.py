@@ -29,7 +29,7 @@ from annotated_types import Interval
 from position_papers.tasks.corpus import NAMED, Corpus, corpus, text_record
 from repo_interp.errors import InputError
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Number, PlainText, Task, TrainingBatch, doublings, whole_number
+from repo_interp.tasks.task import Batch, Number, PlainText, Task, doublings, whole_number
 from repo_interp.values import TokensOrNone
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ class Language(PlainText, Task):
         """What a corpus that has a name is made of, and its digest."""
         return text_record(self.corpus)
 
-    def batch(
-        self, generator: np.random.Generator, size: int, progress: float = 1.0
-    ) -> TrainingBatch:
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Windows of the training documents, twice as long at each of equal parts of the progress,
         and as many fewer; at least one.
         """
@@ -113,7 +111,7 @@ class Language(PlainText, Task):
         starts = generator.integers(0, len(stream) - length + 2, max(1, size // times))
         return _windows(stream, starts, length, self.data.start)
 
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> TrainingBatch:
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Windows of held-out documents. Raises InputError where no document is long enough."""
         length = whole_number(test_set, "the number of tokens")
         starts = self.data.held_out_starts(length - 1)
@@ -137,13 +135,13 @@ class Language(PlainText, Task):
         )
 
 
-def _windows(stream: np.ndarray, starts: np.ndarray, length: int, first: int) -> TrainingBatch:
+def _windows(stream: np.ndarray, starts: np.ndarray, length: int, first: int) -> Batch:
     """`first` and the `length` - 1 tokens from each start."""
     tokens = np.full((len(starts), length), first, dtype=np.int64)
     tokens[:, 1:] = stream[starts[:, None] + np.arange(length - 1)]
     targets = np.ones(tokens.shape, dtype=bool)
     targets[:, 0] = False
-    return TrainingBatch(tokens, targets)
+    return Batch(tokens, targets)
 
 
 SIZES = {"small": Language(), "paper": Language(length=512, longest_test=4096)}

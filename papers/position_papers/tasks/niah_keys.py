@@ -37,7 +37,7 @@ from jaxtyping import Float
 
 from repo_interp.tasks.context import ContextTask, places
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Number, Response, TrainingBatch, Words
+from repo_interp.tasks.task import Batch, Number, Response, Words
 from repo_interp.tasks.vocabulary import BOS
 from repo_interp.values import CountOrNone
 
@@ -122,8 +122,8 @@ class KeyedNiah(ContextTask):
 
     def _sequences(
         self, generator: np.random.Generator, size: int, length: int, questions: int
-    ) -> TrainingBatch:
-        return TrainingBatch(
+    ) -> Batch:
+        return Batch(
             *map(
                 np.stack,
                 zip(

@@ -20,7 +20,7 @@ import numpy as np
 from annotated_types import Interval
 
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.tasks.task import Number, TrainingBatch, WordTask, grown
+from repo_interp.tasks.task import Batch, Number, WordTask, grown
 from repo_interp.tasks.vocabulary import BOS
 
 BLANK, SEPARATOR = "_", "="
@@ -65,9 +65,7 @@ class SelectiveCopy(WordTask):
             "sparse": 2 * self.blanks,
         }
 
-    def batch(
-        self, generator: np.random.Generator, size: int, progress: float = 1.0
-    ) -> TrainingBatch:
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Sequences of one length: the symbols grow from `first_copied` to `copied`, the blanks
         with them.
         """
@@ -76,14 +74,14 @@ class SelectiveCopy(WordTask):
             generator, size, copied, max(1, round(self.blanks * copied / self.copied))
         )
 
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> TrainingBatch:
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Sequences with the blanks of one test set."""
         self._require_test_set(test_set)
         return self._sequences(generator, size, self.copied, self._blanks[test_set])
 
     def _sequences(
         self, generator: np.random.Generator, size: int, copied: int, blanks: int
-    ) -> TrainingBatch:
+    ) -> Batch:
         first = self.vocabulary["A"]
         symbols = generator.integers(first, first + self.symbols, (size, copied))
         places = np.sort(np.argsort(generator.random((size, copied + blanks)))[:, :copied])
@@ -93,7 +91,7 @@ class SelectiveCopy(WordTask):
         tokens = np.concatenate([edges[0], context, edges[1], symbols], axis=1)
         targets = np.zeros(tokens.shape, dtype=bool)
         targets[:, -copied:] = True
-        return TrainingBatch(tokens, targets)
+        return Batch(tokens, targets)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Spans and the source of every generated symbol."""

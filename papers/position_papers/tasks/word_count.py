@@ -34,7 +34,7 @@ from repo_interp.errors import InputError
 from repo_interp.tasks.essay import SENTENCE_END, essay
 from repo_interp.tasks.prompt import GENERATED, Prompt
 from repo_interp.tasks.prompt.text import prompt_from_text
-from repo_interp.tasks.task import MOST, Task, TrainingBatch
+from repo_interp.tasks.task import MOST, Batch, Task
 from repo_interp.tasks.vocabulary import PAD
 
 if TYPE_CHECKING:
@@ -84,13 +84,11 @@ class WordCount(Task):
         """Byte-level BPE, or the named one."""
         return corpus("", self.tokens, self.tokenizer_file).tokenizer
 
-    def batch(
-        self, generator: np.random.Generator, size: int, progress: float = 1.0
-    ) -> TrainingBatch:
+    def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
         """Prompts of two sentences."""
         return self.sample(generator, size, self.default_test_set)
 
-    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> TrainingBatch:
+    def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
         """Prompts of one number of sentences, with the answer as target."""
         self._require_test_set(test_set)
         prompts = [self._drawn(generator, int(test_set)) for _ in range(size)]
@@ -99,7 +97,7 @@ class WordCount(Task):
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt.tokens)] = prompt.tokens
             targets[row, list(prompt.generated)] = True
-        return TrainingBatch(tokens, targets)
+        return Batch(tokens, targets)
 
     def _drawn(self, generator: np.random.Generator, sentences: int) -> Prompt:
         texts, places = _places(sentences)

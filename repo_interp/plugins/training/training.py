@@ -34,7 +34,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
 from repo_interp.analysis.analyze import Results, analyze, execute
-from repo_interp.analysis.batches import Batch, make_batch
+from repo_interp.analysis.batches import PaddedBatch, make_batch
 from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.defaults import choose, resolve_measures
 from repo_interp.analysis.job import Job, results_of
@@ -306,8 +306,8 @@ class _Evaluation:
     def forget(self) -> None:
         """Begin the next evaluation."""
         self.prompts: list[Prompt] = []
-        self.observed: list[tuple[Batch, Results]] = []
-        self._pending: tuple[list[Prompt], Batch, Results] | InputError | None = None
+        self.observed: list[tuple[PaddedBatch, Results]] = []
+        self._pending: tuple[list[Prompt], PaddedBatch, Results] | InputError | None = None
         self._refused: InputError | None = None
 
     def keep(self) -> None:
@@ -362,13 +362,13 @@ class _Evaluation:
 class _ObservedJob(Job):
     """A job whose batches were observed."""
 
-    observed: Sequence[tuple[Batch, Results]] = ()
+    observed: Sequence[tuple[PaddedBatch, Results]] = ()
 
     @property
-    def batches(self) -> list[Batch]:
+    def batches(self) -> list[PaddedBatch]:
         return [batch for batch, _ in self.observed]
 
-    def observe(self, batch: Batch, *given: Any, **further: Any) -> Any:
+    def observe(self, batch: PaddedBatch, *given: Any, **further: Any) -> Any:
         # By identity, since a comparison of batches would compare tensors
         return next(results for other, results in self.observed if other is batch)
 
