@@ -297,7 +297,7 @@ MEASURE = """
 import sys
 import repo_interp as ri
 ri.analyze(ri.open_model("reversal/repo"), [[3, 4, 5, 6]], ["positions"], progress=print)
-few = ("", ".catalogue", ".experiment", ".prompt_sets")
+few = ("", ".experiment_catalogue", ".experiment", ".prompt_sets")
 allowed = {f"repo_interp.experiments{name}" for name in few}
 ours = {name for name in sys.modules if name.startswith("repo_interp.experiments")}
 wrong = sorted(ours - allowed | set(sys.argv[1:]) & set(sys.modules))

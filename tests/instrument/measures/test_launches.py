@@ -135,7 +135,9 @@ TEXTS = {
     "predictions",
     "segments",
 }
-"""Measures of a few rows, heads or words by name, or of what a prompt says, which numpy knows."""
+"""Measures of a few rows, heads or words by name, or of what a prompt says, which numpy knows; what
+reads files, and what experiments add up on the processor.
+"""
 ALLOWED = {
     # Once per batch: masks and spans are the same in all its layers.
     "seen_pairs.py is_whole": "bool",
