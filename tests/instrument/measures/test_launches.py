@@ -128,7 +128,9 @@ METHODS = {"item", "tolist", "cpu", "nonzero", "argwhere", "unique", "masked_sel
 REDUCED = {"all", "any", "max", "min", "sum", "amax", "amin", "argmax", "count_nonzero"}
 TEXTS = {
     "attention_rows",
+    "conversion",
     "dumped_tables",
+    "gaussians",
     "gates",
     "maps",
     "position_sources",
