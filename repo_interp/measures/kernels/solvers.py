@@ -318,9 +318,9 @@ def steps_at_once(device: torch.device) -> tuple[int, int]:
         device: Device of the solver.
 
     Returns:
-        1 and 1 on a CPU, else 8 and 4.
+        0 and 1 on a CPU, else 8 and 4.
     """
-    return (1, 1) if device.type == "cpu" else (8, 4)
+    return (0, 1) if device.type == "cpu" else (8, 4)
 
 
 def conjugate_gradients(
@@ -364,7 +364,7 @@ def conjugate_gradients(
     enough = (tolerance**2 * norm).clamp_(min=tiny)
     first, further = steps_at_once(sums.device)
     for number in range(MOST_STEPS + further):
-        asked = number == 0 or (number >= first and (number - first) % further == 0)
+        asked = number >= first and (number - first) % further == 0
         if asked and not bool((norm > enough).any()):
             return _without(null_space, solution)
         applied = apply(step).add_(step, alpha=ridge)

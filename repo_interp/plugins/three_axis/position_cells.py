@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from repo_interp.measures.kernels.causal_pairs import in_chunks
 from repo_interp.measures.kernels.logit_sums import MapSums, row_blocks
 from repo_interp.measures.kernels.seen_pairs import (
     fast_length,
+    once,
     shift_earlier,
     shift_later,
     signed_keys,
@@ -90,9 +91,12 @@ def position_correlation(
     # Per token 2048 bytes: some eight float64 numbers for each of the CHUNK pairs within a chunk
     at_once = max(1, memory_for(queries.device, 2 * SHARED) // (tokens * (8 * d_head + 2048)))
     for block in (items[start : start + at_once] for start in range(0, len(items), at_once)):
-        prompt, head = (
-            torch.from_numpy(part).to(cell.device)
-            for part in (block // inputs.heads, block % inputs.heads)
+        prompt, head = once(
+            ("heads of cells", inputs.heads, block.tobytes()),
+            lambda block=block: (
+                torch.from_numpy(np.stack(np.divmod(block, inputs.heads))).to(cell.device).unbind()
+            ),
+            inputs.valid,
         )
         part = takes_part[prompt, head]
         pairs = binned_pairs(
@@ -198,13 +202,11 @@ class BinnedPairs:
         """A fast length of transforms at which no entry that is read wraps around."""
         return fast_length(2 * self.cells)
 
-    @cached_property
-    def signs(self) -> Float[Tensor, "part 1 1 1"]:
-        """1 of the causal pairs, -1 of those beyond the window."""
-        new = {"dtype": torch.float64, "device": self.places.device}
-        signs = torch.ones(len(self.delays), 1, 1, 1, **new)
-        signs[1:] = -1
-        return signs
+    def _signed(self, of_parts: Float[Tensor, "item part *axes"]) -> Tensor:
+        """Numbers by part with its sign, in place: 1 of causal pairs, -1 of those beyond."""
+        if len(self.delays) > 1:
+            of_parts[:, 1:].neg_()
+        return of_parts
 
     @cached_property
     def bin_within(self) -> Int[Tensor, "item pair"]:
@@ -216,7 +218,7 @@ class BinnedPairs:
     def seen_within(self) -> Float[Tensor, "item part chunk row key"]:
         """The sign for the seen pairs of a chunk, else 0."""
         rows, keys = self.taking_part.unbind(2)
-        return (rows[..., None] * keys[..., None, :]).tril_().mul_(self.signs)
+        return self._signed((rows[..., None] * keys[..., None, :]).tril_())
 
     @cached_property
     def opposite(self) -> Complex[Tensor, "item part 2 chunk frequency"]:
@@ -224,22 +226,12 @@ class BinnedPairs:
         held = self._held(self.taking_part)
         until = held.cumsum(3)
         rows, keys = (until[:, :, :, -1:] - until)[:, :, 0], (until - held)[:, :, 1]
-        return torch.fft.rfft(torch.stack([keys, rows], 2)) * self.signs
+        return self._signed(torch.fft.rfft(torch.stack([keys, rows], 2)))
 
     @cached_property
     def _places_back(self) -> Int[Tensor, "item part 2 chunk token"]:
         """Where the entry of a place is once a transform of a conjugate ran backwards."""
         return -self.places % self.length
-
-    @cached_property
-    def _between(self) -> Float[Tensor, "2_chunks 2_chunks"]:
-        """Gives a chunk's rows the sum of the keys before it, its keys that of the rows behind."""
-        chunks = self.places.shape[3]
-        earlier = torch.ones(chunks, chunks, dtype=torch.float64, device=self.places.device)
-        earlier = earlier.triu_(1)
-        nothing = torch.zeros_like(earlier)
-        rows, keys = torch.cat([nothing, earlier.T], -1), torch.cat([earlier, nothing], -1)
-        return torch.cat([rows, keys])
 
     @cached_property
     def _counts_between(self) -> Float[Tensor, "item unknown"]:
@@ -317,9 +309,9 @@ class BinnedPairs:
 
     def _lines_between(self, values: Float[Tensor, "item part 2 chunk token"]) -> Tensor:
         """Sums over the pairs of different chunks, for the rows and the keys of a chunk alike."""
-        sums = torch.mm(values.sum(-1).view(-1, len(self._between)), self._between)
-        sums = sums.view(*values.shape[:-1], 1)
-        return sums if len(self.delays) == 1 else sums.mul_(self.signs)
+        between = _between(self.places.shape[3], values.device)
+        sums = torch.mm(values.sum(-1).view(-1, len(between)), between)
+        return self._signed(sums.view(*values.shape[:-1], 1))
 
     def _held(
         self, values: Float[Tensor, "item part 2 chunk token"]
@@ -358,6 +350,15 @@ class BinnedPairs:
         difference = torch.arange(self.length, dtype=torch.float64, device=cell.device)
         difference = (difference - (self.cells - 1)).expand(len(cell), -1)
         return gauges(Axes(difference, cell, cell))
+
+
+@lru_cache(maxsize=8)
+def _between(chunks: int, device: torch.device) -> Float[Tensor, "2_chunks 2_chunks"]:
+    """Gives a chunk's rows the sum of the keys before it, its keys that of the rows behind."""
+    earlier = torch.ones(chunks, chunks, dtype=torch.float64, device=device).triu_(1)
+    nothing = torch.zeros_like(earlier)
+    rows, keys = torch.cat([nothing, earlier.T], -1), torch.cat([earlier, nothing], -1)
+    return torch.cat([rows, keys])
 
 
 def _delay(
@@ -411,13 +412,11 @@ def product_sums(
     Returns:
         Sums [item, bin], float64.
     """
-    delayed_keys = signed_keys(keys, window)
-    return torch.stack(
-        [
-            sign * _causal_product_sums(queries, some_keys, pairs, part)
-            for part, (sign, _, some_keys) in enumerate(delayed_keys)
-        ]
-    ).sum(0)
+    parts = [
+        _causal_product_sums(queries, some_keys, pairs, part)
+        for part, (_, _, some_keys) in enumerate(signed_keys(keys, window))
+    ]
+    return parts[0] if len(parts) == 1 else parts[0] - parts[1]
 
 
 def _causal_product_sums(
@@ -444,8 +443,9 @@ def _causal_product_sums(
             crossed = some_queries @ held.view(items, cells, width).to(queries.dtype).mT
             _add_by_bin(sums, crossed, rows, every_cell)
         # Only now do this chunk's keys join their cells: one index_add_ serves all items.
-        joining = some_keys.flatten(0, 1).to(torch.float64)
-        held.index_add_(0, (first_cell + columns).flatten(), joining)
+        if some.stop < tokens:
+            joining = some_keys.flatten(0, 1).to(torch.float64)
+            held.index_add_(0, (first_cell + columns).flatten(), joining)
     return sums
 
 
