@@ -25,9 +25,11 @@ from typing import Any
 
 from lazy_loader import attach_stub
 
+from repo_interp import moved_modules
 from repo_interp.collection import collection_paused
 
 __version__ = "0.1.0"
+moved_modules.install()
 # `__init__.pyi` is read at runtime too, so that types and names cannot drift apart.
 _find, __dir__, __all__ = attach_stub(__name__, __file__)
 

@@ -101,7 +101,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     COMMANDS: {
         **{
             name: f"repo_interp.cli.{name}_command"
-            for name in ("analyze", "explore", "inspect", "fetch", "score", "compare")
+            for name in ("analyze", "explore", "inspect", "verify", "fetch", "score", "compare")
         },
         "verify": "repo_interp.plugins.verify.command",
     },

@@ -31,6 +31,7 @@ from task_tokenizers import tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import repo_interp as ri
+from benchmarks.tiny_models import small_model
 from repo_interp.analysis.trained_task import trained_task
 from repo_interp.cli import _parser, main
 from repo_interp.cli.explore_command import _explored, _given
@@ -469,7 +470,10 @@ def test_two_checkpoints_and_two_prompts_are_compared_and_linked(browser, prompt
 
 def test_models_that_can_have_no_text_in_common_are_refused_and_others_read_the_same_text():
     reads, words, none = (
-        ri.bridge(ri.reposition(tiny("llama"), "repo"), known)
+        ri.bridge(
+            ri.reposition(small_model("llama", LlamaConfig(**TINY | {"vocab_size": 512})), "repo"),
+            known,
+        )
         for known in (tokenizer("byte_level_bpe"), tokenizer("metaspace_bpe"), None)
     )
     with pytest.raises(ri.InputError, match="no tokens and no texts in common"):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from places import OFFICIAL, PACKAGE
 from places import ROOT as repository
 
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, READERS
+from repo_interp.moved_modules import MOVED
 
 ROOT = PACKAGE
 LABORATORY = repository / "papers" / "position_papers"
@@ -358,6 +360,15 @@ def test_the_engine_imports_no_measure_and_no_experiment():
         for place in OWN[group].values()
     }
     assert len(plugins) > 20 and not plugins & seen
+
+
+def test_modules_of_before_are_found_by_their_old_names_and_exist():
+    for old, new in MOVED.items():
+        assert not (ROOT / f"{old.replace('.', '/')}.py").exists(), old
+        assert (ROOT / f"{new.replace('.', '/')}.py").is_file(), new
+    with pytest.warns(DeprecationWarning, match=r"three_axis is now repo_interp.plugins"):
+        old = import_module("repo_interp.measures.three_axis")
+    assert old is import_module("repo_interp.plugins.three_axis.three_axis")
 
 
 PLUGINS = tuple(sorted(path.parent.name for path in ROOT.glob("plugins/*/__init__.py")))

@@ -100,8 +100,8 @@ class Stopped(KeyboardInterrupt):
 SMALLEST = {
     "perturbation": (SMALL, "inside a pass"),
     "extrapolation": (Extrapolation(sequences=4), "inside a pass"),
-    "effects": (Effects(kinds=("frozen",), draws=2), "between points"),
     "kinds": (Kinds(draws=1), "between points"),
+    "effects": (Effects(kinds=("frozen",), draws=2), "between points"),
     "saliency": (Saliency(steps=2), "inside a pass"),
     "atlas": (Atlas(twins=2, sequences=2), "between points"),
 }

@@ -228,7 +228,8 @@ def test_a_figure_that_cannot_be_drawn_costs_itself_alone(small, tmp_path):
     # which the view of positions draws with
     broken["positions"] = broken["positions"].to_dataset().drop_vars("position_range")
     failures = write_report(broken, tmp_path / "page.html", tmp_path)
-    assert failures[0].startswith("the figures of 'positions': KeyError")
+    said = "the figures of 'positions': positions/position_range is missing in the run; "
+    assert failures[0].startswith(said)
     assert not any("attention_mass" in line for line in failures)
     assert (tmp_path / "attention_mass_mass.png").exists()
     assert 'id="attention_mass"' in (tmp_path / "page.html").read_text()

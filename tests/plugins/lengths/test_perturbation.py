@@ -15,6 +15,9 @@ from refusals import refused
 from torch.testing import assert_close
 
 import repo_interp as ri
+from repo_interp.experiments.responses import forced_responses
+from repo_interp.interventions import exchanged_keys, moved_keys
+from repo_interp.models.decoder import as_decoder
 from repo_interp.plugins.lengths import perturbation
 from repo_interp.plugins.lengths.perturbation import (
     KINDS,
