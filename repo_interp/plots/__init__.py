@@ -37,7 +37,7 @@ _PLACES = {
 }
 """Names by module, from the top of the package."""
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
-__all__ = ["comparison_figures", "style", *_MODULES]
+__all__ = ["style", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from importlib import import_module
@@ -297,6 +298,7 @@ def test_importing_the_package_asking_for_help_and_inspecting_are_light(asked, h
 
 MEASURE = """
 import sys
+import tokenize
 import repo_interp as ri
 ri.analyze(ri.open_model("reversal/repo"), [[3, 4, 5, 6]], ["positions"], progress=print)
 few = ("", ".experiment_catalogue", ".experiment", ".prompt_sets")
@@ -422,3 +424,74 @@ def test_every_plugin_has_a_readme_of_a_screen_and_tests():
     for name in PLUGINS:
         lines = (ROOT / "plugins" / name / "README.md").read_text(encoding="utf-8").splitlines()
         assert lines[0].startswith("# ") and 12 <= len(lines) <= 30, name
+
+
+DOORS = {
+    "analysis/analyze.py": (105, 112_000),
+    "models/load.py": (71, 72_000),
+    "measures/patterns.py": (22, 27_000),
+    "plots/views/patterns.py": (26, 34_000),
+    "plots/pages/report.py": (36, 42_000),
+    "explorer/session.py": (92, 114_000),
+}
+"""By door, most files and code tokens that it needs by imports, wherever in a file these stand."""
+LARGEST = 12_600
+"""Code tokens of a plug-in, at most."""
+NO_CODE = {
+    tokenize.COMMENT,
+    *(tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    tokenize.ENDMARKER,
+}
+
+
+@functools.cache
+def code_tokens(path: Path) -> int:
+    """Names, operators, numbers and strings of a file, without docstrings and comments."""
+    bodies = (getattr(node, "body", None) for node in nodes(path))
+    told = {
+        line
+        for body in bodies
+        for each in (body if isinstance(body, list) else ())
+        if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+        if isinstance(each.value.value, str)
+        for line in range(each.lineno, (each.end_lineno or each.lineno) + 1)
+    }
+    with path.open() as file:
+        return sum(
+            token.type not in NO_CODE and token.start[0] not in told
+            for token in tokenize.generate_tokens(file.readline)
+        )
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_needs_few_files(door):
+    graph, seen = imports(), set()
+    waiting = [f"repo_interp.{door.removesuffix('.py').replace('/', '.')}"]
+    while waiting:
+        if (name := waiting.pop()) not in seen:
+            seen.add(name)
+            waiting += graph.get(name, ())
+    paths = [ROOT.parent / f"{name.replace('.', '/')}.py" for name in seen]
+    files = [path if path.exists() else path.with_suffix("") / "__init__.py" for path in paths]
+    assert len(files) <= DOORS[door][0] and sum(map(code_tokens, files)) <= DOORS[door][1]
+
+
+def test_a_plugin_is_small():
+    sizes = {name: sum(map(code_tokens, ROOT.glob(f"plugins/{name}/*.py"))) for name in PLUGINS}
+    assert {name: size for name, size in sizes.items() if size > LARGEST} == {}
+
+
+def test_a_name_of_the_core_means_one_thing():
+    """Of files, and of public types and functions of files; commands have two functions each."""
+    places: dict[str, set[str]] = {}
+    for path in ROOT.rglob("*.py"):
+        if "plugins" in path.parts or path.name.startswith("__"):
+            continue
+        defined = [
+            node.name
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        ]
+        for name in (path.name, *(name for name in defined if not name.startswith("_"))):
+            places.setdefault(name, set()).add(str(path))
+    assert len([name for name, there in places.items() if len(there) > 1]) <= 10
