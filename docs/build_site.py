@@ -138,11 +138,6 @@ def stage() -> None:
         place = STAGED / file.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)
-    errors = STAGED / "docs" / "errors.md"
-    errors.write_text(
-        "---\nhide: [toc]\nsearch: { boost: 4 }\n---\n\n" + errors.read_text(encoding="utf-8"),
-        encoding="utf-8",
-    )
     for name, text in api_pages():
         page = STAGED / "docs" / name
         page.parent.mkdir(exist_ok=True)

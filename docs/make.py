@@ -1,7 +1,7 @@
 """Writes the parts of `docs/` that come from the code: `make docs`, or `python docs/make.py`.
 
 commands.md            every command with its options, from the parsers
-errors.md              every message of an error or a warning, from the code that raises it
+all_errors.md          every message of an error or a warning, from the code that raises it
 measures.md, schemes.md, tasks.md
                        the parts between <!-- made: KIND NAME --> and <!-- end -->: `variables` of a
                        group, from a run of tiny random models; `parameters` of a measure or an
@@ -127,11 +127,18 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
     return lines[:-1]
 
 
-ERRORS_HEAD = """# Errors
+ERRORS_HEAD = """---
+hide: [toc]
+search:
+  exclude: true
+---
 
-Every message of an error or a warning that the package itself gives, from the code: search for a few words of yours. `...` stands for
-what a message quotes: a path, a name, a number. Most say what was wanted, what came and what to do; below each stand its kind and the
-function that gives it.
+# All errors
+
+The errors that people meet first stand in [errors.md](errors.md), with what to do. This page has every message of an error or a warning
+that the package itself gives, from the code. The search of the site leaves it out: search within the page for a few words of yours. `...`
+stands for what a message quotes: a path, a name, a number. Most say what was wanted, what came and what to do; below each stand its kind
+and the function that gives it.
 
 | kind | what it is | what to do |
 |---|---|---|
@@ -141,6 +148,8 @@ function that gives it.
 | `NotFinite` | numbers became NaN or infinite | look at the layer, head and prompt that it names; `--dtype float32` rules out rounding |
 | `ArgumentTypeError` | a word of the command line | `repo-interp COMMAND --help`, or [commands.md](commands.md) |
 | `ValueError` | a wrong argument of a Python call; from a command it comes as an `InputError` | what the message says |
+| a line `not measured` | one measure stopped; the run has the others, and the command exits with 1 | what the line says |
+| an interruption | Ctrl-C, exit code 130 | the same command goes on where the message says so |
 | a warning | nothing is refused, but results rest on it | read it before the numbers |
 
 Python's argparse adds `the following arguments are required`, `invalid choice`, `unrecognized arguments` and
@@ -158,7 +167,7 @@ THEMES = {
     "The command line": ("cli",),
     "Everything else": (),
 }
-"""Sections of errors.md: the parts of the package whose messages each has; the last has those of
+"""Sections of all_errors.md: the parts of the package whose messages each has; the last has those of
 all others.
 """
 KINDS = (
@@ -169,13 +178,24 @@ KINDS = (
     "NotFinitePrediction",
     "ArgumentTypeError",
     "ValueError",
+    "Fault",
+    "_said",
 )
-WARNINGS = ("warn", "Note", "OtherQuestion", "Damaged", "RoundedPositions")
+WARNINGS = ("warn", "Note", "OtherQuestion", "Damaged", "RoundedPositions", "notes.append")
+ASSIGNED = {"resumable": "Interrupted", "silent": "warn"}
+"""Names to which the code assigns a text that it prints later, with the kind of the message."""
+SHOWN = {
+    "as_input_errors": "`InputError`",
+    "Fault": "a line `not measured` of a run",
+    "_said": "an answer of the explorer",
+    "Interrupted": "an interruption (exit code 130)",
+} | dict.fromkeys(WARNINGS, "a warning")
+"""Kinds that the page does not call by their name in the code."""
 ELLIPSIS = re.compile(r"(\.\.\.)(\W*\.\.\.)+")
 
 
 def errors_page(package: Path = HERE.parent / "repo_interp") -> str:
-    """errors.md: a heading per message, so that a search for its words ends there."""
+    """all_errors.md: a heading per message, so that a search for its words ends there."""
     found: dict[str, dict[str, list[str]]] = {theme: defaultdict(list) for theme in THEMES}
     *_, rest = THEMES
     for file in sorted(package.rglob("*.py")):
@@ -204,9 +224,17 @@ def messages(source: str) -> Iterator[tuple[str, str, str]]:
     and left out.
     """
     tree = ast.parse(source)
+    remarks: dict[ast.AST, ast.expr | None] = {
+        statement: statement.value
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        and (ast.get_docstring(function) or "").startswith("Return a remark")
+        for statement in ast.walk(function)
+        if isinstance(statement, ast.Return)
+    }
     within = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
     for node in ast.walk(tree):
-        kind, given = _said(node)
+        kind, given = ("warn", remarks[node]) if node in remarks else _said(node)
         if given is None:
             continue
         above = [node]
@@ -222,15 +250,8 @@ def messages(source: str) -> Iterator[tuple[str, str, str]]:
             message = " ".join(ELLIPSIS.sub(r"\1", _template(argument, texts)).split())
             if "wanted" in message or len(re.findall(r"[a-z]{2,}", message)) > 2:
                 function = ".".join(owner.name for owner in reversed(owners))
-                shown = (
-                    "a warning"
-                    if kind in WARNINGS
-                    else "`InputError`"
-                    if kind == "as_input_errors"
-                    else f"`{kind}`"
-                )
                 yield (
-                    shown,
+                    SHOWN.get(kind, f"`{kind}`"),
                     message.replace("`", "'") + (": ..." if kind == "as_input_errors" else ""),
                     function,
                 )
@@ -245,9 +266,15 @@ def _said(node: ast.AST) -> tuple[str, ast.expr | None]:
             "wanted|; (leave|add) it|cannot be opened|is no causal", ast.unparse(node.value)
         )
         return "InputError", node.value if refuses else None
+    if isinstance(node, ast.Assign):
+        target = node.targets[0]
+        target = target.value if isinstance(target, ast.Subscript) else target
+        name = target.id if isinstance(target, ast.Name) else ""
+        return (ASSIGNED[name], node.value) if name in ASSIGNED else ("", None)
     if not isinstance(node, ast.Call) or not node.args:
         return "", None
-    name = ast.unparse(node.func).rpartition(".")[2]
+    called = ast.unparse(node.func)
+    name = called if called in WARNINGS else called.rpartition(".")[2]
     if name in ("_require", "_WrongUsage") and len(node.args) > 1:
         return "InputError", node.args[1]
     return (name, node.args[0]) if name in (*KINDS, *WARNINGS, "as_input_errors") else ("", None)
@@ -455,7 +482,7 @@ def main() -> None:
     """Write every page that has a part made from the code."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     (HERE / "commands.md").write_text(commands_page(), encoding="utf-8")
-    (HERE / "errors.md").write_text(errors_page(), encoding="utf-8")
+    (HERE / "all_errors.md").write_text(errors_page(), encoding="utf-8")
     table = maker_of_tables()
     for name in PAGES:
         page = HERE / name

@@ -426,13 +426,15 @@ def _execute(
                 finished=write,
             )
         except (KeyboardInterrupt, Unfinished) as interruption:
-            kept = (
+            resumable = (
                 "finished batches are kept; the same command goes on from there"
                 if results.has_batches
                 else ""
             )
             # The same type, so that its exit code stays; the text gains where to go on.
-            raise type(interruption)("; ".join(filter(None, (str(interruption), kept)))) from None
+            raise type(interruption)(
+                "; ".join(filter(None, (str(interruption), resumable)))
+            ) from None
         except BaseException as error:
             if is_out_of_memory(error):
                 raise InputError(

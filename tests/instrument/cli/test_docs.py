@@ -14,6 +14,7 @@ from places import DOCS
 import repo_interp as ri
 from repo_interp.checkpoint_files.options import SchemeOptions
 from repo_interp.cli import _parser, main
+from repo_interp.cli.results import _REMEDY
 from repo_interp.entry_points import COMMANDS, EXPERIMENTS, MEASURES, OWN, descriptions, names
 from repo_interp.experiments.experiment_catalogue import experiment_named, experiment_names
 from repo_interp.measures.measure_catalogue import measure_named, measure_names
@@ -68,15 +69,48 @@ def test_the_page_of_commands_is_what_the_parsers_say(make):
     assert read("commands.md") == make.commands_page(), "commands.md is stale: make docs"
 
 
-def test_the_page_of_errors_is_what_the_code_says(make):
-    assert read("errors.md") == make.errors_page(), "errors.md is stale: make docs"
+def test_the_page_of_all_errors_is_what_the_code_says(make):
+    assert read("all_errors.md") == make.errors_page(), "all_errors.md is stale: make docs"
+
+
+LEAST_FIXED = 15
+"""Letters of a message's own words, without which it would fit most quotations."""
+
+
+def test_every_message_quoted_on_the_page_of_errors_is_one_that_the_code_gives(make):
+    """`...` stands for what a message fills in, on the page as in the code."""
+    package = DOCS.parent / "repo_interp"
+    found = {
+        message
+        for file in sorted(package.rglob("*.py"))
+        for _, message, _ in make.messages(file.read_text(encoding="utf-8"))
+    }
+    patterns = [
+        re.escape(one).replace(re.escape("..."), ".*")
+        for one in found
+        if len(re.sub(r"\.{3}|\W", "", one)) >= LEAST_FIXED
+    ]
+    quoted = [line for block in blocks(DOCS / "errors.md", "text") for line in block.splitlines()]
+    # What the command puts before a message that it prints, and what a command adds to it
+    words = [re.sub(r"^(interrupted|not measured: \w+): ", "", line) for line in quoted]
+    words = [line.removesuffix(f"; {_REMEDY}") for line in words]
+    assert len(words) > 20
+    assert [line for line in words if not re.fullmatch("|".join(patterns), line)] == []
+
+
+def test_the_page_of_errors_is_short_and_the_list_is_not_searched(make):
+    sections = read("errors.md").split("\n## ")[1:]
+    assert len(sections) == 20
+    long = [section.splitlines()[0] for section in sections if len(section.split()) > 120]
+    assert long == []
+    assert read("all_errors.md").startswith("---\nhide: [toc]\nsearch:\n  exclude: true\n---\n")
 
 
 def test_every_refusal_of_the_catalogue_is_on_the_page_of_errors():
     """But for those of Python's argparse, which the page names."""
     templates = [
         re.escape(found).replace(re.escape("..."), ".*")
-        for found in re.findall(r"^### `(.*)`$", read("errors.md"), re.M)
+        for found in re.findall(r"^### `(.*)`$", read("all_errors.md"), re.M)
     ]
     known = [one for one in templates if "wanted" in one or len(one) > 20]
     known += ["arguments are required", "invalid choice", "unrecognized arguments"]
