@@ -48,7 +48,10 @@ def fuzz(given: Namespace) -> Iterator[Row]:
     back.
     """
     yield _tested(
-        "fuzzing", ["cli/test_fuzz"], HYPOTHESIS_PROFILE="fuzz", FUZZ_EXAMPLES=str(given.examples)
+        "fuzzing",
+        ["instrument/cli/test_fuzz"],
+        HYPOTHESIS_PROFILE="fuzz",
+        FUZZ_EXAMPLES=str(given.examples),
     )
 
 

@@ -45,6 +45,7 @@ class Gaps:
         self._schemes = decoder.schemes
         self._asked = decoder.attentions(decoder.by_layer if layers is None else layers)
         self._measures = measures
+        self._by_name = {measure.name: measure for measure in measures}
         self._found: dict[str, dict[Gap, list[int]]] = {measure.name: {} for measure in measures}
         """Layers by what is left out, by measure."""
         self._skipped: dict[str, list[int]] = {measure.name: [] for measure in measures}
@@ -67,10 +68,16 @@ class Gaps:
         Returns:
             Words after "gives", such as "nothing in layers 0-1 (nope), which do not rotate".
         """
-        return [
+        left_out = [
             f"{gap.what} in layers {self._named(layers)}, which {gap.reason}"
             for gap, layers in self._found[measure].items()
         ]
+        if skipped := self._skipped[measure]:
+            wanted = ", ".join(self._by_name[measure].needs.schemes)
+            left_out.insert(
+                0, f"{NOTHING} in layers {self._named(skipped)}, which are not of {wanted}"
+            )
+        return left_out
 
     @property
     def notes(self) -> list[str]:
@@ -81,11 +88,6 @@ class Gaps:
             if name in silent:
                 lines.append(silent[name])
                 continue
-            if skipped := self._skipped[name]:
-                lines.append(
-                    f"{name} skips layers {self._named(skipped)}: it is about "
-                    f"{', '.join(measure.needs.schemes)}"
-                )
             lines += [f"{name} gives {gap}" for gap in self.of(name)]
         return lines
 

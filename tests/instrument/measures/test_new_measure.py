@@ -202,7 +202,9 @@ def test_layers_of_other_schemes_are_skipped_and_the_run_says_so():
     run = ri.analyze(model, tokens, [OfRope(), "octaves"], experiments=())
     assert run["foreign"]["layer"].values.tolist() == [1, 2]
     assert run["octaves"]["layer"].values.tolist() == [0, 1, 2]
-    assert "foreign skips layers 0 (nope): it is about rope" in run.attrs["notes"]
+    skipped = "nothing in layers 0 (nope), which are not of rope"
+    assert f"foreign gives {skipped}" in run.attrs["notes"]
+    assert run["foreign"].attrs["left_out"] == skipped
     everywhere = ri.analyze(model, tokens, [Foreign()], experiments=())
     xr.testing.assert_equal(
         run["foreign"]["square"], everywhere["foreign"]["square"].sel(layer=[1, 2])
