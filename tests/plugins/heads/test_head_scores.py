@@ -189,6 +189,14 @@ def test_heads_are_scored_together_as_one_by_one():
         np.testing.assert_array_equal(mirror_scores(positions, *given), alone)
 
 
+def test_the_correlation_of_copies_with_their_sources_is_numpys():
+    positions = np.array([0.3, 2.0, -1.0, 0.7, 1.1, 1.5])
+    found = mirror(positions, [*"abcabc"], [0, 1, 2], [3, 4, 5]).correlation
+    expected = np.corrcoef(positions[[3, 4, 5]], positions[[0, 1, 2]])[0, 1]
+    np.testing.assert_allclose(found, expected)
+    assert -0.9 < found < -0.1
+
+
 def test_prompts_without_a_word_twice_have_no_part_in_the_mirror_score():
     bridge = ri.zoo("reversal/repo")
     task = make_task("reversal")
