@@ -28,7 +28,11 @@ from benchmarks.running import Frame, Row, read_parts, read_toml, row, run, sect
 COLUMNS = ("what", "tried", "held", "needed", "note")
 TABLE, PAGE = Path("benchmarks/robustness.csv"), Path("docs/trust.md")
 STATED = read_toml(__file__)
-OFFICIAL = ("models/test_official", "models/test_parity", "analysis/test_run_goldens")
+OFFICIAL = (
+    "instrument/models/test_official",
+    "instrument/models/test_parity",
+    "instrument/analysis/test_run_goldens",
+)
 RANGED = ("transformers", "transformer-lens")
 """Libraries whose oldest and newest versions are tried, by the ranges in pyproject.toml; torch is
 as in constraints.txt.
@@ -73,7 +77,7 @@ def versions(given: Namespace, end: str) -> Iterator[Row]:
     # an open range fetches gigabytes of CUDA libraries
     pip("install --quiet --constraint constraints.txt torch")
     oldest = " ".join(f"{name}=={lower[name]}" for name in RANGED if end == "oldest")
-    pip(f"install --quiet --upgrade . pytest {oldest}")
+    pip(f"install --quiet --upgrade . pytest hypothesis {oldest}")
     found = re.findall(
         r"^(?:torch|transformers|transformer-lens)==\S+", pip("freeze"), re.MULTILINE
     )
