@@ -75,11 +75,12 @@ pictures: env
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/explorer_pictures.py
 
-# Whether docs/pictures shows what the code draws, and docs/recipes.md what its recipes print. Those are of models that are fetched.
+# Whether docs/pictures shows what the code draws, and docs/recipes.md what its recipes print. Recipes of models
+# that cannot be fetched are named and not compared.
 shown: env
 	OMP_NUM_THREADS=1 $(BIN)/python docs/pictures.py --check
-	$(BIN)/repo-interp fetch smollm2-135m
-	$(BIN)/repo-interp fetch gemma3-270m
+	-$(BIN)/repo-interp fetch smollm2-135m
+	-$(BIN)/repo-interp fetch gemma3-270m
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python docs/recipes.py --check
 
 # Every checkpoint that comes with the packages, trained again by the plan: hours. Interrupted, the next time goes on.
