@@ -97,9 +97,9 @@ def analyze(
             interruption; it is emptied at the end. None: nothing is kept.
         progress: Called with layers observed so far and in all; None here and for
             `experiment_progress`: a bar on standard error, or lines where that is no terminal.
-        experiments: Names ("perturbation", "extrapolation", "effects", "kinds", "saliency",
-            "atlas"), objects that follow `Experiment`, or plans that `planned` made; None: those of
-            `defaults.default_experiments` where neither measures nor layers are named, else none.
+        experiments: Names of the catalogue, objects that follow `Experiment`, or plans that
+            `planned` made; None: those of `defaults.default_experiments` where neither measures nor
+            layers are named, else none.
         task: Task that experiments score `prompts` by; None: their generated tokens where all have
             some, else the log perplexity of every token.
         experiment_progress: Called with the name of an experiment, and its points measured so far

@@ -1,1 +1,1 @@
-"""What every head does: scores, names, random twins, and the table of heads."""
+"""What every head does: scores, names, and models with random weights as controls."""

@@ -1,1 +1,1 @@
-"""Logits as a sum of a function of the distance and values of query and key; one logit explained."""
+"""Logits as a sum of a number for the distance, one for the query and one for the key."""
