@@ -26,14 +26,16 @@ _PLACES = {
     "plugins.causes.saliency_view": ("heads_by_saliency", "saliency_text"),
     "plugins.cope.view": ("gate_lines", "gate_scores", "position_attention"),
     "plugins.fake_distance.view": ("fake_distance_fit",),
-    "plugins.heads.view": ("atlas_names", "atlas_overview"),
+    "plugins.heads.overview": ("atlas_overview",),
+    "plugins.heads.view": ("atlas_names",),
     "plugins.lengths.extrapolation_view": ("output_traces",),
     "plugins.lengths.perturbation_view": ("perturbation_grid",),
     "plugins.one_head.one_head_figure": ("attention_pattern", "logit_parts"),
     "plugins.rotation.view": ("rotating_pairs", "rotation_grid"),
     "plugins.segments.view": ("segment_positions", "segment_scores"),
     "plugins.sources.view": ("head_kinds",),
-    "plugins.three_axis.view": ("fit_correlations", "three_axis_fit"),
+    "plugins.three_axis.fit_figure": ("three_axis_fit",),
+    "plugins.three_axis.view": ("fit_correlations",),
 }
 """Names by module, from the top of the package."""
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}

@@ -22,12 +22,10 @@ tokens are no mathematics.
 from __future__ import annotations
 
 import io
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, wraps
-from itertools import product
+from functools import wraps
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any, NoReturn, TypeVar, cast
@@ -39,23 +37,18 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.transforms import ScaledTranslation
 
 from repo_interp.errors import InputError, one_line, quoted
 from repo_interp.files import path_of
+from repo_interp.plots.glyphs import FONTS, make_legible
 from repo_interp.values import checked
 
 Drawn = TypeVar("Drawn")
 Inches = Annotated[float, Interval(gt=0, le=1000)]
 
-FONTS = ("DejaVu Sans", "STIXGeneral")
-"""Fonts of every figure, the first of which has a character draws it.
-
-They come with matplotlib, so that every machine gives the same bytes.
-"""
 COLUMN_WIDTH = 3.3
 """Inches: one column of a two-column paper."""
 PAGE_WIDTH = 6.8
@@ -447,7 +440,7 @@ def _laid_out(figure: Figure) -> Iterator[None]:
 
     At the resolutions of formats, texts measure a little differently.
     """
-    _make_legible(figure)
+    make_legible(figure)
     layout = figure.get_layout_engine()
     if layout is not None:
         layout.execute(figure)
@@ -457,80 +450,6 @@ def _laid_out(figure: Figure) -> Iterator[None]:
         yield
     finally:
         figure.set_layout_engine(layout)
-
-
-def legible(text: str) -> str:
-    """Replace the characters that no font can draw by their codes.
-
-    Args:
-        text: Text; ends of lines stay.
-
-    Returns:
-        Text that the fonts can draw.
-    """
-    return "".join(
-        character if character == "\n" or is_drawable(character) else code_of(character)
-        for character in text
-    )
-
-
-def is_drawable(character: str) -> bool:
-    """Tell whether one of the current fonts has a character.
-
-    Args:
-        character: A single character.
-
-    Returns:
-        False for control characters and halves of surrogate pairs, whatever the fonts have.
-    """
-    return _is_in(character, tuple(dict.fromkeys([*mpl.rcParams["font.family"], *FONTS])))
-
-
-# Called for every character of every text, most of which repeat.
-@cache
-def _is_in(character: str, families: tuple[str, ...]) -> bool:
-    return unicodedata.category(character) not in ("Cc", "Cs") and any(
-        file is not None and get_font(file).get_char_index(ord(character))
-        for file in map(_file_of, families)
-    )
-
-
-@cache
-def _file_of(family: str) -> str | None:
-    """The file of a font; None where it is not installed."""
-    try:
-        # By default findfont answers DejaVu Sans for a missing font, and every character seems
-        # drawable.
-        return str(findfont(FontProperties(family=[family]), fallback_to_default=False))
-    except ValueError:
-        return None
-
-
-def code_of(character: str) -> str:
-    """Write the code of a character as Python does, such as U+6A21 as backslash u6a21.
-
-    Args:
-        character: A single character.
-
-    Returns:
-        The code.
-    """
-    return character.encode("unicode_escape").decode("ascii")
-
-
-def _make_legible(figure: Figure) -> None:
-    """Write every text of `figure`, labels of ticks among them, as `legible` does."""
-    for axis, minor in product(
-        [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)], (False, True)
-    ):
-        labels = [label.get_text() for label in axis.get_ticklabels(minor=minor)]
-        # Labels of ticks belong to the axis, which writes them anew whenever it is drawn.
-        if (shown := [legible(label) for label in labels]) != labels:
-            axis.set_ticks(axis.get_ticklocs(minor=minor), shown, minor=minor)
-    for text in figure.findobj(Text):
-        assert isinstance(text, Text)
-        if (shown := legible(text.get_text())) != text.get_text():
-            text.set_text(shown)
 
 
 def scheme_colour(scheme: str) -> str:

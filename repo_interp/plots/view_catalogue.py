@@ -274,16 +274,21 @@ class DrawnFigures(NamedTuple):
 
     @property
     def caption(self) -> str:
-        """The caption, else the name in words.
-
-        "gates_layer2_head0" -> "Gates, layer 2, head 0".
-        """
-        words = re.sub(r"_(layer|head)(\d+)", r", \1 \2", self.name).replace("_", " ")
+        """The caption, else the title that the figure has, else the name in words."""
+        words = _title_of(self.figure) or self.name.replace("_", " ")
         return (
             self.chart.caption
             or getattr(self.figure, "caption", "")
             or words[:1].upper() + words[1:]
         )
+
+
+def _title_of(figure: Figure) -> str:
+    """The title of a figure, or of its only axes, on one line."""
+    titled = [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes]
+    titles = list(filter(None, titled))
+    title = figure.get_suptitle() or (titles[0] if len(titles) == 1 else "")
+    return ", ".join(line.strip() for line in title.split("\n"))
 
 
 def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[DrawnFigures]:

@@ -242,7 +242,7 @@ def find(browser: Browser, text: str) -> str:
 
 def test_heads_are_sorted_by_a_score_and_filtered(opened):
     browser, mass = opened("small.html"), MASS.mean("prompt").values
-    choose(browser, "Colour by", "attention mass on needle (%)")
+    choose(browser, "Color by", "attention mass on needle (%)")
     choose(browser, "Order", "largest")
     order = np.argsort(-mass, axis=None, kind="stable")
     assert tiles(browser) == [f"{place // 4}.{place % 4}" for place in order]
@@ -264,10 +264,10 @@ def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
     assert f"Token {generated[0] - 1} " in text_of(browser, SAID), (
         "the token that produced the answer"
     )
-    title = browser.run(f"{control('Colour by')}.value")
+    title = browser.run(f"{control('Color by')}.value")
     of = f"{title}, mean over {positions.sizes['prompt']} prompts"
     hint = text_of(browser, "section[aria-label=Heads] .hint")
-    assert hint.startswith(f"Colour and number of a head: {of}.")
+    assert hint.startswith(f"Color and number of a head: {of}.")
     mean, drawn = browser.run("document.querySelector('.tile').title").split(". Drawn: ")
     assert mean.endswith(f"{of}: {text_of(browser, '.tile .tile-score')}")
     assert drawn.startswith("the chosen prompt")
@@ -310,7 +310,7 @@ def test_what_needs_a_model_is_disabled_and_says_why(opened):
 
 
 def test_it_opens_on_the_first_finding_that_names_a_head_and_a_button_chooses_another(opened):
-    browser, score = opened("found.html"), f"{control('Colour by')}.value"
+    browser, score = opened("found.html"), f"{control('Color by')}.value"
     assert shown_heads(browser) == ["4.2"]
     assert browser.run(f"[{score}, {TOKEN}]") == ["attention mass on needle (%)", "30"]
     assert browser.run(f"{control('Prompt')}.selectedOptions[0].text").startswith("1 ")
@@ -480,7 +480,7 @@ def test_a_run_without_positions_opens_on_its_heads_and_shows_where_they_look(op
     browser, rows = opened("rope.html"), rope["attention_rows"].to_dataset()
     assert len(tiles(browser)) == rows.sizes["layer"] * rows.sizes["head"]
     assert browser.run(f"{ATTENTION}.data.some((trace) => trace.type === 'bar')"), "not empty"
-    choose(browser, "Colour by", "attention on token 0, mean over tokens of prompt 0 (%)")
+    choose(browser, "Color by", "attention on token 0, mean over tokens of prompt 0 (%)")
     later = rows.sel(layer=1, head=2, query=slice(1, None))
     sink = 100 * float(later["weight"].where(later["key"] == 0).sum("rank").mean())
     shown = float(text_of(browser, '.tile[data-head="1.2"] .tile-score'))
@@ -743,7 +743,7 @@ def test_five_steps_highlight_what_they_speak_of_and_can_be_left(opened):
 
 def test_the_map_of_heads_names_and_colours_kinds(opened, pages):
     browser, run = opened("kinds.html"), xr.open_datatree(pages / "kinds.nc")
-    choose(browser, "Colour by", "kind of head, by its positions")
+    choose(browser, "Color by", "kind of head, by its positions")
     kinds = run["position_sources"]["kind"].values.ravel().tolist()
     texts, colours = browser.run(
         "((all) => [all.map((one) => one.querySelector('.tile-score').textContent), "

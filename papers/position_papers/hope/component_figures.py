@@ -20,10 +20,11 @@ from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks import Panels, colour_map
-from repo_interp.plots.marks.drawing import legend_below, name_ticks, note, number
+from repo_interp.plots.marks.axis_scales import name_ticks
+from repo_interp.plots.marks.drawing import legend_below, note, number
 from repo_interp.plots.marks.scores import layout_name
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
-from repo_interp.plots.views.components import (
+from repo_interp.plots.views.component_bands import (
     BAND_COLOURS,
     BAND_NAMES,
     FEW_PAIRS,

@@ -30,7 +30,7 @@ from position_papers.kit import (
     over_seeds,
 )
 from repo_interp.measures.labels import described
-from repo_interp.plots.views.components import FEW_PAIRS
+from repo_interp.plots.views.component_bands import FEW_PAIRS
 
 SWING = (
     "peak to peak within L, smoothed over L/16 distances, of the one that swings most "

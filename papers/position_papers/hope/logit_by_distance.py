@@ -53,7 +53,7 @@ from position_papers.kit import (
     unmeasured,
 )
 from repo_interp.measures.labels import described
-from repo_interp.plots.views.components import FEW_PAIRS
+from repo_interp.plots.views.component_bands import FEW_PAIRS
 from repo_interp.positions.layouts import format_layout
 from repo_interp.tasks.random_tokens import Kind
 

@@ -34,7 +34,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from matplotlib.transforms import offset_copy
 
 from repo_interp.plots.marks.arrays import nanmean
-from repo_interp.plots.marks.drawing import double_axis, legend_below, training_line
+from repo_interp.plots.marks.axis_scales import double_axis, training_line
+from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.marks.scores import looks
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style

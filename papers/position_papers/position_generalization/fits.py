@@ -50,7 +50,8 @@ from position_papers.position_generalization.measured import (
 )
 from repo_interp.plugins.fake_distance.view import fake_distance_fit
 from repo_interp.plugins.rotation.view import rotating_heads
-from repo_interp.plugins.three_axis.view import example_heads, fit_correlations, three_axis_fit
+from repo_interp.plugins.three_axis.fit_figure import three_axis_fit
+from repo_interp.plugins.three_axis.view import example_heads, fit_correlations
 
 THREE_AXIS_R = "the mean r of the three-axis fit over heads and prompts"
 LOWEST_R = (

@@ -64,7 +64,8 @@ from repo_interp.measures.kernels.mirror import Mirror, mirror
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.load import load
-from repo_interp.plots.marks.drawing import contiguous, legend_below, token_label
+from repo_interp.plots.marks.drawing import contiguous, legend_below
+from repo_interp.plots.marks.token_axis import token_label
 from repo_interp.plots.style import (
     PAGE_WIDTH,
     PaperFigure,

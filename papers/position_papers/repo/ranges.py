@@ -44,7 +44,8 @@ from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
-from repo_interp.plots.marks.drawing import counted, legend_below, plain_decades
+from repo_interp.plots.marks.axis_scales import plain_decades
+from repo_interp.plots.marks.drawing import counted, legend_below
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.tasks import Prompt
 

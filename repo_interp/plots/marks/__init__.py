@@ -18,30 +18,30 @@ from repo_interp.plots.marks.arrays import (
     shared_rows,
     strongest_head,
 )
-from repo_interp.plots.marks.beside import Dots, Lines, Maps, charts_of, name_columns
+from repo_interp.plots.marks.axis_scales import (
+    name_columns,
+    name_ticks,
+    plain_decades,
+    signed_decades,
+    sparse_ticks,
+)
+from repo_interp.plots.marks.beside import charts_of
 from repo_interp.plots.marks.chart import Chart, CustomFigure, Drawing, figures_of_heads
+from repo_interp.plots.marks.dot_chart import Dots
 from repo_interp.plots.marks.drawing import (
     bare,
     colour_bar,
     contiguous,
     counted,
     envelope,
-    label_tokens,
     legend_below,
-    name_ticks,
+    lone_entry,
     note,
     number,
     panels,
-    part_ribbon,
-    plain_decades,
     say,
     scheme_handles,
     scheme_swatches,
-    shade_spans,
-    signed_decades,
-    span_handles,
-    sparse_ticks,
-    token_label,
 )
 from repo_interp.plots.marks.finding import Finding, heads_named, layers_named, over, percent
 from repo_interp.plots.marks.head_charts import (
@@ -60,6 +60,8 @@ from repo_interp.plots.marks.head_map import (
     head_rows,
     layer_table,
 )
+from repo_interp.plots.marks.line_chart import Lines
+from repo_interp.plots.marks.map_chart import Maps
 from repo_interp.plots.marks.panels import MISSING, Panels, colour_map, draw_cells
 from repo_interp.plots.marks.reading import (
     BACKGROUND,
@@ -91,3 +93,10 @@ from repo_interp.plots.marks.runs import (
     with_run_axis,
 )
 from repo_interp.plots.marks.table import Cell, Table, cells, format_cell, table_of
+from repo_interp.plots.marks.token_axis import (
+    label_tokens,
+    part_ribbon,
+    shade_spans,
+    span_handles,
+    token_label,
+)

@@ -30,6 +30,9 @@ MARGIN = 0.05
 """Share of the kept spread that is added at either end."""
 FEWEST = 6
 """Values needed for quartiles to mean something."""
+LOG_ABOVE, LOG_BELOW = 50.0, 1e5
+"""Ratios of the largest to the smallest value, all positive, between which a scale is logarithmic.
+"""
 
 
 def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
@@ -239,3 +242,34 @@ def with_margin(numbers: np.ndarray) -> tuple[float, float]:
     low, high = float(numbers.min()), float(numbers.max())
     margin = MARGIN * (high - low) if high > low else 1.0
     return low - margin, high + margin
+
+
+def is_logarithmic(data: np.ndarray) -> bool:
+    """Tell whether values spread so far that their scale is logarithmic.
+
+    Args:
+        data: Numbers of any shape; NaN and infinities are ignored.
+
+    Returns:
+        True if all are positive and largest / smallest lies between `LOG_ABOVE` and `LOG_BELOW`.
+    """
+    finite = data[np.isfinite(data)]
+    return bool(
+        finite.size and finite.min() > 0 and LOG_ABOVE < finite.max() / finite.min() < LOG_BELOW
+    )
+
+
+def quantile_ends(values: np.ndarray, below: float) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the quantiles over the last axis with a share `below` and above.
+
+    Args:
+        values: Numbers [x, other]; NaN are left out.
+        below: Share of the values below the lower and above the upper quantile.
+
+    Returns:
+        Lower and upper quantiles [x]; NaN where all values are NaN.
+    """
+    known = np.asarray(np.isfinite(values).any(axis=1))
+    # Rows of NaN alone would warn: they are 0 here and NaN again below
+    low, high = np.nanquantile(np.where(known[:, None], values, 0.0), (below, 1 - below), axis=1)
+    return np.where(known, low, np.nan), np.where(known, high, np.nan)

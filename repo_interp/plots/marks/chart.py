@@ -63,7 +63,11 @@ class CustomFigure(Drawing):
 
 
 def figures_of_heads(
-    stem: str, draw: Callable[..., Figure], heads: Iterable[tuple[int, int]], live: bool = False
+    stem: str,
+    draw: Callable[..., Figure],
+    heads: Iterable[tuple[int, int]],
+    caption: str,
+    live: bool = False,
 ) -> Iterator[CustomFigure]:
     """Chart single heads, one after the other.
 
@@ -71,11 +75,16 @@ def figures_of_heads(
         stem: Start of the charts' names.
         draw: Function of `layer` and `head` that draws the figure.
         heads: Labels (layer, head).
+        caption: What is drawn; the head is named before it.
         live: Passed on to the charts.
 
     Returns:
         The charts.
     """
     for layer, head in heads:
-        name = f"{stem}_layer{layer}_head{head}"
-        yield CustomFigure(name, partial(draw, layer=layer, head=head), live=live)
+        yield CustomFigure(
+            f"{stem}_layer{layer}_head{head}",
+            partial(draw, layer=layer, head=head),
+            caption=f"Layer {layer}, head {head}: {caption}",
+            live=live,
+        )

@@ -1,125 +1,37 @@
-r"""Marks that several figures share.
-
-Shaded spans, the ribbon of their parts, swatches of schemes, thinned lines, and token labels.
-
-    " the" -> "␣the"   newline -> "↵"   tab -> "⇥"   nothing -> "∅"   invisible or missing glyph -> "\u200b"
+"""Marks that several figures share: legends, swatches of schemes, panels, color bars, notes.
 
 Knows axes and arrays; knows nothing about runs.
 """
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FuncFormatter, NullFormatter, SymmetricalLogLocator
+from matplotlib.patches import Patch
 from matplotlib.transforms import offset_copy
 
-from repo_interp.plots.marks.reading import PromptTokens
+from repo_interp.plots.glyphs import legible
+from repo_interp.plots.marks.reading import UNKNOWN
 from repo_interp.plots.style import (
     COLUMN_WIDTH,
     PAGE_HEIGHT,
     PAGE_WIDTH,
     PaperFigure,
-    code_of,
-    is_drawable,
-    legible,
     paper_figure,
     scheme_colour,
     scheme_name,
-    span_colours,
 )
 
-LONGEST = 14
-"""Characters of a token label; longer tokens end in an ellipsis."""
-SHADE = 0.3
-"""Opacity of a shaded span."""
 LEGEND_ENTRY, LEGEND_LETTER = 0.3, 0.054
 """Inches that the mark of a legend entry and a letter of its text need."""
-RIBBON = 0.035
-"""Height of the ribbon of parts, in axes."""
-_VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
-
-
-def shade_spans(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[str]) -> None:
-    """Shade the tokens of every top-level span over the height of the axes.
-
-    Args:
-        ax: Axes to draw on.
-        spans: Tokens of the spans by name, as indices.
-        names: All span names of the figure; they fix the colours.
-    """
-    colours = span_colours(names)
-    for name, tokens in spans.items():
-        # Parts of a span lie within their parent, whose shade they would darken
-        if "." in name:
-            continue
-        for first, last in contiguous(tokens):
-            patch = ax.axvspan(
-                first - 0.5, last + 0.5, facecolor=colours[name], alpha=SHADE, linewidth=0, zorder=0
-            )
-            # Ids in the SVG, by which tests find the parts of a figure
-            patch.set_gid(f"span {name}")
-
-
-def part_ribbon(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[str]) -> list[str]:
-    """Draw the deepest parts of spans ("needle.1.key") as a ribbon along the top.
-
-    Parts have shades of the colour of their parent.
-
-    Args:
-        ax: Axes to draw on.
-        spans: Tokens of the spans by name, as indices.
-        names: All span names of the figure; they fix the colours.
-
-    Returns:
-        Names of the parts that were drawn.
-    """
-    colours = span_colours(names)
-    parts = [
-        name
-        for name in spans
-        if "." in name and not any(other.startswith(name + ".") for other in spans)
-    ]
-    for name in parts:
-        for first, last in contiguous(spans[name]):
-            patch = Rectangle(
-                (first - 0.5, 1 - RIBBON),
-                last - first + 1,
-                RIBBON,
-                # x in tokens, y as a share of the axes: always at the top
-                transform=ax.get_xaxis_transform(),
-            )
-            patch.set(facecolor=colours[name], linewidth=0, zorder=3, gid=f"part {name}")
-            ax.add_patch(patch)
-    return parts
-
-
-def span_handles(spans: Iterable[str], names: Sequence[str]) -> list[Patch]:
-    """Make legend entries of spans: shaded as on the axes, solid for parts.
-
-    Args:
-        spans: Names to list.
-        names: All span names of the figure; they fix the colours.
-
-    Returns:
-        One patch per span.
-    """
-    colours = span_colours(names)
-    return [
-        Patch(facecolor=colours[name], alpha=1.0 if "." in name else SHADE, label=name)
-        for name in spans
-    ]
 
 
 def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
@@ -130,8 +42,9 @@ def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
         marker: Marker of matplotlib.
 
     Returns:
-        One entry per scheme.
+        One entry per scheme; none for a single scheme, which the axis names (`scheme_swatches`).
     """
+    named = [*dict.fromkeys(filter(None, schemes))]
     return [
         Line2D(
             [],
@@ -142,7 +55,7 @@ def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
             color=scheme_colour(scheme),
             label=scheme_name(scheme),
         )
-        for scheme in dict.fromkeys(schemes)
+        for scheme in (named if len(named) > 1 else ())
     ]
 
 
@@ -153,10 +66,10 @@ def legend_below(
 
     Args:
         figure: Figure to write on.
-        handles: Legend entries.
+        handles: Legend entries; a single one tells nothing apart, and no legend is written.
         length: Length of the entries' marks in font sizes; None: matplotlib's.
     """
-    if handles:
+    if len(handles) > 1:
         more = (
             0.0
             if length is None
@@ -185,6 +98,19 @@ def legend_below(
             borderpad=0.1,
             handlelength=length,
         )
+
+
+def lone_entry(handles: Sequence[Patch | Line2D], mark: str) -> str:
+    """Write a legend of one entry, which is not drawn, in words: "shaded: needle".
+
+    Args:
+        handles: Legend entries.
+        mark: Name of the entry's mark.
+
+    Returns:
+        The text; empty where there are several entries, or none.
+    """
+    return f"{mark}: {handles[0].get_label()}" if len(handles) == 1 else ""
 
 
 def colour_bar(
@@ -302,42 +228,23 @@ def note(
     )
 
 
-def training_line(ax: Axes, training_length: float) -> None:
-    """Draw a dotted vertical line at the training length.
-
-    Args:
-        ax: Axes to draw on.
-        training_length: Length in tokens.
-    """
-    ax.axvline(
-        float(training_length),
-        color="#222222",
-        linewidth=0.6,
-        linestyle=(0, (1, 1.5)),
-        gid="training length",
-    )
-
-
-def double_axis(ax: Axes, lengths: np.ndarray) -> None:
-    """Make x an axis that doubles, and name all lengths on it.
-
-    Args:
-        ax: Axes to draw on.
-        lengths: Positive lengths.
-    """
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, [f"{length:,.12g}" for length in lengths])
-    ax.minorticks_off()
-
-
 def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:
-    """Draw a bar in the colour of its scheme beside every layer of an axis.
+    """Draw a bar in the color of its scheme beside every layer of an axis.
+
+    Where all layers have one scheme, the label of the axis names it, and there are no bars.
 
     Args:
-        ax: Axes to draw on.
+        ax: Axes to draw on, whose axis has its label.
         schemes: Scheme by place along the axis; "" draws no bar.
         axis: Axis whose unit steps are layers.
     """
+    named = {*schemes.values()} - {""}
+    if len(named) < 2:
+        ax.tick_params(axis=axis, which="both", length=0)
+        label = (ax.xaxis if axis == "x" else ax.yaxis).label
+        known = [scheme_name(scheme) for scheme in named - {UNKNOWN}]
+        label.set_text(" ".join([label.get_text(), *(f"({name})" for name in known)]))
+        return
     along = ax.get_yaxis_transform() if axis == "y" else ax.get_xaxis_transform()
     # Points, not data: the bars stay as thin and as near whatever the size of the map
     aside = offset_copy(
@@ -361,66 +268,6 @@ def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"
         ax.add_line(bar)
     # Tick labels move behind the bars
     ax.tick_params(axis=axis, which="both", length=0, pad=7)
-
-
-def sparse_ticks(labels: Sized, most: int) -> list[int]:
-    """Choose evenly spread tick labels, the first among them.
-
-    Args:
-        labels: Labels, or anything with a length.
-        most: Largest number of ticks.
-
-    Returns:
-        Indices of the chosen labels.
-    """
-    step = max(1, -(-len(labels) // most))
-    return list(range(0, len(labels), step))
-
-
-def name_ticks(axis: Axis, labels: Iterable[Any], most: int) -> None:
-    """Name the places 0, 1, ... of an axis by evenly spread labels.
-
-    Args:
-        axis: `ax.xaxis` or `ax.yaxis`.
-        labels: Label of every place.
-        most: Largest number of labels to write; the first is among them.
-    """
-    labels = list(labels)
-    places = sparse_ticks(labels, most)
-    axis.set_ticks(places, [str(labels[place]) for place in places])
-
-
-def label_tokens(
-    ax: Axes,
-    tokens: PromptTokens | None,
-    ranked: Iterable[int],
-    most: int,
-    ink: Callable[[int], str] = lambda token: "#333333",
-    shown: str = "token index and {}",
-) -> None:
-    """Label an axis of tokens with indices and upright texts.
-
-    Args:
-        ax: Axes to draw on.
-        tokens: Texts of the tokens; None: the axis has indices alone.
-        ranked: Tokens to name, the most important first.
-        most: Largest number of texts.
-        ink: Colour of the text of a token.
-        shown: Label of the axis if it has texts; {} stands for the kind of texts.
-    """
-    ax.locator_params(axis="x", nbins=10, integer=True)
-    ax.set_xlabel("token index")
-    if tokens is None or tokens.texts is None:
-        return
-    ax.set_xlabel(shown.format(tokens.texts_are))
-    # matplotlib would drop the minor ticks at the places of major ones.
-    ax.xaxis.remove_overlapping_locs = False
-    # Upright texts need a width each, and important tokens are placed first
-    places = thin(ranked, max(1.0, tokens.count / most))
-    ax.set_xticks(places, [token_label(tokens.text(token)) for token in places], minor=True)
-    ax.tick_params(axis="x", which="minor", labelsize=4.6, labelrotation=90, pad=9.5, length=1.5)
-    for token, label in zip(places, ax.get_xticklabels(minor=True), strict=True):
-        label.set_color(ink(token))
 
 
 def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray) -> None:
@@ -465,37 +312,6 @@ def envelope(values: np.ndarray, bins: int) -> np.ndarray:
     return np.array(sorted(shown))
 
 
-def plain_decades(axis: Axis) -> None:
-    """Write plain numbers (0.1, 1,000) at the major ticks of a logarithmic axis.
-
-    Minor ticks get no label.
-
-    Args:
-        axis: `ax.xaxis` or `ax.yaxis`.
-    """
-    axis.set_major_formatter(
-        # matplotlib writes the minus sign at other ticks, and a hyphen would look odd beside it
-        FuncFormatter(lambda value, _: f"{value:,.12g}".replace("-", "\N{MINUS SIGN}"))
-    )
-    axis.set_minor_formatter(NullFormatter())
-
-
-def signed_decades(ax: Axes, name: Literal["x", "y"], linear: float) -> None:
-    """Make an axis logarithmic on both sides of 0, and linear between `-linear` and `linear`.
-
-    Args:
-        ax: Axes whose data are drawn.
-        name: The axis.
-        linear: Size below which the axis is linear, in its units.
-    """
-    getattr(ax, f"set_{name}scale")("symlog", linthresh=linear)
-    axis = getattr(ax, f"{name}axis")
-    axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear, subs=[1.0]))
-    plain_decades(axis)
-    # Limits that were found on a linear axis leave no room beside the largest value
-    ax.autoscale_view(scalex=name == "x", scaley=name == "y")
-
-
 def counted(count: int, thing: str) -> str:
     """Write a count with its noun: "1 prompt", "2,000 prompts".
 
@@ -526,47 +342,6 @@ def number(value: float) -> str:
     # Three significant digits: as many decimals as are left of them
     digits = max(0, 2 - int(np.floor(np.log10(size))))
     return f"{value:.{digits}f}"
-
-
-def token_label(text: str) -> str:
-    """Write the text of a token as a label for a figure.
-
-    Args:
-        text: Text of the token.
-
-    Returns:
-        One line, in which the current fonts can draw all characters.
-    """
-    label = "".join(_visible(character) for character in text) or "∅"
-    return label if len(label) <= LONGEST else label[: LONGEST - 1] + "…"
-
-
-def _visible(character: str) -> str:
-    if character in _VISIBLE:
-        return _VISIBLE[character]
-    kind = unicodedata.category(character)
-    # Control characters and other blanks are invisible, and a missing glyph is an empty box
-    if kind[0] in "CZ" or not is_drawable(character):
-        return code_of(character)
-    # A mark that combines would sit on the letter before it: it gets the dotted circle to stand on
-    return "◌" + character if kind == "Mn" else character
-
-
-def thin(candidates: Iterable[int], gap: float) -> list[int]:
-    """Choose candidates that stay apart from all that were chosen before.
-
-    Args:
-        candidates: Indices, the most important first.
-        gap: Smallest distance between two chosen indices.
-
-    Returns:
-        Ascending indices.
-    """
-    chosen: list[int] = []
-    for candidate in candidates:
-        if all(abs(candidate - other) >= gap for other in chosen):
-            chosen.append(candidate)
-    return sorted(chosen)
 
 
 def contiguous(indices: Sequence[int]) -> list[tuple[int, int]]:

@@ -1,9 +1,9 @@
-"""Values of every head, layer by layer: a map, dots over a control, a table by layer.
+"""Values of every head, layer by layer: a map, dots beside their null, a table by layer.
 
 On a page, a click on the map opens a head.
 
     map    a cell per layer and head; values of both signs diverge from 0
-    dot    mean over prompts of the head's score        grey bar   the same of the control
+    dot    mean over prompts of the head's score        grey bar   the same of its null
 
 Heads go from left to right within their layer. Knows no measure.
 """
@@ -12,27 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, to_hex
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from repo_interp.plots.marks.arrays import MEAN, digits_of, nanmean, nested_digits, over_prompts
+from repo_interp.plots.marks.axis_scales import name_ticks, plain_decades, signed_decades
 from repo_interp.plots.marks.chart import Drawing
 from repo_interp.plots.marks.drawing import (
     colour_bar,
     legend_below,
-    name_ticks,
     panels,
-    plain_decades,
     say,
     scheme_handles,
     scheme_swatches,
-    signed_decades,
 )
 from repo_interp.plots.marks.panels import MISSING, WRITTEN, draw_cells, scale
 from repo_interp.plots.marks.reading import head_axes, schemes, unit_label
@@ -48,9 +47,13 @@ from repo_interp.plots.style import (
 )
 
 CONTROL = "#8A8A8A"
-"""Colour of a control."""
+"""Color of a null."""
+RANGE = "smallest to largest prompt"
+"""Text of the thin line of a head in the legend."""
 LOG_ABOVE = 50.0
 """Ratio of the largest to the smallest value of a head from which an axis is logarithmic."""
+TICK = 0.18
+"""Inches of the label of a layer."""
 ROW = 3
 """Panels of dots in a row."""
 _LEVEL: Mapping[str, Any] = {"color": "#222222", "linestyle": "--", "linewidth": 0.7}
@@ -62,7 +65,7 @@ SHADES = 9
 class Heads(Drawing):
     """`values` [layer, head] with `long_name` and `units`, as a figure and as the page's map.
 
-    `control` holds the values that a control gives.
+    `control` holds their null.
     """
 
     values: xr.DataArray
@@ -156,7 +159,7 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
 
 @dataclass(frozen=True)
 class HeadDots(Drawing):
-    """Panels by their titles of one dot per head, over grey bars of a control.
+    """Panels by their titles of one dot per head, beside grey bars of its null.
 
     Dots go from left to right within their layer; a thin line goes from the smallest to the largest
     prompt. Attributes of values: `limits` of the axis, and `least`, a change below which is rounding.
@@ -164,9 +167,9 @@ class HeadDots(Drawing):
 
     name: str = field()
     panels: Mapping[str, tuple[xr.DataArray, xr.DataArray]]
-    """Values and control [layer, head] or [prompt, layer, head]."""
+    """Values and their null [layer, head] or [prompt, layer, head]."""
     control: str
-    """Text of the control in the legend."""
+    """Text of the null in the legend."""
     label: str
     levels: Mapping[str, float] = field(default_factory=dict)
     """Height of a dashed line by the title of its panel."""
@@ -184,16 +187,30 @@ class HeadDots(Drawing):
             kinds |= dict.fromkeys(schemes(values).values())
             if title in self.levels:
                 ax.axhline(self.levels[title], **_LEVEL, gid="level")
+            scale = ""
             if "limits" in values.attrs:
                 ax.set_ylim(*values.attrs["limits"])
             else:
-                _scale_heads(ax, values, self.levels.get(title))
-            ax.set_title(title)
+                scale = _scale_heads(ax, values, self.levels.get(title))
+            ax.set_title("\n".join(filter(None, (title, scale))))
         for ax in axes[::ROW]:
             ax.set_ylabel(self.label)
-        marks = {self.control: {"color": CONTROL, "linewidth": 1.4}, self.level: _LEVEL}
-        lines = [Line2D([], [], **look, label=label) for label, look in marks.items() if label]
-        legend_below(figure, [*scheme_handles(kinds, "o"), *lines])
+        ink = scheme_colour(next(iter(kinds)))
+        several = any(values.sizes.get("prompt", 1) > 1 for values, _ in self.panels.values())
+        marks = {
+            # Of one scheme, which the axis names, the legend says what a dot is
+            "head": {"color": ink, "marker": "o", "markersize": 4, "linestyle": "none"},
+            RANGE: {"color": ink, "linewidth": 0.6, "alpha": 0.45} if several else {},
+            self.control: {"color": CONTROL, "linewidth": 1.4},
+            self.level: _LEVEL,
+        }
+        named = scheme_handles(kinds, "o")
+        if named:
+            del marks["head"]
+        lines = [
+            Line2D([], [], **look, label=label) for label, look in marks.items() if label and look
+        ]
+        legend_below(figure, [*named, *lines])
         return figure
 
 
@@ -215,21 +232,21 @@ def _draw_by_head(ax: Axes, values: xr.DataArray, control: xr.DataArray) -> None
             continue
         x, (central, beside, *spread) = place + offsets[known], (part[known] for part in of_layer)
         ax.hlines(beside, x - half, x + half, color=CONTROL, linewidth=1.4, gid=f"control {place}")
-        # A thin line from the control to the score makes their difference a length
-        ax.vlines(x, beside, central, color=CONTROL, linewidth=0.5, zorder=1)
         if spread:
-            ax.vlines(x, *spread, color=colour, alpha=0.45, linewidth=0.6)
+            ax.vlines(x, *spread, color=colour, alpha=0.45, linewidth=0.6, gid=f"range {place}")
         size = 3.0 if heads <= 16 else 1.8
         look = {"color": colour, "markersize": size, "markeredgewidth": 0}
         ax.plot(x, central, "o", **look, gid=f"heads {place}")
-    name_ticks(ax.xaxis, named, 32)
+    # Labels of narrow panels would touch
+    inches = ax.bbox.width / cast(Figure, ax.get_figure(root=True)).dpi
+    name_ticks(ax.xaxis, named, max(2, int(inches / TICK)))
     ax.set(xlabel="layer", xlim=(-0.6, len(named) - 0.4))
     ax.grid(axis="y")
     scheme_swatches(ax, named, "x")
 
 
-def _scale_heads(ax: Axes, values: xr.DataArray, level: float | None) -> None:
-    """Make the axis logarithmic where values spread far, on both sides of 0 if need be."""
+def _scale_heads(ax: Axes, values: xr.DataArray, level: float | None) -> str:
+    """Make the axis logarithmic where values spread far; of both signs, say so in words."""
     # The dashed level is drawn too, and must lie within a logarithmic axis
     beside = [] if level is None else [level]
     finite = np.append(values.values[np.isfinite(values.values)], beside)
@@ -241,9 +258,10 @@ def _scale_heads(ax: Axes, values: xr.DataArray, level: float | None) -> None:
             ax.set_yscale("log")
             plain_decades(ax.yaxis)
         else:
-            signed_decades(ax, "y", small)
+            return signed_decades(ax, "y", small)
     elif finite.min(initial=0.0) >= 0:
         ax.set_ylim(0, None)
+    return ""
 
 
 def head_rows(

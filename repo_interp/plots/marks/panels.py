@@ -16,12 +16,13 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch, Rectangle
 
+from repo_interp.plots.marks.axis_scales import name_ticks
 from repo_interp.plots.marks.chart import Drawing
 from repo_interp.plots.marks.drawing import (
     bare,
     colour_bar,
     legend_below,
-    name_ticks,
+    lone_entry,
     scheme_handles,
     scheme_swatches,
     write_cells,
@@ -40,6 +41,8 @@ MISSING = "#D9D9D9"
 """Colour of a cell without a value."""
 WRITTEN = (16, 8)
 """Most layers and heads of a map whose values are written in its cells."""
+UPPER = 0.5
+"""Share of the largest value above which all others lie where a scale does not start at 0."""
 FEW, CLIPPED = 1024, 99.5
 """Number of values above which a colour scale of both signs ends at this percentile of their sizes.
 """
@@ -111,10 +114,10 @@ class Panels(Drawing):
                 )
         if self.bar is not None:
             colour_bar(figure, images[0], axes, **{"pad": 0.01, "fraction": 0.03, **self.bar})
-        if self.title:
-            figure.suptitle(self.title, x=0.01, ha="left")
-        if of_layers:
-            legend_below(figure, [*self.handles, *scheme_handles(schemes(arrays[0]).values())])
+        handles = [*self.handles, *scheme_handles(schemes(arrays[0]).values())] if of_layers else []
+        if title := "; ".join(filter(None, (self.title, lone_entry(handles, "color")))):
+            figure.suptitle(title, x=0.01, ha="left")
+        legend_below(figure, handles)
         return figure
 
 
@@ -177,15 +180,17 @@ def scale(data: np.ndarray) -> tuple[str, Normalize]:
         data: Numbers of any shape.
 
     Returns:
-        The colour map, and a scale that diverges from 0 for values of both signs and else starts at
-        0 or the smallest value.
+        The color map, and a scale that diverges from 0 for values of both signs, and else starts at
+        0, or at the smallest value where that is negative or above half of the largest.
     """
     finite = data[np.isfinite(data)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if low < 0 < high:
         return "PuOr", TwoSlopeNorm(0, -reach(finite), reach(finite))
+    # From 0 on, values that are all large would be one sheet of the last color
+    start = low if high > low > UPPER * high else min(0.0, low)
     # A scale needs two different ends, also where all values are 0 or one negative number
-    return "cividis", Normalize(min(0.0, low), high if high > low or high > 0 else low + 1)
+    return "cividis", Normalize(start, high if high > low or high > 0 else low + 1)
 
 
 def reach(finite: np.ndarray) -> float:

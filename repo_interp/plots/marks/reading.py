@@ -22,6 +22,10 @@ BACKGROUND = "rest"
 """The span that is never shaded."""
 _PLACES = {"needle": 0, "query": 1, BACKGROUND: 2, "generated": 4}
 _OTHERS = 3
+NAMES = 16
+"""Most names of an axis in one figure."""
+UNKNOWN = "unknown"
+"""Scheme of the layers of a run that records none."""
 
 
 @dataclass(frozen=True)
@@ -195,10 +199,10 @@ def schemes(dataset: xr.Dataset | xr.DataArray) -> dict[int, str]:
         dataset: Group of a run.
 
     Returns:
-        Scheme by layer; "unknown" if none was recorded.
+        Scheme by layer; `UNKNOWN` if none was recorded.
     """
     layers = [int(layer) for layer in dataset["layer"].values]
-    names = dataset["scheme"].values if "scheme" in dataset.coords else ["unknown"] * len(layers)
+    names = dataset["scheme"].values if "scheme" in dataset.coords else [UNKNOWN] * len(layers)
     return dict(zip(layers, map(str, names), strict=True))
 
 
@@ -287,6 +291,27 @@ def ordered_spans(names: Iterable[str]) -> list[str]:
         return _PLACES.get(parts[0], _OTHERS), numbered
 
     return sorted(names, key=place)
+
+
+def names_along(values: xr.DataArray, axis: Hashable) -> list[str]:
+    """List the names along an axis that have a finite value.
+
+    Args:
+        values: Array with the axis.
+        axis: Axis of names; spans come in reading order.
+
+    Returns:
+        At most `NAMES` names.
+    """
+    names = [
+        str(name)
+        for name in values[axis].values
+        if np.isfinite(values.sel({axis: name}).values).any()
+    ]
+    if axis == "span":
+        names = ordered_spans(names)
+        names = [name for name in names if "." not in name] if len(names) > NAMES else names
+    return names[:NAMES]
 
 
 def unit_label(name: str, array: xr.DataArray) -> str:

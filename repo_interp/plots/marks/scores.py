@@ -1,7 +1,8 @@
-"""The looks of checkpoints side by side: one colour per scheme, dashes apart within a colour.
+"""The looks of checkpoints side by side: the first of a scheme has its color, further ones their own.
 
-A layout has the colour of its scheme; layouts that mix two have the colour of the more frequent
-one, dashed.
+A layout has the color of its scheme; layouts that mix two have that of the more frequent one. Further
+checkpoints of a scheme are dashed, in colors that no scheme has: shades of one color cannot be told
+apart in a legend.
 """
 
 from __future__ import annotations
@@ -12,15 +13,12 @@ import numpy as np
 import xarray as xr
 from matplotlib.colors import to_hex, to_rgb
 
-from repo_interp.plots.style import (
-    legible,
-    scheme_colour,
-    scheme_name,
-)
+from repo_interp.plots.glyphs import legible
+from repo_interp.plots.style import scheme_colour, scheme_name
 
 _MIXED = {"r2n1": ("rope", "R2N1"), "n2r1": ("nope", "N2R1")}
-_SHADES = (("white", 0.0), ("black", 0.5), ("white", 0.35), ("black", 0.25), ("white", 0.6))
-"""Of checkpoints of one scheme, in order: the color mixed into theirs, and its share."""
+FURTHER_COLOURS = ("#9A2CA0", "#8F8A00", "#1B2A6B", "#B0003A", "#007C80")
+"""Of further checkpoints of schemes: purple, olive, navy, crimson, teal."""
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 _MARKERS = ("o", "s", "^", "D")
 
@@ -57,17 +55,19 @@ def layout_name(layout: str) -> str:
     return f"{name} {'after' if '/' in start else 'from layer'} {start}"
 
 
-def _shade(colour: str, place: int) -> str:
-    """Return the shade of a scheme's colour for its checkpoint number `place`."""
-    end, share = _SHADES[place % len(_SHADES)]
-    red, green, blue = (1 - share) * np.array(to_rgb(colour)) + share * np.array(to_rgb(end))
-    return to_hex((red, green, blue)) if share else colour
+def _further_colour(place: int) -> str:
+    """Return the color of the checkpoint number `place` of those that are not the first of a scheme."""
+    around, place = divmod(place, len(FURTHER_COLOURS))
+    # Lighter from round to round, so that no two have one color
+    red, green, blue = (np.array(to_rgb(FURTHER_COLOURS[place])) + around) / (1 + around)
+    return to_hex((red, green, blue))
 
 
 def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
-    """Choose colour, dashes, marker and legend text of every checkpoint.
+    """Choose color, dashes, marker and legend text of every checkpoint.
 
-    Checkpoints of a scheme share a colour and differ in shade, dashes and marker. The text is the coordinate
+    The first checkpoint of a scheme has its color; further ones differ from all in color, dashes and
+    marker. The text is the coordinate
     `label (checkpoint)`, else the name of the layout, else, if several have this layout, the name
     of the checkpoint.
 
@@ -84,13 +84,15 @@ def looks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
         else {}
     )
     seen: dict[str, int] = {}
-    by_name = {}
+    by_name, further = {}, 0
     for name, layout in zip(data["checkpoint"].values.astype(str), layouts, strict=True):
         colour = layout_colour(layout)
         place = seen.get(colour, 0)
         seen[colour] = place + 1
+        if place:
+            colour, further = _further_colour(further), further + 1
         by_name[name] = {
-            "color": _shade(colour, place),
+            "color": colour,
             "linestyle": _DASHES[place % len(_DASHES)],
             "marker": _MARKERS[place % len(_MARKERS)],
             "label": legible(

@@ -78,7 +78,7 @@ def mass_chart(run: xr.DataTree) -> Dots:
     dataset = group(run, "attention_mass")
     per_token, chance = UNIT * dataset["mass_per_token"], chance_per_token(dataset)
     if chance is not None:
-        named = {"long_name": "chance: equal weights on all tokens"}
+        named = {"long_name": "even attention"}
         per_token = per_token.assign_coords(control=(UNIT * chance).assign_attrs(named))
     count = counted(per_token.sizes["prompt"], "prompt")
     per_token, runs = by_scheme(per_token.sel(span=shown_spans(dataset)))
@@ -88,7 +88,14 @@ def mass_chart(run: xr.DataTree) -> Dots:
         units="10⁻²",
         detail=f"mean over {count} (ticks); line: middle 90 % of heads",
     )
-    return Dots(drawn, runs, "span", name="attention_mass_by_span")
+    return Dots(
+        drawn,
+        runs,
+        "span",
+        name="attention_mass_by_span",
+        caption="Attention from the rows of the answer to a token of each span (RePo, table 4). Even "
+        "attention gives equal weights to all tokens that a row sees.",
+    )
 
 
 @style()
@@ -128,7 +135,7 @@ def ranking_chart(run: xr.DataTree, span: str) -> Dots:
     mass = mass.assign_coords(rank=[f"L{layer} H{head}" for layer, head in first])
     if "chance" in dataset:
         chance = UNIT * float(dataset["chance"].sel(span=span).mean())
-        named = {"long_name": f"chance: equal weights on all tokens ({number(chance)} %)"}
+        named = {"long_name": f"even attention ({number(chance)} %)"}
         mass = mass.assign_coords(control=("rank", np.full(len(first), chance), named))
     mass, runs = by_scheme(mass)
     # Without the row of all layers (""), in which each head would stand once more.
@@ -138,7 +145,13 @@ def ranking_chart(run: xr.DataTree, span: str) -> Dots:
         detail=f"first {len(first)} of {counted(means.size, 'head')}; mean over "
         f"{counted(mass.sizes['prompt'], 'prompt')} (ticks)",
     )
-    return Dots(drawn, runs, "rank", name="heads_ranked")
+    return Dots(
+        drawn,
+        runs,
+        "rank",
+        name="heads_ranked",
+        caption=f"Heads by the attention that the rows of the answer give to {span}, most first.",
+    )
 
 
 def rows_in_words(dataset: xr.Dataset) -> str:
@@ -257,11 +270,11 @@ def mass_table(run: xr.DataTree) -> Table:
         "± over heads": per_token.mean("prompt").std(("layer", "head"), ddof=1),
     }
     if (chance := chance_per_token(dataset)) is not None:
-        columns["chance (10⁻²)"] = UNIT * chance
+        columns["even attention (10⁻²)"] = UNIT * chance
     note = (
         f"Mean over prompts, {dataset.sizes['layer']} layers and {dataset.sizes['head']} "
         "heads each; ± is the standard deviation. "
-        "Chance: equal weights on all tokens that a row sees. A dotted name is a part of its "
+        "Even attention: equal weights on all tokens that a row sees. A dotted name is a part of its "
         "parent."
     )
     return _table_of_spans(
@@ -292,7 +305,7 @@ def share_table(run: xr.DataTree) -> Table:
         "in one prompt (%)": mass.max(("prompt", "layer", "head")),
     }
     if "chance" in dataset:
-        columns["chance (%)"] = UNIT * dataset["chance"].mean(("prompt", "layer"))
+        columns["even attention (%)"] = UNIT * dataset["chance"].mean(("prompt", "layer"))
     note = (
         "Largest head: its mean over prompts. In one prompt: the largest mass of a head in "
         "any prompt; where it is far above the largest "
@@ -359,7 +372,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     if (span := ranked_span(run)) is not None:
         yield ranking_chart(run, span)
         mass = UNIT * group(run, "attention_mass")["mass"].sel(span=span)
-        yield Heads(mass_of_heads(run, span), prompts=mass, name="heads_map")
+        caption = f"Attention from the rows of the answer to {span}, by layer and head."
+        yield Heads(mass_of_heads(run, span), prompts=mass, name="heads_map", caption=caption)
 
 
 def _tables(run: xr.DataTree) -> Iterator[Table]:

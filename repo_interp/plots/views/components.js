@@ -40,7 +40,7 @@ window.reportSections.components = function (section, data, page) {
     Plotly.react(curve, [
       {
         type: "scatter", mode: "lines", name: "mean logit", ...meanLogit(),
-        line: { color: "#8a8a8a", width: 1.5 }, hovertemplate: "distance %{x}: %{y:.4g} q·k<extra>mean logit</extra>",
+        line: { color: page.colour("--ink"), width: 1.2, dash: "dot" }, hovertemplate: "distance %{x}: %{y:.4g} q·k<extra>mean logit</extra>",
       },
       {
         type: "scatter", mode: "lines", name: "component " + one.component + " (" + one.band + ")", x: data.distance,

@@ -4,17 +4,16 @@ Group `components` of a run.
 
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest, wavelength 2 pi / theta in tokens
 
-The page follows one component, chosen by a slider: the mean logit and the mean of every component
-of a layer over at most `POINTS` distances; `components.html` and `components.js` bring the slider to life. Knows
-nothing about how components are measured.
+Bands are those of `component_bands`; the page follows one component, chosen by the slider of
+`component_slider`. Knows nothing about how components are measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -29,35 +28,57 @@ from repo_interp.plots.marks import (
     charts_of,
     colour_map,
     counted,
-    digits_of,
     group,
-    layer_scheme,
     learned_layers,
-    nested_digits,
     over,
-    over_prompts,
     percent,
     strongest_head,
     table_of,
     unit_label,
     with_run_axis,
 )
-from repo_interp.plots.view import Interactive, PageOptions, View
+from repo_interp.plots.view import Interactive, View
+from repo_interp.plots.views.component_bands import (
+    BAND_COLOURS,
+    BAND_NAMES,
+    band_length,
+    bands,
+    bands_over,
+    named_bands,
+    of_many_pairs,
+    rotating_layers,
+    trained_on,
+    vaf_of_heads,
+    wavelengths,
+)
+from repo_interp.plots.views.component_slider import component_data
 
-BAND_COLOURS: Mapping[str, str] = {"activated": "#D55E00", "low": "#0072B2", "high": "#A8A8A8"}
-"""Orange, blue and grey that colour-blind eyes keep apart."""
-BAND_NAMES: Mapping[str, str] = {
-    "activated": "activated",
-    "low": "lower frequency",
-    "high": "higher frequency",
-}
 ALL = "all components"
-FEW_PAIRS = 16
-"""Of a sequence of n tokens, distances above n (1 - 1/16) have fewer than n/16 pairs: they alone
-may make the ends of a U.
-"""
-POINTS = 256
-"""Distances of a curve in the page."""
+MEAN_LOGIT = (
+    "Mean logit of the pairs of tokens at a distance, by layer: line, mean over heads; band, the middle "
+    "half of them. Distances that fewer than a sixteenth of the tokens have are left out."
+)
+DECAY_BOUND = (
+    "Upper bound on the size of a logit by distance, in units of the differences between neighboring "
+    "pairs (RoFormer, sec. 3.4.3). It follows from the rotary frequencies, whatever the model has "
+    "learned."
+)
+VAF = (
+    "Share of the variance of all pairs' logits that each rotary component accounts for, by layer; "
+    "component 0 turns fastest. Line: mean over heads; band: the middle half of them."
+)
+BY_DISTANCE = (
+    "Rotary components of the logits by distance, from their means: left, those of a band; right, their "
+    "sums. Distances that fewer than a sixteenth of the tokens have are left out."
+)
+BEYOND_TRAINING = (
+    "Components of the first layer that rotates, by distance, beyond the training length too (dotted "
+    "line). Unit: their range within the training length."
+)
+TURNS = (
+    "How far learned positions turn each rotary component: of all pairs of tokens, the share that turns "
+    "it by an angle. Mean over the heads that learn positions."
+)
 BEYOND = 1.25
 """Training lengths from which a run's distances are drawn as beyond it."""
 
@@ -68,30 +89,39 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     Components are drawn where layers rotate, turns where positions are learned.
     """
     components = group(run, "components")
-    logits, at = components["logit_by_distance"], components["distance"].values
-    # else every prompt is a single token; a token with itself would set the scale, as would the
-    # last few pairs
-    if len(at) > 1:
-        last = at[-1] - len(at) // FEW_PAIRS
-        apart = logits.sel(distance=slice(1, last)).assign_attrs(training_length=trained_on(run))
-        yield from charts_of("logit_by_distance", *with_run_axis(run, apart), live=True)
+    logits = _in_tokens(components["logit_by_distance"])
+    apart = of_many_pairs(logits)
+    if apart.sizes["distance"]:  # else every prompt is a single token
+        named = {"long_name": "mean logit by distance", "training_length": trained_on(run)}
+        for chart in charts_of(
+            "logit_by_distance", *with_run_axis(run, apart.assign_attrs(named)), live=True
+        ):
+            yield replace(chart, caption=MEAN_LOGIT)
     if layers := rotating_layers(components):
         subset = components.sel(layer=layers)
         band = bands(components, layers[0])
         # [component, distance]; layers that rotate alike have comparable components.
-        curves = subset["component_by_distance"].mean("layer").dropna("distance", how="all")
+        curves = _in_tokens(subset["component_by_distance"]).mean("layer", keep_attrs=True)
+        curves = curves.dropna("distance", how="all")
         length, of_bands = trained_on(run), band_length(components, layers[0])
         windowed = f"L = {of_bands:,} tokens" if of_bands < length else ""
         if curves.sizes["distance"] > 1 and "decay_bound" in subset:  # runs of before lack it
             # The bound follows from the frequencies, which these layers share.
-            bound = with_run_axis(run, subset["decay_bound"].isel(layer=0, drop=True))
-            yield Lines(*bound, "distance", None, name="decay_bound", live=True)
+            bound = subset["decay_bound"].isel(layer=0, drop=True).rename("bound")
+            named = {"long_name": "bound on a logit's size by distance, from its frequencies alone"}
+            yield Lines(
+                *with_run_axis(run, bound.assign_attrs(named)),
+                *("distance", None),
+                name="decay_bound",
+                live=True,
+                caption=DECAY_BOUND,
+            )
         colours = {name: BAND_COLOURS[kind] for kind, name in BAND_NAMES.items()}
         named = xr.DataArray([*colours], dims="band", attrs={"colours": colours})
         kinds = xr.DataArray(named_bands(band), dims="component")
         if curves.sizes["distance"] > 1:
             yield _by_band(run, curves, kinds, named, windowed)
-        title = f"VAF of all pairs' logits{f', {windowed}' if windowed else ''}"
+        title = f"variance of the logits by component (VAF){f', {windowed}' if windowed else ''}"
         vaf = (
             vaf_of_heads(subset)
             .assign_attrs(long_name=title, units="%")
@@ -101,14 +131,25 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
             .assign_coords(band=named)
         )
         yield Lines(
-            *with_run_axis(run, vaf), "component", "band", "layer", name="component_vaf", live=True
+            *with_run_axis(run, vaf),
+            *("component", "band", "layer"),
+            name="component_vaf",
+            live=True,
+            caption=VAF,
         )
         if curves.sizes["distance"] > BEYOND * length:
             yield _beyond(run, subset.isel(layer=0)["component_by_distance"], kinds.values, length)
     if learned := learned_layers(components):
         yield turns_grid(components, learned)
     title, y = "Mean logit by distance, chosen head", unit_label("logit", logits)
-    yield HeadCurves(title, "distance (tokens)", y, at, {"mean logit": logits})
+    at = apart["distance"].values
+    yield HeadCurves(title, "distance (tokens)", y, at, {"mean logit": apart})
+
+
+def _in_tokens(by_distance: xr.DataArray) -> xr.DataArray:
+    """`by_distance` with the units of its distances."""
+    units = {"units": "tokens"}
+    return by_distance.assign_coords(distance=by_distance["distance"].assign_attrs(units))
 
 
 def _by_band(
@@ -120,10 +161,9 @@ def _by_band(
 ) -> Lines:
     """Chart the components of every band by distance, and their sum, from their means.
 
-    Curves lie far apart. A token with itself, and distances that few pairs have, would set the scale.
+    Curves lie far apart, and their means would hide how they swing.
     """
-    length = curves.sizes["distance"]
-    swing = curves.sel(distance=slice(1, length - length // FEW_PAIRS))
+    swing = of_many_pairs(curves)
     # Means differ far more between components than swings do, and would hide them.
     swing = (swing - swing.mean("distance")).transpose("component", "distance")
     colours = {ALL: "#000000", **bands.attrs["colours"]}
@@ -133,11 +173,16 @@ def _by_band(
     total = of_band.sum("component", min_count=1).broadcast_like(of_band)
     parts = xr.concat([of_band, total], "logits")
     drawn = parts.assign_coords(logits=["of a component, mean and middle half", "of their sum"])
-    title = ", ".join(filter(None, ("components, from their mean", windowed)))
+    title = ", ".join(filter(None, ("components by distance, each less its mean", windowed)))
     # alike=1: panels share a scale only where their reaches are equal, since a sum swings far more.
     drawn.attrs |= curves.attrs | {"long_name": title, "alike": 1}
-    name = "components_by_distance"
-    return Lines(*with_run_axis(run, drawn), "distance", "band", "logits", name=name, live=True)
+    return Lines(
+        *with_run_axis(run, drawn),
+        *("distance", "band", "logits"),
+        name="components_by_distance",
+        live=True,
+        caption=BY_DISTANCE,
+    )
 
 
 def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: int) -> Lines:
@@ -164,7 +209,12 @@ def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: i
     )
     named = drawn.assign_coords(component=[f"r = {number}" for number in drawn["component"].values])
     named = named.assign_attrs(long_name=title, units="", training_length=length)
-    return Lines(*with_run_axis(run, named), "distance", "component", name="beyond_training_length")
+    return Lines(
+        *with_run_axis(run, named),
+        *("distance", "component"),
+        name="beyond_training_length",
+        caption=BEYOND_TRAINING,
+    )
 
 
 def turns_grid(components: xr.Dataset, layers: list[int]) -> Panels:
@@ -185,7 +235,10 @@ def turns_grid(components: xr.Dataset, layers: list[int]) -> Panels:
     # Angles beyond the last one with pairs would be empty rows; the last bin has no upper end.
     last = 1 + int(np.flatnonzero((share > 0).any("component")).max(initial=0))
     ends = np.append(share["turn"].values, np.inf)[: last + 1]
-    names = [f"{start:.3g} to {end:.3g}" for start, end in pairwise(np.degrees(ends))]
+    names = [
+        f"{float(f'{start:.3g}'):,g} to {float(f'{end:.3g}'):,g}"
+        for start, end in pairwise(np.degrees(ends))
+    ]
     # Large angles on top, as on an axis.
     named = share[:last][::-1].assign_coords(
         turn=("turn", names[::-1], {"long_name": "angle θ |Δz| (degrees)"})
@@ -198,35 +251,8 @@ def turns_grid(components: xr.Dataset, layers: list[int]) -> Panels:
         "",
         look,
         bar={"label": "share of pairs (%)"},
+        caption=TURNS,
     )
-
-
-def band_of(components: xr.Dataset) -> np.ndarray:
-    """Name the band of every component.
-
-    Args:
-        components: `activated` and `low_frequency` [component].
-
-    Returns:
-        Names [component].
-    """
-    return np.where(
-        components["activated"].values,
-        "activated",
-        np.where(components["low_frequency"].values, "low", "high"),
-    )
-
-
-def named_bands(band: xr.Dataset) -> list[str]:
-    """Name the bands of all components.
-
-    Args:
-        band: `activated` and `low_frequency` [component].
-
-    Returns:
-        Names in the order of the components.
-    """
-    return [BAND_NAMES[kind] for kind in band_of(band)]
 
 
 def component_table(run: xr.DataTree) -> Table:
@@ -255,7 +281,7 @@ def component_table(run: xr.DataTree) -> Table:
         ("theta (rad per position)", theta),
         ("wavelength (positions)", wavelengths(theta)),
         *(
-            (f"{name} ({tokens:,} tokens)", theta.copy(data=_band_names(theta.values, tokens)))
+            (f"{name} ({tokens:,} tokens)", theta.copy(data=bands_over(theta.values, tokens)))
             for name, tokens in lengths.items()
         ),
         ("VAF (%)", shares),
@@ -266,174 +292,6 @@ def component_table(run: xr.DataTree) -> Table:
         "and one whole turn over L, low ones less, high ones more."
     )
     return table_of("components", "Rotary components", columns, note)
-
-
-def _band_names(theta: np.ndarray, length: int) -> list[str]:
-    """The band of each frequency over `length` tokens."""
-    turns = abs(theta) * length / (2 * np.pi)
-    return np.where(turns >= 1, "high", np.where(turns > 0.5, "activated", "low")).tolist()
-
-
-def wavelengths(theta: xr.DataArray) -> xr.DataArray:
-    """Return 2 pi / theta in positions; NaN where theta is 0.
-
-    Args:
-        theta: Radians per position.
-
-    Returns:
-        The wavelengths.
-    """
-    return 2 * np.pi / abs(theta).where(theta != 0)
-
-
-def component_data(
-    run: xr.DataTree, options: PageOptions
-) -> tuple[dict[str, Any] | None, Sequence[str]]:
-    """Prepare the data of the components' section of the page.
-
-    Args:
-        run: Tree of a run, a group per measure.
-        options: Limits and prompts of the page.
-
-    Returns:
-        The data, None if no layer rotates, and no sentences, since nothing is left out.
-    """
-    components = group(run, "components")
-    layers = rotating_layers(components)
-    if not layers:
-        return None, ()
-    shares, band = vaf_of_heads(components).sel(layer=layers), bands(components, layers[0])
-    logits = components["logit_by_distance"].sel(layer=layers).mean("head")
-    # Without distance 0: the logit of a token with itself would set the scale.
-    known = np.flatnonzero(logits.notnull().any("layer").values)[1:]
-    places = (
-        known[np.unique(np.linspace(0, len(known) - 1, POINTS).round().astype(int))]
-        if known.size
-        else known
-    )
-    curves = components["component_by_distance"].sel(layer=layers)
-    parts = {"logit": logits, "curve": curves, "vaf": shares.median("head")}
-    measured = xr.Dataset(parts).isel(distance=places)
-
-    def drawn(layer: int | None, name: str, of_layer: xr.Dataset) -> dict[str, Any]:
-        curves = of_layer["curve"].transpose("component", "distance").values
-        return {
-            "layer": layer,
-            "name": name,
-            "logit": digits_of(of_layer["logit"]),
-            # Four digits: these curves are most of the section's data.
-            "components": [digits_of(curve, 4) for curve in curves],
-            "vaf": digits_of(of_layer["vaf"]),
-            "heads": [] if layer is None else nested_digits(shares.sel(layer=layer).values),
-        }
-
-    of_layers = [
-        drawn(layer, f"{layer} ({layer_scheme(components, layer)})", measured.sel(layer=layer))
-        for layer in layers
-    ]
-    if len(layers) > 1:
-        mean = measured.mean("layer").assign(vaf=shares.median(("layer", "head")))
-        of_layers.insert(0, drawn(None, f"mean of {len(layers)} layers", mean))
-    kinds, theta = band_of(band), band["frequency"]
-    described = [
-        {
-            "component": number,
-            "theta": rate,
-            "wavelength": wavelength,
-            "band": BAND_NAMES[kind],
-            "colour": BAND_COLOURS[kind],
-        }
-        for number, rate, wavelength, kind in zip(
-            components["component"].values.tolist(),
-            digits_of(theta),
-            digits_of(wavelengths(theta)),
-            kinds,
-            strict=True,
-        )
-    ]
-    data = {
-        "distance": components["distance"].values[places].tolist(),
-        "layers": of_layers,
-        "components": described,
-        "start": int(np.argmax(kinds == "activated")),
-        "training_length": band_length(components, layers[0]),
-    }
-    return data, ()
-
-
-def rotating_layers(components: xr.Dataset) -> list[int]:
-    """List the layers that rotate as the first rotating layer does.
-
-    They share its frequencies and the L of its bands.
-
-    Args:
-        components: Group `components` of a run.
-
-    Returns:
-        Labels of the layers; none if no layer rotates.
-    """
-    frequency = components["frequency"].transpose("layer", "component")
-    layers = components["layer"].values[frequency.notnull().any("component")].tolist()
-    return [
-        layer
-        for layer in layers
-        if band_length(components, layer) == band_length(components, layers[0])
-        and np.array_equal(*frequency.sel(layer=[layer, layers[0]]), equal_nan=True)
-    ]
-
-
-def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
-    """Select the bands of a layer.
-
-    Args:
-        components: Group `components` of a run.
-        layer: Label of the layer.
-
-    Returns:
-        `frequency`, `activated` and `low_frequency` [component].
-    """
-    chosen = components[["frequency", "activated", "low_frequency"]].sel(layer=layer)
-    return chosen.drop_vars(["layer", "scheme"], errors="ignore")
-
-
-def vaf_of_heads(components: xr.Dataset) -> xr.DataArray:
-    """Average VAF over prompts, however the run keeps it.
-
-    Args:
-        components: Group `components` of a run.
-
-    Returns:
-        VAF [layer, head, component] in per cent.
-    """
-    means = components["vaf_mean"] if "vaf_mean" in components else over_prompts(components["vaf"])
-    return means.transpose("layer", "head", "component")
-
-
-def trained_on(run: xr.DataTree) -> int:
-    """Return the training length that the bands were made for.
-
-    Args:
-        run: Tree of a run, a group per measure.
-
-    Returns:
-        Length in tokens.
-    """
-    return int(group(run, "components").attrs["training_length"])
-
-
-def band_length(components: xr.Dataset, layer: int) -> int:
-    """Return L of the bands of a layer.
-
-    Args:
-        components: Group `components` of a run.
-        layer: Label of the layer.
-
-    Returns:
-        L in tokens; the training length if the run does not record L.
-    """
-    if "band_length" in components:
-        return int(components["band_length"].sel(layer=layer))
-    return int(components.attrs["training_length"])
 
 
 def _lead(run: xr.DataTree) -> str:

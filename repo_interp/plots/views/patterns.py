@@ -83,9 +83,18 @@ def share_grid(run: xr.DataTree) -> Panels:
         )
     patterns = group(run, "patterns")
     shares = 100 * patterns["pattern_share"].transpose("pattern", "layer", "head")
-    title = f"% of chunks; {caption_of(patterns)}"
+    title = f"Share of chunks by pattern (%); {caption_of(patterns)}"
     whole = 100 * patterns["pattern_share_all"]
-    return _by_pattern("pattern_shares", shares, whole, title, cell=0.15, width=PAGE_WIDTH)
+    return _by_pattern(
+        "pattern_shares",
+        shares,
+        whole,
+        title,
+        cell=0.15,
+        width=PAGE_WIDTH,
+        caption="Chunks of prompts by how positions run inside them, by layer and head: constant, "
+        "strictly monotonic (mono), or neither (hybrid; RePo, fig. 3).",
+    )
 
 
 def _by_pattern(
@@ -164,7 +173,15 @@ def sensitivity_grid(run: xr.DataTree) -> Panels:
         chunk_size=("chunk_size", sizes, {"long_name": "chunk size (tokens)"}),
     )
     chosen = next(zip(rows.tolist(), columns.tolist(), strict=True), None)
-    return _by_pattern("pattern_sensitivity", grid, None, "% of chunks", chosen=chosen)
+    return _by_pattern(
+        "pattern_sensitivity",
+        grid,
+        None,
+        "Share of chunks by pattern (%)",
+        chosen=chosen,
+        caption="The same shares, over all layers that learn positions, for other sizes of chunks and "
+        "tolerances ε; the frame is the choice of this run.",
+    )
 
 
 def pattern_table(run: xr.DataTree) -> Table:

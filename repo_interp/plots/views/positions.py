@@ -45,6 +45,7 @@ from repo_interp.plots.marks import (
     learned_layers,
     learned_schemes,
     legend_below,
+    lone_entry,
     name_columns,
     name_ticks,
     note,
@@ -151,11 +152,13 @@ def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> 
         if int(same.sum()) < 2
         else f"heads {', '.join(map(str, same['head'].values[same.values]))} alike"
     )
-    ax.set_title(
+    handles = span_handles([*tokens.top_spans, *parts], names)
+    title = (
         f"Layer {layer}, {heads} ({layer_scheme(positions, layer)}), prompt {prompt}, "
         f"{tokens.count:,} tokens"
     )
-    legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
+    ax.set_title("; ".join(filter(None, (title, lone_entry(handles, "shaded")))))
+    legend_below(figure, handles)
     return figure
 
 
@@ -278,13 +281,13 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
     ax.xaxis.set_label_position("top")
     ax.tick_params(axis="x", length=0)
     scheme_swatches(ax, named, "y")
-    ax.set_title(
-        f"Positions over prompt {prompt}, {tokens.count:,} tokens; number: range in positions"
-    )
-    legend_below(
-        figure,
-        [*scheme_handles(named.values()), *span_handles(tokens.top_spans, _span_names(positions))],
-    )
+    handles: list[Any] = [
+        *scheme_handles(named.values()),
+        *span_handles(tokens.top_spans, _span_names(positions)),
+    ]
+    title = f"Positions over prompt {prompt}, {tokens.count:,} tokens; number: range in positions"
+    ax.set_title("; ".join(filter(None, (title, lone_entry(handles, "shaded")))))
+    legend_below(figure, handles)
     return figure
 
 
@@ -391,8 +394,15 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     positions = group(run, "positions")
     first = int(positions["prompt"].values[0])
     draw = partial(position_lines, run, prompt=first)
-    yield from figures_of_heads("positions", draw, heads_to_show(run)[:LINES], live=True)
-    yield CustomFigure("positions_of_all_heads", partial(position_grid, run, first), live=True)
+    caption = f"the position that each token of prompt {first} gets, over its index (RePo, fig. 8)."
+    yield from figures_of_heads("positions", draw, heads_to_show(run)[:LINES], caption, live=True)
+    yield CustomFigure(
+        "positions_of_all_heads",
+        partial(position_grid, run, first),
+        caption=f"Positions of the tokens of prompt {first} in every head, each on its own scale; the "
+        "number is their range.",
+        live=True,
+    )
     yield range_chart(run)
     for name in ("position_range", "negative_share", "linear_r2"):
         if name in positions:  # runs of before lack some
@@ -503,8 +513,10 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure:
             ax.locator_params(axis="y", nbins=4)
         row[0].set_ylabel(runs.title(name))
     name_columns(axes[-1].tolist(), len(heads), "token index")
+    handles = span_handles(tokens.top_spans, names)
+    only = lone_entry(handles, "shaded")
     figure.supylabel("position (each panel its own range)")
-    legend_below(figure, span_handles(tokens.top_spans, names))
+    figure.suptitle(only, x=0.01, ha="left") if only else legend_below(figure, handles)
     return figure
 
 

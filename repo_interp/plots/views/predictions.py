@@ -94,7 +94,13 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     drawn = following.assign_coords(token=index).rename("probability")
     drawn = drawn.assign_attrs(long_name=title, units="", limits=(-0.03, 1.03))
     if drawn.notnull().any():  # a prompt of one token has no next one
-        yield Lines(*with_run_axis(run, drawn), "token", None, name="predictions", spans=prompt)
+        yield Lines(
+            *with_run_axis(run, drawn),
+            *("token", None),
+            name="predictions",
+            spans=prompt,
+            caption="Probability that the model gave to each token of the first prompt before it came.",
+        )
     ids = predictions["next_token"]
     # Runs without a tokenizer have ids only.
     numbered = np.array([f"⟨{token}⟩" for token in ids.values.ravel()], dtype=object).reshape(

@@ -163,16 +163,21 @@ def range_chart(run: xr.DataTree) -> HeadDots:
     """
     positions = positions_group(run)
     ranges, lengths = positions["position_range"], positions["token_count"].values
-    # HeadDots draws a control by head; here it is one bar per layer.
+    # HeadDots draws a bar by head; here it is one per layer.
     median = ranges.mean("prompt").median("head").broadcast_like(ranges)
-    title = f"{counted(ranges[0].size, 'head')}, {counted(ranges.sizes['prompt'], 'prompt')}"
+    title = (
+        f"Range of the positions of a prompt: {counted(ranges[0].size, 'head')}, "
+        f"{counted(ranges.sizes['prompt'], 'prompt')}"
+    )
     return HeadDots(
         "position_ranges",
         {title: (ranges, median)},
         "median of a layer's heads",
-        "range of positions, max − min",
+        "max − min (positions)",
         {title: lengths.mean()},
         f"context length: {_span_of(lengths)} tokens",
+        caption="Largest minus smallest position that a head gives to the tokens of a prompt, mean over "
+        "prompts, beside the median head of its layer and the length of the context (RePo, fig. 2).",
     )
 
 

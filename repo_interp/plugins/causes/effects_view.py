@@ -1,6 +1,6 @@
 """Effects of the positions of heads on the answer.
 
-A map of heads per kind of change, the most needed heads with controls, screened and exact changes.
+A map of heads per kind of change, the most needed heads beside other heads, screened and exact changes.
 
     map       mean change of log p(answer) when the positions of one head are changed
     dot       the same of the most needed heads together, with its standard deviation over prompts     grey dots   as many other heads
@@ -111,15 +111,25 @@ def effect_grid(run: xr.DataTree) -> Panels:
         panels[f"positions: {_word(effects, kind)}{others}"] = shown.sel(kind=kind)
     # Symmetric about 0, and at least LINEAR wide, so that rounding is not drawn in full colours.
     look = {"cmap": "PuOr", "norm": Normalize(-reach, reach, clip=True)}
-    title = "change of log p(answer), nats per token, by the head whose positions are changed"
-    return Panels("effects_by_head", panels, title, look=look, bar={}, cell=0.15, width=PAGE_WIDTH)
+    title = "Change of log p(answer), nats per token, by the head whose positions are changed"
+    return Panels(
+        "effects_by_head",
+        panels,
+        title,
+        look=look,
+        bar={},
+        cell=0.15,
+        width=PAGE_WIDTH,
+        caption="How much likelier the answer becomes when the positions of one head are changed; a "
+        "panel for each change. Below 0 the answer needs them.",
+    )
 
 
 @style()
 def effects_of_sets(run: xr.DataTree) -> PaperFigure:
     """Draw the effects of changing the most needed heads together.
 
-    As many other heads, drawn at random, are the control. Log p(answer) and the score are shown for
+    As many other heads, drawn at random, are the null. Log p(answer) and the score are shown for
     all kinds.
 
     Args:
@@ -163,11 +173,19 @@ def sets_chart(run: xr.DataTree) -> Dots:
         kind=[_word(effects, kind) for kind in effects["kind"].values.tolist()],
     )
     named = named.rename("change").assign_attrs(
-        long_name="positions of heads changed together",
+        long_name="answer with the positions of several heads changed",
         detail="tick: a prompt, or a draw of other heads",
         least=LINEAR,
     )
-    return Dots(named, against_others(needed), "kind", name="effects_of_sets", panel="of")
+    return Dots(
+        named,
+        against_others(needed),
+        "kind",
+        name="effects_of_sets",
+        panel="of",
+        caption="What changing the positions of the most needed heads together costs the answer, beside "
+        "as many other heads, drawn at random; by what the positions become.",
+    )
 
 
 def against_others(heads: str) -> Runs:
@@ -205,7 +223,14 @@ def screening_chart(run: xr.DataTree) -> HeadDots:
             of_kind["screened_effect"].sel(screening="output"),
         )
     label = "change of the logit difference"
-    return HeadDots("effects_screening", panels, "estimate of one backward pass", label)
+    return HeadDots(
+        "effects_screening",
+        panels,
+        "estimate of one backward pass",
+        label,
+        caption="Change of the logit difference when the positions of one head are changed: measured, and "
+        "as one backward pass estimates it; by what the positions become.",
+    )
 
 
 def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
@@ -215,7 +240,7 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
         run: Tree of a run, a group per measure.
 
     Returns:
-        One row per kind for the most needed heads, controls, layers and screening, and one row per
+        One row per kind for the most needed heads, other heads, layers and screening, and one row per
         head of those that do most.
     """
     effects = group(run, "effects")
@@ -418,7 +443,7 @@ def _word(effects: xr.Dataset | xr.DataArray, kind: str, word: str = "become") -
 
 
 def _less_controls(effects: xr.Dataset, changes: xr.DataArray) -> tuple[xr.DataArray, ...]:
-    """Mean of `changes` less those of the controls over prompts, and its 95 % interval."""
+    """Mean of `changes` less those of other heads over prompts, and its 95 % interval."""
     if "control_log_probability_change" not in effects:
         return (xr.DataArray(np.nan),) * 3
     # Prompts differ far more than changes do, so the interval is that of differences.

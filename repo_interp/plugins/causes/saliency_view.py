@@ -19,10 +19,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from repo_interp.errors import InputError, quoted
+from repo_interp.plots.glyphs import FONTS
 from repo_interp.plots.marks import (
     Chart,
     Finding,
@@ -37,7 +37,6 @@ from repo_interp.plots.marks import (
     group,
     head_rows,
     layer_scheme,
-    legend_below,
     number,
     over,
     over_prompts,
@@ -48,7 +47,7 @@ from repo_interp.plots.marks import (
     table_of,
     token_label,
 )
-from repo_interp.plots.style import FONTS, PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
 VALUES = {"saliency": "Saliency", "integrated_gradients": "Integrated gradients"}
@@ -56,6 +55,12 @@ _SIZES = {
     "saliency": ("saliency_size", "mean |saliency| of a token", "nat/token/position"),
     "integrated_gradients": ("integrated_size", "sum of |integrated gradients|", "nat/token"),
 }
+CAPTIONS = {
+    "saliency": "how the answer's log-probability changes when the position of a token is moved a little.",
+    "integrated_gradients": "what the position of a token adds to the answer's log-probability, on the "
+    "way from the baseline.",
+}
+"""What is drawn of a head."""
 HEADS = 3
 """Heads whose text is drawn."""
 ROWS = 24
@@ -118,14 +123,15 @@ def saliency_text(
     draw_text(ax, lines, values, set(answer.tolist()), norm)
     named = f"layer {layer}, head {head} ({layer_scheme(dataset, layer)}), prompt {prompt}"
     log_probability = number(float(dataset["log_probability"].sel(prompt=prompt)))
-    ax.set_title(f"{VALUES[value]} of {named}; log p of the answer {log_probability}")
+    ax.set_title(
+        f"{VALUES[value]} of {named}\n"
+        f"underlined: the answer, whose log-probability is taken ({log_probability} nat)"
+    )
     aspect, units = max(6, 2.2 * len(lines)), str(dataset[value].attrs["units"])
     bar = colour_bar(
         figure, ScalarMappable(norm, COLOURS), ax, units, pad=0.01, fraction=0.012, aspect=aspect
     )
     bar.set_ticks([-reach, 0, reach], labels=[number(-reach), "0", number(reach)])
-    underlined = "underlined: the answer, whose log-probability is taken"
-    legend_below(figure, [Line2D([], [], color="black", linewidth=1.2, label=underlined)])
     return figure
 
 
@@ -336,8 +342,9 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     count = int(dataset["token_count"].sel(prompt=first))
     for value in _values(run):
         draw = partial(saliency_text, run, prompt=first, value=value)
-        yield from figures_of_heads(value, draw, heads_by_saliency(run)[:HEADS])
-        yield Heads(_size(run, value), name=f"{value}_of_all_heads")
+        yield from figures_of_heads(value, draw, heads_by_saliency(run)[:HEADS], CAPTIONS[value])
+        caption = f"{VALUES[value]} of the positions of every head, summed up over tokens."
+        yield Heads(_size(run, value), name=f"{value}_of_all_heads", caption=caption)
         title, units = (
             f"{VALUES[value]} of each token of prompt {first}",
             str(dataset[value].attrs["units"]),

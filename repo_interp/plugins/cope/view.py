@@ -1,6 +1,6 @@
 """What CoPE's gates count and where position alone attends (CoPE fig. 4, 6).
 
-Every head is shown with its controls.
+Every head is shown with its null.
 
     map       a_ij / max_j a_ij of one head, queries downwards; plus signs on the diagonal: separators
     gates     mean gate of every token, separators darker; below, the sum that a query counts, p_i0
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from repo_interp.errors import InputError
@@ -58,6 +57,11 @@ from repo_interp.plots.style import (
 )
 from repo_interp.plots.view import View
 
+CAPTIONS = {
+    "gates": "mean gate of each token (above), and the sum of gates that each query counts (below).",
+    "position_attention": "attention from position alone, each row scaled to a maximum of 1.",
+}
+"""What is drawn of a head."""
 HEADS = 3
 """Heads that have a figure."""
 LABELS = 90
@@ -119,12 +123,10 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
     colour_bar(
         figure, shown, ax, "attention from position alone (row maximum 1)", pad=0.02, fraction=0.05
     )
-    ax.set_title(f"Layer {layer}, head {head} ({layer_scheme(dataset, layer)}), prompt {prompt}")
-    if (separators == 1).any():
-        marks = Line2D(
-            [], [], linestyle="none", marker="+", color="black", markersize=4, label="separator"
-        )
-        legend_below(figure, [marks])
+    marked = "; +: separator" if (separators == 1).any() else ""
+    ax.set_title(
+        f"Layer {layer}, head {head} ({layer_scheme(dataset, layer)}), prompt {prompt}{marked}"
+    )
     return figure
 
 
@@ -212,7 +214,7 @@ def gate_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> Pape
         Patch(facecolor=darker(colour, 0.6), label="separator"),
         Patch(facecolor=colour, alpha=_PALE, label="other token"),
     ]
-    legend_below(figure, marked if (separators == 1).any() else marked[1:])
+    legend_below(figure, marked if (separators == 1).any() else [])
     return figure
 
 
@@ -326,11 +328,18 @@ def score_chart(dataset: xr.Dataset) -> HeadDots:
         # Shares from 0 to 1, with room for whole dots at both ends.
         limited = scores.assign_attrs(limits=(-0.02, 1.04))
         panels[f"{label} ({counted(count, 'prompt')})"] = limited, control
-    return HeadDots("gate_scores", panels, "control: shuffled tokens, shuffled segments", "share")
+    return HeadDots(
+        "gate_scores",
+        panels,
+        "null: random tokens, shuffled segments",
+        "share",
+        caption="Share of gates on separators, and of attention from position alone within the query's "
+        "own segment, by head, beside their null.",
+    )
 
 
 def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.DataArray]]:
-    """Yield the title, share [prompt, layer, head] and control of gates and segments.
+    """Yield the title, share [prompt, layer, head] and null of gates and segments.
 
     The shares are those of gates on separators, and of attention within segments of all kinds,
     where the prompts have any.
@@ -360,13 +369,13 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         shown["position_attention"] = position_attention
     for name, draw in shown.items():
         of_head = partial(draw, run, prompt=first)
-        yield from figures_of_heads(name, of_head, heads_by_gates(dataset)[:HEADS])
+        yield from figures_of_heads(name, of_head, heads_by_gates(dataset)[:HEADS], CAPTIONS[name])
     for _, share, control in _with_controls(dataset):
         yield Heads(over_prompts(share), over_prompts(control))
 
 
 def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
-    """Sort heads by how far their gates prefer separators over chance.
+    """Sort heads by how far their gates prefer separators over random tokens.
 
     Without separators, heads whose gates differ most from token to token come first.
 
@@ -497,8 +506,8 @@ VIEW = View(
     "Gates",
     "Which tokens contextual positions count: gates by token, how much of them falls on "
     "separators, and how much of the attention from "
-    "position alone stays within a query's own segment (CoPE, fig. 4, 6). Shuffled tokens "
-    "and segments are the control.",
+    "position alone stays within a query's own segment (CoPE, fig. 4, 6). Random tokens "
+    "and shuffled segments are the null.",
     _charts,
     tables=lambda run: (gate_table(run), own_segment_table(run)),
     findings=_findings,

@@ -8,6 +8,7 @@ With A_ij the attention of query i to key j, and f the first token of a query's 
     first_token        mean over i of A_if
     own_token          mean over i of A_ii
     received [token]   mean over later queries i, and heads, of A_ij: of the first prompt
+    received_queries   how many queries that mean is over: few for the last tokens of a document
     sink_token         the token but f that receives most above even attention, of those that
                        at least `later_queries`, and a quarter of their document's queries, come
                        after; -1 for no token
@@ -48,6 +49,7 @@ _TEXTS = {
     "first_token": "attention to the first token",
     "own_token": "attention to the token itself",
     "received": "attention that a token of the first prompt receives from later ones",
+    "received_queries": "later queries that see a token of the first prompt [queries]",
     "sink_token": "token but the first that receives most above even attention; -1: none [tokens]",
     "sink_mass": "attention of later tokens to the sink token",
     "sink_uniform": "attention of later tokens to it, were it even over all keys",
@@ -97,9 +99,10 @@ class Octaves(
             )
             of_prompt = select_prompts(inputs, slice(row, row + 1))
             found.append(_of_prompt(of_prompt, first[row], rows, steps, self.later_queries))
-        mass, uniform, of_heads, received, token, even = (
+        mass, uniform, of_heads, received, queries, token, even = (
             torch.stack(part) for part in zip(*found, strict=True)
         )
+        of_first = {"received": received, "received_queries": queries}
         per_prompt = {
             "mass": ("prompt layer head octave", mass),
             "uniform": ("prompt layer octave", uniform),
@@ -115,7 +118,9 @@ class Octaves(
             per_prompt=arrays(inputs, per_prompt, octave=octaves),
             first_prompt=None
             if row is None
-            else arrays(inputs, {"received": ("layer token", received[row])}),
+            else arrays(
+                inputs, {name: ("layer token", part[row]) for name, part in of_first.items()}
+            ),
         )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
@@ -135,7 +140,7 @@ def _of_prompt(
     steps: Int[Tensor, "step"],
     later_queries: int,
 ) -> tuple[Tensor, ...]:
-    """Mass by octave, even and of heads, ends and sink mass, attention received, and the sink."""
+    """Mass by octave, even and of heads; ends, sink mass and sink; attention received, by how many."""
     new = {"dtype": torch.float64, "device": first.device}
     # Even attention, which is the same in all heads, is the last one
     heads, tokens = inputs.heads + 1, len(first)
@@ -172,6 +177,7 @@ def _of_prompt(
         mass[-1],
         torch.stack([*ends[:-1].unbind(-1), of_sink[:-1]]),
         of_heads.mean(0),
+        queries,
         torch.where(none, -1, sink)[0],
         of_sink[-1],
     )

@@ -48,6 +48,8 @@ SINK_MASS = 0.1
 """Attention from which a token is called a sink."""
 SINK_RATIO = 4.0
 """The same, over even attention."""
+FEW_QUERIES = 1 / 16
+"""Share of the most queries below which a mean over them is not drawn."""
 
 
 def _of_symbols(run: xr.DataTree) -> Iterator[Finding]:
@@ -144,22 +146,51 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _charts_of_octaves(run: xr.DataTree) -> Iterator[Chart]:
-    """Attention by distance beside even attention, heads, and attention to tokens."""
+    """Attention by distance less even attention, heads, and attention to tokens."""
     dataset = group(run, "octaves")
-    mass = dataset["mass"]
-    # Even attention as a second line: octaves hold ever more tokens, so a rising curve alone says
-    # little.
-    both = xr.concat([mass, dataset["uniform"].broadcast_like(mass)], "attention")
-    both = both.assign_coords(attention=["measured", "even"]).assign_attrs(mass.attrs)
-    lines = with_run_axis(run, over_prompts(both))
-    yield Lines(*lines, "octave", "attention", "layer", name="attention_by_octave", live=True)
+    # Octaves hold ever more tokens, so that even attention rises with them: what is beyond it tells
+    # where heads look, and two lines would hide each other where they look nowhere.
+    beyond = over_prompts(dataset["mass"] - dataset["uniform"]).rename("attention")
+    named = {"long_name": "attention by distance, less even attention", "level": 0.0}
+    lines = with_run_axis(run, beyond.assign_attrs(named))
+    yield Lines(
+        *lines,
+        *("octave", None, "layer"),
+        name="attention_by_octave",
+        caption="Share of attention at distances from 1, 2, 4, ... tokens on, less the share that even "
+        "attention would give them; 0: as even attention, above: more. Without the first token.",
+    )
     for name in ("first_token", "own_token", "sink_mass"):
         values = dataset[name]
         mean = over_prompts(values).transpose("layer", "head").assign_attrs(values.attrs)
         yield Heads(mean, prompts=values, name=f"octaves_{name}")
     if "received" in dataset and bool(dataset["received"].notnull().any()):
-        received = with_run_axis(run, dataset["received"])
-        yield Lines(*received, "token", None, "layer", name="attention_received", live=True)
+        received = received_from_many(dataset).rename("attention")
+        yield Lines(
+            *with_run_axis(run, received),
+            *("token", None, "layer"),
+            name="attention_received",
+            caption="Attention that each token of the first prompt receives, mean over the later tokens "
+            "that see it, and over heads. Tokens that fewer than a sixteenth as many see as the "
+            "first one are left out: the last ones see each other alone.",
+        )
+
+
+def received_from_many(dataset: xr.Dataset) -> xr.DataArray:
+    """Leave out the tokens whose received attention is a mean over few queries.
+
+    Args:
+        dataset: Group `octaves` of a run.
+
+    Returns:
+        `received` [layer, token], NaN where fewer than `FEW_QUERIES` of the most queries that a token
+        of the layer has see the token.
+    """
+    received = dataset["received"]
+    if "received_queries" not in dataset:  # runs of before lack it
+        return received
+    queries = dataset["received_queries"]
+    return received.where(queries >= FEW_QUERIES * queries.max("token"))
 
 
 def _of_activations(run: xr.DataTree) -> Iterator[Finding]:
@@ -197,9 +228,15 @@ def _charts_of_activations(run: xr.DataTree) -> Iterator[Chart]:
     dataset, names = group(run, "activations"), ["largest", "sink_largest", "median"]
     values = xr.concat([dataset[name] for name in names], "entry")
     values = values.assign_coords(entry=["largest", "largest of the sink", "median"])
-    values = values.assign_attrs(long_name="size of an entry of the residual stream", units="1")
+    values = values.assign_attrs(
+        long_name="size of an entry of the residual stream", units="1", scale="logarithmic"
+    )
     yield Lines(
-        *with_run_axis(run, over_prompts(values)), "layer", "entry", name="massive_activations"
+        *with_run_axis(run, over_prompts(values).rename("size")),
+        *("layer", "entry"),
+        name="massive_activations",
+        caption="Size of the entries of the residual stream that enter each layer: the largest of all "
+        "tokens, the largest of the token with most attention, and the median.",
     )
 
 

@@ -30,6 +30,7 @@ from repo_interp.plots.marks import (
 )
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
+from repo_interp.plugins.three_axis import fit_figure
 from repo_interp.plugins.three_axis import view as fits
 
 CORRELATIONS = {"r": "r of the fake-distance fit"}
@@ -64,7 +65,7 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
         for name in ("position_axis", "semantic_axis")
     )
     tokens, starts = semantic.size, shown["key_block"].values
-    edges = fits.edges_of(starts, tokens)
+    edges = fit_figure.edges_of(starts, tokens)
     sizes = np.diff(edges)
     # Block means of the axes, since the map beside their sum holds block means.
     by_distance, by_key = (
@@ -74,25 +75,28 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     figure = paper_figure(PAGE_WIDTH, 3.0)
     grid = figure.add_gridspec(2, 3, width_ratios=(1, 0.28, 1.12), height_ratios=(0.28, 1))
     # Both maps have the colours of the measured one, so that they can be compared.
-    limits, colour = fits.map_limits(shown.values), layer_colour(fit, layer)
+    limits, colour = fit_figure.map_limits(shown.values), layer_colour(fit, layer)
     ax, along, beside, beneath = (
         figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2))
     )
     down = "fake distance (tokens)"
-    fits.draw_map(ax, shown.values, tokens, limits, "", down)
-    fits.draw_axis(along, semantic, colour, "semantic")
+    fit_figure.draw_map(ax, shown.values, tokens, limits, "", down)
+    fit_figure.draw_axis(along, semantic, colour, "semantic")
     along.set_title("Fake-distance logits; above: semantic axis, right: position axis")
     along.tick_params(labelbottom=False)
-    kept = envelope(position, fits.PIXELS)
+    kept = envelope(position, fit_figure.PIXELS)
     beside.plot(position[kept], kept, color=colour, linewidth=0.7, gid="axis position")
     # Downwards, as the distances of the map beside it.
     beside.set(ylim=(max(1, position.size - 1), 0), xlabel="logits")
     beside.grid(axis="x")
+    beside.locator_params(axis="x", nbins=2)
+    # Level labels of three small numbers would touch
+    beside.tick_params(axis="x", labelrotation=45)
     beside.tick_params(labelleft=False)
-    title = f"Sum of the axes, r = {fits.r_of(fit, layer, head)}"
-    image = fits.draw_map(beneath, rebuilt, tokens, limits, title, down)
+    title = f"Sum of the axes, r = {fit_figure.r_of(fit, layer, head)}"
+    image = fit_figure.draw_map(beneath, rebuilt, tokens, limits, title, down)
     colour_bar(figure, image, beneath, "logits", pad=0.02, fraction=0.05)
-    figure.suptitle(fits.described(fit, layer, head, tokens, maps), x=0.01, ha="left")
+    figure.suptitle(fit_figure.described(fit, layer, head, tokens, maps), x=0.01, ha="left")
     return figure
 
 
@@ -103,7 +107,11 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "fake_distance")
     if "position_axis" in dataset:
         draw, heads = partial(fake_distance_fit, run), fits.heads_with_maps(run, dataset)
-        yield from figures_of_heads("fake_distance", draw, heads, live=True)
+        caption = (
+            "logits of the last query with every key at every distance, the two axes of their fit, and "
+            "the sum of these."
+        )
+        yield from figures_of_heads("fake_distance", draw, heads, caption, live=True)
     yield from fits.correlation_maps(dataset, CORRELATIONS)
     if "reach" in dataset and bool(dataset["reach"].notnull().any()):
         yield Heads(dataset["reach"])

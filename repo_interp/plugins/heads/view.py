@@ -1,12 +1,8 @@
-"""The atlas of heads: the names of every head, all its numbers in a run, and which heads are alike.
+"""The atlas of heads: the names of every head, and the table of its numbers on the page.
 
-    names       a cell per layer and head, in the colour of its first name
-    overview    heads x numbers, numbers less their mean over heads and divided by their deviation; heads and numbers in the order of a
-                hierarchical clustering (average linkage; of heads by Euclidean distance, of numbers
-                by 1 - |r|)
+    names       a cell per layer and head, in the color of its first name
 
-Draws the group `atlas` of a run. Numbers that are the same for all heads, and names, are no part of
-the overview; where a head lacks a number it stands at the mean. Knows nothing about how scores are
+Draws the group `atlas` of a run; `overview` draws all numbers. Knows nothing about how scores are
 measured and names given.
 """
 
@@ -22,10 +18,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.patches import Patch
-from scipy.cluster.hierarchy import dendrogram, linkage
-from scipy.spatial.distance import squareform
 
-from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     BESIDE,
     MISSING,
@@ -36,9 +29,7 @@ from repo_interp.plots.marks import (
     Heads,
     Panels,
     Table,
-    bare,
     cells,
-    colour_bar,
     counted,
     digits_of,
     evenly_spaced,
@@ -54,19 +45,19 @@ from repo_interp.plots.marks import (
     unit_label,
 )
 from repo_interp.plots.style import (
-    PAGE_HEIGHT,
     PAGE_WIDTH,
     PaperFigure,
-    paper_figure,
     scheme_name,
     style,
 )
 from repo_interp.plots.view import Beside, Interactive, PageOptions, View
+from repo_interp.plugins.heads.overview import (
+    atlas_overview,
+    head_columns,
+    names_of,
+    standardised,
+)
 
-MOST_NAMED_ROWS = 64
-"""Heads that the overview draws with their names."""
-REACH = 3.0
-"""Deviations at which the colours of the overview end."""
 MAPPED = (
     "induction",
     "previous_token",
@@ -84,51 +75,10 @@ MAPPED = (
 LISTED = 8
 """Heads of a name that the table lists."""
 NO_NAME = "no name"
+GRAYS = (14, 15)
+"""Places of the gray shades in matplotlib's tab20."""
 COLUMNS = 4
 """Runs that have a column in the table of names."""
-
-
-def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
-    """List all numbers and texts per head of the group `atlas`.
-
-    Args:
-        atlas: Group `atlas` of a run.
-
-    Returns:
-        Arrays [layer, head] by their column, a variable or VARIABLE[LABEL].
-    """
-    columns: dict[str, xr.DataArray] = {}
-    for name, variable in atlas.data_vars.items():
-        further = [str(dim) for dim in variable.dims if dim not in ("layer", "head")]
-        # Variables by label say how names were given (thresholds, nulls); they are no numbers of a
-        # head.
-        if not {"layer", "head"} <= set(variable.dims) or len(further) > 1 or "label" in further:
-            continue
-        parts = {
-            f"{name}[{label}]": variable.sel({axis: label})
-            for axis in further
-            for label in variable[axis].values
-        }
-        columns |= {
-            column: part.transpose("layer", "head")
-            for column, part in (parts or {str(name): variable}).items()
-        }
-    return columns
-
-
-def names_of(texts: xr.DataArray) -> np.ndarray:
-    """Return the names of every head, in their order.
-
-    Args:
-        texts: Names [layer, head], with commas between those of a head.
-
-    Returns:
-        Tuples of names [layer, head].
-    """
-    # Without otypes, vectorize would make arrays of the tuples.
-    return np.vectorize(
-        lambda names: tuple(part for part in str(names).split(", ") if part), otypes=[object]
-    )(texts.transpose("layer", "head").values)
 
 
 @style()
@@ -149,27 +99,26 @@ def atlas_names(run: xr.DataTree) -> PaperFigure:
 
 def _names_chart(run: xr.DataTree) -> Panels:
     atlas, title = group(run, "atlas"), "Name of a head (+n: n further ones)"
-    caption = f"{title}, run by run; +1: the head has another name." if has_runs(run) else ""
+    caption = "Names of heads by layer and head; +1: the head has another name."
     return names_grid(
         "atlas_names", run, atlas["name"], atlas["label"].values.tolist(), title, caption
     )
 
 
 def colours_of_names(labels: Sequence[str]) -> dict[str, str]:
-    """Choose a colour for each name, in figures and on the page.
+    """Choose a color for each name, in figures and on the page.
 
     Args:
         labels: Names, in order.
 
     Returns:
-        Colours as hexadecimal numbers, by name.
+        Colors as hexadecimal numbers, by name; none of them is gray, which stands for no name.
     """
     # tab20 alternates dark and light shades of ten hues: all dark ones are used before a light one.
     palette = mpl.colormaps["tab20"]
-    return {
-        label: to_hex(palette((2 * place) % 20 + (2 * place) // 20))
-        for place, label in enumerate(labels)
-    }
+    shades = [*range(0, 20, 2), *range(1, 20, 2)]
+    named = [to_hex(palette(shade)) for shade in shades if shade not in GRAYS]
+    return {label: named[place % len(named)] for place, label in enumerate(labels)}
 
 
 def names_grid(
@@ -232,130 +181,6 @@ def names_grid(
     )
 
 
-def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[int, int]]]:
-    """Standardise the numbers that vary over heads to z-scores.
-
-    Args:
-        atlas: Group `atlas` of a run.
-
-    Returns:
-        Z-scores [head of any layer, column], names of the columns, and the heads (layer, head).
-    """
-    varying, heads = {}, heads_of(atlas)
-    for name, column in head_columns(atlas).items():
-        if column.dtype.kind in "fiu":
-            values = column.values.astype(float).ravel()
-            known = values[np.isfinite(values)]
-            # Relative to the size: a number that is equal for all heads may still differ by
-            # rounding.
-            if known.size > 1 and known.std() > 1e-9 * (1 + np.abs(known).max()):
-                varying[name] = np.where(
-                    np.isfinite(values), (values - known.mean()) / known.std(), 0.0
-                )
-    return (
-        np.stack(list(varying.values()), axis=1) if varying else np.zeros((len(heads), 0)),
-        list(varying),
-        heads,
-    )
-
-
-def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Order rows by average linkage.
-
-    Args:
-        rows: Numbers [row, number].
-
-    Returns:
-        Order of the rows, and the linkage; the given order and None for fewer than three rows.
-    """
-    if len(rows) < 3:
-        return np.arange(len(rows)), None
-    # Reordering leaves is slow for many rows, and only helps where rows can be read.
-    links = linkage(rows, "average", optimal_ordering=len(rows) <= MOST_NAMED_ROWS)
-    return np.array(dendrogram(links, no_plot=True)["leaves"]), links
-
-
-@style()
-def atlas_overview(run: xr.DataTree) -> PaperFigure:
-    """Draw heads and their numbers, clustered.
-
-    Args:
-        run: Tree of a run, a group per measure.
-
-    Returns:
-        The figure.
-
-    Raises:
-        InputError: There are fewer than three heads, or fewer than two numbers that vary.
-    """
-    atlas = group(run, "atlas")
-    values, columns, heads = standardised(atlas)
-    if len(columns) < 2 or len(heads) < 3:
-        raise InputError(
-            "an overview needs two numbers that differ, and three heads; this run has "
-            f"{len(columns)} and {len(heads)}"
-        )
-    names = (
-        names_of(atlas["name"]).ravel() if "name" in atlas else np.full(len(heads), None, object)
-    )
-    # those with a name first, then those farthest from the mean
-    distances = np.linalg.norm(values, axis=1)
-    shown = np.lexsort((-distances, [not of for of in names]))[:MOST_NAMED_ROWS]
-    order, links = clustered(values[shown])
-    # Condensed, as linkage wants it. Rounding makes 1 - |r| slightly negative or off 0 on the
-    # diagonal, which `clip` and `checks=False` let pass.
-    apart = squareform(np.clip(1 - np.abs(np.corrcoef(values.T)), 0, None), checks=False)
-    of_columns = dendrogram(linkage(apart, "average"), no_plot=True)["leaves"]
-    figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 1.9 + 0.125 * len(shown)))
-    engine: Any = figure.get_layout_engine()
-    # small letters are wider in print than where the layout measures them
-    engine.set(rect=(0, 0.03, 0.97, 0.97))
-    tree, ax = figure.subplots(1, 2, width_ratios=(1, 8), sharey=False)
-    _draw_tree(tree, links, len(shown))
-    image = ax.imshow(
-        values[shown][order][:, of_columns],
-        cmap="PuOr_r",
-        vmin=-REACH,
-        vmax=REACH,
-        aspect="auto",
-        gid="overview",
-    )
-    ax.set_xticks(
-        range(len(columns)),
-        [columns[place].replace("_", " ") for place in of_columns],
-        rotation=90,
-        fontsize=5,
-    )
-    ax.yaxis.tick_right()
-    ax.yaxis.set_label_position("right")
-    texts = []
-    for place in shown[order]:
-        of = names[place] or ()
-        more = f" +{len(of) - 2}" if len(of) > 2 else ""
-        texts.append(f"L{heads[place][0]} H{heads[place][1]} {', '.join(of[:2])}{more}")
-    ax.set_yticks(range(len(texts)), texts, fontsize=4.6)
-    if len(shown) < len(heads):
-        ax.set_ylabel(
-            f"{len(shown)} of {len(heads)} heads: those with a name first, then those that differ "
-            "most from the mean"
-        )
-    bare(ax)
-    look = {"location": "top", "pad": 0.01, "fraction": 0.03, "aspect": 50, "extend": "both"}
-    colour_bar(figure, image, ax, "deviations from the mean over heads", **look)
-    return figure
-
-
-def _draw_tree(ax: Any, links: np.ndarray | None, heads: int) -> None:
-    if links is not None:
-        drawn = dendrogram(links, no_plot=True)
-        for across, along in zip(drawn["dcoord"], drawn["icoord"], strict=True):
-            # scipy puts leaf k at 10 k + 5; here it stands at row k of the image.
-            ax.plot(across, (np.array(along) - 5) / 10, color="#5A5A5A", linewidth=0.4)
-    ax.set_ylim(heads - 0.5, -0.5)
-    ax.invert_xaxis()
-    ax.set_axis_off()
-
-
 def atlas_table(run: xr.DataTree) -> Table:
     """List the names of heads with their counts and thresholds.
 
@@ -364,7 +189,7 @@ def atlas_table(run: xr.DataTree) -> Table:
 
     Returns:
         One row per name: how many heads have it, which ones, the score to exceed, and the score
-        that controls with random weights reach.
+        that random weights reach.
     """
     atlas = group(run, "atlas")
     rows: list[tuple[Cell, ...]] = []
@@ -382,7 +207,7 @@ def atlas_table(run: xr.DataTree) -> Table:
     rules = "; ".join(f"{label}: {atlas['rule'].sel(label=label).values}" for label in used)
     note = (
         f"{sum(not of for of in names.flat)} of {names.size} heads have no name. "
-        f"{atlas.attrs.get('twins', 0)} twins with random weights, "
+        f"{counted(int(atlas.attrs.get('twins', 0)), 'draw')} of random weights, "
         f"{counted(int(atlas.attrs.get('prompts', 0)), 'prompt')}, "
         f"{atlas.attrs.get('sequences', 0)} sequences of "
         f"{atlas.attrs.get('repeated_tokens', 0)} random tokens, repeated. A dash: this run "
@@ -394,12 +219,12 @@ def atlas_table(run: xr.DataTree) -> Table:
             "there where attention's output is added to "
             "the residual stream."
         )
-    columns = ("name", "heads", "which", "threshold", "largest of twins")
+    columns = ("name", "heads", "which", "threshold", "random weights, largest")
     return Table("atlas", "Heads by name", columns, tuple(rows), note)
 
 
 def _reached(of_label: xr.Dataset) -> xr.DataArray:
-    """The largest null of a label; NaN without twins."""
+    """The largest score of random weights for a label; NaN where none were drawn."""
     return of_label["null"].max() if of_label.sizes["twin"] else xr.DataArray(np.nan)
 
 
@@ -482,7 +307,12 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     if has_runs(run):
         return
     if len(standardised(atlas)[1]) > 1 and len(heads_of(atlas)) > 2:
-        yield CustomFigure("atlas_overview", partial(atlas_overview, run))
+        yield CustomFigure(
+            "atlas_overview",
+            partial(atlas_overview, run),
+            caption="All numbers of heads, each less its mean over heads and in its deviations; alike "
+            "heads and alike numbers stand together.",
+        )
     yield from (Heads(atlas[name]) for name in MAPPED if name in atlas)
 
 
@@ -523,7 +353,7 @@ _FOUND = {
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Names that some heads have: their scores are beyond those of the random-weight controls."""
+    """Names that some heads have: their scores are beyond those of random weights."""
     atlas = group(run, "atlas")
     texts = _texts(atlas)
     for label, (weight, sentence) in _FOUND.items():
@@ -590,8 +420,7 @@ VIEW = View(
     "atlas",
     "The atlas of heads",
     "What every head does, in numbers and by name. A head has a name when its score is large "
-    "and beyond that of every random-weight "
-    "control. That does not show that the model needs the head for it.",
+    "and beyond what the same model reaches with random weights. That does not show that the model needs the head for it.",
     _charts,
     tables=lambda run: (atlas_table(run),),
     heads=_heads,

@@ -54,6 +54,16 @@ _ABOVE = {
     "kl_above_noise_low": "from",
     "kl_above_noise_high": "to",
 }
+_OUTPUTS = (
+    "How far attention outputs leave the distribution that they have at the training length, by method of "
+    "length extension"
+)
+_CAPTIONS = {
+    "kl": f"{_OUTPUTS} and length of the prompt. Bars: 95 % intervals.",
+    "kl_by_layer": f"{_OUTPUTS} and layer, in the longest prompts.",
+    "log_perplexity": "Log perplexity of the last tokens of a prompt, by method of length extension and "
+    "length of the prompt; dotted: the training length.",
+}
 TRACE_COLUMNS = 4
 """Queries per row."""
 
@@ -234,7 +244,12 @@ def charts_by_length(run: xr.DataTree) -> Iterator[Lines]:
             drawn[x].attrs["units"] = "tokens"
         else:
             drawn.attrs["long_name"] += f" at {lengths[-1]:,} tokens"
-        yield Lines(*with_run_axis(run, drawn), x, "method", name=f"extrapolation_{name}")
+        yield Lines(
+            *with_run_axis(run, drawn),
+            *(x, "method"),
+            name=f"extrapolation_{name}",
+            caption=_CAPTIONS[name],
+        )
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -309,7 +324,14 @@ def _trace_charts(run: xr.DataTree) -> list[Chart]:
     traces = group(run, "output_traces")
     several = traces["layer"].values.tolist() if "layer" in traces.dims else []
     names = {f"output_traces_layer_{layer}": layer for layer in several} or {"output_traces": None}
-    return [CustomFigure(name, partial(output_traces, run, layer)) for name, layer in names.items()]
+    caption = (
+        "Attention outputs at the training length (dots), and those of later queries as their window of "
+        "keys slides on (lines), in the plane of their two principal components."
+    )
+    return [
+        CustomFigure(name, partial(output_traces, run, layer), caption=caption)
+        for name, layer in names.items()
+    ]
 
 
 OUTPUT_TRACES = View(

@@ -32,14 +32,14 @@ REACH = {"nat": 4.0, "1": 1.0}
 
 Worse values have the last one.
 """
-RISE = "rise of the log perplexity of targets that no move touched"
-CHANGE = "relative change of attention outputs, mean over layers and heads"
-VALUES = ("log_perplexity", "log_perplexity_rise", "output_change", "task_score")
-_TITLES = {
-    "log_perplexity": "Log perplexity",
-    "log_perplexity_rise": "Rise over untouched targets",
-    "output_change": "Change of attention outputs",
+VALUES = {
+    "log_perplexity": "log perplexity",
+    "log_perplexity_rise": "rise of the log perplexity of targets that no move touched",
+    "output_change": "relative change of attention outputs, mean over layers and heads",
+    "task_score": "task score",
 }
+"""Titles of the values; a score has the name of its metric, where the run states it."""
+SIGNED = "logarithmic beyond ±{:.2g}"
 
 
 @style()
@@ -77,28 +77,30 @@ def _grid(run: xr.DataTree, name: str, value: str) -> Panels:
     label, cmap, lowest = "worse than without", "PuOr_r", -reach
     if value == "output_change":  # a size, neither better nor worse
         label, cmap, lowest, ticks = "change", "Oranges", 0.0, ticks[3:]
-    title = {
-        "log_perplexity": "log perplexity",
-        "log_perplexity_rise": RISE,
-        "output_change": CHANGE,
-        "task_score": str(dataset.attrs.get("metric", "task score")),
-    }
     look = {"cmap": cmap, "norm": SymLogNorm(reach / 200, vmin=lowest, vmax=reach)}
     return Panels(
         name,
         {shown: cells.sel(kind=kind) for shown, kind in kinds.items()},
-        unit_label(title[value], cells),
+        unit_label(_title(dataset, value).capitalize(), cells),
         ".3f",
         look,
         shown={shown: worse.sel(kind=kind).values for shown, kind in kinds.items()},
         bar={
-            "label": unit_label(label, cells),
+            "label": f"{unit_label(label, cells)}\n{SIGNED.format(reach / 200)}",
             "ticks": ticks,
             "format": "%g",
             "extend": beyond,
         },
         width=PAGE_WIDTH,
+        caption=f"{_title(dataset, value).capitalize()}, when a share of the tokens, of the keys or of the "
+        "positions is moved (columns) by up to some tokens (rows). Colors: how much worse than without.",
     )
+
+
+def _title(dataset: xr.Dataset, value: str) -> str:
+    """What `value` is, in words."""
+    stated = dataset.attrs.get("metric") if value == "task_score" else None
+    return str(stated or VALUES[value])
 
 
 def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, xr.DataArray, float]:
@@ -156,7 +158,8 @@ def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
     # Tasks scored in nats would have the same figure twice; the score is the last of VALUES.
     same = np.allclose(dataset["task_score"], dataset["log_perplexity"], equal_nan=True)
     # runs of earlier versions lack some
-    return tuple(value for value in VALUES[: len(VALUES) - same] if value in dataset)
+    shown = list(VALUES)[: len(VALUES) - same]
+    return tuple(value for value in shown if value in dataset)
 
 
 def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
@@ -182,7 +185,7 @@ def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
             f"{label}, {dataset.attrs['prompts']} prompts of the task "
             f"{dataset.attrs['task']}, in layers {layers}."
         )
-        title = _TITLES.get(value, str(dataset.attrs["metric"]).capitalize())
+        title = _title(dataset, value).capitalize()
         tables.append(
             table_of(
                 f"perturbation_{value}",

@@ -6,11 +6,11 @@ Position Generalization fig. 4, 9.
     circle   the key's deviation times the mean query's size, about the arrow's head
     arc      how far the arrow turns over the largest distance (max_rotation); a whole circle from one turn on
 
-Filled colour: slow dominating components (observation 1) by their means over all prompts; the
-others are grey. r is the mean over the prompts that have slow dominating components,
+Filled color: slow dominating components (observation 1) by their means over all prompts; the
+others are gray. r is the mean over the prompts that have slow dominating components,
 from which the closed form of a prompt is built: a head can have an r and no colour, or colours and
-no r. Numbers at the heads are components, 0 the fastest; the longest arrows alone have number,
-circle and arc. Draws the group `rotation`. Knows nothing about how it was measured.
+no r. Numbers at the heads are components, 0 the fastest; the longest arrows alone have circle and
+arc, and a number where it has room. Draws the group `rotation`. Knows nothing about how it was measured.
 """
 
 from __future__ import annotations
@@ -61,17 +61,22 @@ NUMBERED = 8
 """Components with number, circle and arc, in a figure of one head."""
 NUMBERED_SMALL = 4
 CHOICES = (
-    "Coloured: slow dominating by the means over all prompts. r: logits and the closed form "
+    "Colored: slow dominating by the means over all prompts. r: logits and the closed form "
     "f + g, whose components are chosen in each "
-    "prompt by its own means, so that r and colours need not go together."
+    "prompt by its own means, so that r and colors need not go together."
 )
 """How slow dominating components are chosen for the colours and for r."""
 TITLE = (
-    "Mean pairs, every head on its own scale. Coloured: slow dominating by the means over "
+    "Mean pairs, every head on its own scale. Colored: slow dominating by the means over "
     "all prompts.\n"
     "r: logits and the closed form f + g, from the components that are slow dominating "
     "within a prompt"
 )
+ARROWS = (
+    "mean pairs of queries and keys as arrows. Circle: how far keys spread; arc: how far the pair turns "
+    "over the largest distance, dotted: a whole turn or more; number: the rotary component."
+)
+"""Caption: what is drawn of a head."""
 ADDS = "adds to the logit at distance 0 (logits)"
 SHORT = 0.15
 """Share of half a panel below which an arrow has no number."""
@@ -80,6 +85,8 @@ MOST_ROWS = 72
 COLUMNS = 4
 """Heads per row in a figure of many."""
 OTHERS = "#8A8A8A"
+SIDES = (0.0, np.pi / 3, -np.pi / 3, np.pi / 2, -np.pi / 2)
+"""Directions in which a number may stand from the head of its arrow, against that of the arrow."""
 GAP = 0.09
 """Least distance of two numbers in a figure of one head, as a share of half of it."""
 RIGHT_ANGLE = "at a right angle (logits)"
@@ -205,15 +212,19 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: f
 
 
 def _number_places(tips: Mapping[int, complex], gap: float) -> dict[int, complex]:
-    """Places beyond the `tips` of arrows, the longest first, that stay `gap` apart."""
+    """Places at the `tips` of arrows, the longest first; a number without room there has none.
+
+    A number stands before its tip, or a little to one side of it, `gap` from all others.
+    """
     places: dict[int, complex] = {}
     for component, tip in tips.items():
         outward = tip / abs(tip) if tip else 1.0
-        place = tip + 0.7 * gap * outward
-        while any(abs(place - other) < gap for other in places.values()):
-            # Further out along the arrow, so that a number still points to its head.
-            place += 0.5 * gap * outward
-        places[component] = place
+        for turn in SIDES:
+            place = tip + 0.7 * gap * outward * np.exp(1j * turn)
+            # Further out a number would float, and be read as that of another arrow
+            if all(abs(place - other) >= gap for other in places.values()):
+                places[component] = complex(place)
+                break
     return places
 
 
@@ -337,7 +348,13 @@ def norms_grid(pairs: xr.Dataset) -> Panels:
         )
     cell = 0.055 if few else 0.15
     return Panels(
-        "pair_norms", panels, pattern="", bar={"label": "mean norm"}, cell=cell, width=PAGE_WIDTH
+        "pair_norms",
+        panels,
+        pattern="",
+        bar={"label": "mean norm"},
+        cell=cell,
+        width=PAGE_WIDTH,
+        caption="Mean norm of the rotary pairs of queries and of keys, by component; 0 turns fastest.",
     )
 
 
@@ -353,15 +370,20 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     chosen = head_to_show(pairs)
     if chosen is not None and rotating_heads(pairs):
         draw = partial(rotating_pairs, run)
-        yield from figures_of_heads("rotating_pairs", draw, [chosen], live=True)
-        yield CustomFigure("rotating_pairs", partial(rotation_grid, run), live=True)
+        yield from figures_of_heads("rotating_pairs", draw, [chosen], ARROWS, live=True)
+        yield CustomFigure(
+            "rotating_pairs",
+            partial(rotation_grid, run),
+            caption=f"Heads, evenly spread over the layers that rotate: {ARROWS}",
+            live=True,
+        )
     yield from correlation_maps(pairs, CORRELATIONS)
     arrows = _arrows(pairs)
     yield HeadNumber(
         "r of the closed form, from the slow dominating components of the prompt itself",
         pairs["closed_form_r"],
     )
-    title = "Mean rotary pairs; coloured: slow dominating by the means over all prompts"
+    title = "Mean rotary pairs; colored: slow dominating by the means over all prompts"
     yield HeadArrows(
         title, ADDS, arrows.real, arrows.imag, (pairs["slow_dominating"] == 1).astype(float)
     )

@@ -1,6 +1,6 @@
 """How far positions follow the segments of a prompt (RePo fig. 8, measured).
 
-One head over its segments, and every head with its controls.
+One head over its segments, and every head with its null.
 
     bands   segments, every other one shaded; marks above: the head's largest jumps, as many as there are edges
     dots    eta^2 and F1 of every head; grey bars the same for shuffled edges; dashed: the token index
@@ -181,8 +181,8 @@ def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     """Draw how far positions follow segments, for every head.
 
-    The scores are the share of variance between segments and the F1 of jumps; shuffled edges and
-    the token index are controls.
+    The scores are the share of variance between segments and the F1 of jumps; their null is
+    shuffled edges, and the token index is drawn beside.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -222,10 +222,12 @@ def score_chart(run: xr.DataTree, kind: str | None = None) -> HeadDots:
             )
             for name, title in titles.items()
         },
-        "control: shuffled edges",
+        "null: shuffled edges",
         "score",
         {title: float(of_kind[f"{name}_index"].mean()) for name, title in titles.items()},
         "token index",
+        caption=f"How far the positions of each head follow the {kind} of a prompt, beside shuffled "
+        "edges and the token index.",
     )
 
 
@@ -243,12 +245,17 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     beyond = _beyond_shuffled(dataset, kind).assign_attrs(
         long_name=f"η² of {kind} minus that of shuffled edges", units="1"
     )
-    # A picture, not a map to click on: the maps below have the values and their control apart.
-    yield CustomFigure(f"segment_variance_{kind}", Heads(beyond).figure)
+    # A picture, not a map to click on: the maps below have the values and their null apart.
+    caption = f"Variance of positions between {kind}, less that between shuffled ones, by head."
+    yield CustomFigure(f"segment_variance_{kind}", Heads(beyond).figure, caption=caption)
     with_segments = dataset["prompt"].values[dataset["segment_count"].sel(kind=kind).values > 1]
     if has_groups(run, ["positions"]):
         draw = partial(segment_positions, run, prompt=int(with_segments[0]), kind=kind)
-        yield from figures_of_heads("segments", draw, heads_by_segments(dataset, kind)[:HEADS])
+        caption = (
+            f"positions over a prompt, every other one of its {kind} shaded, and the largest jumps."
+        )
+        heads = heads_by_segments(dataset, kind)[:HEADS]
+        yield from figures_of_heads("segments", draw, heads, caption)
     of_kind = dataset.sel(kind=kind, drop=True)
     for name, control in {**dict.fromkeys(_SCORES, "shuffled"), "within_trend": "null"}.items():
         if name in of_kind:  # runs of before lack the trend
@@ -318,7 +325,7 @@ def segment_table(run: xr.DataTree) -> Table:
 
     Returns:
         One row per kind of segments and layer with positions: means over heads and prompts of both
-        scores and of their controls.
+        scores and of their null.
     """
     dataset = group(run, "segments")
     scores = dataset[
@@ -367,7 +374,7 @@ VIEW = View(
     "Positions and segments",
     "How far positions follow the structure of a prompt (RePo, fig. 8): the share of their "
     "variance between segments, and whether their "
-    "largest jumps are at edges. Shuffled edges and the token index are the controls.",
+    "largest jumps are at edges, beside the null (shuffled edges) and the token index.",
     _charts,
     tables=lambda run: (segment_table(run),),
     compared=("variance_between", "boundary_f1"),

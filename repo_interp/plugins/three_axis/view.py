@@ -1,26 +1,19 @@
-"""Position and semantics in the logits of a head: the three-axis fit, and its r.
+"""Position and semantics in the logits of a head: r of the three-axis fit, its maps and axes.
 
-Position Generalization fig. 2.
+    W_ij ~ a_{i-j} + b_i + c_j        Position Generalization, sec. 3.1
 
-    W_ij ~ a_{i-j} + b_i + c_j        logit map, its three axes, their sum
-
-Maps are the block means of the group `maps`; the sum of the axes is averaged over the same blocks,
-exactly: with A the running sum of a's running sum, a sums over a block to A(below) - A(above) at
-its corners. Draws the groups `three_axis` and `maps`. Knows nothing about how fits are made.
+Draws the groups `three_axis` and `maps`; fig. 2 is in `fit_figure`. Knows nothing about how fits are
+made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
 
 import numpy as np
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
 
-from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
     Finding,
@@ -30,33 +23,24 @@ from repo_interp.plots.marks import (
     Heads,
     Panels,
     Table,
-    colour_bar,
-    counted,
-    envelope,
     figures_of_heads,
     first_prompt,
     group,
-    layer_colour,
-    layer_scheme,
     layer_table,
     nanmean,
     number,
     over,
     over_prompts,
-    pick,
     ranked_heads,
     strongest_head,
 )
-from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, style
 from repo_interp.plots.view import View
+from repo_interp.plugins.three_axis.fit_figure import three_axis_fit
 
 FITS = {"three_axis": "three-axis", "fake_distance": "fake-distance"}
-PIXELS = 600
-"""Points of an axis that are drawn, at least."""
 EXACT = 1 - 1e-9
 """Mean r from which a fit is exact up to rounding."""
-SHOWN = (1, 99)
-"""Percentiles of a map at which its colours end."""
 CORRELATIONS = {
     "r": "r of the three-axis fit",
     "r_attention": "r on attention weights",
@@ -73,7 +57,7 @@ their labels.
 def fit_correlations(run: xr.DataTree) -> PaperFigure:
     """Draw r of the run's fits for every layer and head.
 
-    r is the mean over prompts, from 0 (or -1) to 1; bars show the schemes of layers. A head that
+    r is the mean over prompts; colors end at its smallest and largest value. Bars show the schemes of layers. A head that
     fits exactly, since its logits are a sum of these axes by construction, is grey: r = 1 is no
     finding there.
 
@@ -110,10 +94,17 @@ def correlation_grid(run: xr.DataTree) -> Panels:
         )
         trivial = "grey: r = 1 by construction" if bool((values >= EXACT).any()) else ""
         panels[f"r of the {FITS[name]} fit: {'; '.join(filter(None, (mean, trivial)))}"] = telling
-    low = -1.0 if any(bool((values < 0).any()) for values in panels.values()) else 0.0
-    look = {"cmap": "PuOr" if low else "cividis", "norm": Normalize(low, 1.0)}
     width = 0.0 if len(panels) == 1 else PAGE_WIDTH
-    return Panels("fit_correlations", panels, look=look, bar={}, cell=0.15, width=width, live=True)
+    return Panels(
+        "fit_correlations",
+        panels,
+        bar={"label": "r"},
+        cell=0.15,
+        width=width,
+        live=True,
+        caption="Correlation r of each head's logits with the fit, mean over prompts. Colors end at the "
+        "smallest and the largest r; gray: r = 1 by construction.",
+    )
 
 
 def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
@@ -131,205 +122,6 @@ def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
         [order[place] for place in dict.fromkeys((0, (len(order) - 1) // 2, len(order) - 1))]
         if order
         else []
-    )
-
-
-@style()
-def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
-    """Draw a head's logit map, its three axes and their sum (fig. 2).
-
-    The axes are distance, query and key. The figure shows the first prompt.
-
-    Args:
-        run: Tree of a run, a group per measure.
-        layer: Label of the layer.
-        head: Label of the head in its layer.
-
-    Returns:
-        The figure.
-
-    Raises:
-        InputError: The run has no `maps`, or no axes: `three_axis` keeps them with
-            axes="first_prompt".
-    """
-    maps, fit = group(run, "maps"), group(run, "three_axis")
-    if "distance_axis" not in fit:
-        raise InputError(
-            'this run has no axes; analyse again with the parameter axes="first_prompt" of '
-            "three_axis"
-        )
-    shown = pick(maps["logit_map"], layer=layer, head=head).transpose("query_block", "key_block")
-    axes = {
-        name: pick(fit[f"{name}_axis"], layer=layer, head=head).values
-        for name in ("distance", "query", "key")
-    }
-    starts, tokens = shown["key_block"].values, axes["query"].size
-    rebuilt = additive_means(axes["distance"], axes["query"], axes["key"], edges_of(starts, tokens))
-    figure = paper_figure(PAGE_WIDTH, 2.3)
-    # Subfigures, since each third has rows of its own.
-    left, middle, right = cast(Any, figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17)))
-    limits = map_limits(shown.values)
-    draw_map(left.subplots(), shown.values, tokens, limits, "Logits", "query (token)")
-    title = f"Sum of the axes, r = {r_of(fit, layer, head)}"
-    image = draw_map(right.subplots(), rebuilt, tokens, limits, title, "query (token)")
-    colour_bar(right, image, right.axes, "logits", pad=0.02, fraction=0.05)
-    colour = layer_colour(fit, layer)
-    for ax, (name, values) in zip(middle.subplots(3, 1), axes.items(), strict=True):
-        draw_axis(ax, values, colour, name)
-        ax.set_title(f"{name} axis", pad=2)
-    figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left")
-    return figure
-
-
-def additive_means(
-    distance: np.ndarray, query: np.ndarray, key: np.ndarray, edges: Sequence[int] | np.ndarray
-) -> np.ndarray:
-    """Average a_{i-j} + b_i + c_j over the causal pairs of every block.
-
-    The cost is tokens x blocks, never tokens x tokens.
-
-    Args:
-        distance: a [token], by distance.
-        query: b [token].
-        key: c [token].
-        edges: Starts of the blocks, and the end of the last one.
-
-    Returns:
-        Means [query_block, key_block]; NaN for blocks without causal pairs.
-    """
-    edges = np.asarray(edges)
-    tokens, starts = edges[-1], edges[:-1]
-    # Keys of a block that a query sees, and queries of a block that see a key.
-    # [query, key_block] and [query_block, key]: the causal cut needs no token x token mask.
-    seen = np.clip(np.arange(tokens)[:, None] + 1 - starts, 0, np.diff(edges))
-    seeing = np.clip(edges[1:][:, None] - np.arange(tokens), 0, np.diff(edges)[:, None])
-    pairs = np.add.reduceat(seen, starts, axis=0)
-    of_query = np.add.reduceat(query[:, None] * seen, starts, axis=0)
-    of_key = np.add.reduceat(key * seeing, starts, axis=1)
-    # The sum of a_{i-j} over a rectangle is four corners of the double cumulative sum of a.
-    twice = np.concatenate(([0.0, 0.0], np.cumsum(np.cumsum(distance[:tokens]))))
-
-    # [row, column]; below distance 0 the sum is 0, so pairs that look ahead add nothing.
-    def corner(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        return twice[np.clip(rows[:, None] - columns + 1, 0, tokens + 1)]
-
-    of_distance = (
-        corner(edges[1:], starts)
-        - corner(starts, starts)
-        - corner(edges[1:], edges[1:])
-        + corner(starts, edges[1:])
-    )
-    # Blocks without causal pairs divide by 1 and are then replaced by NaN.
-    with np.errstate(invalid="ignore"):
-        return np.where(pairs > 0, (of_query + of_key + of_distance) / np.maximum(pairs, 1), np.nan)
-
-
-def edges_of(starts: np.ndarray, tokens: int) -> np.ndarray:
-    """Append the end of the last block to the starts of blocks.
-
-    Args:
-        starts: First token of every block.
-        tokens: Number of tokens.
-
-    Returns:
-        Starts, and the end.
-    """
-    return np.append(starts, tokens).astype(np.int64)
-
-
-def draw_map(
-    ax: Axes,
-    values: np.ndarray,
-    tokens: int,
-    limits: tuple[float, float],
-    title: str,
-    down: str,
-):
-    """Draw block means as an image.
-
-    Args:
-        ax: Axes to draw on.
-        values: Block means [row, column].
-        tokens: Number of tokens.
-        limits: Ends of the colours.
-        title: Title of the axes.
-        down: Label of the y axis.
-    """
-    look: Any = {
-        "cmap": "viridis",
-        "interpolation": "nearest",
-        "aspect": "auto",
-        "gid": f"map {title.split(',')[0]}".strip(),
-    }
-    image = ax.imshow(values, vmin=limits[0], vmax=limits[1], extent=(0, tokens, tokens, 0), **look)
-    ax.set(xlabel="key (token)", ylabel=down)
-    ax.set_title(title)
-    ax.spines[:].set_visible(False)
-    return image
-
-
-def draw_axis(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
-    """Draw an axis of a fit as a line; a long one by its extremes.
-
-    Args:
-        ax: Axes to draw on.
-        values: Values [token].
-        colour: Colour of the line.
-        name: Name of the axis.
-    """
-    shown = envelope(values, PIXELS)
-    ax.plot(shown, values[shown], color=colour, linewidth=0.7, gid=f"axis {name}")
-    ax.set(xlim=(0, max(1, values.size - 1)))
-    ax.grid(axis="y")
-
-
-def map_limits(values: np.ndarray) -> tuple[float, float]:
-    """Compute the percentiles `SHOWN` of some values.
-
-    Args:
-        values: Numbers of any shape; NaN are ignored.
-
-    Returns:
-        Lower and upper limit; 1 apart if they are equal.
-    """
-    # A few extreme logits, often of the first token, would leave all others in one colour.
-    low, high = np.nanpercentile(values, SHOWN)
-    return float(low), float(high) if high > low else float(low) + 1.0
-
-
-def r_of(fit: xr.Dataset, layer: int, head: int) -> str:
-    """Write r of the fit of a head for the first prompt.
-
-    Args:
-        fit: Group of the fit.
-        layer: Label of the layer.
-        head: Label of the head in its layer.
-
-    Returns:
-        The text.
-    """
-    value = float(pick(fit["r"], layer=layer, head=head).values[0])
-    return f"{value:.3f}" if np.isfinite(value) else "–"
-
-
-def described(fit: xr.Dataset, layer: int, head: int, tokens: int, maps: xr.Dataset) -> str:
-    """Describe the head and the prompt of a figure, and its pixels.
-
-    Args:
-        fit: Group of the fit.
-        layer: Label of the layer.
-        head: Label of the head in its layer.
-        tokens: Number of tokens.
-        maps: Group `maps` of the run.
-
-    Returns:
-        The text.
-    """
-    size = int(maps["block_size"])
-    pixel = "" if size == 1 else f"; a pixel is the mean over {size} x {size} pairs"
-    return (
-        f"Layer {layer} ({layer_scheme(fit, layer)}), head {head}, first prompt, "
-        f"{counted(tokens, 'token')}{pixel}"
     )
 
 
@@ -424,7 +216,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "three_axis")
     if "distance_axis" in dataset:
         draw, heads = partial(three_axis_fit, run), heads_with_maps(run, dataset)
-        yield from figures_of_heads("three_axis", draw, heads, live=True)
+        caption = "logits of the first prompt, the three axes of their fit, and the sum of these."
+        yield from figures_of_heads("three_axis", draw, heads, caption, live=True)
     yield from correlation_maps(dataset, CORRELATIONS)
     axes = {
         "Distance axis": ("distance", "distance (tokens)"),
@@ -459,7 +252,7 @@ def fit_charts(fit: xr.Dataset, title: str, axes: Mapping[str, tuple[str, str]])
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """State how much of the logits the axes explain.
 
-    The run must hold the control with shuffled distances.
+    The run must hold the null with shuffled distances.
     """
     measured = group(run, "three_axis")
     if "r_shuffled" not in measured:

@@ -11,7 +11,8 @@ from numpy.testing import assert_allclose
 from run_fixture import OFFICIAL
 
 from repo_interp.plots.marks.arrays import MEAN, focused_range, global_range, over_prompts
-from repo_interp.plots.marks.drawing import contiguous, envelope, number, thin, token_label
+from repo_interp.plots.marks.drawing import contiguous, envelope, number
+from repo_interp.plots.marks.token_axis import thin, token_label
 from repo_interp.plots.style import style
 
 DEMO = json.loads((OFFICIAL / "repo_mha" / "demo_expected.json").read_text())

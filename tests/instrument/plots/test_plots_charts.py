@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import xarray as xr
 from drawn import artist, artists
+from matplotlib.colors import to_rgb
 from numpy.testing import assert_allclose
 
 from repo_interp.plots import head_grid, paper_figure, style
@@ -22,8 +25,10 @@ from repo_interp.plots.marks import (
 from repo_interp.plots.marks.head_map import MISSING, layer_table
 from repo_interp.plots.style import SCHEME_COLOURS
 from repo_interp.plugins.causes.effects_view import effects_of_sets
-from repo_interp.plugins.heads.view import MOST_NAMED_ROWS, atlas_overview
+from repo_interp.plugins.heads.overview import MOST_NAMED_ROWS, atlas_overview
+from repo_interp.plugins.heads.view import colours_of_names
 from repo_interp.plugins.rotation.view import _number_places
+from repo_interp.plugins.three_axis.view import fit_correlations
 
 RUN = xr.DataTree()
 RUN.attrs = {"checkpoint": "small", "layout": "rope,repo"}
@@ -63,6 +68,53 @@ def test_dots_of_heads_stand_over_their_control():
     bars = artist(ax, "control 1").get_segments()
     assert_allclose([bar[0][1] for bar in bars], [0.06, 0.02, 0.04])
     assert_allclose(artist(ax, "level").get_ydata(), 7)
+    # Nothing joins a dot to its null: it looked like the bar of an error
+    ranges = artist(ax, "range 1").get_segments()
+    assert_allclose([np.ptp(part[:, 1]) for part in ranges], [3.5 * 3, 3.5, 3.5 * 2])
+    joined = [part for part in ax.collections if part.get_gid() not in ("control 1", "range 1")]
+    assert not joined
+    named = [text.get_text() for text in chart.figure().legends[0].get_texts()]
+    assert named == ["RoPE", "RePo", "smallest to largest prompt", "shuffled", "length"]
+
+
+def test_an_axis_that_is_logarithmic_on_both_sides_of_0_says_so():
+    values = HEADS.fillna(0.0).assign_attrs(least=0.001) * [1e3, 1.0, 1.0]
+    values.attrs["least"] = 0.001
+    (ax,) = HeadDots("r", {"one": (values, values)}, "null", "r").figure().axes
+    assert ax.get_yscale() == "symlog"
+    assert ax.get_title(loc="left").endswith("logarithmic beyond ±1")
+    change = xr.DataArray([-1e-2, 90.0], {"kind": ["a", "b"]}, ("kind",), "loss", {"least": 1e-3})
+    (ax,) = Dots(*with_run_axis(RUN, change), "kind").figure().axes
+    assert ax.get_xscale() == "symlog" and "logarithmic beyond ±0.001" in ax.get_xlabel()
+
+
+def test_colors_end_at_what_was_measured_where_all_values_are_large():
+    """Found: correlations from .62 to .99 on a scale from 0 on, two yellow sheets."""
+    for least, start in ((0.62, 0.62), (0.2, 0.0)):
+        data = Heads(xr.DataArray([[least, 0.99]], {"layer": [0], "head": [0, 1]})).data()
+        assert data["ends"] == [start, 0.99]
+    fits = {
+        name: xr.Dataset({"r": (("prompt", "layer", "head"), [[[0.62, 0.99], [value, 0.9]]])})
+        for name, value in (("three_axis", 0.8), ("fake_distance", 0.95))
+    }
+    run = xr.DataTree.from_dict(
+        {
+            name: fit.assign_coords(
+                layer=[0, 1], head=[0, 1], prompt=[0], scheme=("layer", ["rope", "rope"])
+            )
+            for name, fit in fits.items()
+        }
+    )
+    run.attrs = RUN.attrs
+    one, two, _ = fit_correlations(run).axes
+    assert one.images[0].get_clim() == two.images[0].get_clim() == (0.62, 0.99)
+
+
+def test_no_name_of_a_head_is_gray():
+    """Found: sinks were as gray as heads without a name."""
+    shades = [to_rgb(colour) for colour in colours_of_names([str(n) for n in range(18)]).values()]
+    assert len(set(shades)) == 18
+    assert min(max(shade) - min(shade) for shade in shades) > 0.1
 
 
 def test_a_grid_has_a_panel_per_title_numbers_in_cells_and_one_frame():
@@ -92,12 +144,53 @@ def test_lines_of_a_single_run_have_a_panel_per_layer_in_the_colour_of_its_schem
         assert list(artist(ax, "training length").get_xdata()) == [2, 2]
 
 
-def test_an_axis_that_doubles_names_every_place():
-    """Found: tolerances of 0.05 to 0.8 were all called 0."""
-    values = xr.DataArray([1.0, 2, 3], {"epsilon": [0.05, 0.1, 1024]}, ("epsilon",), "share")
+def test_an_axis_that_doubles_names_the_places_whose_labels_have_room():
+    """Found: tolerances of 0.05 to 0.8 were all called 0; octaves' labels ran into one another."""
+    values = xr.DataArray([1.0, 2, 3], {"epsilon": [0.05, 0.4, 1024]}, ("epsilon",), "share")
     (chart,) = charts_of("share", *with_run_axis(RUN, values))
     labels = chart.figure().axes[0].get_xticklabels()
-    assert [label.get_text() for label in labels] == ["0.05", "0.1", "1,024"]
+    assert [label.get_text() for label in labels] == ["0.05", "0.4", "1,024"]
+    octaves = xr.DataArray(np.arange(10.0), {"octave": 2 ** np.arange(10)}, ("octave",), "mass")
+    four = octaves.expand_dims(layer=range(4)).assign_coords(scheme=("layer", ["rope"] * 4))
+    (chart,) = charts_of("mass", *with_run_axis(RUN, four))
+    figure = chart.figure()
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        drawn = [label for label in ax.get_xticklabels() if label.get_text()]
+        assert drawn[0].get_text() == "1" and len(ax.get_xticks()) == 10 > len(drawn) > 3
+        boxes = [label.get_window_extent() for label in drawn]
+        assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
+
+
+def test_the_axis_of_lines_holds_what_was_measured_and_no_more():
+    """Found: 480 distances on an axis to 8,192, the training length."""
+    measured = np.where(np.arange(64) < 48, 1.0 * np.arange(64), np.nan)
+    values = xr.DataArray(measured, {"distance": np.arange(64)}, ("distance",), "logit")
+    for length, drawn in ((8192, False), (32, True)):
+        (chart,) = charts_of(
+            "logit", *with_run_axis(RUN, values.assign_attrs(training_length=length))
+        )
+        figure = chart.figure()
+        (ax,) = figure.axes
+        assert_allclose(ax.get_xlim(), (0, 47), atol=0.05 * 47)
+        lines = [line for line in ax.lines if line.get_gid() == "training length"]
+        assert bool(lines) == drawn != ("8,192 tokens" in figure.get_suptitle())
+
+
+def test_a_legend_of_one_entry_is_written_in_words_and_not_drawn():
+    lines = xr.DataArray(
+        np.ones((1, 3)), {"band": ["high"], "distance": [1, 2, 3]}, ("band", "distance")
+    )
+    for names, drawn in ((["high"], 0), (["high", "low"], 1)):
+        values, runs = with_run_axis(RUN, xr.concat([lines[0]] * len(names), "band"))
+        chart = Lines(values.assign_coords(band=names).rename("vaf"), runs, "distance", "band")
+        figure = chart.figure()
+        assert len(figure.legends) == drawn != ("line: high" in figure.get_suptitle())
+    one, two = HEADS.sel(layer=[0]), HEADS
+    for values, drawn in ((one, 0), (two, 1)):
+        figure = Heads(values).figure()
+        assert len(figure.legends) == drawn
+        assert figure.axes[0].get_ylabel() == ("layer" if drawn else "layer (RoPE)")
 
 
 def test_dots_have_their_errors_and_a_small_change_is_not_blown_up():
@@ -164,3 +257,8 @@ def test_numbers_of_arrows_that_point_alike_keep_apart():
     places = list(_number_places({7: 1 + 0j, 3: 0.99 + 0j, 5: 0.98 + 0.01j}, 0.1).values())
     apart = [abs(one - other) for at, one in enumerate(places) for other in places[:at]]
     assert min(apart) >= 0.1 and all(abs(place) > 0.98 for place in places)
+    # A number stands at the head of its arrow, or nowhere: found floating beyond those of others
+    tips = dict.fromkeys(range(9), 1 + 0j)
+    found = _number_places(tips, 0.1)
+    assert 0 in found and len(found) < 9
+    assert max(abs(place - tips[number]) for number, place in found.items()) < 0.1

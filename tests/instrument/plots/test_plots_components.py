@@ -23,16 +23,12 @@ from position_papers.hope.component_figures import (
 )
 from repo_interp.errors import InputError
 from repo_interp.plots import report_page
+from repo_interp.plots.marks import HeadCurves
 from repo_interp.plots.view import PageOptions
 from repo_interp.plots.view_catalogue import figures_of
-from repo_interp.plots.views.components import (
-    BAND_COLOURS,
-    FEW_PAIRS,
-    _band_names,
-    component_data,
-    component_table,
-    turns_grid,
-)
+from repo_interp.plots.views.component_bands import BAND_COLOURS, FEW_PAIRS, bands_over
+from repo_interp.plots.views.component_slider import component_data
+from repo_interp.plots.views.components import VIEW, component_table, turns_grid
 from repo_interp.plugins.rotation.view import norms_grid
 
 L, LAYERS, HEADS, COMPONENTS = 32, 3, 2, 6
@@ -176,7 +172,7 @@ def test_a_run_gets_the_figures_that_it_allows():
 
 def test_bands_are_about_the_training_length_and_about_the_longest_prompt():
     """In closed form: of theta = 2 pi / 32 one turn takes 32 tokens, half a turn 16."""
-    names = _band_names(2 * np.pi / np.array([16.0, 32.0, 40.0, 63.9, 64.0, 90.0]), 32)
+    names = bands_over(2 * np.pi / np.array([16.0, 32.0, 40.0, 63.9, 64.0, 90.0]), 32)
     assert names == ["high", "high", "activated", "activated", "low", "low"]
     short = components()
     short["logit_by_distance"] = short["logit_by_distance"].where(short["distance"] < 8)
@@ -196,15 +192,43 @@ def test_a_layer_with_a_window_stands_apart_with_the_l_of_its_bands():
     assert data is not None and data["training_length"] == 8
 
 
+def test_the_page_opens_on_the_component_that_accounts_for_most():
+    """Found: it opened on a flat one, the first of those that are activated."""
+    for most in (4, 0):
+        group = components()
+        group["vaf"] = group["vaf"] + 90.0 * (group["component"] == most)
+        data, _ = component_data(as_run(group), PageOptions())
+        assert data is not None and data["start"] == most
+        assert data["start"] == np.argmax(data["layers"][0]["vaf"])
+
+
+def test_means_over_few_pairs_are_on_no_chart_of_distances():
+    """Found: the largest distance is one pair, the last token at the sink: components jumped there."""
+    group = components(64)
+    for name in ("component_by_distance", "logit_by_distance"):
+        group[name] = group[name].where(group["distance"] < 63, 1e6)
+    run = as_run(group)
+    data, _ = component_data(run, PageOptions())
+    assert data is not None and data["distance"][-1] == 63 - 64 // FEW_PAIRS
+    assert np.abs([layer["components"] for layer in data["layers"]]).max() < 1e3
+    (curves,) = [chart for chart in VIEW.charts(run) if isinstance(chart, HeadCurves)]
+    assert curves.at.max() == 63 - 64 // FEW_PAIRS == curves.curves["mean logit"]["distance"].max()
+    figure = dict(VIEW.figures(run))["logit_by_distance"]
+    for ax in figure.axes:
+        assert artist(ax, "mean a model").get_ydata().max() < 1e3
+        assert ax.get_xlim()[1] < 63
+
+
 def test_the_page_has_every_component_with_frequency_and_wavelength(no_pictures, tmp_path):
     run = as_run(components())
     data, _ = component_data(run, PageOptions())
-    assert data is not None and data["start"] == 2 and data["components"][2]["band"] == "activated"
+    assert data is not None and data["components"][2]["band"] == "activated"
     wavelengths = [one["wavelength"] for one in data["components"]]
     assert_allclose(wavelengths, 2 * np.pi / FREQUENCIES, rtol=1e-5)
     mean = run["components"]["component_by_distance"].mean("layer").values
-    assert data["distance"] == list(range(1, L)) and len(data["layers"]) == 1 + LAYERS
-    assert_allclose(data["layers"][0]["components"], mean[:, 1:], rtol=1e-3)
+    assert data["distance"] == list(range(1, L - L // FEW_PAIRS))
+    assert len(data["layers"]) == 1 + LAYERS
+    assert_allclose(data["layers"][0]["components"], mean[:, 1 : L - L // FEW_PAIRS], rtol=1e-3)
     still = as_run(components(schemes=("nope",) * 3))
     assert component_data(still, PageOptions()) == (None, ())
     assert "rotates" in report_page(still, tmp_path / "still.html").read_text()

@@ -22,6 +22,7 @@ from repo_interp.plugins.lengths.extrapolation import output_traces
 from repo_interp.plugins.lengths.extrapolation_view import output_traces as traces_in_plane
 from repo_interp.plugins.lengths.perturbation_view import perturbation_grid
 from repo_interp.plugins.rotation.view import rotating_pairs, rotation_grid
+from repo_interp.plugins.three_axis import fit_figure
 from repo_interp.plugins.three_axis import view as fits
 from repo_interp.tasks import Prompt
 
@@ -31,7 +32,7 @@ def test_means_of_axes_over_blocks_are_those_of_the_dense_map(edges):
     distance, query, key = np.random.default_rng(0).normal(size=(3, 7))
     rows, columns = np.indices((7, 7))
     dense = np.where(rows >= columns, distance[rows - columns] + query[rows] + key[columns], np.nan)
-    found = fits.additive_means(distance, query, key, edges)
+    found = fit_figure.additive_means(distance, query, key, edges)
     for row, column in np.ndindex(found.shape):
         block = dense[edges[row] : edges[row + 1], edges[column] : edges[column + 1]]
         expected = block[np.isfinite(block)].mean() if np.isfinite(block).any() else np.nan
@@ -39,7 +40,7 @@ def test_means_of_axes_over_blocks_are_those_of_the_dense_map(edges):
 
 
 def test_the_logit_map_its_axes_and_their_sum_stand_side_by_side(measured):
-    figure = fits.three_axis_fit(measured, 1, 2)
+    figure = fit_figure.three_axis_fit(measured, 1, 2)
     (logits,), (rebuilt,) = starting(figure, "map Logits"), starting(figure, "map Sum")
     chosen = {"layer": 1, "head": 2}
     assert_array_equal(logits.get_array().filled(np.nan), measured["maps"]["logit_map"].sel(chosen))
@@ -117,7 +118,7 @@ def test_what_is_missing_is_said(measured):
     bare["three_axis"] = measured["three_axis"].to_dataset()[["r"]]
     bare["rotation/slow_dominating"] = measured["rotation/slow_dominating"] * 0 - 1
     for draw, lacking in (
-        (lambda: fits.three_axis_fit(bare, 0, 0), "first_prompt"),
+        (lambda: fit_figure.three_axis_fit(bare, 0, 0), "first_prompt"),
         (lambda: fake_distance_fit(bare.drop_nodes("fake_distance"), 0, 0), "fake_distance"),
         (lambda: rotating_pairs(bare, 0, 0), "rotates nothing"),
         (lambda: perturbation_grid(measured, "loss"), "values of perturbation"),

@@ -50,6 +50,17 @@ def test_position_lines_draw_every_position(small):
     assert {"␣", "⇥", "\\u65e5\\u672c", "$x^2$", "</script>", "\\x00"} <= set(awkward)
 
 
+def test_a_caption_is_no_name_of_a_file_and_a_legend_has_two_entries_at_least(measured):
+    """Found: "Attention by octave" below a figure, and legends of a single square."""
+    drawn = list(figures_of(measured))
+    assert len(drawn) > 50
+    for one in drawn:
+        words = one.name.replace("_", " ")
+        assert one.caption.strip(".").lower() != words and " " in one.caption, one.name
+        legends = [*one.figure.legends, *filter(None, (ax.get_legend() for ax in one.figure.axes))]
+        assert all(len(legend.get_texts()) > 1 for legend in legends), one.name
+
+
 def test_position_lines_shade_exactly_the_spans(small):
     figure = position_lines(small, layer=5, head=1, prompt=1)
     for name in SPANS:

@@ -35,7 +35,7 @@ def test_the_map_is_that_of_the_run_and_plus_signs_are_separators(run):
     places = np.flatnonzero(group["separator"] == 1)
     assert_array_equal(marks.get_xdata(), places)
     assert_array_equal(marks.get_ydata(), places)
-    assert figure.axes[0].get_title(loc="left") == "Layer 1, head 0 (CoPE), prompt 0"
+    assert figure.axes[0].get_title(loc="left") == "Layer 1, head 0 (CoPE), prompt 0; +: separator"
 
 
 def test_maps_that_are_not_kept_are_asked_for_by_name(run):

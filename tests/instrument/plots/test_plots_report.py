@@ -137,9 +137,10 @@ def test_tables_stand_in_plain_html(small, page):
 
 def test_every_picture_says_what_it_shows_and_no_name_is_given_twice(small, page):
     """But those that the page shows as maps."""
-    told = [re.sub(r"\W+", "_", each["alt"].lower()) for tag, each in page.elements if tag == "img"]
+    told = [each["alt"] for tag, each in page.elements if tag == "img"]
     charts = (chart for view in views_of(small) for chart in view.drawings(small))
-    assert told == [chart.name for chart in charts if not chart.live]
+    assert told == [chart.caption for chart in charts if not chart.live]
+    assert len(told) == len(set(told)) and all(each.endswith(".") for each in told)
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import xarray as xr
 from drawn import artist
+from matplotlib.colors import rgb_to_hsv, to_rgb
 from numpy.testing import assert_allclose
 
 from position_papers.kit.score_figures import method_panels, score_by_length, score_panels
@@ -40,8 +43,20 @@ def test_layouts_have_their_schemes_colours_and_names_and_dashes_within_a_colour
     found = [*looks(scores(np.zeros((7, 1, 1)), layouts, [5])).values()]
     shown = [look["color"] for look in found]
     assert shown[::5] == [SCHEME_COLOURS["hope"], SCHEME_COLOURS["repo"]]
-    assert len(set(shown)) == 7, "shades tell those of one scheme apart"
+    assert len(set(shown)) == 7, "colors tell those of one scheme apart"
     assert [look["label"] for look in found[-4:]] == ["RoPE", "R2N1", "task/5", "task/6"]
+
+
+def test_checkpoints_of_one_scheme_are_no_shades_of_one_color():
+    """Found: four browns, RePo from four layers, that no reader could match with the legend."""
+    layouts = ["repo@1/3", "rope", "nope", "repo@0", "repo@2", "repo@3"]
+    found = [look["color"] for look in looks(scores(np.zeros((6, 1, 1)), layouts, [5])).values()]
+    assert found[0] == SCHEME_COLOURS["repo"]
+    rgb = np.array([to_rgb(colour) for colour in found])
+    apart = [np.linalg.norm(one - other) for one, other in combinations(rgb, 2)]
+    hues = [rgb_to_hsv(rgb[place])[0] for place in (0, 3, 4, 5)]
+    assert min(apart) > 0.3
+    assert min(abs(one - other) for one, other in combinations(hues, 2)) > 0.07
 
 
 def test_lines_are_means_over_the_seeds_that_are_there_and_dots_all_of_them():

@@ -16,7 +16,7 @@ from refusals import refused
 
 from repo_interp import plots
 from repo_interp.errors import InputError
-from repo_interp.plots.marks.beside import name_figure
+from repo_interp.plots.marks.titles import name_figure
 from repo_interp.plots.style import (
     PATTERN_COLOURS,
     SCHEME_COLOURS,

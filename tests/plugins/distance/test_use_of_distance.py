@@ -17,6 +17,7 @@ from repo_interp.plugins.distance.activations import Activations
 from repo_interp.plugins.distance.octaves import Octaves
 from repo_interp.plugins.distance.stability import Stability
 from repo_interp.plugins.distance.symbols import Symbols
+from repo_interp.plugins.distance.view import OCTAVES, received_from_many
 from repo_interp.positions.rotary import rotate
 
 
@@ -255,6 +256,32 @@ def test_the_sink_that_was_built_in_is_named():
     fewer, more = (measured(Octaves(later_queries=later), inputs) for later in (54, 55))
     assert (fewer["sink_token"] == 9).all() and (more["sink_token"] < 9).all()
     assert (measured(Octaves(later_queries=1), looking_at(50))["sink_token"] < 50).all()
+
+
+def test_tokens_that_few_queries_see_are_on_no_chart_of_what_tokens_receive():
+    """Found: the last tokens stood out in every layer, since they see each other alone."""
+    group = measured(Octaves(), looking_at(9))
+    # Token 0 is the first of its document, whose row is not asked: 63 rows see it, none token 63
+    assert group["received_queries"][0].values.tolist() == [63, *range(62, -1, -1)]
+    drawn = received_from_many(group)[0]
+    kept = group["received_queries"][0].values >= 63 / 16
+    assert 0 < (~kept).sum() < 64 / 8 and (drawn.notnull().values == kept).all()
+    assert_allclose(drawn.values[kept], group["received"][0].values[kept])
+    earlier = group.drop_vars("received_queries")
+    assert received_from_many(earlier).identical(group["received"]), "a run of before draws all"
+
+
+def test_attention_by_distance_is_drawn_less_even_attention():
+    """Found: where heads look nowhere, its line and that of even attention hid each other."""
+    group = measured(Octaves(), looking_at(9)).assign_coords(scheme=("layer", ["nope"]))
+    run = xr.DataTree.from_dict({"octaves": group})
+    run.attrs = {"checkpoint": "small", "layout": "nope"}
+    (ax,) = dict(OCTAVES.figures(run))["attention_by_octave"].axes
+    (line,) = [line for line in ax.lines if str(line.get_gid()).startswith("mean")]
+    beyond = (group["mass"] - group["uniform"]).isel(prompt=0).mean(("layer", "head"))
+    assert_allclose(line.get_ydata(), beyond)
+    (level,) = [line for line in ax.lines if line.get_gid() == "level"]
+    assert set(level.get_ydata()) == {0.0}
 
 
 @pytest.mark.parametrize("tokens", [1, 2])

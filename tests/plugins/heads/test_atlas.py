@@ -24,7 +24,8 @@ from repo_interp.plots.view_catalogue import tables
 from repo_interp.plugins.head_tables.head_columns import add_columns
 from repo_interp.plugins.heads import atlas as atlas_experiment
 from repo_interp.plugins.heads.head_names import RULES, Rule, name_heads, null_of
-from repo_interp.plugins.heads.view import VIEW, clustered, embed, standardised
+from repo_interp.plugins.heads.overview import clustered, standardised
+from repo_interp.plugins.heads.view import VIEW, embed
 from repo_interp.run import TABLES
 from repo_interp.store import Damaged
 from repo_interp.tasks import make_task

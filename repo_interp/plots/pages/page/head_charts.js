@@ -30,7 +30,7 @@ function arrows(chart, own, chosen, place) {
     }],
     layout: {
       showlegend: false, xaxis: { title: { text: chart.x }, range: [-reach, reach], zeroline: true, constrain: "domain" },
-      yaxis: { title: { text: "imaginary part" }, range: [-reach, reach], scaleanchor: "x", scaleratio: 1, constrain: "domain" },
+      yaxis: { title: { text: "at a right angle (logits)" }, range: [-reach, reach], scaleanchor: "x", scaleratio: 1, constrain: "domain" },
       annotations: known.map((component) => ({ x: x[component], y: y[component], ax: 0, ay: 0, xref: "x", yref: "y", axref: "x", ayref: "y", showarrow: true, arrowhead: 2, arrowwidth: 1.2, arrowcolor: colour(component), text: "" })),
     },
   };

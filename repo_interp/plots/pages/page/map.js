@@ -82,7 +82,7 @@ export function headMap(place, { layers, heads, open, changed }) {
   scheme.hidden = names.length < 2;
   const order = field("Order", choice("order", ["layers", "by layer"], ["largest", "largest first"], ["smallest", "smallest first"]));
   const filters = el("details", {}, el("summary", { textContent: "Order and filters" }), el("div", { className: "controls" }, order, scheme, span, field("At least", limit("least", "any")), part.counted));
-  place.append(el("div", { className: "controls" }, field("Colour by", choice("score")), of, part.scale, part.kinds, field("Show several heads", part.several)), filters, el("div", { className: "scroll" }, part.grid), part.hint);
+  place.append(el("div", { className: "controls" }, field("Color by", choice("score")), of, part.scale, part.kinds, field("Show several heads", part.several)), filters, el("div", { className: "scroll" }, part.grid), part.hint);
   for (const name of ["from", "to"]) Object.assign(part[name], { min: Math.min(...numbers), max: Math.max(...numbers) });
 
   for (const layer of layers) for (const head of heads.filter((one) => layer.heads === undefined || heads.indexOf(one) < layer.heads)) {
@@ -130,7 +130,7 @@ export function headMap(place, { layers, heads, open, changed }) {
         one.tile.querySelector("svg").innerHTML = one.outline ? '<path d="' + one.outline.line + '" vector-effect="non-scaling-stroke"/>' : '<text x="50" y="24" text-anchor="middle" font-size="9">' + (values ? "no positions" : "left out") + "</text>";
       }
     }
-    const control = known && map.control ? ", control " + number(map.control[row][column], 3) : "";
+    const control = known && map.control ? ", null " + number(map.control[row][column], 3) : "";
     const text = known && map.texts ? map.texts[row][column] || "none" : null;
     const said = nameOf(one.pair) + " (" + one.layer.name + ")" + control + (map ? ", " + map.title + mean + ": " + (text ?? number(one.value, 3)) : "");
     one.tile.title = said + (one.outline ? ". Drawn: the chosen prompt, in which the head's positions range over " + number(one.outline.range, 3) : "");
@@ -188,7 +188,7 @@ export function headMap(place, { layers, heads, open, changed }) {
     if (first && chosen !== part.chosen) intoView(first);
     part.chosen = chosen;
     part.counted.textContent = matched.length + " of " + tiles.length + " heads";
-    part.hint.textContent = (map ? "Colour and number of a head: " + map.title + mean + ". " : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
+    part.hint.textContent = (map ? "Color and number of a head: " + map.title + mean + ". " : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
     part.scale.hidden = !map;
     part.kinds.replaceChildren(...(map && map.texts ? kindsOf(map) : []));
     if (!map) return;
