@@ -516,7 +516,9 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure:
     handles = span_handles(tokens.top_spans, names)
     only = lone_entry(handles, "shaded")
     figure.supylabel("position (each panel its own range)")
-    figure.suptitle(only, x=0.01, ha="left") if only else legend_below(figure, handles)
+    if only:
+        figure.suptitle(only, x=0.01, ha="left")
+    legend_below(figure, handles)
     return figure
 
 

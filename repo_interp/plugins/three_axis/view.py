@@ -92,7 +92,7 @@ def correlation_grid(run: xr.DataTree) -> Panels:
             if bool(telling.notnull().any())
             else ""
         )
-        trivial = "grey: r = 1 by construction" if bool((values >= EXACT).any()) else ""
+        trivial = "gray: r = 1 by construction" if bool((values >= EXACT).any()) else ""
         panels[f"r of the {FITS[name]} fit: {'; '.join(filter(None, (mean, trivial)))}"] = telling
     width = 0.0 if len(panels) == 1 else PAGE_WIDTH
     return Panels(
