@@ -8,11 +8,14 @@ L is the training length, or a shorter window of the layer. Reads the group `com
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 import xarray as xr
 
 from repo_interp.plots.marks import group, over_prompts
+
+ByDistance = TypeVar("ByDistance", xr.DataArray, xr.Dataset)
 
 BAND_COLOURS: Mapping[str, str] = {"activated": "#D55E00", "low": "#0072B2", "high": "#A8A8A8"}
 """Orange, blue and grey that colour-blind eyes keep apart."""
@@ -116,7 +119,7 @@ def bands(components: xr.Dataset, layer: int) -> xr.Dataset:
     return chosen.drop_vars(["layer", "scheme"], errors="ignore")
 
 
-def of_many_pairs(by_distance: xr.DataArray | xr.Dataset) -> xr.DataArray | xr.Dataset:
+def of_many_pairs(by_distance: ByDistance) -> ByDistance:
     """Select the distances between two tokens that many pairs have.
 
     Args:
