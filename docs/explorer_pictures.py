@@ -1,5 +1,5 @@
-"""Draws figures/first/explorer_*.png, the first pictures of the README: the explorer as it opens,
-after a click, and after Undo.
+"""Draws figures/first/explorer_*.png, the first pictures of the README: the explorer as it opens
+and after a click.
 
 python docs/explorer_pictures.py        needs Chromium and the extra [explore]
 """
@@ -41,7 +41,7 @@ def sections(browser: Browser) -> bytes:
 
 
 def main() -> None:
-    """Start the explorer, take the three pictures and write them."""
+    """Start the explorer, take the two pictures and write them."""
     command = [sys.executable, "-m", "repo_interp", "explore", "reversal/repo", "--no-browser"]
     browser = Browser(Path(tempfile.mkdtemp()), executable() or "chromium")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
@@ -63,12 +63,6 @@ def main() -> None:
                 "document.querySelector('.suggested').click()",
                 TOLD.format("wrong", 8)
                 + " && document.querySelectorAll('.continued span').length === 40",
-            ),
-            (
-                "3_undone",
-                "[...document.querySelectorAll('button')].find((one) => one.textContent === "
-                "'Undo').click()",
-                "document.querySelectorAll('.continued span').length === 20",
             ),
         ):
             browser.run(act)

@@ -134,7 +134,9 @@ def test_the_first_tokens_share_is_that_of_stock_patterns(stock, tmp_path, monke
 
 
 def test_interpolation_is_that_of_the_configuration(tmp_path, monkeypatch):
-    printed, names = ran("NTK, YaRN and interpolation without training", tmp_path, monkeypatch)
+    printed, names = ran(
+        "RoPE scaling without training: NTK, YaRN and interpolation", tmp_path, monkeypatch
+    )
     path, tokens = zoo_path("language/rope"), names["tokens"]
     stock = AutoModelForCausalLM.from_pretrained(path)
     config = stock.config
