@@ -5,6 +5,7 @@ scipy's.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,15 +18,28 @@ from scipy import stats
 from verdicts import judged
 
 from position_papers import PAPERS, named
-from position_papers.kit.judge.claims import FAILS, HOLDS, UNDECIDED, Claim, evidence, together
+from position_papers.cope import gates
+from position_papers.hope import beyond
+from position_papers.kit.judge.claims import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    Claim,
+    Kind,
+    evidence,
+    together,
+)
 from position_papers.kit.judge.differences import (
+    NORMAL_95,
     Sample,
     between,
     holm,
+    in_words,
     paired_difference,
+    share_difference,
     wilson,
 )
-from position_papers.kit.judge.rules import Above, AtLeast, BeyondNull, Observed
+from position_papers.kit.judge.rules import Above, AtLeast, BeyondNull, Observed, Values
 from position_papers.kit.judge.table import EVIDENCE, judge, read_evidence
 from position_papers.kit.paper_directory import read_page, training_rows, write_verdicts
 from position_papers.kit.subjects import given as given_checkpoints
@@ -86,6 +100,77 @@ def test_limits_of_a_share_are_wilsons(right, more, errors):
     assert_allclose(wilson(right / count, count, errors), known, atol=1e-9)
 
 
+@given(some.integers(0, 40), some.integers(1, 40))
+def test_every_interval_is_of_95_per_cent(right, more):
+    """Found: half of Wilson's interval at one standard error, which is of 68 %."""
+    count = right + more
+    low, high = stats.binomtest(right, count).proportion_ci(0.95, "wilson")
+    assert_allclose(wilson(right / count, count), (low, high), atol=1e-9)
+    of_share = Sample.of_share(right / count, count)
+    assert of_share.spread == pytest.approx((high - low) / 2, abs=1e-9)
+    assert of_share.over == "prompts, half of Wilson's 95 % interval"
+    # Newcombe's of two equal shares: as far to both sides as both limits are apart
+    both = share_difference(right / count, right / count, (count, count))
+    reach = np.hypot(right / count - low, high - right / count)
+    assert_allclose(both.limits(NORMAL_95), (-reach, reach), atol=1e-9)
+    told = in_words({"a": both}, "below", " points", 100)
+    assert f"95 % interval {-100 * reach:.3g} to {100 * reach:.3g} over {count} and" in told
+
+
+@given(samples)
+def test_the_interval_over_prompts_is_students(scores):
+    own = Sample.of_prompts(np.array(scores))
+    low, high = stats.t.interval(0.95, len(scores) - 1, np.mean(scores), stats.sem(scores))
+    assert own.spread == pytest.approx((high - low) / 2)
+    assert own.over == "prompts, half of the 95 % interval"
+    assert own.standard_error == pytest.approx(stats.sem(scores))
+
+
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda place: str(place.relative_to(FIGURES)))
+def test_intervals_that_ship_say_their_level(shipped):
+    table = read_evidence(shipped / EVIDENCE)
+    texts = table["text"][table["part"].isin(["over", "note"])]
+    assert not [text for text in texts if "interval" in text and "95 %" not in text]
+    # what z = 1 gave: two counts of prompts beside one error
+    assert not texts.str.contains(r"standard error \S+ over \d+ and \d+ prompts").any()
+
+
+def values_of(place: str, label: str) -> Iterator[tuple[str, Values]]:
+    """Checkpoint and values of every row of a claim on a shipped page that was judged."""
+    paper = named(())[place.rpartition("/")[2]]
+    claim = next(each for each in paper.claims if each.label == label)
+    table = read_evidence(FIGURES / place / EVIDENCE)
+    for (_, seed), own in table[table["claim"] == label].groupby(["row", "seed"], sort=False):
+        found = judge(claim, own.assign(seed=""))
+        if found.estimate.value is not None:
+            yield f"{found.checkpoint} {seed}", found.estimate.values
+
+
+@pytest.mark.parametrize("label", ["C6", "C6 (separators)"])
+def test_what_is_judged_of_gates_is_stored(label):
+    """The place is that of the largest margin, and the numbers are means of what is stored."""
+    rows = dict(values_of("cope", label))
+    assert len(rows) >= 3
+    for name, values in rows.items():
+        texts = {
+            number: [text[number] for text in values[gates.BY_TEXT]] for number in gates.NUMBERS
+        }
+        judged_by = gates.KEPT if label == "C6" else gates.REACHED
+        assert values[judged_by] == pytest.approx(np.mean(texts["chance"])), name
+        assert values[gates.WITHIN] == pytest.approx(np.mean(texts["observed"])), name
+        (margins,) = values[gates.BY_PLACE]
+        assert len(margins) >= 8 and max(margins.values()) > np.median(list(margins.values()))
+
+
+@pytest.mark.parametrize("place", ["hope", "smollm2-135m/random-tokens/hope"])
+@pytest.mark.parametrize("label", ["H4", "H4 (wording)"])
+def test_what_is_judged_beyond_the_training_length_is_stored(place, label):
+    """The curves give the numbers of the rule again."""
+    for _, values in values_of(place, label):
+        again = beyond.shares_of_points(values)
+        assert {name: values[name] for name in again} == pytest.approx(again)
+
+
 @given(some.lists(some.floats(0, 1), min_size=1, max_size=8))
 def test_holm_rejects_what_steps_down_from_the_smallest(p_values):
     """As he wrote it: while the smallest p-value left is at most the level over how many are."""
@@ -142,6 +227,25 @@ def test_seeds_of_one_claim_are_one_verdict():
     ):
         by_seed = {seed: replace(found, outcome=own) for seed, own in enumerate(seeds)}
         assert together(by_seed).outcome == outcome
+
+
+def test_what_the_numbers_say_is_a_reason_made_from_the_values_of_the_rule():
+    def says(values):
+        return f"x is {values['x']:g}" if values["x"] else ""
+
+    claim = Claim("X3", "it is much", "here", "1", AtLeast("x", 0.5), says=says)
+    for value, texts in ((0.6, ["x is 0.6"]), (0.1, ["x is 0.1"]), (0.0, [])):
+        (found,) = judged([evidence(claim, "c", "x", {"x": value}, value, note="a note")])
+        assert [each.text for each in found.reasons if each.kind == Kind.SAYS] == texts
+        assert found.notes == ("a note",)
+    (silent,) = judged([evidence(claim, "c", "x", {}, 0.6, unmeasurable="why")])
+    assert [each.kind for each in silent.reasons] == [Kind.WHY]
+    told = [
+        replace(evidence(claim, "c", "x", {"x": value}, value), seed=seed)
+        for seed, value in ((1, 0.6), (3, 0.8))
+    ]
+    (found,) = judged(told)
+    assert [each.text for each in found.reasons if each.kind == Kind.SAYS] == ["seed 1: x is 0.6"]
 
 
 @pytest.mark.parametrize("name", PAPERS)

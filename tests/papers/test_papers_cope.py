@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from numpy.testing import assert_allclose
+from scipy import stats
 from trained_tiny import trained, without_weights
 from verdicts import judged, notes_of, results_of
 from verdicts import verdicts_of as of_results
@@ -118,7 +119,8 @@ def test_the_error_of_a_difference_is_over_prompts_then_at_most():
     unknown = between(sample(3.0, is_share=False), sample(1.0, is_share=False))
     assert unknown.over == NOTHING and not unknown.exceeds()
     # Wald's would be 0
-    assert sample(0.0, prompts=np.zeros(100)).spread == pytest.approx(0.5 / 101)
+    z = stats.norm.isf(0.025)
+    assert sample(0.0, prompts=np.zeros(100)).spread == pytest.approx(z**2 / (100 + z**2) / 2)
 
 
 def test_rises_are_compared_seed_by_seed_or_with_both_lengths_errors():
@@ -160,6 +162,10 @@ def test_a_head_is_chosen_on_one_half_and_judged_on_the_other():
     observed[1::2, 0, 1] = 0.8
     chosen = stands_out(observed, control, np.zeros((8, 2, 2)))
     assert marks_separators(chosen) and stays_within(chosen)
+    # what it was chosen by, and what its numbers are means of
+    assert np.unravel_index(chosen.margins.argmax(), (2, 2)) == chosen.place
+    assert_allclose(chosen.margins, (observed - control)[::2].mean(0))
+    assert_allclose(chosen.by_prompt.mean(1), (chosen.observed, chosen.control, chosen.chance))
 
 
 def test_a_head_that_chance_reaches_or_that_is_nowhere_does_not_stand_out():
@@ -230,7 +236,8 @@ def test_errors_are_judged_where_a_scheme_learned_the_task_and_some_are_large():
 
     first = [(verdict.claim.label, verdict.outcome) for verdict in judged(1.0, 0.5)[:3]]
     assert first == [("C3", HOLDS), ("C3 (contexts)", HOLDS), ("C3 (contexts)", HOLDS)]
-    assert "too easy" in judged(1.0, 0.99)[0].notes[0]
+    easy = judged(1.0, 0.99)[0].notes
+    assert "too easy" in easy[0] and "1 points below rope" in easy[1]
     for rope, is_ceiling in ((0.97, True), (0.9, False)):
         assert ("a ceiling" in notes_of(judged(1.0, rope)[0])) is is_ceiling
     control = "rope 70 %, always the most frequent answer 82 %"

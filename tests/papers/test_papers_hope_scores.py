@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from numpy.testing import assert_allclose
 from trained_tiny import trained, without_weights
@@ -16,6 +17,7 @@ from verdicts import notes_of, verdicts_of
 
 from position_papers.hope import copying, perplexity
 from position_papers.hope.copying import COPYING
+from position_papers.hope.end_of_text import EndOfText
 from position_papers.hope.extended_scores import METHODS, scores, side_by_side, with_methods
 from position_papers.hope.perplexity import PERPLEXITY
 from position_papers.kit.cache import Cache
@@ -25,6 +27,10 @@ from position_papers.kit.scores import PLAIN, Scored, ScoreOptions, score_table
 from position_papers.kit.subjects import subject
 from position_papers.training.configuration import TrainingConfiguration, replaced
 from position_papers.training.trained import Recorded
+from position_papers.zoo_directory import DIRECTORY
+from repo_interp.experiments.test_set_scores import task_scores
+from repo_interp.models.checkpoints import load_model
+from repo_interp.models.decoder import as_decoder
 
 TASK = {
     "symbols": 12,
@@ -180,7 +186,7 @@ def test_recorded_scores_stand_in_for_weights():
     hope = Scored("copying/hope", "hope", configuration, LONGEST, "exact match", None, (run,))
     h6, pi, _ = judged([hope, made("rope", 1.0, 0.1)]).values()
     assert h6.outcome == HOLDS and h6.estimate.value == pytest.approx(85)
-    assert "Wilson" in h6.interval.over
+    assert "Wilson's 95 % interval" in h6.interval.over
     assert pi.outcome == UNMEASURABLE and "weights" in notes_of(pi)
 
 
@@ -247,3 +253,24 @@ def test_other_seeds_answer_the_prompts_of_the_first(tmp_path):
     xr.testing.assert_equal(together.other_seeds[1], alone.live)
     of_both, of_one = (each.sample(SETS, "yarn").seeds.tolist() for each in (together, alone))
     assert of_both[1:] == of_one
+
+
+def test_the_end_of_a_text_is_scored_token_by_token():
+    """HoPE fig. 5: the last tokens of the very windows of the task, by plain transformers."""
+    path = str(DIRECTORY / "language/rope")
+    own = subject("rope", path).task
+    assert own is not None
+    ended = EndOfText(**own.options(), last=20)
+    model, prompts = load_model(path, "cpu"), own.prompts(2, 0, "64")
+    assert [prompt.tokens for prompt in ended.prompts(2, 0, "64")] == [
+        prompt.tokens for prompt in prompts
+    ]
+    assert ended.targets(prompts[0]) == tuple(range(44, 64))
+    assert EndOfText(**own.options()).targets(prompts[0]) == tuple(range(1, 64))
+    found = task_scores(as_decoder(model), ended, ["64"], count=2)["score"].values[0]
+    for prompt, score in zip(prompts, found, strict=True):
+        tokens = torch.tensor(prompt.tokens)
+        with torch.no_grad():
+            logits = model(tokens[None]).logits[0].double()
+        nats = -logits.log_softmax(-1)[torch.arange(43, 63), tokens[44:]]
+        assert score == pytest.approx(float(nats.mean()), abs=1e-5)

@@ -123,11 +123,31 @@ def test_spreading_wants_growth_room_and_unevenness():
     assert R5.rule.holds(spreading(short, long, (100, 200)))
     for one, other, lengths, decided in (
         (long, short, (100, 200), [False, True, True]),
-        (short, long, (30, 60), [True, False, True]),
+        (short, long, (20, 40), [True, False, True]),
         (np.full((4, 3), 99.0), np.full((4, 3), 199.0), (100, 200), [True, False, False]),
     ):
         values = spreading(one, other, lengths)
         assert [rule.holds(values) for rule in (GROWS, FAR_BELOW, UNEVEN)] == decided
+
+
+def test_the_number_of_ranges_and_its_spread_are_over_the_same_prompts():
+    """Found: the largest of 128 prompts of two lengths stood beside the spread of 64 of one."""
+    rng = np.random.default_rng(0)
+    values = rng.uniform(1, 40, (2, 16, 3))
+    axes = ("length", "prompt", "unit")
+    data = xr.Dataset(
+        {
+            "range": (axes, values),
+            "random_range": (("weights", "judged", "prompt", "unit"), values[None] / 2),
+        },
+        {"length": [50, 100], "judged": [50, 100]},
+        {"training_length": 100, "checkpoint": "a"},
+    )
+    found, _ = judged(ranges.tabulate(data))
+    largest = values[1].max(axis=1) / 100
+    shown = found.estimate.value, found.interval.spread, found.estimate.n
+    assert_allclose(shown, (largest.mean(), largest.std(ddof=1), 16))
+    assert_allclose(ranges.units(data)["largest_range"].sel(length=100) / 100, largest)
 
 
 @pytest.mark.parametrize(("hybrid", "agreeing"), [(0.9, 3), (1.0, 0)])
@@ -183,14 +203,15 @@ def test_attention_is_compared_over_seeds_with_nope_where_it_finds_the_needles()
         )
         return [evidence.outcome for evidence in judged(attention.tabulate(data))]
 
-    assert verdict() == verdict(found=0.1) == [HOLDS, HOLDS, FAILS]
-    for changed in ({"repo": (2.0, 1.0, 0.0)}, {"repo": (3.0, 2.0, 0.0)}):
-        assert verdict(**changed)[:2] == [FAILS, FAILS]
-    assert verdict(nope=(2.0, 3.0, 1.0)) == [FAILS, FAILS, HOLDS]
-    assert verdict(found=0.1, nope=(1.0, 0.5, 0.6))[:2] == [HOLDS, HOLDS], "then it is no rival"
+    # both halves, the needle, the query, both from producing rows, NoPE's variance
+    assert verdict() == verdict(found=0.1) == [HOLDS, HOLDS, HOLDS, HOLDS, FAILS]
+    assert verdict(repo=(2.0, 1.0, 0.0))[:4] == [FAILS, FAILS, HOLDS, FAILS]
+    assert verdict(repo=(3.0, 2.0, 0.0))[:4] == [FAILS, HOLDS, FAILS, FAILS]
+    assert verdict(nope=(2.0, 3.0, 1.0)) == [FAILS, FAILS, HOLDS, FAILS, HOLDS]
+    assert verdict(found=0.1, nope=(1.0, 0.5, 0.6))[:4] == [HOLDS] * 4, "then it is no rival"
     # its attention can be read, needles that need no positions cannot
-    assert verdict(found=0.9) == [UNMEASURABLE, UNMEASURABLE, FAILS]
-    assert verdict(seeds=1) == [UNDECIDED] * 3
+    assert verdict(found=0.9) == [UNMEASURABLE] * 4 + [FAILS]
+    assert verdict(seeds=1) == [UNDECIDED] * 5
 
 
 @pytest.mark.parametrize(
@@ -198,6 +219,7 @@ def test_attention_is_compared_over_seeds_with_nope_where_it_finds_the_needles()
     [
         (0.89, 0.91, 0.98, HOLDS),
         (0.2, 0.98, 0.91, FAILS),
+        (0.2, 0.98, 0.05, UNMEASURABLE),  # it has not the task
         (0.9, 0.91, 0.98, UNMEASURABLE),
         (None, 0.91, 0.98, HOLDS),
         (0.2, 1.0, 1.0, UNMEASURABLE),
@@ -236,6 +258,27 @@ def made_up_scores(searched: Searched) -> Scored:
     live = searched.scores.rename(length="test_set").assign_coords(test_set=["256", "512", "1024"])
     known = searched.subject
     return Scored(known.name, known.layout, known.configuration, 256, "exact match", live, ())
+
+
+def test_a_row_of_positions_that_heads_share_is_counted_once():
+    """R8: found "24 of 180 heads" of a model whose heads share 60 rows of positions."""
+    rows = np.random.default_rng(0).normal(size=(2, 1, 3, 8))  # prompt, layer, row, token
+    position = xr.DataArray(
+        np.repeat(rows, 2, axis=2),
+        {"layer": [1], "head": range(6)},
+        ("prompt", "layer", "head", "token"),
+    )
+    first = segments.first_of_row(position)
+    assert first.values.tolist() == [[True, False] * 3]
+    chance = xr.DataArray(
+        np.array([[0.01, 0.01, 0.9, 0.9, 0.02, 0.02], [0.9] * 6])[:, None, None],
+        {"weights": ["trained", "random 0"], "layer": [1], "head": range(6)},
+        ("weights", "prompt", "layer", "head"),
+    )
+    data = xr.Dataset({"variance_between_chance": chance, "first_of_row": first})
+    (found,) = judged([segments._by_heads(data.assign_attrs(checkpoint="a"))])
+    assert (found.outcome, found.estimate.value) == (HOLDS, 2)
+    assert found.estimate.measured == "rows of positions of 3 that follow the examples"
 
 
 # ---- cost ----------------------------------------------------------------------------------------

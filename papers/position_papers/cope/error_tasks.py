@@ -165,9 +165,10 @@ SELECTIVE_COPY = experiment(
 # ---- counting ------------------------------------------------------------------------------------
 
 CONTEXTS = ("longer", "shorter")
-_BY_VARIABLES = tuple(
-    (f"counting/cope{variables}_256", f"counting/cope{variables}") for variables in ("", "_3", "_5")
-)
+_BY_VARIABLES = {
+    called: (f"counting/cope{variables}_256", f"counting/cope{variables}")
+    for called, variables in (("1 variable", ""), ("3", "_3"), ("5", "_5"))
+}
 """Where both are there, those trained with 256 operations decide: with 64, longer contexts are
 hardly longer.
 """

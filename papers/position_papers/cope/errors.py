@@ -278,6 +278,10 @@ def lower_error(claim: Claim, alike: Alike, test_set: str) -> Evidence:
         name: between(samples[name], samples[COPE]) for name in names if name in compared
     }
     near = max(errors[COPE], min(errors[name] for name in differences)) <= CEILING
+    apart = in_words(differences, "below", " points", 100)
+    silent = alike.not_learned or (
+        f"too easy to tell the schemes apart, errors: {shown}" if easy else ""
+    )
     return evidence(
         claim,
         cope.name,
@@ -289,11 +293,10 @@ def lower_error(claim: Claim, alike: Alike, test_set: str) -> Evidence:
             list(compared.values()),
             shown,
             CLOSE if near else "",
-            in_words(differences, "below", " points", 100),
+            apart,
             *absent,
         ),
-        unmeasurable=alike.not_learned
-        or (f"too easy to tell the schemes apart, errors: {shown}" if easy else ""),
+        unmeasurable=(silent, apart) if silent else (),
     )
 
 
@@ -334,8 +337,8 @@ def _error_of_one_seed(scored: Scored, test_set: str) -> float:
     sample = scored.sample([test_set]) if test_set in scored.test_sets else None
     return (
         np.nan
-        if sample is None or len(sample.seeds) != 1 or sample.spread is None
-        else sample.spread
+        if sample is None or len(sample.seeds) != 1 or sample.standard_error is None
+        else sample.standard_error
     )
 
 

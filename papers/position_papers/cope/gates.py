@@ -14,6 +14,9 @@ other tokens with high gates are counted in the figure.
     chosen   argmax over places of the mean, over even prompts, of observed - control
     judged   observed, control and chance of that place, means over odd prompts
 
+The evidence holds both: the margin of every place on even prompts, and all three numbers of the
+chosen one on every odd prompt, so that another choice or bound is judged without a model.
+
 Shuffled segments are needed as a control: a head that never left its segment would keep most of its
 attention in a shuffled one too, since both hold the nearest tokens. Random weights are shown, and
 decide nothing: their gates are near 1/2 whatever the token.
@@ -72,6 +75,12 @@ REACHED = (
     "random tokens that have as large a share of the gates' sum as the separators"
 )
 CHANCE = 0.05
+NUMBERS = ("observed", "control", "chance")
+BY_TEXT = "these numbers by text"
+BY_PLACE = "on the half of the texts that it is chosen on, what is observed above its control"
+"""Values of the evidence that no rule asks for: what the judged numbers are means of, and what the
+head is chosen by.
+"""
 HALF = 0.5
 """A token whose gate is above it is counted more than not."""
 
@@ -176,7 +185,12 @@ class Chosen(NamedTuple):
     """The same for random separators or shuffled segments."""
     chance: float
     """Share of their draws that are at least as high, mean over the other half."""
-    by_prompt: Float[np.ndarray, " prompt"]
+    by_prompt: Float[np.ndarray, "number prompt"]
+    """The three on every prompt of the other half."""
+    margins: Float[np.ndarray, "*place"]
+    """Observed - control, mean over even prompts: what it is chosen by; -inf where a place has too
+    few.
+    """
 
 
 def stands_out(
@@ -199,7 +213,7 @@ def stands_out(
     known = np.isfinite(margins[(slice(1, None, 2), *place)])
     other = [array[(slice(1, None, 2), *place)][known] for array in (observed, control, chance)]
     value, expected, reached = (float(array.mean()) for array in other)
-    return Chosen(tuple(map(int, place)), value, expected, reached, other[0])
+    return Chosen(tuple(map(int, place)), value, expected, reached, np.stack(other), means)
 
 
 # ---- judging -------------------------------------------------------------------------------------
@@ -251,10 +265,25 @@ def tabulate(measured: tuple[str, xr.Dataset]) -> Iterator[Evidence]:
             part.claim,
             name,
             f"{part.measured}, in the head where it stands out most",
-            {WITHIN: trained.observed, KEPT: trained.chance, REACHED: trained.chance},
-            **mean_of(trained.by_prompt, "texts"),
+            {
+                WITHIN: trained.observed,
+                KEPT: trained.chance,
+                REACHED: trained.chance,
+                BY_TEXT: [
+                    dict(zip(NUMBERS, map(float, each), strict=True))
+                    for each in trained.by_prompt.T
+                ],
+                BY_PLACE: [
+                    {
+                        _place(data, place): float(margin)
+                        for place, margin in np.ndenumerate(trained.margins)
+                        if np.isfinite(margin)
+                    }
+                ],
+            },
+            **mean_of(trained.by_prompt[0], "texts"),
             control=f"{part.control} {trained.control:.3g}; random weights {random}",
-            note=f"{_place(data, trained)}: {part.control} {trained.control:.3g}, as high in "
+            note=f"{_place(data, trained.place)}: {part.control} {trained.control:.3g}, as high in "
             f"{100 * trained.chance:.3g} % of the draws; "
             f"the head was chosen among {sizes['layer'] * sizes['head']} heads{kinds} on the "
             "other half of the texts",
@@ -266,11 +295,11 @@ def _chosen(data: xr.Dataset, part: _Part, weights: str = "trained") -> Chosen |
     return stands_out(*(array.transpose("prompt", "layer", "head", ...).values for array in arrays))
 
 
-def _place(data: xr.Dataset, chosen: Chosen) -> str:
-    """The head in words, with the kind of segment where there are kinds."""
+def _place(data: xr.Dataset, place: Sequence[int]) -> str:
+    """A head in words, with the kind of segment where there are kinds."""
     axes = ("layer", "head", "kind")
     layer, head, *kind = (
-        data[axis].values[index] for axis, index in zip(axes, chosen.place, strict=False)
+        data[axis].values[index] for axis, index in zip(axes, place, strict=False)
     )
     return ", segments: ".join([f"head {head} of layer {layer}", *map(str, kind)])
 
@@ -295,7 +324,7 @@ def draw(measured: tuple[str, xr.Dataset]) -> Iterator[Drawing]:
             or "none"
         )
         caption = (
-            f"{name}, {_place(data, chosen)}: attention from position alone on the first text, "
+            f"{name}, {_place(data, chosen.place)}: attention from position alone on the first text, "
             "every row scaled to a maximum of 1 (CoPE fig. 4), and below it the mean gate of each "
             "token over the queries that see it (fig. 6). Plus signs and dark bars: separators - "
             "line breaks, ends of sentences, beginnings of blocks. "
@@ -304,7 +333,7 @@ def draw(measured: tuple[str, xr.Dataset]) -> Iterator[Drawing]:
             f"text, {words}, most often {often}."
         )
         title = (
-            f"{short}, {_place(data, chosen)}\n{part.where} {chosen.observed:.2f}, "
+            f"{short}, {_place(data, chosen.place)}\n{part.where} {chosen.observed:.2f}, "
             f"{part.control} {chosen.control:.2f}"
         )
         maps = shown[["position_attention", "gate_by_token", "separator"]]

@@ -17,10 +17,11 @@ beyond L in many draws.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -60,6 +61,10 @@ UPPER = (
 UPPER_MORE = "this share minus that in the second half of [0, L)"
 
 
+WITHIN_CURVES, BEYOND_CURVES = "the smoothed components within L", "the same beyond L"
+"""What is judged, mean over replicates: values of the evidence that no rule asks for, from which
+`shares` gives its numbers again.
+"""
 BESIDE_PHASES, BEYOND_PHASES = "the first of these shares", "beyond random phases"
 
 
@@ -150,7 +155,11 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
     of_replicates = {
         name: each.mean(-1) for name, each in shares(near[0].values, far[0].values).items()
     }
-    ours = {name: float(values[0]) for name, values in of_weights.items()}
+    ours: dict[str, Any] = {name: float(values[0]) for name, values in of_weights.items()}
+    curves = {
+        name: _points(half.sel(weights="trained").mean("repeat"))
+        for name, half in ((WITHIN_CURVES, near), (BEYOND_CURVES, far))
+    }
     waves = xr.concat(
         halves(turning(band["frequency"].values[band["activated"]], 2 * length), length), "middle"
     ).values
@@ -162,7 +171,7 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
             claim,
             data,
             f"share of distances in [L, 2L) {where} the range within L",
-            ours,
+            ours | curves,
             ours[quantity],
             of_replicates[quantity],
             of_weights[quantity][1:],
@@ -179,7 +188,24 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
             ),
         )
         observed = Observed(ours[quantity], null)
-        yield judged.on(BESIDE_NULL[claim], {BESIDE_PHASES: observed}, beside_null(observed))
+        beside = replace(judged, estimate=replace(judged.estimate, values=ours))
+        yield beside.on(BESIDE_NULL[claim], {BESIDE_PHASES: observed}, beside_null(observed))
+
+
+def _points(curves: xr.DataArray) -> list[dict[str, float]]:
+    """Curves [component, middle] by component, point by point."""
+    names = [f"component {component}" for component in curves["component"].values]
+    points = curves.transpose("middle", "component").values
+    return [dict(zip(names, map(float, point), strict=True)) for point in points]
+
+
+def shares_of_points(values: Mapping[str, Any]) -> dict[str, float]:
+    """What evidence on H4 says of the curves that it holds: `shares`, mean over components."""
+    within, beyond = (
+        np.array([list(point.values()) for point in values[name]]).T
+        for name in (WITHIN_CURVES, BEYOND_CURVES)
+    )
+    return {name: float(each.mean()) for name, each in shares(within, beyond).items()}
 
 
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:

@@ -26,6 +26,7 @@ from position_papers.hope.extended_scores import (
     with_methods,
 )
 from position_papers.kit import (
+    NORMAL_95,
     PLAIN,
     Above,
     All,
@@ -38,6 +39,7 @@ from position_papers.kit import (
     NotBelow,
     Sample,
     Scored,
+    Values,
     Where,
     between,
     evidence,
@@ -101,6 +103,19 @@ H6_EXTENDED = {
     "yarn": _extended("yarn", "YaRN", "68.63 against 54.20"),
 }
 """H6 by the method that extends both."""
+
+
+def _halves(values: Values) -> str:
+    """What of both halves of H7 is shown, and what is only not excluded."""
+    (above,), (other,) = values[AB1].values(), values[AB2].values()
+    low, high = (100 * limit for limit in other.limits(NORMAL_95))
+    shown = f"AB1 is above AB2 by {100 * above.margin:.3g} points"
+    told = f"{low:+.3g} to {high:+.3g} points (95 %)"
+    if low > 0:
+        return f"{shown}; AB2 is above RoPE, {told}"
+    return f"{shown}; AB2 against RoPE {told}: that it is below is not shown, nor excluded"
+
+
 H7 = Claim(
     "H7",
     "ablations: replacing the activated components alone > the low ones alone, not below neither",
@@ -108,6 +123,7 @@ H7 = Claim(
     "38.30 / 24.47 / 23.80",
     Where(COPIES, All(Above(AB1, ("AB2",)), NotBelow(AB2, (RIVALS[ROPE],)))),
     shows_control=True,
+    says=_halves,
 )
 H7_REMOVED = Claim(
     "H7",

@@ -75,7 +75,10 @@ _RISES = All(
     ),
     Significant(RISE, 3),
 )
-_SCHEMES = (("language/learned",), ("language/rope",), ("language/kerple",))
+_SCHEMES = {
+    name.partition("/")[2]: (name,)
+    for name in ("language/learned", "language/rope", "language/kerple")
+}
 DEPTH = "the depth of the minimum inside, the smaller of fall and rise in q·k,"
 BEYOND_PHASES = "beyond random phases"
 

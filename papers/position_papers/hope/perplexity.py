@@ -1,16 +1,20 @@
 """H6 in perplexity: beyond the training length that of HoPE is below that of RoPE (HoPE fig. 5).
 
-Judged at the longest length. ALiBi and KERPLE are ahead of both in perplexity; the paper calls this
-pseudo extrapolation (sec. 4.2.2). They are named, not judged.
+Judged at the longest length, on the last 256 tokens of every window, as the paper's (`end_of_text`),
+so of checkpoints whose weights are there: training recorded means over all tokens. ALiBi and KERPLE
+are ahead of both in perplexity; the paper calls this pseudo extrapolation (sec. 4.2.2). They are
+named, not judged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from position_papers.hope.end_of_text import LAST, EndOfText
 from position_papers.hope.extended_scores import (
     HOPE,
     METHODS,
@@ -44,15 +48,17 @@ from position_papers.kit import (
     note,
     numbers_of,
     of_tasks,
-    on_the_same_windows,
     perplexity_table,
     score_panels,
+    seeds_of,
     shortest_and_longest,
     trained_alike,
     unmeasured,
 )
 
-LOG_PERPLEXITY = "log perplexity at the longest length, in nats per token,"
+LOG_PERPLEXITY = (
+    f"log perplexity of the last {LAST} tokens at the longest length, in nats per token,"
+)
 
 H6_PERPLEXITY = Claim(
     "H6",
@@ -64,9 +70,23 @@ H6_PERPLEXITY = Claim(
 )
 
 
-def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
-    """Scores of the language models whose perplexities can stand side by side."""
-    return on_the_same_windows(scores(subjects, options, cache))
+def measure(
+    subjects: Sequence[Subject], options: ScoreOptions, cache: Cache
+) -> list[Scored] | None:
+    """Scores of the language models with weights on the end of the same windows; None where there
+    are none.
+    """
+    ended = [
+        replace(subject, task=EndOfText(**subject.task.options()))
+        for subject in subjects
+        if subject.has_weights and subject.task is not None
+    ]
+    if not ended:
+        return None
+    return [
+        replace(each, recorded=tuple(run for run in each.recorded if run.seed in seeds_of(subject)))
+        for subject, each in zip(ended, scores(ended, options, cache), strict=True)
+    ]
 
 
 def tabulate(scored: Sequence[Scored]) -> Iterable[Evidence]:
@@ -95,7 +115,7 @@ def tabulate(scored: Sequence[Scored]) -> Iterable[Evidence]:
     yield evidence(
         H6_PERPLEXITY,
         hope.name,
-        f"perplexity at {long} tokens",
+        f"perplexity of the last {LAST} of {long} tokens",
         {LOG_PERPLEXITY: {RIVALS[ROPE]: below}},
         **numbers_of(mine, ours, ours),
         control=", ".join(
@@ -129,8 +149,8 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
     if any(method != PLAIN for _, method in rows):
         panels[f"with PI and YaRN beyond {length} tokens"] = table.sel(checkpoint=extended)
     caption = (
-        f"Perplexity by length of the context (HoPE fig. 5), {windows} windows of held-out "
-        "text of each length. Dotted: the training "
+        f"Perplexity of the last {LAST} tokens by length of the context (HoPE fig. 5), {windows} "
+        "windows of held-out text of each length. Dotted: the training "
         f"length, {length} tokens. PI and YaRN by the factor n / L beyond it. {said}"
     )
     yield Drawing("perplexity_by_length", partial(score_panels, panels), caption, table)

@@ -22,6 +22,7 @@ from position_papers.kit.experiment import (
 from position_papers.kit.judge.claims import Claim, Evidence, evidence, unmeasured
 from position_papers.kit.judge.differences import (
     MATERIAL,
+    NORMAL_95,
     Difference,
     Sample,
     between,
@@ -47,8 +48,10 @@ from position_papers.kit.judge.rules import (
     Observed,
     Rule,
     Significant,
+    Values,
     Where,
     beside_null,
+    limit,
 )
 from position_papers.kit.learned_positions import why_not
 from position_papers.kit.perplexities import (

@@ -168,6 +168,7 @@ def _headline(deciding: Mapping[str, Deciding], paper: Paper, claim: Claim) -> P
         if (own := columns[title]["verdict"]) is not None and own.outcome != UNMEASURABLE
     ]
     stands = _together(judged) if judged else columns["toy"]["verdict"]
+    title = next((title for title in REAL if columns[title]["verdict"] in judged), "toy")
     rows = [row for title in (*REAL, "toy") for row in columns[title]["rows"]]
     measured = [
         row["measured"] for row in sorted(rows, key=lambda row: not row["ours"]) if row["measured"]
@@ -179,8 +180,45 @@ def _headline(deciding: Mapping[str, Deciding], paper: Paper, claim: Claim) -> P
         "verdict": stands,
         "real": bool(judged),
         "difference": _difference(stands, rows),
+        "apart": [
+            _apart([deciding[title], deciding["toy"]], paper, each)
+            for each in paper.claims
+            if each.id == claim.id and each.part in claim.apart
+        ],
+        "says": _said(columns, judged),
         "measured": next(iter(measured), ""),
     }
+
+
+def _apart(deciding: Sequence[Deciding], paper: Paper, part: Claim) -> Page:
+    """A part that is told beside its claim, by the first checkpoints that it was measured on."""
+    first = next((each for each in deciding if each(part)), deciding[-1])
+    rows, verdict = first(part), standing(first, paper, part)
+    return {
+        "name": part.part,
+        "verdict": verdict,
+        "ours": next((row["ours"] for row in rows if row["ours"]), ""),
+        "difference": _difference(verdict, rows),
+    }
+
+
+def _said(columns: Mapping[str, Page], judged: Sequence[Verdict]) -> list[str]:
+    """What the numbers say in words: of every real model that decides, by its title where several
+    do; else of the toy.
+    """
+    titles = [title for title in REAL if columns[title]["verdict"] in judged] or ["toy"]
+    said = {
+        title: [
+            reason.text
+            for reason in getattr(columns[title]["verdict"], "reasons", ())
+            if reason.kind == Kind.SAYS
+        ][:1]
+        for title in titles
+    }
+    known = {title: text for title, texts in said.items() for text in texts}
+    if len(set(known.values())) < 2:
+        return list(known.values())[:1]
+    return [f"{title}, {text}" for title, text in known.items()]
 
 
 def _difference(verdict: Verdict | None, rows: Sequence[Row]) -> str:

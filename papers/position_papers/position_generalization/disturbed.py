@@ -4,7 +4,8 @@ checkpoint, over a grid and at the judged points.
     perturbation   [kind, gamma, l_max]   over shares and distances, one draw each: what is drawn
     judged         [kind, draw]           5 % of tokens, or of keys, within 5; 10 % of positions off by up to 10: what is judged
     table          [kind, draw]           5 % of positions off by up to 5, as in table 1
-    few_tokens     [kind, draw]           1 % of tokens within 1,000, of which the paper says its perplexity: of more tokens alone
+    few_tokens     [kind, draw]           1 % of tokens within 1,000, of which the paper says its perplexity: on sequences of 2,048 tokens,
+                                          where fewer are asked for; of models that were trained on fewer it is not measured
     few_positions  [kind, draw]           1 % of positions off by up to 10, the same
 
 The undisturbed pass over the prompts is made once for all of them. Knows no claim.
@@ -13,6 +14,7 @@ The undisturbed pass over the prompts is made once for all of them. Knows no cla
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,8 @@ from repo_interp.plugins.lengths.perturbation import (
     Perturbation,
     answers_at,
 )
-from repo_interp.tasks import Response, digest
+from repo_interp.tasks import Prompt, Response, digest
+from repo_interp.tasks.task import Scoring
 
 TEXT = (0.05, 5)
 """Share of tokens and distance at which text order is judged; the same for the order of features.
@@ -53,6 +56,8 @@ OF_TEXT = {
     "few_positions": ("position_offset", (0.01, 10)),
 }
 """Where it is judged besides, by group."""
+FAR_TOKENS = 2048
+"""Of a sequence whose tokens move far, where options ask for fewer."""
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Measured]:
@@ -78,6 +83,12 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
     def judged_at(place: int, kind: str, point: tuple[float, int]) -> xr.Dataset:
         return disturbed(place, measure_judged, kind, *point, draws=options.draws, point=str(point))
 
+    def judged_besides(group: str) -> xr.Dataset:
+        kind, point = OF_TEXT[group]
+        if point[1] < length_of(subjects[0], options):
+            return judged_at(0, kind, point)
+        return _judged_far(subjects[0], kind, point, replace(options, length=FAR_TOKENS), cache)
+
     grid = {"gammas": str(options.gammas), "l_maxes": str(options.l_maxes)}
     groups = [
         {"judged": _joined([judged_at(place, *each) for each in POINTS.items()])}
@@ -86,9 +97,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
     groups[0]["perturbation"] = _joined(
         [disturbed(0, measure_kind, kind, **grid) for kind in PAPER_KINDS]
     )
-    groups[0] |= {
-        group: judged_at(0, *OF_TEXT[group]) for group in groups_of_text(subjects[0], options)
-    }
+    groups[0] |= {group: judged_besides(group) for group in groups_of_text(subjects[0], options)}
     runs = [xr.DataTree.from_dict(datasets) for datasets in groups]
     return [
         Measured(subject, length_of(subject, options), run)
@@ -98,8 +107,18 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
 
 def groups_of_text(subject: Subject, options: Options) -> list[str]:
     """The groups of OF_TEXT that can be measured: no farther than the text is long."""
-    length = length_of(subject, options)
+    length = max(length_of(subject, options), min(subject.training_length, FAR_TOKENS))
     return [group for group, (_, (_, farthest)) in OF_TEXT.items() if farthest < length]
+
+
+def _judged_far(
+    subject: Subject, kind: str, point: tuple[float, int], options: Options, cache: Cache
+) -> xr.Dataset:
+    """What `measure_judged` gives on longer sequences than those of everything else."""
+    known = digest(prompts_of(subject, options))
+    plain = subject.measured(cache, measure_undisturbed, options, prompts=known)
+    depends = {"kind": kind, "prompts": known, "draws": options.draws, "point": str(point)}
+    return subject.measured(cache, measure_judged, options, plain, kind, *point, **depends)
 
 
 def measure_undisturbed(subject: Subject, options: Options) -> xr.Dataset:
@@ -151,8 +170,9 @@ def measure_judged(
     subject: Subject, options: Options, plain: xr.Dataset, kind: str, gamma: float, l_max: int
 ) -> xr.Dataset:
     """`log_perplexity`, `log_perplexity_rise`, `task_score` [kind, draw] of one kind at one point,
-    and `rise` [kind, draw, prompt], nats per target that no move touched (NaN where a prompt has
-    none); `plain` and `plain_score`, the first and the last undisturbed.
+    `accuracy` and `accuracy_before` [kind, draw], the share of the targets that no move touched which
+    are likeliest, disturbed and not, and `rise` [kind, draw, prompt], nats per such target (NaN where
+    a prompt has none); `plain` and `plain_score`, the first and the last undisturbed.
     """
     model = load_model(subject.path, options.device)
     task = task_of(subject, options)
@@ -168,7 +188,16 @@ def measure_judged(
     ]
     numbers = [draw.summary(task) for draw in draws]
     rises = [[rise.mean() if len(rise) else np.nan for rise in draw.rises] for draw in draws]
-    judged = ("log_perplexity", "log_perplexity_rise", "task_score")
+    for number, draw in zip(numbers, draws, strict=True):
+        number["accuracy"] = accuracy(task, draw.asked, draw.answered, draw.untouched)
+        number["accuracy_before"] = accuracy(task, prompts, undisturbed, draw.untouched)
+    judged = (
+        "log_perplexity",
+        "log_perplexity_rise",
+        "task_score",
+        "accuracy",
+        "accuracy_before",
+    )
     return xr.Dataset(
         {name: (("kind", "draw"), [[each[name] for each in numbers]]) for name in judged}
         | {
@@ -179,6 +208,21 @@ def measure_judged(
         coords={"kind": [kind]},
         attrs={"metric": task.metric, "prompts": len(prompts)},
     )
+
+
+def accuracy(
+    scoring: Scoring,
+    prompts: Sequence[Prompt],
+    answers: Sequence[Response],
+    chosen: Sequence[np.ndarray],
+) -> float:
+    """The share of the `chosen` targets of all prompts that are likeliest; NaN of none."""
+    right = [
+        of_prompt[mask]
+        for of_prompt, mask in zip(scoring.right(answers, prompts), chosen, strict=True)
+    ]
+    every = np.concatenate(right)
+    return float(every.mean()) if len(every) else np.nan
 
 
 def _joined(kinds: Sequence[xr.Dataset]) -> xr.Dataset:

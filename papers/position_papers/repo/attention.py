@@ -3,7 +3,9 @@
     mass per token x 100 of needle, query and rest, mean over layers and heads, by prompt; every
     checkpoint gets the same prompts
 
-Schemes are compared seed by seed: prompts of one pair of models say what these two do. A model that
+The claim has two halves, the needle's and the query's, which are told apart: one can be decided by
+fewer seeds than the other. Schemes are compared seed by seed: prompts of one pair of models say what
+these two do. A model that
 does not find the needles has nowhere to look: its seed is left out, and NoPE is a rival only where
 it finds them. Where it finds nearly all, nothing is said: see `needles`. The rows of the generated
 tokens themselves are the paper's words; the rows that produced them are where an answer is looked
@@ -65,21 +67,34 @@ SPANS = ("needle", "query", "rest", "distractor")
 NEEDLE = "needle mass per token"
 ROPE_NEEDLE = "RoPE's needle mass per token"
 QUERY = "query mass per token"
+ON_NEEDLE = All(Above(NEEDLE, ("RoPE",)), Above(ROPE_NEEDLE, ("NoPE",), required=()))
+ON_QUERY = Above(QUERY, ("RoPE", "NoPE"), relation="below", required=("RoPE",))
+NEEDLE_NUMBERS, QUERY_NUMBERS = "2.013 / 1.754 / 1.572", "1.046 / 1.123 / 1.135"
 R4 = Claim(
     "R4",
     "attention mass per token from the generated tokens' own rows: needle RePo > RoPE > "
     "NoPE, query RePo lowest",
     "RePo table 4",
-    "needle 2.013 / 1.754 / 1.572, query 1.046 / 1.123 / 1.135 x 0.01",
-    Where(
-        NEEDS_POSITIONS,
-        All(
-            Above(NEEDLE, ("RoPE",)),
-            Above(ROPE_NEEDLE, ("NoPE",), required=()),
-            Above(QUERY, ("RoPE", "NoPE"), relation="below", required=("RoPE",)),
-        ),
-    ),
+    f"needle {NEEDLE_NUMBERS}, query {QUERY_NUMBERS} x 0.01",
+    Where(NEEDS_POSITIONS, All(*ON_NEEDLE.rules, ON_QUERY)),
     shows_control=True,
+    apart=("needle", "query"),
+)
+R4_NEEDLE = Claim(
+    "R4",
+    "attention mass per token of the needle, from the generated tokens' own rows: RePo > RoPE > NoPE",
+    R4.source,
+    f"{NEEDLE_NUMBERS} x 0.01",
+    Where(NEEDS_POSITIONS, ON_NEEDLE),
+    part="needle",
+)
+R4_QUERY = Claim(
+    "R4",
+    "attention mass per token of the query, from the generated tokens' own rows: RePo lowest",
+    R4.source,
+    f"{QUERY_NUMBERS} x 0.01",
+    Where(NEEDS_POSITIONS, ON_QUERY),
+    part="query",
 )
 R4_PRODUCING = Claim(
     "R4",
@@ -100,6 +115,8 @@ R4_EVEN = Claim(
 )
 CLAIMS: Mapping[str, Claim] = {"generated": R4, "producing": R4_PRODUCING}
 """By the rows that attention is read from."""
+HALVES: Mapping[str, Mapping[str, Claim]] = {"generated": {"needle": R4_NEEDLE, "query": R4_QUERY}}
+"""The halves of a claim, by the rows and the span that they are about."""
 LEAST_FOUND = 0.5
 """Share of the needles that a checkpoint finds itself, below which its attention says nothing about
 finding them.
@@ -199,7 +216,10 @@ def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
         rivals = {"RoPE": rope, "NoPE": nope}
         for checkpoint in mass["checkpoint"].values[mass["learned_layers"].values > 0].tolist():
             for rows, claim in CLAIMS.items():
-                yield _beside(mass.sel(rows=rows), checkpoint, rivals, claim, data.attrs)
+                both = _beside(mass.sel(rows=rows), checkpoint, rivals, claim, data.attrs)
+                yield both
+                for span, half in HALVES.get(rows, {}).items():
+                    yield _half(both, half, mass.sel(rows=rows, checkpoint=checkpoint, span=span))
         yield _evenness(mass.sel(rows="generated"), rivals)
 
 
@@ -258,6 +278,23 @@ def _beside(
     )
 
 
+def _half(both: Evidence, claim: Claim, mass: xr.DataArray) -> Evidence:
+    """The evidence on one half of R4, of a checkpoint's mass [seed, prompt] on its span."""
+    own, span = mass.mean("prompt").dropna("seed"), str(mass["span"].item())
+    values = both.estimate.values
+    difference, word = (values[NEEDLE], "above") if span == "needle" else (values[QUERY], "below")
+    return evidence(
+        claim,
+        both.checkpoint,
+        f"{span} mass per token, 0.01",
+        values,
+        **mean_of(own.values, f"{own.size} seeds", mass.sizes["prompt"]),
+        note=in_words(difference, word, ""),
+        unmeasurable=both.why,
+        seeds=own.size,
+    )
+
+
 def _evenness(mass: xr.DataArray, rivals: Mapping[str, str]) -> Evidence:
     """R4 (NoPE's variance), seed by seed; it needs a NoPE that finds the needles, not needles that
     take positions.
@@ -312,7 +349,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
 
 ATTENTION = Experiment(
     "attention mass",
-    (R4, R4_PRODUCING, R4_EVEN),
+    (R4, R4_NEEDLE, R4_QUERY, R4_PRODUCING, R4_EVEN),
     Needs(asked_the_same(finds_needles), NO_HAYSTACK, HAYSTACKS, why_not=_why_not),
     measure,
     tabulate,

@@ -21,6 +21,7 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit import (
+    NORMAL_95,
     All,
     AtLeast,
     Cache,
@@ -167,12 +168,13 @@ def _evidence(data: xr.Dataset, claim: Claim, quantity: str, where: str) -> Evid
         f"fall of {data.attrs['metric']} with linearised positions",
         {quantity: linear.margin, f"{quantity}, over prompts,": linear},
         linear.margin,
-        linear.standard_error,
-        "prompts, standard error",
+        np.ptp(linear.limits(NORMAL_95)) / 2,
+        "prompts, half of the 95 % interval",
         data.sizes["prompt"],
         f"score as it is {float(data['plain'].mean()):.3g}",
         f"{where}; "
         + ", ".join(f"{kind} {_told(falls[kind])}" for kind in falls if kind != "linearised")
+        + " (95 %)"
         + f"; linearised elsewhere: {', '.join(others)}"
         + (
             ""
@@ -195,7 +197,8 @@ def fall(data: xr.Dataset, kind: str, where: str) -> Difference:
 
 
 def _told(difference: Difference) -> str:
-    return f"{difference.margin:.3g} ± {difference.standard_error:.2g}"
+    low, high = difference.limits(NORMAL_95)
+    return f"{difference.margin:.3g} ({low:.2g} to {high:.2g})"
 
 
 # ---- drawn ---------------------------------------------------------------------------------------

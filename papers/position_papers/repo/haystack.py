@@ -72,6 +72,7 @@ from position_papers.repo.options import Options
 
 ROOM = Below("RoPE's share of needles found (asked for after results were seen)", CEILING)
 ABLE = AtLeast("RoPE's share of needles found, without which the task cannot be done at all", 0.1)
+FINDS = AtLeast("its own share of them, without which it says nothing on needles", 0.1)
 ABOVE = Above("the share of needles found", ("RoPE",))
 ABOVE_AT_LONGER = Above(
     f"at every longer length where {ROOM.words}, {ABOVE.quantity}", ABOVE.rivals
@@ -107,7 +108,7 @@ R9 = Claim(
     "needle in a haystack at the training length: RePo above RoPE",
     "RePo table 1",
     "91.3 against 85.9",
-    Where(All(NEEDS_POSITIONS, ROOM, ABLE), ABOVE),
+    Where(All(NEEDS_POSITIONS, ROOM, ABLE, FINDS), ABOVE),
     shows_control=True,
 )
 R9_LONGER = Claim(
@@ -187,12 +188,19 @@ def _at_training_length(own: Searched, rope: Searched, nope: float, why_not: str
         NOPE: nope,
         ROOM.quantity: theirs.mean,
         ABLE.quantity: theirs.mean,
+        FINDS.quantity: mine.mean,
         ABOVE.quantity: difference,
     }
     left_out = LEFT_OUT.get(needles_of(own.subject))
     no_room = f"{NO_ROOM} ({left_out})" if left_out else NO_ROOM
-    reason = (
-        why_not or ("" if ROOM.holds(values) else no_room) or ("" if ABLE.holds(values) else UNABLE)
+    lost = f"it finds {mine.mean:.3f} of them, so it has not the task (wanted at least {FINDS.bound:g})"
+    reason = why_not or next(
+        (
+            text
+            for rule, text in ((ROOM, no_room), (ABLE, UNABLE), (FINDS, lost))
+            if not rule.holds(values)
+        ),
+        "",
     )
     text = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}; {in_words(difference, 'above', '')}"
     return _beside_rope(R9, own, rope, [length], PLAIN, values, text, reason)

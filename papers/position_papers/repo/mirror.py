@@ -14,7 +14,9 @@ A position that depends on the word alone is the same for a copy and its source,
 word elsewhere too: the second ratio tells a mirror from that. A layer's numbers are means over its
 heads. Layer 0 is shown, but is no finding: its position depends on the word alone. A model that
 reads text is asked to reverse texts as long as those of the paper's models, in its own tokens. R2
-is not judged of one that does not reverse texts: its positions say nothing about how that is done.
+and R3 are not judged of one that does not reverse texts: its positions say nothing about how that is
+done. "Near-constant" has two readings, told side by side: beside as many consecutive words, and
+beside the whole text, on which scale the paper draws it.
 """
 
 from __future__ import annotations
@@ -109,6 +111,7 @@ R3 = Claim(
     R2.source,
     "layers 1 to 3 of 4",
     AtMost(FLATNESS, 0.25),
+    apart=("over all words and copies",),
 )
 LEAST_REVERSED = 0.5
 """Share of the answer's tokens that a model predicts, below which it does not reverse texts."""
@@ -396,6 +399,7 @@ def _near_constant(
         data.sizes["prompt"],
         "random weights: " + ", ".join(f"{each:.3g}" for each in random),
         note if len(few) == len(by_layer) else f"least and most of {len(by_layer)} layers: {note}",
+        unmeasurable=_lost(data),
     )
 
 

@@ -59,7 +59,7 @@ R1_TRAINED = Claim(
     "figure",
     AtLeast(EVERY_SEED, 0.95),
     part="trained lengths",
-    about=tuple((name,) for name in SCHEMES),  # it says so of all of them
+    about={name: (name,) for name in SCHEMES},  # it says so of all of them
 )
 
 

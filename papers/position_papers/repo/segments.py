@@ -6,7 +6,8 @@ D, fig. 8): R8, on few-shot examples.
     edges of the same prompt
     outlying   |z - median of the head's positions| > 5 times their median absolute deviation: share of punctuation and function words
 
-A checkpoint of our tasks that knows no text is left out. Prompts are sentences with labels in the
+Heads that share a key share its positions: such a row of positions is counted once. A checkpoint of
+our tasks that knows no text is left out. Prompts are sentences with labels in the
 checkpoint's own tokens, as many as fit. The paper draws single heads (fig. 8b), so the claim is
 judged by how many heads follow the examples, beside random weights; the mean over heads is a part
 of its own.
@@ -82,8 +83,8 @@ FOLLOWS = 0.05
 segments.
 """
 FOLLOWING = BeyondNull(
-    "the number of heads whose variance between examples beats 95 % of the shuffles, mean "
-    "over prompts,",
+    "the number of rows of positions whose variance between examples beats 95 % of the "
+    "shuffles, mean over prompts,",
     0.95,
 )
 R8 = Claim(
@@ -197,8 +198,29 @@ def _scores(subject: Subject, options: Options, prompts: Sequence[Prompt]) -> xr
         {
             "segments": by_weights["trained"],
             "positions": positions.isel(prompt=slice(1)),
-            "scores": scores.assign(_outlying(positions["position"], prompts, subject.tokenizer)),
+            "scores": scores.assign(
+                _outlying(positions["position"], prompts, subject.tokenizer),
+                first_of_row=first_of_row(positions["position"]),
+            ),
         }
+    )
+
+
+def first_of_row(position: xr.DataArray) -> xr.DataArray:
+    """Which heads are the first of those of their layer with the same positions, as [layer, head],
+    from `position [prompt, layer, head, token]`.
+    """
+    z = position.transpose("layer", "head", "prompt", "token")
+    first = [
+        [
+            not any(np.array_equal(own, other, equal_nan=True) for other in heads[:place])
+            for place, own in enumerate(heads)
+        ]
+        for heads in z.values
+    ]
+    axes = {axis: z[axis].values for axis in ("layer", "head")}
+    return described(
+        xr.DataArray(first, axes, ("layer", "head")), "first head of a row of positions", "1"
     )
 
 
@@ -259,15 +281,17 @@ def _apart(data: xr.Dataset) -> Evidence:
 
 
 def _by_heads(data: xr.Dataset) -> Evidence:
-    """R8: how many follow the examples, beside as many of every random-weight control."""
-    chance = _chance(data)
-    counts = (chance <= FOLLOWS).sum(("layer", "head")).transpose("weights").values
+    """R8: how many rows of positions follow the examples, beside as many of every random-weight
+    control.
+    """
+    chance, first = _chance(data), data["first_of_row"].astype(bool)
+    counts = ((chance <= FOLLOWS) & first).sum(("layer", "head")).transpose("weights").values
     observed = Observed(float(counts[0]), counts[1:].astype(float))
     layer, head = _best_head(chance)
     return evidence(
         R8,
         data.attrs["checkpoint"],
-        f"heads of {chance[0].size} that follow the examples",
+        f"rows of positions of {int(first.sum())} that follow the examples",
         {FOLLOWING.quantity: observed},
         observed.value,
         n=data.sizes["prompt"],

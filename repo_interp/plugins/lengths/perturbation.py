@@ -240,6 +240,8 @@ class Answers:
     """The rise of -log p of every target that no move touched, nats."""
     shares: Sequence[float]
     """Share of the tokens that were moved."""
+    untouched: Sequence[np.ndarray]
+    """Whether no move touched a target."""
 
     def summary(self, scoring: Scoring) -> dict[str, float]:
         """Compute the numbers of one point.
@@ -323,7 +325,8 @@ def answers_at(
             untouched = ~touched[targets] & ~touched[targets - 1]
             before, after = plain[number].log_probabilities, answer.log_probabilities
             rise = (np.array(before) - np.array(after))[untouched]
-            found[-1].append((prompt, answer, rise, float(moves[:, : len(prompt.tokens)].mean())))
+            share = float(moves[:, : len(prompt.tokens)].mean())
+            found[-1].append((prompt, answer, rise, share, untouched))
     return Answers(*zip(*restore_order(cut, found), strict=True))
 
 
@@ -534,7 +537,7 @@ class Perturbation(Experiment):
             if gamma == 0:  # nothing moves, and nothing is run again
                 # |o' - o|^2 of 0 and |o|^2 of 1: a change of 0 without a pass.
                 squares.append(np.stack([np.zeros(shape), np.ones(shape)]))
-                answers = Answers(prompts, plain(), [np.zeros(1)], [0.0])
+                answers = Answers(prompts, plain(), [np.zeros(1)], [0.0], [np.ones(1, bool)])
             else:
                 disturbance = Disturbance(kind, gamma, l_max, layers, self.offset_unit, self.seed)
                 answers = answers_at(

@@ -11,7 +11,7 @@ with one id: "R1" and "R1 (trained lengths)" each have a row. Knows nothing abou
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import SupportsFloat
@@ -63,6 +63,10 @@ class Kind(StrEnum):
     """Another part of the claim, `text`, has to hold too and does not."""
     UNTOLD = "untold"
     """Another part of the claim, `text`, has to hold too and is undecided or not measured."""
+    ABOUT = "about"
+    """Of the several things that the claim is about only some could be judged: `text`."""
+    SAYS = "says"
+    """What the numbers say, in words: `text` (`Claim.says`)."""
     NOTE = "note"
     """A remark of the experiment: `text`."""
 
@@ -98,12 +102,18 @@ class Claim:
     """
     shows_control: bool = False
     """Whether its control stands beside its number in the table of all claims."""
-    about: tuple[tuple[str, ...], ...] = ()
-    """Where it speaks of several things - schemes, tasks -: for each the zoo's checkpoints that can
-    decide; the first that is judged does.
+    about: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Where it speaks of several things - schemes, tasks -, by what they are called: the zoo's
+    checkpoints that can decide; the first that is judged does.
 
     Empty: it speaks of one, and the first of its experiment's checkpoints decides.
     """
+    says: Callable[[Values], str] | None = None
+    """What holds, in words, from the values that its rule is given: what a bare outcome would say
+    too much or too little of.
+    """
+    apart: tuple[str, ...] = ()
+    """Parts of the same id that are told beside it: its halves, another reading of its words."""
 
     @property
     def label(self) -> str:
@@ -253,13 +263,14 @@ def _judged(given: Evidence) -> Verdict:
         return replace(silent, reasons=(Reason(Kind.UNDEFINED), *notes))
     outcome = HOLDS if rule.holds(values) else UNDECIDED if may_hold(rule, values) else FAILS
     untold = (_open(rule, values),) if outcome == UNDECIDED else ()
+    says = "" if given.claim.says is None else given.claim.says(values)
     return Verdict(
         given.claim,
         given.checkpoint,
         outcome,
         given.estimate,
         given.interval,
-        (*untold, *notes),
+        (*untold, *(Reason(Kind.SAYS, text) for text in (says,) if text), *notes),
     )
 
 
@@ -285,8 +296,13 @@ def together(by_seed: Mapping[int, Verdict]) -> Verdict:
     notes = [f"{outcome}: {', '.join(seeds)}" for outcome, seeds in listed.items()]
     notes += [f"seed {seed}: {each}" for each in first.notes]
     reasons = (
-        *(each for each in decisive.reasons if each.kind != Kind.NOTE),
+        *(each for each in decisive.reasons if each.kind not in (Kind.NOTE, Kind.SAYS)),
         Reason(Kind.SEEDS, count=outcomes.count(HOLDS), of=len(judged)),
+        *(
+            replace(each, text=f"seed {seed}: {each.text}")
+            for each in first.reasons
+            if each.kind == Kind.SAYS
+        ),
         *(Reason(Kind.NOTE, each) for each in notes),
     )
     estimate, interval = first.estimate, first.interval
@@ -331,7 +347,9 @@ def primaries(claim: Claim, judged: Iterable[str], named: Iterable[str]) -> list
     """
     judged = list(judged)
     things = [
-        name for group in claim.about for name in [each for each in group if each in judged][:1]
+        name
+        for group in claim.about.values()
+        for name in [each for each in group if each in judged][:1]
     ]
     return things or [name for name in (*named, *judged) if name in judged][:1]
 

@@ -17,6 +17,7 @@ standard error, taken in this order:
     significant         margin > t s,   t the quantile of Student's distribution at the level of `SIGNIFICANT` normal standard errors
     several rows        Holm (1979): of n p-values of one claim, the k-th smallest counts n - k + 1 times
     rise                score at the longest length - score at the training length; prompts of the two lengths differ, so their errors add
+    intervals           of 95 %: t s of the same distributions, Wilson's of a share, Newcombe's of the difference of two
 
 The level stays the same where samples are few: 2 standard errors of a normal sample are 2.4 at 10
 degrees of freedom and 4.5 at 2. A lower log perplexity is lower by more than `MATERIAL`, too, since
@@ -48,6 +49,10 @@ MATERIAL = 0.005
 """Nats per token: half a per cent of perplexity.
 
 CoPE's is 1.5 % below that of relative positions in its paper.
+"""
+NORMAL_95 = float(stats.norm.isf(0.025))
+"""Standard errors of a normal sample to both sides that hold 95 %: the level of every interval that
+is shown.
 """
 NOTHING = "nothing to take an error over"
 OPPOSITE = {"above": "below", "below": "above", "less than": "more than"}
@@ -143,9 +148,9 @@ def quantile(errors: float, degrees: float) -> float:
     return errors if np.isinf(degrees) else float(stats.t.isf(level(errors), degrees))
 
 
-def wilson(share: float, count: int, errors: float = 1.0) -> tuple[float, float]:
+def wilson(share: float, count: int, errors: float = NORMAL_95) -> tuple[float, float]:
     """Wilson's limits of a share of `count` prompts, at the level of so many normal standard
-    errors.
+    errors; of 95 % unless another is asked for.
     """
     middle = (share + errors**2 / (2 * count)) / (1 + errors**2 / count)
     reach = (
@@ -157,12 +162,15 @@ def wilson(share: float, count: int, errors: float = 1.0) -> tuple[float, float]
 
 
 def share_difference(first: float, second: float, counts: tuple[int, int]) -> ShareDifference:
-    """`first` minus `second`, shares of so many prompts."""
+    """`first` minus `second`, shares of so many prompts.
+
+    Its standard error is that of a normal sample whose 95 % interval is as long as Newcombe's.
+    """
     one, other = ((high - low) / 2 for low, high in map(wilson, (first, second), counts))
     over = f"{counts[0]} and {counts[1]} prompts"
     return ShareDifference(
         first - second,
-        float(np.hypot(one, other)),
+        float(np.hypot(one, other)) / NORMAL_95,
         over,
         shares=(first, second),
         counts=counts,
@@ -294,17 +302,29 @@ class Sample:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds; where there is one seed, standard error over prompts; None
-        where neither is known.
+        """Standard deviation over seeds; where there is one seed, half of the 95 % interval over
+        prompts; None where neither is known.
 
-        Of a share of which only the mean is known, and of one that is 0 or 1: half of Wilson's
-        interval, which is never 0.
+        Of a share of which only the mean is known, and of one that is 0 or 1, it is Wilson's
+        interval, which is never a point.
         """
         if len(self.seeds) > 1:
             return float(self.seeds.std(ddof=1))
+        error = self.standard_error
+        if error is None:
+            return None
+        return error * quantile(NORMAL_95, np.inf if self._as_share else len(self.prompts) - 1)
+
+    @property
+    def standard_error(self) -> float | None:
+        """Over the prompts of the run with weights; None where nothing is known of it.
+
+        Of a share of which only the mean is known, and of one that is 0 or 1: that of a normal
+        sample whose 95 % interval is as long as Wilson's.
+        """
         if self._as_share:
             low, high = wilson(self.mean, self.count)
-            return (high - low) / 2
+            return (high - low) / (2 * NORMAL_95)
         return float(stats.sem(self.prompts)) if len(self.prompts) > 1 else None
 
     @property
@@ -313,8 +333,8 @@ class Sample:
         if len(self.seeds) > 1:
             return f"{len(self.seeds)} seeds"
         if self._as_share:
-            return "prompts (half of Wilson's interval)"
-        return "prompts (standard error)" if len(self.prompts) > 1 else ""
+            return "prompts, half of Wilson's 95 % interval"
+        return "prompts, half of the 95 % interval" if len(self.prompts) > 1 else ""
 
     @property
     def count(self) -> int:
@@ -425,10 +445,16 @@ def in_words(
     differences: Mapping[str, Difference], word: str, unit: str, scale: float = 1.0
 ) -> str:
     """Margins with their errors: "3.1 points below rope (standard error 0.4 over 3 paired seeds)";
-    the opposite of `word` where one is negative.
+    the opposite of `word` where one is negative. Of shares, which have no error of one size, the
+    95 % interval.
     """
 
     def error(of: Difference) -> str:
+        if isinstance(of, ShareDifference):
+            low, high = sorted(
+                scale * np.sign(of.margin or 1) * limit for limit in of.limits(NORMAL_95)
+            )
+            return f"95 % interval {low:.3g} to {high:.3g} over {of.over}"
         return (
             f"standard error {scale * of.standard_error:.2g} over {of.over}"
             if of.standard_error < np.inf

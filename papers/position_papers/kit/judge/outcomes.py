@@ -128,8 +128,8 @@ def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
 
     It holds where all rows that decide do, and is undecided where some are and none fails. Reasons
     say in how many they do where not in all, which of the parts that it also has to hold
-    (`Claim.also`) speak against it or cannot be told, and of which things that it is about nothing
-    can.
+    (`Claim.also`) speak against it or cannot be told, of which things that it is about something
+    can, and what the numbers say in words (`Claim.says`).
     """
     rows = deciding(claim)
     judged = [row for row in rows if row["outcome"] != UNMEASURABLE]
@@ -144,9 +144,9 @@ def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
             next((row["reasons"] for row in rows if row["reasons"]), ())[:1],
         )
     if not any(row["outcome"] == FAILS for row in judged) and held < len(judged):
-        return _verdict(claim, judged, UNDECIDED, [_most_seeds(judged)])
+        return _verdict(claim, judged, UNDECIDED, [_most_seeds(judged), *_said(judged)])
     if not held:
-        return _verdict(claim, judged, FAILS, ())
+        return _verdict(claim, judged, FAILS, _said(judged))
     parts = {
         each: standing(deciding, paper, each)
         for each in paper.claims
@@ -163,14 +163,22 @@ def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
         if own is None or own.outcome == UNMEASURABLE
     ]
     names = {row["checkpoint"] for row in judged}
-    silent = [group[0] for group in claim.about if not names & {*group}]
+    silent = [thing for thing, group in claim.about.items() if not names & {*group}]
     if 0 < len(silent) < len(claim.about):
-        untold.append(Reason(Kind.UNTOLD, ", ".join(silent)))
+        known = [thing for thing in claim.about if thing not in silent]
+        text = f"for {', '.join(known)}; not measurable: {', '.join(silent)}"
+        untold.append(Reason(Kind.ABOUT, text))
     if held < len(judged):
         return _verdict(
             claim, judged, FAILS, (Reason(Kind.PART, count=held, of=len(judged)), *lacks)
         )
-    return _verdict(claim, judged, HOLDS, lacks or untold)
+    return _verdict(claim, judged, HOLDS, [*(lacks or untold), *_said(judged)])
+
+
+def _said(rows: Sequence[Row]) -> list[Reason]:
+    """What the numbers of rows say in words, each once."""
+    given = (reason for row in rows for reason in row["reasons"] if reason.kind == Kind.SAYS)
+    return list(dict.fromkeys(given))
 
 
 def _most_seeds(rows: Sequence[Row]) -> Reason:
