@@ -199,9 +199,8 @@ def _scores(subject: Subject, options: Options, prompts: Sequence[Prompt]) -> xr
             "segments": by_weights["trained"],
             "positions": positions.isel(prompt=slice(1)),
             "scores": scores.assign(
-                _outlying(positions["position"], prompts, subject.tokenizer),
-                first_of_row=first_of_row(positions["position"]),
-            ),
+                _outlying(positions["position"], prompts, subject.tokenizer)
+            ).assign(first_of_row=first_of_row(positions["position"])),
         }
     )
 
