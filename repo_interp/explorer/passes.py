@@ -199,8 +199,8 @@ class Passes:
             check()
             # Some rows at a time: those of a long answer would not fit into memory
             rows = torch.tensor(tokens, device=inputs.queries.device).split(ROWS)
-            total = sum(inputs.pattern(part)[0].double().sum(-2) for part in rows)
-            means[inputs.layer] = (total / len(tokens)).cpu()
+            parts = [inputs.pattern(part)[0].double().sum(-2) for part in rows]
+            means[inputs.layer] = (torch.stack(parts).sum(0) / len(tokens)).cpu()
 
         with ExitStack() as stack:
             for context in self.contexts(edits):

@@ -133,6 +133,7 @@ def position_lines(
     tokens = prompt_tokens(positions, prompt)
     names = _span_names(positions)
     figure, axes = panels(len(rows), 1, 2.2, 0.5, PAGE_WIDTH)
+    parts: list[str] = []
     for ax, values in zip(axes, rows, strict=True):
         parts = _draw_head(ax, positions, values, tokens, names)
         if several:

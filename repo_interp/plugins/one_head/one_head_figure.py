@@ -61,11 +61,16 @@ def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
         columns = math.ceil(math.sqrt(2 * count)) if count > 3 else count
         side = PAGE_WIDTH / (columns + 0.6)
         figure, axes = panels(count, columns, side, 0.5, PAGE_WIDTH, sharex=True, sharey=True)
+        images = [
+            _draw_pattern(ax, pattern.sel(head=head), most=4)
+            for ax, head in zip(axes, pattern["head"].values, strict=True)
+        ]
         for ax, head in zip(axes, pattern["head"].values, strict=True):
-            image = _draw_pattern(ax, pattern.sel(head=head), most=4)
             ax.label_outer()
             ax.set_title(f"head {head}")
         figure.suptitle(layer)
+        # All have one scale
+        image = images[0]
     colour_bar(figure, image, axes, "attention", ticks=(0, 0.01, 0.1, 0.25, 0.5, 1), fraction=0.046)
     return figure
 
