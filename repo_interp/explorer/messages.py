@@ -89,6 +89,8 @@ class Asked(BaseModel):
     token: Index = 0
     selection: Annotated[tuple[Index, Index], BeforeValidator(as_tuple)] | None = None
     """The first and the last of the tokens that are selected."""
+    looking: Literal["token", "answer"] = "token"
+    """Whose attention to the selection the answer to "view" has for every head."""
     answer: Annotated[tuple[Index, ...], Len(0, MOST_TOKENS), BeforeValidator(as_tuple)] = ()
     edits: Annotated[tuple[Edit, ...], Len(0, MOST_EDITS), BeforeValidator(as_tuple)] = ()
     count: Annotated[int, Interval(ge=1, le=100)] = NEXT
@@ -353,6 +355,17 @@ class Explored:
             "numbers": numbers,
             "sentences": [edit.sentence() for edit in session.edits],
             "heads": self._edited_map(session, check) if session.active else None,
+            "looking": None if asked.selection is None else self._looking(asked, session),
+        }
+
+    def _looking(self, asked: Asked, session: Session) -> dict[str, Any]:
+        """Attention to the selection, by state [layer, head]."""
+        assert asked.selection is not None
+        token = asked.token if asked.looking == "token" else None
+        return {
+            state: as_json(session.attention_to(asked.selection, token, edited).values)
+            for state, edited in (("clean", False), ("changed", True))
+            if session.active or not edited
         }
 
     def _edited_map(self, session: Session, check: Callable[[], None]) -> dict[str, Any]:
@@ -550,4 +563,11 @@ def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
             "colours": colors,
             "ends": [float(norm.vmin or 0.0), float(norm.vmax or 0.0)],
         }
-    return {"scores": scores, "outlines": as_json(heads["outline"].values)}
+    outline = heads["outline"]
+    # Positions that are the token index are one line in all heads, which tells nothing
+    index = (outline == outline["point"]).all("point")
+    return {
+        "scores": scores,
+        "outlines": as_json(outline.where(~index).values),
+        "by_index": index.transpose("layer", "head").values.tolist(),
+    }

@@ -4,6 +4,7 @@ Layers before the first edited one are taken from the pass without edits.
 
     of(edits)               hidden states that enter each layer, those that leave the last, positions and scores of every head
     inputs(edits, layer)    the inputs of one layer's attention (`AttentionInputs`), at the cost of its projections
+    rows(edits, tokens)     mean attention from some tokens in every head, at the cost of one pass
 
 An edit in layer l of L costs the L - l layers after it (`models.resuming`). The last `MOST` passes
 are kept, and forgotten in the order of their use. Hooks are gone when a call returns, also by an
@@ -110,6 +111,7 @@ class Passes:
         self._fitting: set[Edit] = set()
         self._kept: OrderedDict[Any, Pass] = OrderedDict()
         self._inputs: OrderedDict[Any, AttentionInputs] = OrderedDict()
+        self._rows: OrderedDict[Any, dict[int, Tensor]] = OrderedDict()
 
     @cached_property
     @torch.no_grad()
@@ -169,6 +171,43 @@ class Passes:
             Inputs of its attention.
         """
         return _kept(self._inputs, (edits, layer), lambda: self._looked(edits, layer, check), MOST)
+
+    def rows(
+        self, edits: Edits, tokens: tuple[int, ...], check: Callable[[], None]
+    ) -> dict[int, Float[Tensor, "head key"]]:
+        """Average the attention from some tokens, in every head under edits.
+
+        Args:
+            edits: Edits that are on.
+            tokens: Query tokens, at least one.
+            check: Function that is called before each layer; its exception ends the pass.
+
+        Returns:
+            By layer, means of the rows of the tokens, float64; 0 for keys that no row sees.
+        """
+        return _kept(
+            self._rows, (edits, tokens), lambda: self._averaged(edits, tokens, check), MOST
+        )
+
+    @torch.no_grad()
+    def _averaged(
+        self, edits: Edits, tokens: tuple[int, ...], check: Callable[[], None]
+    ) -> dict[int, Tensor]:
+        recording, means = self.of(edits, check).recording, {}
+
+        def receive(inputs: AttentionInputs) -> None:
+            check()
+            # Some rows at a time: those of a long answer would not fit into memory
+            rows = torch.tensor(tokens, device=inputs.queries.device).split(ROWS)
+            parts = [inputs.pattern(part)[0].double().sum(-2) for part in rows]
+            means[inputs.layer] = (torch.stack(parts).sum(0) / len(tokens)).cpu()
+
+        with ExitStack() as stack:
+            for context in self.contexts(edits):
+                stack.enter_context(context())
+            stack.enter_context(self._observing(receive))
+            resume_pass(self.decoder, recording, 0)
+        return means
 
     @torch.no_grad()
     def _passed(self, edits: Edits, check: Callable[[], None]) -> Pass:

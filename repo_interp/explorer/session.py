@@ -5,6 +5,7 @@ Its methods are the answers that the explorer shows.
     session = ri.explorer.Session(bridge, prompt, [Edit(kind="linearised", layer=2)])
     session.look([(2, 0)], token=25)            positions, attention and logits of heads, next tokens: as the model is
     session.changed([(2, 0)], token=25)         the same as it is and under the edits, their difference, and the answer by edit
+    session.attention_to((9, 11), token=25)         what every head gives to tokens 9 to 11
     session.continuation()                      greedy tokens under the edits, one by one
     session.suggest()                           the edits that the answer depends on most
     print(session.as_python([(2, 0)], token=25))    the cell that repeats it and gives the same numbers
@@ -48,6 +49,7 @@ from repo_interp.models.generation import end_tokens
 from repo_interp.models.lasting import at_rest
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
+from repo_interp.tasks.prompt import REST
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, checked
 
@@ -249,6 +251,7 @@ class Session:
         Returns:
             `position` [shown, token], `weight` and `logit` [shown, key], `span_mass` [shown, span],
             `probability`, `next_token` and `next_text` [rank], and `log_probability` of the answer.
+            The span `rest` is what is in no other span, nor in the selection.
         """
         return self._seen((), heads, token, selection, count)
 
@@ -302,6 +305,46 @@ class Session:
         for name, (long_name, units) in _COMPARED.items():
             group[name].attrs.update(long_name=long_name, units=units)
         return group
+
+    def attention_to(
+        self, selection: tuple[int, int], token: int | None = None, edited: bool = False
+    ) -> xr.DataArray:
+        """Sum the attention of every head to selected tokens.
+
+            sum over selected j of A_ij, i the token; or its mean over the rows i that produced the
+            answer
+
+        Args:
+            selection: First and last token.
+            token: The query token; None: the tokens that predict the answer.
+            edited: Whether the edits act.
+
+        Returns:
+            Shares [layer, head]; NaN for heads that other layers have.
+        """
+        first, last = sorted(selection)
+        self._require((), first)
+        self._require((), last)
+        if token is not None:
+            self._require((), token)
+        # The row before a token predicts it; nothing predicts token 0
+        rows = tuple(place - 1 for place in self._places if place) if token is None else (token,)
+        means = self._passes.rows(self.active if edited else (), rows, self.check)
+        attentions = self.decoder.layers
+        values = np.full((len(attentions), max(one.heads for one in attentions)), np.nan)
+        for number, one in enumerate(attentions):
+            given = means[one.layer_idx][:, first : last + 1].sum(-1)
+            values[number, : one.heads] = given.numpy()
+        shares = xr.DataArray(
+            values,
+            {
+                "layer": [one.layer_idx for one in attentions],
+                "head": np.arange(values.shape[1]),
+            },
+            ("layer", "head"),
+        )
+        whence = "the answer" if token is None else f"token {token}"
+        return described(shares, f"attention from {whence} to tokens {first} to {last}", "1")
 
     def continuation(self, edited: bool = True, most: int | None = None) -> Iterator[int]:
         """Generate greedy tokens after the prompt, or in place of its answer; close it to stop.
@@ -494,7 +537,11 @@ class Session:
         if selection is not None:
             first, last = sorted(selection)
             self._require((), last)
-            spans["selection"] = list(range(first, last + 1))
+            selected = range(first, last + 1)
+            # The rest is of no span, also not of this one; so a table does not count twice
+            if REST in spans:
+                spans[REST] = [place for place in spans[REST] if place not in selected]
+            spans = {"selection": list(selected), **spans}
         shown = {
             name: ("shown", [head[place] for head in heads])
             for place, name in enumerate(("layer", "head"))

@@ -34,6 +34,7 @@ MODULES = (
     "dom.js",
     "charts.js",
     "map.js",
+    "looking.js",
     "table.js",
     "tour.js",
     "explorer.js",

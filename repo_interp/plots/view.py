@@ -48,8 +48,8 @@ class Interactive:
     """
     parts: tuple[Traversable, ...] = ()
     """Files of JavaScript that run before `script`."""
-    leads: bool = False
-    """Whether its section comes before the explorer, open."""
+    follows: bool = False
+    """Whether its section comes next after the explorer, open."""
 
 
 def _nothing(run: xr.DataTree) -> Iterator[Any]:

@@ -264,6 +264,42 @@ def test_every_number_is_that_of_the_library(page, reference, prompts):
 
 
 @in_browser
+def test_tokens_that_are_dragged_over_color_all_heads_by_their_attention(page, reference, prompts):
+    place = (
+        "(({left, top, width, height}) => [left + width / 2, top + height / 2])"
+        "(document.querySelector('[data-token=\"TOKEN\"]').getBoundingClientRect())"
+    )
+    page.run("document.querySelector('div.text').scrollIntoView({block: 'center'})")
+    page.drag(*(tuple(page.run(place.replace("TOKEN", str(token)))) for token in (7, 6, 5)))
+    wait_for_state(page, "selection && !document.querySelector('.looking').hidden")
+    settle(page)
+    labels = "[...document.querySelectorAll('.map button')].map((one) => one.ariaLabel)"
+
+    def assert_looking(shares: xr.DataArray) -> None:
+        said = [label.split(", attention to the selection (%)")[1] for label in page.run(labels)]
+        shown = [float(label.rsplit(": ", 1)[1]) for label in said]
+        assert shown == pytest.approx(100 * shares.values.ravel(), rel=6e-3, abs=1e-3)
+
+    chosen = state(page)["token"]
+    session = Session(reference, prompts[0])
+    assert_looking(session.attention_to((5, 7), chosen))
+    edit(page, "layer:1", "", "linearised")
+    edited = Session(reference, prompts[0], [Edit(kind="linearised", layer=1)])
+    assert_looking(edited.attention_to((5, 7), chosen, edited=True))
+    choose(page, "document.querySelector('.looking select')", "answer")
+    wait_for_state(page, "looking === 'answer'")
+    settle(page)
+    assert_looking(edited.attention_to((5, 7), edited=True))
+    assert np.ptp(session.attention_to((5, 7)).values) > 0.01
+    spans = texts(page, "[aria-label=Prompt] thead th")
+    assert spans[:2] == ["head", "selection"]
+    page.run("document.querySelector('div.text').focus()")
+    page.press("Escape")
+    wait_for_state(page, "selection === undefined")
+    assert page.run("document.querySelector('.looking').hidden")
+
+
+@in_browser
 def test_a_point_is_dragged_and_moved_by_keys(page):
     before = drawn(page, "Positions")[0]
     start = page.run(
@@ -402,7 +438,7 @@ def test_a_layer_without_rotation_says_why_its_frequencies_are_not_edited(browse
             seen = form(browser, f"layer:{layer}", kind)
             assert seen["refused"] == bool(reason) and seen["reason"].startswith(reason)
         # it reads no text, and two of its heads share keys
-        assert browser.run("document.querySelector('textarea').disabled")
+        assert browser.run("document.querySelector('textarea').offsetParent === null")
         edit(browser, "layer:1", "", "permuted", 1)
         assert len(texts(browser, ".edits li")) == 1
         click(browser, "Which positions")
@@ -719,6 +755,9 @@ def test_the_server_answers_only_its_own_page(served):
         (b'{"ask": "view", "heads": [[2, 0]], "token": 99}', "token 99"),
         (b'{"ask": "view", "heads": [' + b"[0, 0]," * 6 + b"[0, 0]]}", "at most 6"),
         (b'{"ask": "view", "heads": [[2, 0]], "selection": [3, 99]}', "token 99"),
+        (b'{"ask": "view", "heads": [[2, 0]], "selection": [-1, 3]}', "selection"),
+        (b'{"ask": "view", "heads": [[2, 0]], "selection": [3]}', "selection"),
+        (b'{"ask": "view", "heads": [[2, 0]], "looking": "all"}', "looking"),
         (b'{"ask": "view", "heads": [[2, 0]], "answer": [0]}', "an answer has tokens"),
         (b'{"ask": "prompt", "prompt": 7}', "no prompt 7"),
         (b'{"ask": "continue", "edits": [{"kind": "linearised", "layer": 9}]}', "layer 9"),

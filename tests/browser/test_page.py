@@ -226,6 +226,7 @@ def plot(name: str) -> str:
 ATTENTION, POSITIONS, LOGITS = map(
     plot, ("Attention of the chosen token", "Positions", "Logits by distance")
 )
+EXPLORER = "document.querySelector('.explorer')"
 SAID, LOOKS, FOUND_TEXT = "section[aria-label=Prompt] .said", ".looks", ".found"
 TOKEN = "document.querySelector('.token-number').value"
 
@@ -291,18 +292,17 @@ def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
     assert browser.run(f"{POSITIONS}.data[0].y") == pytest.approx(position.values, rel=1e-6)
 
 
-def test_what_needs_a_model_is_disabled_and_says_why(opened):
+def test_what_needs_a_model_is_not_there_and_a_line_says_how_to_get_it(opened):
     browser = opened("small.html")
     edits = "document.querySelector('section[aria-label=Edits]')"
-    assert browser.run(
-        f"[...{edits}.querySelectorAll('button, select')].every((one) => one.disabled || "
-        "!one.offsetParent)"
+    shown = (
+        "[...document.querySelectorAll('.explorer button, .explorer summary, .explorer select')]"
     )
-    assert "repo-interp explore" in browser.run(f"{edits}.textContent")
-    grey = "[...document.querySelectorAll('button:disabled')].filter((one) => one.offsetParent)"
-    assert browser.run(f"{grey}.length") > 2
-    assert browser.run(f"{grey}.filter((one) => !one.title).map((one) => one.textContent)") == []
-    assert "needs the model" in text_of(browser, ".explorer header")
+    names = browser.run(f"{shown}.filter((one) => one.offsetParent).map((one) => one.textContent)")
+    assert "CSV" in names and not {"netCDF", "Copy as Python", "Your own text"} & {*names}
+    assert browser.run(f"{edits}.querySelectorAll('button, select').length") == 0
+    assert "need the model: repo-interp explore" in browser.run(f"{edits}.textContent")
+    assert browser.run("document.querySelectorAll('.explorer button:disabled').length") == 0
     click_token(browser, 9)
     browser.run(f"{POSITIONS}.focus()")
     browser.press("ArrowUp")
@@ -467,7 +467,8 @@ def test_long_prompts_are_a_median_until_they_are_zoomed_to(opened):
     assert browser.run("!document.querySelector('.overview').hasAttribute('hidden')")
     assert (
         len(tiles(browser)) == 12
-        and browser.run("document.querySelectorAll('.tile path').length") == 12
+        # positions of the other layer are the token index
+        and browser.run("document.querySelectorAll('.tile path').length") == 8
     )
     choose(browser, "Token", "3000")
     assert browser.run(lines)[0].startswith("lines+markers")
@@ -502,6 +503,137 @@ def test_a_run_without_positions_opens_on_its_heads_and_shows_where_they_look(op
     )
     other = rows.sel(prompt=1, layer=1, head=2, token=7)
     assert_attention(browser, shares_of(other["prompt_key"], other["prompt_weight"]))
+
+
+def select(browser: Browser, first: int, last: int) -> None:
+    """Drag the mouse over tokens."""
+    place = (
+        "(({left, top, width, height}) => [left + width / 2, top + height / 2])"
+        "(document.querySelector('[data-token=\"TOKEN\"]').getBoundingClientRect())"
+    )
+    browser.run("document.querySelector('div.text').scrollIntoView({block: 'center'})")
+    browser.drag(
+        *(tuple(browser.run(place.replace("TOKEN", str(token)))) for token in (first, last))
+    )
+    browser.wait("!document.querySelector('.looking').hidden")
+
+
+def looking(browser: Browser) -> list[list[float]]:
+    """What a tile says of a head: its attention to the selection, at least and at most."""
+    labels = browser.run("[...document.querySelectorAll('.map .tile')].map((one) => one.ariaLabel)")
+    assert all(", attention to the selection (%): " in label for label in labels)
+    shares = (label.rsplit(": ", 1)[1].split(" to ") for label in labels)
+    return [[float(share[0]), float(share[-1])] for share in shares]
+
+
+def given(rows: xr.Dataset, prefix: str, first: int, last: int) -> np.ndarray:
+    """Percents that the kept keys of a row [layer, head, ...] give to tokens."""
+    weights, keys = rows[f"{prefix}weight"], rows[f"{prefix}key"]
+    inside = weights.where((first <= keys) & (keys <= last), 0.0)
+    return 100 * inside.sum(weights.dims[-1]).values.ravel()
+
+
+def test_tokens_that_are_dragged_over_color_all_heads_by_their_attention(opened, rope):
+    browser, rows = opened("rope.html"), rope["attention_rows"].to_dataset()
+    before = browser.run(f"{control('Color by')}.value")
+    click_token(browser, 9)
+    select(browser, 4, 2)
+    assert browser.run(f"{control('Color by')}.value") == "attention to the selection (%)"
+    asked = text_of(browser, ".looking")
+    assert asked.startswith("Which heads look at tokens 2–4 “special magic number”? From token 9")
+    exact = given(rows.sel(query=9), "", 2, 4)
+    shown = np.array(looking(browser))
+    np.testing.assert_allclose(shown, np.stack([exact, exact], 1), rtol=6e-3)
+    strongest = browser.run("document.querySelector('.looking button').textContent").split()
+    best = divmod(int(exact.argmax()), rows.sizes["head"])
+    assert strongest[:2] == [f"L{best[0]}", f"H{best[1]}"]
+    browser.run("document.querySelector('.looking button').click()")
+    assert shown_heads(browser) == [f"{best[0]}.{best[1]}"]
+    # a token that stands before them sees none of them; the answer of token 11 comes from token 10
+    click_token(browser, 1)
+    assert "stands before them" in text_of(browser, ".looking")
+    assert not np.any(looking(browser))
+    browser.run(
+        "Object.assign(document.querySelector('.looking select'), {value: 'answer'})"
+        ".dispatchEvent(new Event('change'))"
+    )
+    exact = given(rows.sel(query=10), "", 2, 4)
+    np.testing.assert_allclose(np.array(looking(browser))[:, 0], exact, rtol=6e-3)
+    browser.run("document.querySelector('div.text').focus()")
+    browser.press("Escape")
+    assert browser.run(f"{control('Color by')}.value") == before
+    assert browser.run("document.querySelector('.looking').hidden")
+
+
+def test_shares_of_rows_without_all_keys_are_bounds_and_say_so(opened, pages):
+    model = ri.reposition(tiny("llama"), "rope")
+    prompts = [SEEN, replace(SEEN, tokens=SEEN.tokens[::-1])]
+    run, whole = (ri.analyze(model, some, ("attention_rows",)) for some in (prompts, prompts[1:]))
+    report_page(run, pages / "bounds.html")
+    browser = opened("bounds.html")
+    choose(browser, "Prompt", "1")
+    # of each token of another prompt four keys are kept
+    browser.wait(f"{ATTENTION}.data[0].x.length === 4")
+    click_token(browser, 8)
+    select(browser, 1, 6)
+    assert "At least: keys that are not kept may add up to " in text_of(browser, ".looking")
+    low, high = np.array(looking(browser)).T
+    kept = given(run["attention_rows"].to_dataset().sel(prompt=1, token=8), "prompt_", 1, 6)
+    np.testing.assert_allclose(low, kept, rtol=6e-3, atol=1e-3)
+    exact = given(whole["attention_rows"].to_dataset().sel(query=8), "", 1, 6)
+    assert np.all(low <= exact * 1.01 + 1e-3) and np.all(exact <= high * 1.01 + 0.06)
+    assert np.any(high - low > 0.1)
+
+
+def test_a_token_whose_row_is_not_kept_colors_no_head_and_says_why(opened):
+    browser = opened("few.html")
+    click_token(browser, 8)
+    select(browser, 2, 4)
+    assert "The run keeps the rows of 4 tokens" in text_of(browser, ".looking")
+
+
+def test_the_numbers_that_are_drawn_are_saved_as_csv(opened, rope):
+    browser = opened("rope.html")
+    click_head(browser, "1.2")
+    click_token(browser, 9)
+    browser.run("URL.createObjectURL = (blob) => { window.kept = blob; return 'data:,' }")
+    browser.run(
+        "[...document.querySelectorAll('.explorer header button')].find((one) => "
+        "one.textContent === 'CSV').click()"
+    )
+    browser.wait("Boolean(window.kept)")
+    lines = list(csv.DictReader(browser.run("kept.text()").splitlines()))
+    assert len(lines) == len(WORDS) and {line["layer"] + line["head"] for line in lines} == {"12"}
+    own = rope["attention_rows"].sel(layer=1, head=2, query=9)
+    for key, weight in zip(own["key"].values, own["weight"].values, strict=True):
+        if key >= 0:
+            assert float(lines[key]["weight"]) == pytest.approx(weight, rel=1e-3)
+    assert lines[10]["weight"] == "", "a later token is not seen"
+
+
+def test_all_heads_of_a_deep_model_stand_in_the_map_without_lines_of_the_token_index(opened, pages):
+    report_page(large_run(prompts=1, layers=3, heads=32, tokens=200), pages / "wide.html")
+    index = large_run(prompts=1, layers=30, heads=9, tokens=200)
+    positions = index["positions"].to_dataset()
+    positions["position"][:] = np.arange(positions.sizes["token"], dtype="float32")
+    index["positions"] = xr.DataTree(positions)
+    report_page(index, pages / "deep.html")
+    for name, heads, columns in (("wide.html", 96, 32), ("deep.html", 270, 9)):
+        browser = opened(name)
+        assert len(tiles(browser)) == heads
+        widths = browser.run(
+            "(({scrollWidth, clientWidth}) => [scrollWidth, clientWidth])"
+            "(document.querySelector('.map').parentElement)"
+        )
+        assert widths[0] <= widths[1], "no head is hidden"
+        ends = browser.run(
+            "[...document.querySelectorAll('.map .tile')].map((one) => "
+            "one.getBoundingClientRect().right)"
+        )
+        assert len(set(np.round(ends))) == columns and max(ends) < 1280
+    assert browser.run("document.querySelectorAll('.map path').length") == 0
+    names = browser.run("[...document.querySelectorAll('.column')].map((one) => one.textContent)")
+    assert names == [f"H{head}" for head in range(9)]
 
 
 def test_next_tokens_are_those_of_the_run(opened, rope):
@@ -604,7 +736,8 @@ def test_the_text_of_every_kind_has_the_numbers_of_the_run(opened, pages, name, 
         for kind in {"counts tokens", "places words", "marks lines", "places in segments"}
         & {*counts}
     }
-    assert browser.run("document.querySelector('main section').id") == "position_sources"
+    sections = browser.run("[...document.querySelectorAll('main > section')].map((one) => one.id)")
+    assert sections[1] == "position_sources", "after the explorer, which fills the first screen"
     for panel, title in enumerate(shown):
         step = f"({COLORED}[{panel}].querySelector('input') || {{max: 0}})"
         for number in range(int(browser.run(f"Number({step}.max)")) + 1):
@@ -616,6 +749,7 @@ def test_the_text_of_every_kind_has_the_numbers_of_the_run(opened, pages, name, 
             assert kinds.sel(head) == title.split(": ")[0]
     choose_prompt = "document.querySelector('.position-texts > label select')"
     browser.run(f"Object.assign({choose_prompt}, {{value: 1}}).dispatchEvent(new Event('change'))")
+    browser.wait(f"{control('Prompt', EXPLORER)}.value === '1'")
     head = assert_colored(browser, 0, values.sel(prompt=1))
     browser.run(f"{COLORED}[0].querySelector('.open').click()")
     browser.wait(

@@ -33,6 +33,7 @@ MODULES = (
     "dom.js",
     "charts.js",
     "map.js",
+    "looking.js",
     "table.js",
     "tour.js",
     "stored.js",
@@ -44,6 +45,8 @@ MODULES = (
 """The modules of a page; a module follows those that it imports."""
 LONG_TABLE = 24
 """Rows above which a reader may fold a table away."""
+FIRST_FINDINGS = 3
+"""Findings that a reader need not unfold: with more the map of heads leaves the first screen."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,11 @@ def template() -> Any:
         "inline": _inline,
         "zip": zip,
     }
-    environment.globals |= {"long_table": LONG_TABLE, "long_data": LONG_DATA}
+    environment.globals |= {
+        "long_table": LONG_TABLE,
+        "long_data": LONG_DATA,
+        "first_findings": FIRST_FINDINGS,
+    }
     return environment.from_string(packaged("page.html.jinja")).module
 
 

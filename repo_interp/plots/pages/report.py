@@ -54,12 +54,12 @@ class Section:
     lively: bool
     """Whether it needs scripts."""
     explores: bool
-    """Whether this section holds the explorer, which comes first, but for those that lead."""
+    """Whether this section holds the explorer, which comes first."""
 
     @property
-    def leads(self) -> bool:
-        """Whether this section comes first."""
-        return self.interactive is not None and self.interactive.leads
+    def follows(self) -> bool:
+        """Whether this section comes next after the explorer, unfolded."""
+        return self.interactive is not None and self.interactive.follows
 
 
 def report_page(
@@ -215,7 +215,7 @@ def _page(
         )
         sections += until_failure(of_view, f"the section of {view.group!r}", failures)
     # The sort is stable, so the order of views holds within each kind.
-    sections.sort(key=lambda section: (not section.leads, not section.explores))
+    sections.sort(key=lambda section: (not section.explores, not section.follows))
     several = has_runs(run)
     found = list(until_failure(partial(findings, run), "the findings", failures))
     sides = linked_sides(run, failures) if several else []

@@ -10,9 +10,9 @@ made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import xarray as xr
@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from scipy.stats import rankdata
 
-from repo_interp.errors import one_line
+from repo_interp.errors import InputError, one_line
 from repo_interp.plots.marks import (
     BESIDE,
     FEWEST,
@@ -53,6 +53,7 @@ from repo_interp.plots.marks import (
     ordered_spans,
     over,
     over_prompts,
+    panels,
     part_ribbon,
     pick,
     prompt_tokens,
@@ -104,62 +105,73 @@ NAMED_OUTLIERS = 5
 
 
 @style()
-def position_lines(run: xr.DataTree, layer: int, head: int, prompt: int = 0) -> PaperFigure:
-    """Draw the positions of one head over one prompt (RePo fig. 8).
+def position_lines(
+    run: xr.DataTree, layer: int, head: int | Sequence[int], prompt: int = 0
+) -> PaperFigure:
+    """Draw the positions of one head or several over one prompt (RePo fig. 8).
 
     Spans are shaded, tokens are labelled, and the farthest outliers are named.
 
     Args:
         run: Tree of a run, a group per measure.
         layer: Label of the layer.
-        head: Label of the head in its layer.
+        head: Label of the head in its layer; several have a panel each, one below the other.
         prompt: Label of the prompt.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: The run has no positions, or lacks this layer, head or prompt.
+        InputError: The run has no positions, or lacks this layer, head or prompt; or no head is
+            named.
     """
     positions = positions_group(run)
-    values = pick(positions["position"], prompt=prompt, layer=layer, head=head)
+    several = isinstance(head, Sequence | np.ndarray) and not isinstance(head, str)
+    heads: list[Any] = list(cast(Any, head)) if several else [head]
+    if not heads:
+        raise InputError("no head is named; give one or more, such as 0 or [0, 1]")
+    rows = [pick(positions["position"], prompt=prompt, layer=layer, head=one) for one in heads]
     tokens = prompt_tokens(positions, prompt)
     names = _span_names(positions)
-    figure = paper_figure(PAGE_WIDTH, 2.7)
-    ax = figure.subplots()
-    draw_positions(ax, values.values[: tokens.count], layer_colour(positions, layer))
+    figure, axes = panels(len(rows), 1, 2.2, 0.5, PAGE_WIDTH)
+    parts: list[str] = []
+    for ax, values in zip(axes, rows, strict=True):
+        parts = _draw_head(ax, positions, values, tokens, names)
+        if several:
+            ax.label_outer()
+    legend_below(figure, span_handles([*tokens.top_spans, *parts], names))
+    return figure
+
+
+def _draw_head(
+    ax: Axes, positions: xr.Dataset, row: xr.DataArray, tokens: PromptTokens, names: list[str]
+) -> list[str]:
+    """Draw the positions of one head; the parts of spans that have a ribbon."""
+    layer, values = int(row["layer"]), row.values[: tokens.count]
+    draw_positions(ax, values, layer_colour(positions, layer))
     shade_spans(ax, tokens.top_spans, names)
     parts = part_ribbon(ax, tokens.spans, names)
     inks = {name: darker(colour, 0.62) for name, colour in span_colours(names).items()}
     owned = {token: inks[name] for name, members in tokens.top_spans.items() for token in members}
-    label_tokens(
-        ax,
-        tokens,
-        _by_worth(values.values[: tokens.count], tokens),
-        LABELS,
-        lambda token: owned.get(token, "#333333"),
-    )
-    _name_outliers(ax, values.values[: tokens.count], tokens)
+    worth = _by_worth(values, tokens)
+    label_tokens(ax, tokens, worth, LABELS, lambda token: owned.get(token, "#333333"))
+    _name_outliers(ax, values, tokens)
     ax.set_ylabel(unit_label("position z", positions["position"]))
+    of_layer = positions["position"].sel(prompt=tokens.prompt, layer=layer)
     # NaN equals nothing, so a layer without positions counts no head alike, not even this one.
-    same = (
-        (positions["position"].sel(prompt=prompt, layer=layer) == values)
-        .isel(token=slice(tokens.count))
-        .all("token")
-    )
+    same = (of_layer == row).isel(token=slice(tokens.count)).all("token")
     heads = (
-        f"head {head}"
+        f"head {int(row['head'])}"
         if int(same.sum()) < 2
         else f"heads {', '.join(map(str, same['head'].values[same.values]))} alike"
     )
-    handles = span_handles([*tokens.top_spans, *parts], names)
     title = (
-        f"Layer {layer}, {heads} ({layer_scheme(positions, layer)}), prompt {prompt}, "
+        f"Layer {layer}, {heads} ({layer_scheme(positions, layer)}), prompt {tokens.prompt}, "
         f"{tokens.count:,} tokens"
     )
+    handles = span_handles([*tokens.top_spans, *parts], names)
     ax.set_title("; ".join(filter(None, (title, lone_entry(handles, "shaded")))))
-    legend_below(figure, handles)
-    return figure
+    return parts
 
 
 def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:

@@ -1,4 +1,4 @@
-"""One head of one prompt: its pattern, and one of its logits in parts.
+"""One head of one prompt: its pattern, beside those of its layer, and one of its logits in parts.
 
     logit(i, j) = sum_r pair_r + soft cap + bias                                  exact
                 = level + distance(i - j) + query(i) + key(j) + remainder         a fit
@@ -62,8 +62,10 @@ _TEXTS = {
 
 
 @torch.no_grad()
-def attention_pattern(bridge: nn.Module, prompt: Prompts, layer: int, head: int) -> xr.DataArray:
-    """Return the attention pattern of one head over one prompt.
+def attention_pattern(
+    bridge: nn.Module, prompt: Prompts, layer: int, head: int | None = None
+) -> xr.DataArray:
+    """Return the attention pattern of one head, or of all heads of a layer, over one prompt.
 
     For `ri.plots.attention_pattern`.
 
@@ -71,28 +73,37 @@ def attention_pattern(bridge: nn.Module, prompt: Prompts, layer: int, head: int)
         bridge: Bridge or Hugging Face model.
         prompt: One prompt of up to 512 tokens, in any form that `as_prompts` takes.
         layer: Index of the layer.
-        head: Index of the head.
+        head: Index of the head; None: all heads.
 
     Returns:
-        Weights [query, key]; NaN where a query does not see a key.
+        Weights [query, key], or [head, query, key] of all heads; NaN where a query does not see a
+        key.
 
     Raises:
         InputError: The prompt is longer, there are several, or the model lacks the layer or the
             head.
     """
-    inputs, labels = _capture_head(as_decoder(bridge), prompt, layer, head, WHOLE_PATTERN)
+    inputs, labels = _capture(as_decoder(bridge), prompt, layer, head, WHOLE_PATTERN)
     rows = torch.arange(inputs.queries.shape[2], device=inputs.queries.device)
     seen = inputs.visible(rows)[0]
-    weights = inputs.pattern(rows)[0, 0].masked_fill(~seen, torch.nan)
+    # [head, query, key]: the mask is the same for all heads
+    weights = inputs.pattern(rows)[0].masked_fill(~seen, torch.nan)
     text = labels.pop("text")
     named = xr.DataArray(
         weights.cpu().numpy(),
-        {"query": rows.cpu().numpy(), "key": rows.cpu().numpy(), "text": ("key", text)},
-        ("query", "key"),
+        {
+            "head": np.arange(len(weights)),
+            "query": rows.cpu().numpy(),
+            "key": rows.cpu().numpy(),
+            "text": ("key", text),
+        },
+        ("head", "query", "key"),
         "pattern",
-        labels,
     )
-    return described(named, f"attention of layer {layer}, head {head}", "1").assign_attrs(labels)
+    if head is not None:
+        named = named.isel(head=0, drop=True)
+    which = "" if head is None else f", head {head}"
+    return described(named, f"attention of layer {layer}{which}", "1").assign_attrs(labels)
 
 
 @torch.no_grad()
@@ -121,7 +132,9 @@ def explain_logit(
         InputError: The query does not see the key, there are several prompts, or a token, the layer
             or the head does not exist.
     """
-    inputs, labels = _capture_head(as_decoder(bridge), prompt, layer, head)
+    # None would be all heads
+    head = checked(head, CountOrNone, "head")
+    inputs, labels = _capture(as_decoder(bridge), prompt, layer, head)
     length, here = inputs.queries.shape[2], inputs.queries.device
     for name, token in (("query", query), ("key", key)):
         if checked(token, CountOrNone, name) >= length:
@@ -187,10 +200,10 @@ def explain_logit(
     return parts.assign_attrs(labels | named)
 
 
-def _capture_head(
-    decoder: Decoder, prompt: Prompts, layer: int, head: int, most: int | None = None
+def _capture(
+    decoder: Decoder, prompt: Prompts, layer: int, head: int | None, most: int | None = None
 ) -> tuple[AttentionInputs, dict[str, Any]]:
-    """Return float64 inputs of one head on the only prompt, and attributes for a reader."""
+    """Return inputs of a head, or of all, on the only prompt, and attributes for a reader."""
     given = indexed_prompts(prompt, decoder.tokenizer)
     if len(given) != 1:
         raise InputError(f"one prompt was wanted; got {len(given)}")
@@ -201,17 +214,19 @@ def _capture_head(
             'measures=("attention_rows",), which keeps the strongest keys of every row'
         )
     (attention,) = decoder.attentions([checked(layer, CountOrNone, "layer")])
-    if checked(head, CountOrNone, "head") >= attention.heads:
+    if head is not None and checked(head, CountOrNone, "head") >= attention.heads:
         raise InputError(f"head {head} was asked for; the model's are 0 to {attention.heads - 1}")
     ids, valid = tokens(given, decoder.module)
     found: list[AttentionInputs] = []
     capture(decoder, ids, valid, torch.arange(1), found.append, [layer])
-    return select_heads(found[0], [head]), {
+    labels = {
         "layer": layer,
-        "head": head,
         "scheme": found[0].scheme,
         "text": list(texts_of(given[0], decoder.tokenizer)),
     }
+    if head is None:
+        return found[0], labels
+    return select_heads(found[0], [head]), labels | {"head": head}
 
 
 def _pairs(

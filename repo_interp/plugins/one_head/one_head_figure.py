@@ -5,13 +5,16 @@ They come from `ri.attention_pattern` and `ri.explain_logit`.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
+from matplotlib.image import AxesImage
 
 from repo_interp.errors import InputError, quoted
-from repo_interp.plots.marks import colour_bar, draw_cells, note, number, token_label
+from repo_interp.plots.marks import colour_bar, draw_cells, note, number, panels, token_label
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
 PAIRS = 8
@@ -22,47 +25,73 @@ axis.
 """
 NAMED = 32
 """Tokens up to which the axes of a pattern name them by their texts."""
+_ONE, _ALL = ("query", "key"), ("head", "query", "key")
 _PART, _REST, _WHOLE, _STILL = "#0072B2", "#B9B9B9", "#333333", "#D55E00"
 
 
 @style()
 def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
-    """Draw the attention pattern of one head.
+    """Draw the attention pattern of one head, or of all heads of a layer.
 
-    Colours follow the square root of the attention, so that weak attention is visible.
+    Colors follow the square root of the attention, so that weak attention is visible.
 
     Args:
-        pattern: Attention [query, key], from `ri.attention_pattern`.
+        pattern: Attention [query, key] or [head, query, key], from `ri.attention_pattern`.
 
     Returns:
-        The figure.
+        The figure: one panel, or one for every head.
 
     Raises:
         InputError: `pattern` is not such an array.
     """
-    if not isinstance(pattern, xr.DataArray) or pattern.dims != ("query", "key"):
+    if not isinstance(pattern, xr.DataArray) or pattern.dims not in (_ONE, _ALL):
         raise InputError(
-            f"a pattern is what ri.attention_pattern returns, [query, key]; got {quoted(pattern)}"
+            "a pattern is what ri.attention_pattern returns, [query, key] or [head, query, key]; "
+            f"got {quoted(pattern)}"
         )
-    figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.9)
-    ax = figure.subplots()
-    text = (
-        [token_label(str(token)) for token in pattern["text"].values]
-        if "text" in pattern.coords
-        else []
-    )
-    named = any(text) and len(text) <= NAMED
+    layer = f"Layer {pattern.attrs.get('layer')}"
+    if pattern.dims == _ONE:
+        figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.9)
+        axes = [figure.subplots()]
+        image = _draw_pattern(axes[0], pattern, most=8)
+        _name_tokens(axes[0], pattern)
+        axes[0].set_title(f"{layer}, head {pattern.attrs.get('head')}")
+    else:
+        count = pattern.sizes["head"]
+        columns = math.ceil(math.sqrt(2 * count)) if count > 3 else count
+        side = PAGE_WIDTH / (columns + 0.6)
+        figure, axes = panels(count, columns, side, 0.5, PAGE_WIDTH, sharex=True, sharey=True)
+        images = [
+            _draw_pattern(ax, pattern.sel(head=head), most=4)
+            for ax, head in zip(axes, pattern["head"].values, strict=True)
+        ]
+        for ax, head in zip(axes, pattern["head"].values, strict=True):
+            ax.label_outer()
+            ax.set_title(f"head {head}")
+        figure.suptitle(layer)
+        # All have one scale
+        image = images[0]
+    colour_bar(figure, image, axes, "attention", ticks=(0, 0.01, 0.1, 0.25, 0.5, 1), fraction=0.046)
+    return figure
+
+
+def _draw_pattern(ax: Axes, pattern: xr.DataArray, most: int) -> AxesImage:
     look = {"cmap": "viridis", "norm": PowerNorm(0.5, 0, 1), "gid": "pattern"}
-    image = draw_cells(ax, pattern, look, most=8)
+    image = draw_cells(ax, pattern, look, most=most)
     ax.set_aspect("equal")
-    if named:
+    ax.set(xlabel="key", ylabel="query")
+    return image
+
+
+def _name_tokens(ax: Axes, pattern: xr.DataArray) -> None:
+    """Name the tokens of both axes by their texts, where these are few."""
+    if "text" not in pattern.coords:
+        return
+    text = [token_label(str(token)) for token in pattern["text"].values]
+    if any(text) and len(text) <= NAMED:
         ax.set_xticks(range(len(text)), text, rotation=90)
         ax.set_yticks(range(len(text)), text)
         ax.tick_params(labelsize=4.5 if len(text) > NAMED // 2 else None)
-    ax.set(xlabel="key", ylabel="query")
-    ax.set_title(f"Layer {pattern.attrs.get('layer')}, head {pattern.attrs.get('head')}")
-    colour_bar(figure, image, ax, "attention", ticks=(0, 0.01, 0.1, 0.25, 0.5, 1), fraction=0.046)
-    return figure
 
 
 @style()

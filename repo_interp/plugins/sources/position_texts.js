@@ -54,6 +54,14 @@ window.reportSections.position_sources = function (section, data, page) {
     const { prompts: counts, numbers } = page.source.open();
     const prompts = el("select", { onchange: () => panels.forEach(({ draw }) => draw()) }, ...counts.map((count, place) => option(place, numbers[place] + " (" + count + " tokens)")));
     const panels = data.kinds.map((kind) => panel(kind, page.source, prompts)), root = section.querySelector(".position-texts");
+    // Of two prompts that can be chosen on one page, one follows the other
+    page.events.addEventListener("chosen", () => {
+      const place = numbers.indexOf(page.chosen().prompt);
+      if (place < 0 || String(place) === prompts.value) return;
+      prompts.value = place;
+      panels.forEach(({ draw }) => draw());
+    });
+    prompts.addEventListener("change", () => page.follow({ prompt: numbers[prompts.value] }));
     root.replaceChildren(...(counts.length > 1 ? [field("Prompt", prompts)] : []), el("div", { className: "panels" }, ...panels.map(({ card }) => card)),
       el("p", { className: "hint", textContent: "Color: the " + (Object.keys(data.gates).length ? "position (CoPE: the mean gate)" : "position") + " of a token, none at the head's median; the numbers below a text are the ends of its colors. Point at a token for its number." }));
     panels.forEach(({ draw }) => draw());

@@ -106,5 +106,5 @@ def kinds_of_heads(
 
 _FILES = files("repo_interp.plugins.sources")
 TEXTS = Interactive(
-    _FILES / "position_texts.html", _FILES / "position_texts.js", kinds_of_heads, leads=True
+    _FILES / "position_texts.html", _FILES / "position_texts.js", kinds_of_heads, follows=True
 )

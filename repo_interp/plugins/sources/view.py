@@ -340,9 +340,8 @@ VIEW = View(
     "What positions read",
     "Shares of a head's position variance that token index, segment, token and previous "
     "token explain on stretches of text that were not "
-    "fitted to, each beyond those before it; what is left is context. Nothing is measured of "
-    "texts in which no token occurs again, nor of "
-    "layers without positions or gates.",
+    "fitted to, each beyond those before it; what is left is context. Layers without positions "
+    "or gates have none, nor do texts in which every token is another one.",
     _charts,
     tables=lambda run: (source_table(run),),
     findings=_findings,

@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+import torch
 from families import tiny
 from forked import Forked
 from hooks import hooks_of
@@ -160,6 +161,46 @@ def test_rows_and_next_tokens_are_those_of_analyze(bridge, prompt):
     assert_allclose(seen["span_mass"].sel(span="selection")[0], seen["weight"][0, 3:6].sum())
     expected = run["predictions"]["next_text"].sel(token=20)
     assert_array_equal(seen["next_text"][:8], expected)
+
+
+def test_attention_to_a_selection_is_that_of_transformers():
+    stock = tiny("llama").double()
+    stock.set_attn_implementation("eager")
+    patterns = stock(torch.tensor([TOKENS]), output_attentions=True).attentions
+    prompt = ri.tasks.Prompt(tuple(TOKENS), {}, generated=(9, 10, 20))
+    session = Session(ri.reposition(stock, "rope"), prompt)
+    rows = torch.stack([pattern[0] for pattern in patterns])  # [layer, head, query, key]
+    for token in (0, 4, 23):
+        expected = rows[:, :, token, 3:8].sum(-1).detach()
+        assert_allclose(session.attention_to((7, 3), token), expected, rtol=1e-6, atol=1e-12)
+    expected = rows[:, :, [8, 9, 19], 3:8].sum(-1).mean(-1).detach()
+    assert_allclose(session.attention_to((3, 7)), expected, rtol=1e-6)
+    assert_allclose(session.attention_to((0, 23)), 1.0, rtol=1e-6)
+    with refused("token 24"):
+        session.attention_to((3, 24), 4)
+    with refused("token 24"):
+        session.attention_to((3, 4), 24)
+
+
+def test_attention_to_a_selection_changes_with_edits_and_is_kept(bridge, prompt, attended):
+    session = Session(bridge, prompt, [edit("linearised")])
+    clean, changed = (session.attention_to((12, 14), 20, edited) for edited in (False, True))
+    before = clean.sel(layer=slice(0, 1)), changed.sel(layer=slice(0, 1))
+    assert_array_equal(*before)  # an edit leaves earlier layers as they are
+    pattern = ri.attention_pattern(bridge, prompt, 2, 1).sel(query=20, key=slice(12, 14))
+    assert float(clean.sel(layer=2, head=1)) == pytest.approx(float(pattern.sum()), abs=1e-6)
+    seen = session.changed([(2, 1)], 20, selection=(12, 14))["span_mass"].sel(span="selection")
+    assert_allclose(seen[:, 0], [one.sel(layer=2, head=1) for one in (clean, changed)], atol=1e-6)
+    assert abs(float(seen[0, 0] - seen[1, 0])) > 0.1
+    attended.clear()
+    session.attention_to((1, 2), 20, edited=True)  # of the same row
+    assert attended == []
+
+
+def test_the_rest_of_a_prompt_has_no_selected_token(grouped):
+    seen = Session(grouped, TOKENS).look([(1, 0)], 20, selection=(5, 9))
+    assert seen["span"].values.tolist() == ["selection", "rest"]
+    assert_allclose(seen["span_mass"].sum("span"), 1.0, rtol=1e-5)
 
 
 @pytest.fixture
@@ -315,7 +356,7 @@ VALUES = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=8)
-    | st.sampled_from(["view", "frozen", "linear", "stopped"]),
+    | st.sampled_from(["view", "frozen", "linear", "stopped", "token", "answer"]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=6),
     max_leaves=12,
 )

@@ -10,6 +10,7 @@ from drawn import artist, artists, starting, texts
 from families import tiny
 from matplotlib.colors import to_hex
 from numpy.testing import assert_allclose
+from refusals import refused
 from run_fixture import SPANS, large_run
 
 import repo_interp as ri
@@ -59,6 +60,18 @@ def test_a_caption_is_no_name_of_a_file_and_a_legend_has_two_entries_at_least(me
         assert one.caption.strip(".").lower() != words and " " in one.caption, one.name
         legends = [*one.figure.legends, *filter(None, (ax.get_legend() for ax in one.figure.axes))]
         assert all(len(legend.get_texts()) > 1 for legend in legends), one.name
+
+
+def test_position_lines_of_several_heads_have_a_panel_each(small):
+    figure = position_lines(small, layer=5, head=[0, 2], prompt=1)
+    for ax, head in zip(figure.axes, (0, 2), strict=True):
+        (line,) = starting(ax, "positions")
+        position = small["positions"]["position"].sel(prompt=1, layer=5, head=head)
+        assert_allclose(line.get_ydata(), position.values[:96])
+        assert ax.get_title(loc="left") == f"Layer 5, head {head} (RePo), prompt 1, 96 tokens"
+    for heads, said in (([], "no head is named"), ([0, 9], "no head 9"), ("x", "no head 'x'")):
+        with refused(said):
+            position_lines(small, 5, heads)
 
 
 def test_position_lines_shade_exactly_the_spans(small):

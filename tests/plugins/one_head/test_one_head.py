@@ -81,6 +81,24 @@ def test_a_pattern_is_the_models_and_nan_where_a_key_is_not_seen(bridge):
     assert_allclose(np.nan_to_num(pattern.values), models, atol=1e-5)
     assert np.isnan(pattern.values[np.triu_indices(24, 1)]).all()
     assert pattern.dims == ("query", "key")
+    of_layer = ri.attention_pattern(bridge, PROMPT, 1)
+    assert of_layer.dims == ("head", "query", "key") and "head" not in of_layer.attrs
+    assert_allclose(np.nan_to_num(of_layer.values), seen(bridge, "hook_pattern"), atol=1e-5)
+    np.testing.assert_array_equal(of_layer.sel(head=2), pattern)
+
+
+def test_all_heads_of_a_layer_are_those_of_transformers_with_a_panel_each():
+    stock = tiny("llama")
+    stock.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = stock(TOKENS, output_attentions=True).attentions[2][0]
+    patterns = ri.attention_pattern(ri.reposition(stock, "rope"), PROMPT, 2)
+    assert_allclose(np.nan_to_num(patterns.values), expected, atol=1e-6)
+    figure = ri.plots.attention_pattern(patterns)
+    drawn = [artist(ax, "pattern").get_array() for ax in figure.axes[: len(expected)]]
+    np.testing.assert_array_equal(np.ma.filled(drawn, np.nan), patterns)
+    titles = [ax.get_title(loc="left") for ax in figure.axes[: len(expected)]]
+    assert titles == [f"head {head}" for head in range(len(expected))]
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -120,6 +138,7 @@ def test_the_figures_show_every_part_and_every_weight():
         ((PROMPT, 0, 0, 24, 3), "query 24 was asked for"),
         ((PROMPT, 0, 0, 3, 5), "token 3 does not see token 5"),
         ((PROMPT, 0, 0, 20, 5), "no more than 7 earlier"),
+        ((PROMPT, 0, None, 3, 2), "head is None; wanted a whole number"),
         ((PROMPT, 0, 0, -1, 0), "query is -1; wanted a whole number"),
         ((PROMPT * 22, 0, 0), "the prompt has 528 tokens, and patterns are made of up to 512"),
         (([PROMPT, PROMPT], 0, 0), "one prompt was wanted; got 2"),

@@ -6,6 +6,7 @@
 // The state is in the address after #, so that a page that is opened again shows the same.
 import { HEADS, attention, byState, curve, distances, draggable, overview, positions, save, seen, shadedSpans } from "./charts.js";
 import { button, el, field, holds, nameOf, number, option, percent, readable, same, visible } from "./dom.js";
+import { LOOKING, lookingLine, lookingMap } from "./looking.js";
 import { MAP, headMap } from "./map.js";
 import { headTable } from "./table.js";
 import { tour } from "./tour.js";
@@ -38,7 +39,7 @@ const FORM = {
   },
 };
 const RANGES = { own: "each head its own", global: "the same for all", focused: "without what lies far outside" };
-const EMPTY = { prompt: 0, text: null, heads: [], token: null, selection: null, answer: [], edits: [], heat: "clean", range: "own", view: null, sink: false, against: null, ...MAP };
+const EMPTY = { prompt: 0, text: null, heads: [], token: null, selection: null, looking: "token", answer: [], edits: [], heat: "clean", range: "own", view: null, sink: false, against: null, ...MAP };
 
 // `addressed`: whether the state is in the address; `first`: what is chosen when it opens; `compare` shows what stands at the side. Returns
 // how others change the state, and `events`: "drawn" after each drawing, "chosen" where `chosen()` is new.
@@ -47,12 +48,12 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
   let turn = 0, begun = 0, opening = 0; // views and prompts that were asked for, and prompts whose answer has not come
   const events = new EventTarget();
   let past = [], future = [], stop = null, asking = 0;
-  const part = {}, needs = [];
+  const part = {};
 
   // ---- the frame ------------------------------------------------------------------------------------------------------
 
   function frame() {
-    const live = (control) => { needs.push(control); return control; }; // what a source without a model does not answer
+    const live = (control) => (source.how ? null : control); // what a source without a model does not answer
     const plot = (name, properties = {}) => (part[name] = el("div", { className: "plot", ...properties }));
     const saved = (name) => el("span", { className: "saves" }, ...["svg", "png"].map((format) => button(format.toUpperCase(), () => save(part[name], format, name), { className: "small", "aria-label": "Save " + name + " as " + format.toUpperCase() })));
     const section = (title, ...children) => el("section", { "aria-label": title }, el("h2", { textContent: title }), ...children);
@@ -74,6 +75,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.strip = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     for (const [name, value] of Object.entries({ class: "overview", preserveAspectRatio: "none", role: "img", "aria-label": "The whole prompt; drag the frame to move the view" })) part.strip.setAttribute(name, value);
     part.seen = el("p", { className: "hint" });
+    part.looking = el("p", { className: "looking", "aria-live": "polite", hidden: true });
     part.looks = el("p", { className: "said looks", "aria-live": "polite" });
     part.heads = el("div", {});
     part.atlas = el("details", { hidden: true });
@@ -99,27 +101,25 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.goes = el("input", { type: "checkbox", checked: true });
     part.told = el("output", { className: "hint", "aria-live": "polite" });
     part.how = el("p", { className: "hint", textContent: source.how || "", hidden: !source.how });
+    part.texts = el("details", {}, el("summary", { textContent: "Your own text" }), part.own, part.read);
     part.python = el("pre", { tabIndex: 0, hidden: true });
     root.replaceChildren(
-      el("header", {}, part.title, part.busy, tour(root, Boolean(source.how)), part.banner, part.refused, el("div", { className: "controls" },
-        field("Prompt", part.prompts), (part.compared = field("Compare with", part.against)), live(button("Copy as Python", python)), live(button("CSV", () => file("csv"))), live(button("netCDF", () => file("netcdf"))), part.told),
-        el("details", {}, el("summary", { textContent: "Your own text" }), live(part.own), live(part.read)), part.python),
+      el("header", {}, part.title, part.banner, part.refused, el("div", { className: "controls" },
+        field("Prompt", part.prompts), (part.compared = field("Compare with", part.against)), live(button("Copy as Python", python)), button("CSV", () => file("csv")), live(button("netCDF", () => file("netcdf"))), tour(root, Boolean(source.how)), live(part.texts), part.told, part.busy), part.python),
       el("div", { className: "columns" },
         el("div", {},
-          section("Heads", part.heads, el("div", { className: "controls" }, part.add), part.atlas),
-          section("Edits", part.how, part.suggestions, el("div", { className: "controls" }, live(part.suggest)),
-            el("div", { className: "controls", hidden: Boolean(source.how) }, field("Give", part.where), field("for", part.which), field("", part.kind), part.valued, part.edit, part.undo, part.redo), part.edits),
+          section("Heads", part.looking, part.heads, el("div", { className: "controls" }, part.add), part.atlas),
+          section("Edits", part.how, part.suggestions, live(el("div", { className: "controls" }, part.suggest)),
+            live(el("div", { className: "controls" }, field("Give", part.where), field("for", part.which), field("", part.kind), part.valued, part.edit, part.undo, part.redo)), part.edits),
           section("Answer", part.answered, el("div", { className: "controls" }, button("The selected tokens are the answer", () => update({ answer: range(state.selection) })), button("The prompt's answer", () => update({ answer: [] }))), plot("answer"), saved("answer")),
           section("Next tokens", part.next)),
         el("div", {},
-          section("Prompt", el("div", { className: "controls" }, field("Find", part.find), field("Token", part.token), field("Shade by attention", live(part.heat)), field("Without token 0", part.sink), part.found), part.spans, part.text, part.said, part.looks, part.mass),
+          section("Prompt", el("div", { className: "controls" }, field("Find", part.find), field("Token", part.token), live(field("Shade by attention", part.heat)), field("Without token 0", part.sink), part.found), part.spans, part.text, part.said, part.looks, part.mass),
           section("Continuation", el("div", { className: "controls" }, button("Continue", go), button("Stop", () => stop && stop.abort()), el("label", {}, part.goes, " after every change")), part.clean, part.changed),
           section("Positions", el("div", { className: "controls" }, field("Vertical range", part.range), button("Whole prompt", () => arrange({ view: null }))),
             el("p", { className: "hint", textContent: (source.how ? "Click a point to choose its token, drag to zoom. " : "Drag a point to give its token another position. ") + "With the chart focused: ← → choose the token" + (source.how ? "." : ", ↑ ↓ move it.") }), part.strip, plot("positions", { tabIndex: 0, role: "application", "aria-label": "Positions of the chosen heads", onkeydown: keys }), part.seen, saved("positions")),
           section("Attention of the chosen token", plot("attention"), saved("attention")),
           section("Logits by distance", plot("logits"), saved("logits")))));
-    for (const control of source.how ? needs : []) Object.assign(control, { disabled: true, title: source.how });
-    if (source.how) part.told.textContent = "Grey: needs the model. " + source.how.replace(/^.*?: /, "");
     for (const name of source.how ? ["Answer", "Continuation"] : []) root.querySelector('section[aria-label="' + name + '"]').hidden = true;
     if (!source.how) draggable(part.positions, () => view && view.numbers, move);
     const moved = (event) => {
@@ -134,8 +134,8 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
   // ---- the state and its requests -------------------------------------------------------------------------------------
 
   function message(ask, further = {}) {
-    const { prompt, text, heads, token, selection, answer, edits } = state;
-    return { ask, prompt, text, heads, token: token ?? 0, selection, answer, edits, ...further };
+    const { prompt, text, heads, token, selection, looking, answer, edits } = state;
+    return { ask, prompt, text, heads, token: token ?? 0, selection, looking, answer, edits, ...further };
   }
 
   // The answer; null where a newer message took its place, or the source is gone; false where it was refused, which is shown.
@@ -258,7 +258,8 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     state.token = state.token !== null && sound([state.token]) ? state.token : prompt.token;
     if (state.selection && !sound(state.selection)) state.selection = null;
     if (state.selection === null && state.view && !(state.view[0] < state.view[1])) state.view = null;
-    if (!mapsOf(prompt.heads).some((map) => map.title === state.score)) state.score = prompt.score;
+    if (!["token", "answer"].includes(state.looking) || !prompt.answer.length) state.looking = "token";
+    if (!(state.score === LOOKING && state.selection) && !mapsOf(prompt.heads).some((map) => map.title === state.score)) state.score = prompt.score;
     shown = state;
     past = [];
     future = [];
@@ -416,11 +417,19 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
   const mapsOf = ({ maps, scores }) => maps || Object.entries(scores).map(([title, map]) => ({ ...map, title, mean: view && view.heads ? "under the edits" : "", layers: model.layers, heads: model.heads }));
 
   function drawMap() {
-    const heads = (view && view.heads) || prompt.heads;
-    part.map({ ...heads, maps: mapsOf(heads) }, state, state.heads, HEADS);
+    const heads = (view && view.heads) || prompt.heads, looking = view && state.selection ? lookingMap(view.looking, model) : null;
+    part.map({ ...heads, maps: [...(looking ? [looking] : []), ...mapsOf(heads)] }, state, state.heads, HEADS);
+    part.line(state, prompt, view, looking);
     part.add.disabled = state.heads.length >= MOST_SHOWN || !next();
     part.add.title = !part.add.disabled ? "" : state.heads.length >= MOST_SHOWN ? "At most " + MOST_SHOWN + " heads are shown" : "All heads are shown";
     if (part.rows) part.rows(state.heads);
+  }
+
+  // Select tokens, or none, and color the heads by their attention to them; where the chosen token stands before them, by the answer's.
+  function select(selection, changes = {}) {
+    const token = changes.token ?? state.token, answer = state.answer.length ? state.answer : prompt.answer;
+    const looking = selection && token < selection[0] && answer[answer.length - 1] > selection[0] ? "answer" : state.looking;
+    return update({ ...changes, selection, looking, score: selection ? LOOKING : state.score === LOOKING ? prompt.score : state.score });
   }
 
   // The best-ranked head that is not shown.
@@ -524,7 +533,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     const at = part.tokens.get(state.token).offsetTop - part.text.scrollTop;
     if (at < 0 || at > part.text.clientHeight - 24) part.text.scrollTop += at - part.text.clientHeight / 2;
     const places = Object.values(byState(view.numbers.position)).pop().map((values) => values[state.token]);
-    part.said.textContent = "Token " + state.token + (prompt.texts === false ? "" : " (" + visible(prompt.tokens[state.token]) + ")") + " in " + (spansOf(state.token).join(", ") || "no span") + (model.bare ? "" : "; position " + places.map((value, shown) => number(value, 5) + " (" + nameOf(state.heads[shown]) + ")").join(", ")) + ". Click a token; drag over tokens to select them.";
+    part.said.textContent = "Token " + state.token + (prompt.texts === false ? "" : " (" + visible(prompt.tokens[state.token]) + ")") + " in " + (spansOf(state.token).join(", ") || "no span") + (model.bare ? "" : "; position " + places.map((value, shown) => number(value, 5) + " (" + nameOf(state.heads[shown]) + ")").join(", ")) + ". Click a token; drag over tokens to see which heads look at them.";
     drawLooks(rows.changed ? rows.changed[0] : rows.clean[0]);
     if (!view.numbers.span_mass) return;
     const spans = view.numbers.span.values, mass = byState(view.numbers.span_mass);
@@ -535,7 +544,9 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
 
   function drawNext() {
     if (!view.numbers.probability) {
-      part.next.replaceChildren(el("p", { className: "hint", textContent: view.unexpected }));
+      const instead = view.instead, place = instead && model.numbers.indexOf(instead.prompt), elsewhere = instead && place !== state.prompt;
+      const show = () => follow({ prompt: instead.prompt, token: instead.token });
+      part.next.replaceChildren(el("p", { className: "hint", textContent: view.unexpected + " " }, place >= 0 && instead ? button(elsewhere ? "Show prompt " + instead.prompt : "Choose token " + instead.token, show) : null));
       return;
     }
     const texts = view.numbers.next_text ? byState(view.numbers.next_text) : byState(view.numbers.next_token), shares = byState(view.numbers.probability);
@@ -647,12 +658,13 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     if (goal !== null && !event.ctrlKey && !event.metaKey) {
       event.preventDefault();
       const anchor = event.shiftKey ? (state.anchor ?? state.token) : null;
-      update({ token: goal, anchor: anchor ?? undefined, selection: anchor === null ? state.selection : [Math.min(anchor, goal), Math.max(anchor, goal)] });
+      if (anchor === null) update({ token: goal, anchor: undefined });
+      else select([Math.min(anchor, goal), Math.max(anchor, goal)], { token: goal, anchor });
     } else if (up && event.currentTarget === part.positions) {
       event.preventDefault();
       const rows = byState(view.numbers.position), value = (rows.changed || rows.clean)[0][state.token];
       if (value !== null) move(0, state.token, value + up * (event.shiftKey ? 0.1 : 1));
-    } else if (event.key === "Escape") update({ selection: null });
+    } else if (event.key === "Escape") select(null);
   }
 
   function pointers() {
@@ -665,9 +677,9 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.text.addEventListener("pointerup", (event) => {
       const last = tokenAt(event);
       if (first === null || last === null) return;
-      if (event.shiftKey) update({ selection: [Math.min(state.token, last), Math.max(state.token, last)] });
+      if (event.shiftKey) select([Math.min(state.token, last), Math.max(state.token, last)]);
       else if (first === last) update({ token: last });
-      else update({ selection: [Math.min(first, last), Math.max(first, last)] });
+      else select([Math.min(first, last), Math.max(first, last)]);
       first = null;
     });
     root.addEventListener("keydown", (event) => {
@@ -715,11 +727,11 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     model = { heads: Array.from({ length: Math.max(...opened.layers.map((layer) => layer.heads)) }, (_, head) => head), ...opened };
     part.heads.replaceChildren();
     const ofMap = (changes) => arrange(changes, drawMap);
+    part.line = lookingLine(part.looking, { from: (looking) => update({ looking, score: LOOKING }), open: (pair) => choose(pair), clear: () => select(null) });
     part.map = headMap(part.heads, { layers: model.layers, heads: model.heads, open: choose, changed: ofMap });
     root.querySelector('section[aria-label="Positions"]').hidden = Boolean(model.bare);
     part.title.textContent = source.how ? "" : "Explorer: " + (model.checkpoint || "a model");
-    part.own.disabled = part.read.disabled = !model.reads_text;
-    if (!model.reads_text && !source.how) part.read.title = part.own.placeholder = "This checkpoint has no tokenizer, so it reads no text.";
+    part.texts.hidden = !model.reads_text;
     part.compared.hidden = !compare;
     if (compare) part.against.replaceChildren(option("", "nothing"), ...model.models.map((name, place) => option(place, place ? name : "another prompt")));
     drawAtlas();

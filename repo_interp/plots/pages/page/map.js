@@ -3,7 +3,7 @@
 import { button, el, field, ink, nameOf, number, option, same } from "./dom.js";
 
 const BINS = 60; // columns of an outline of a long prompt
-const MISSING = "#d9d9d9";
+export const MISSING = "#d9d9d9";
 export const MAP = { score: "", of: "mean", order: "layers", scheme: "", from: null, to: null, least: null };
 
 // How much heads differ in a map: of its scale, what lies between the 10th and the 90th percentile.
@@ -41,6 +41,8 @@ function kindsOf(map) {
     return entry;
   });
 }
+
+const COLUMNED = 12; // layers or heads from which tiles without outlines have no text, and columns a head above them
 
 // The outline of `values` as an SVG path in a box of 100 x 40: every token, or the smallest and largest of each column.
 function outlined(values) {
@@ -81,8 +83,10 @@ export function headMap(place, { layers, heads, open, changed }) {
   part.hint = el("p", { className: "hint" });
   scheme.hidden = names.length < 2;
   const order = field("Order", choice("order", ["layers", "by layer"], ["largest", "largest first"], ["smallest", "smallest first"]));
-  const filters = el("details", {}, el("summary", { textContent: "Order and filters" }), el("div", { className: "controls" }, order, scheme, span, field("At least", limit("least", "any")), part.counted));
-  place.append(el("div", { className: "controls" }, field("Color by", choice("score")), of, part.scale, part.kinds, field("Show several heads", part.several)), filters, el("div", { className: "scroll" }, part.grid), part.hint);
+  const filters = el("details", {}, el("summary", { textContent: "Order and filters" }), el("div", { className: "controls" }, order, scheme, span, field("At least", limit("least", "any")), field("Show several heads", part.several), part.counted));
+  const score = field("Color by", choice("score"));
+  score.className = "score";
+  place.append(el("div", { className: "controls" }, score, of, part.scale, part.kinds, filters), el("div", { className: "scroll" }, part.grid), part.hint);
   for (const name of ["from", "to"]) Object.assign(part[name], { min: Math.min(...numbers), max: Math.max(...numbers) });
 
   for (const layer of layers) for (const head of heads.filter((one) => layer.heads === undefined || heads.indexOf(one) < layer.heads)) {
@@ -126,13 +130,14 @@ export function headMap(place, { layers, heads, open, changed }) {
       const values = outlines[layers.indexOf(one.layer)][heads.indexOf(one.head)];
       if (values !== one.values && !same(values, one.values)) { // an edit leaves the layers before it as they are
         one.values = values;
-        one.outline = values && outlined(values);
-        one.tile.querySelector("svg").innerHTML = one.outline ? '<path d="' + one.outline.line + '" vector-effect="non-scaling-stroke"/>' : '<text x="50" y="24" text-anchor="middle" font-size="9">' + (values ? "no positions" : "left out") + "</text>";
+        one.outline = values ? outlined(values) : null;
+        one.tile.querySelector("svg").innerHTML = one.outline ? '<path d="' + one.outline.line + '" vector-effect="non-scaling-stroke"/>' : '<text x="50" y="24" text-anchor="middle" font-size="9">' + (values === false ? "token index" : values ? "no positions" : "left out") + "</text>";
       }
     }
     const control = known && map.control ? ", null " + number(map.control[row][column], 3) : "";
+    if (!outlines) Object.assign(one, { values: undefined, outline: null });
     const text = known && map.texts ? map.texts[row][column] || "none" : null;
-    const said = nameOf(one.pair) + " (" + one.layer.name + ")" + control + (map ? ", " + map.title + mean + ": " + (text ?? number(one.value, 3)) : "");
+    const said = nameOf(one.pair) + " (" + one.layer.name + ")" + control + (map ? ", " + map.title + mean + ": " + (text ?? number(one.value, 3)) + (known && map.most && map.most[row][column] - one.value > 0.05 ? " to " + number(map.most[row][column], 3) : "") : "");
     one.tile.title = said + (one.outline ? ". Drawn: the chosen prompt, in which the head's positions range over " + number(one.outline.range, 3) : "");
     one.tile.setAttribute("aria-label", said);
     one.tile.style.setProperty("--score", known ? map.colours[row][column] : "transparent");
@@ -146,7 +151,7 @@ export function headMap(place, { layers, heads, open, changed }) {
       const own = matched.filter((one) => one.layer === layer);
       if (!own.length) return [];
       const shared = alike && alike[row] && heads.length > 1;
-      const name = el("span", { className: "row", textContent: layer.layer + " " + layer.name + (shared ? ", heads share positions" : "") });
+      const name = el("span", { className: "row", textContent: layer.layer + (names.length > 1 || !part.grid.classList.contains("dense") ? " " + layer.name : "") + (shared ? ", heads share positions" : "") });
       name.style.setProperty("--scheme", ink(layer.colour));
       for (const one of shared ? own.slice(1) : []) { // positions that all heads share are drawn once
         one.tile.classList.add("same");
@@ -156,7 +161,8 @@ export function headMap(place, { layers, heads, open, changed }) {
     });
   }
 
-  return function draw({ maps, outlines, alike, prompt }, settings, shown, colours) {
+  return function draw({ maps, outlines: given, by_index: byIndex, alike, prompt }, settings, shown, colours) {
+    const outlines = given && byIndex && byIndex.flat().every((one) => one) ? null : given && given.map((row, layer) => row.map((values, head) => (byIndex && byIndex[layer][head] ? false : values)));
     const focus = document.activeElement;
     const named = maps.find((map) => map.title === settings.score) || maps[0], map = ofPrompts(named, settings.of, prompt);
     if (!same([...part.score.options].map((one) => one.value), maps.map((one) => one.title))) part.score.replaceChildren(...maps.map((one) => option(one.title, one.title)));
@@ -176,9 +182,12 @@ export function headMap(place, { layers, heads, open, changed }) {
     const sign = settings.order === "largest" ? -1 : 1, rank = (one) => (one.value === null ? Infinity : sign * one.value);
     part.grid.classList.toggle("ranked", ranked);
     part.grid.classList.toggle("plain", !outlines);
+    part.grid.classList.toggle("dense", !outlines && !ranked && Math.max(layers.length, heads.length) > COLUMNED);
     part.grid.style.setProperty("--heads", heads.length);
-    const placed = ranked ? matched.sort((a, b) => (rank(a) === rank(b) ? 0 : rank(a) - rank(b))).map((one) => one.tile) : byLayer(matched, alike);
-    const places = JSON.stringify([ranked, alike, matched.map((one) => one.pair), layers.map((layer) => ink(layer.colour))]);
+    part.grid.style.setProperty("--layers", layers.length);
+    const above = part.grid.classList.contains("dense") ? [el("span"), ...heads.map((head) => el("span", { className: "column", textContent: "H" + head }))] : [];
+    const placed = ranked ? matched.sort((a, b) => (rank(a) === rank(b) ? 0 : rank(a) - rank(b))).map((one) => one.tile) : [...above, ...byLayer(matched, alike)];
+    const places = JSON.stringify([ranked, above.length, alike, matched.map((one) => one.pair), layers.map((layer) => ink(layer.colour))]);
     if (places !== part.places) part.grid.replaceChildren(...placed);
     part.places = places;
     const first = part.grid.querySelector('.tile[aria-pressed="true"]') || part.grid.querySelector(".tile");
@@ -188,7 +197,7 @@ export function headMap(place, { layers, heads, open, changed }) {
     if (first && chosen !== part.chosen) intoView(first);
     part.chosen = chosen;
     part.counted.textContent = matched.length + " of " + tiles.length + " heads";
-    part.hint.textContent = (map ? "Color and number of a head: " + map.title + mean + ". " : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
+    part.hint.textContent = (map ? (above.length ? "Color of a head: " : "Color and number of a head: ") + map.title + mean + ". " : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
     part.scale.hidden = !map;
     part.kinds.replaceChildren(...(map && map.texts ? kindsOf(map) : []));
     if (!map) return;

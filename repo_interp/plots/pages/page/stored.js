@@ -29,7 +29,7 @@ export function cellOf(chart, own, row, column) {
 
 export class StoredSource {
   // What a reader does to get a model's answers.
-  how = "This needs the model: repo-interp explore RUN, with the directory or the run.nc of this run, opens this page with it.";
+  how = "Edits, your own text and Python code need the model: repo-interp explore RUN, with the directory or the run.nc of this run, opens this page with it.";
 
   // `data`: positions and texts; `charts`: of all heads, rows of attention, logits of pairs and next tokens among them; `maps`: scores.
   constructor(data, charts, maps) {
@@ -57,19 +57,21 @@ export class StoredSource {
     const generated = prompt.spans.generated, last = generated ? Math.max(0, generated[0][0] - 1) : prompt.count - 1;
     const blocks = layers.map((layer) => prompt.layers[layer.layer] || prompt.outlines[layer.layer]);
     const best = bare ? this.maps.reduce((best, map) => (differing(map) > differing(best) ? map : best), this.maps[0]) : this.maps[0];
+    // Positions that are the token index are one line in all heads, which tells nothing
+    const byIndex = layers.map(({ layer }, row) => heads.map((_, head) => !bare && Boolean(prompt.layers[layer]) && valuesOf(blocks[row])[blocks[row].row[head]].every((value, token) => value === token)));
     const shown = start.length ? start : [[layers[layers.length - 1].layer, heads[0]]], kept = this.rowsOf(prompt);
     return {
       tokens: prompt.texts || Array.from({ length: prompt.count }, (_, token) => String(token)), joint: prompt.texts ? prompt.joint : " ", texts: prompt.texts !== null,
       spans: Object.fromEntries(Object.entries(prompt.spans).map(([name, at]) => [name, { at, colour: name === "rest" ? null : spans[name].colour }])),
-      answer: [], start: 0, token: kept ? nearest(kept.queries, last) : last, heads: {
-        maps: this.maps, prompt: prompt.prompt, outlines: bare ? null : blocks.map((block) => heads.map((_, head) => block && valuesOf(block)[block.row[head]])),
-        alike: blocks.map((block) => !bare && Boolean(block) && block.row.every((row) => row === block.row[0]) && block.global[0] !== null),
+      answer: (generated || []).flatMap(([first, last]) => Array.from({ length: last - first + 1 }, (_, place) => first + place)), start: 0, token: kept ? nearest(kept.queries, last) : last, heads: {
+        maps: this.maps, prompt: prompt.prompt, outlines: bare ? null : blocks.map((block, row) => heads.map((_, head) => block && !byIndex[row][head] && valuesOf(block)[block.row[head]])), by_index: byIndex,
+        alike: blocks.map((block, row) => !bare && Boolean(block) && !byIndex[row][0] && block.row.every((row) => row === block.row[0]) && block.global[0] !== null),
       },
       head: shown[0], shown, score: best ? best.title : "",
     };
   }
 
-  view({ prompt: place, heads, token }) {
+  view({ prompt: place, heads, token, selection, looking }) {
     const prompt = this.promptAt(place), known = heads.filter(([layer, head]) => this.data.layers.some((one) => one.layer === layer) && this.data.heads.includes(head));
     if (!heads.length || known.length < heads.length) throw refused("this run has no such head; choose one in the map");
     const rows = heads.map(([layer, head]) => {
@@ -88,8 +90,16 @@ export class StoredSource {
       ranges: rows.map(({ global, focused, missing }) => ({ global, focused, missing })), sentences: [], heads: null, sizes: looks.map((row) => (row ? row.size : 1)),
       around: kept ? heads.map((pair) => this.around(prompt, pair, kept)) : null,
       missing: looks[0] ? null : this.missing(prompt, heads[0]), near: !looks[0] && kept && placeIn(this.rows, heads[0]) ? nearest(kept.queries, token) : null,
-      following: after ? after.following : null, unexpected: after ? null : this.unexpected(prompt, token), kept: this.rows ? "the strongest keys" : null,
+      looking: selection ? this.looking(prompt, selection, looking === "answer" ? this.prompt({ prompt: place }).answer.map((one) => one - 1) : [token], heads[0]) : null,
+      following: after ? after.following : null, unexpected: after ? null : this.unexpected(prompt, token), instead: after || !this.next ? null : { prompt: this.next.prompt, token: nearest(this.next.tokens, token) }, kept: this.rows ? "the strongest keys" : null,
     };
+  }
+
+  // The numbers that are drawn as CSV, with the columns of a session's.
+  csv({ prompt: place, heads, token }) {
+    const { numbers } = this.view({ prompt: place, heads, token }), cell = (values, at) => values[at] ?? "";
+    const rows = heads.flatMap(([layer, head], shown) => Array.from({ length: this.promptAt(place).count }, (_, at) => [shown, at, cell(numbers.position.values[shown], at), layer, head, cell(numbers.weight.values[shown], at), cell(numbers.logit.values[shown], at)]));
+    return { name: "explored.csv", base64: btoa([["shown", "token", "position", "layer", "head", "weight", "logit"], ...rows].map((row) => row.join(",") + "\n").join("")) };
   }
 
   promptAt(place) {
@@ -111,14 +121,48 @@ export class StoredSource {
     return chart ? this.estimated(prompt, chart, placeIn(chart, pair), token) : null;
   }
 
+  // Attention of all heads to tokens `first` to `last`, mean over the rows of `tokens` that are kept: at least `clean`, and at most `most`, as
+  // a key that is not kept has no more than the least of those that are.
+  looking(prompt, [first, last], tokens, pair) {
+    const kept = this.rowsOf(prompt), places = kept ? tokens.map((token) => kept.queries.indexOf(token)).filter((place) => place >= 0) : [];
+    if (!places.length) return { clean: null, rows: 0, of: tokens.length, missing: this.missing(prompt, pair) };
+    const { ranks, queries } = kept, weights = packedNumbers(kept.weights), keys = packedNumbers(kept.keys);
+    const ends = ({ place }) => {
+      let low = 0, high = 0;
+      for (const query of places) {
+        let inside = 0, held = 0, least = 1, whole = false, known = 0;
+        for (let rank = 0; rank < ranks; rank++) {
+          const cell = (place * queries.length + query) * ranks + rank, key = keys.getInt32(4 * cell, true);
+          if (key < 0) { whole = true; continue; } // the row sees no more keys
+          const weight = Math.exp(this.logarithm(weights.getUint16(2 * cell, true)));
+          held += weight;
+          least = Math.min(least, weight);
+          if (first <= key && key <= last) { inside += weight; known += 1; }
+        }
+        const others = whole ? 0 : Math.max(0, Math.min(last, queries[query]) - first + 1) - known;
+        low += inside / places.length;
+        high += (inside + Math.min(Math.max(0, 1 - held), others * least)) / places.length;
+      }
+      return [low, high];
+    };
+    const all = this.data.layers.map(({ layer }) => this.data.heads.map((head) => placeIn(this.rows, [layer, head])).map((own) => (own ? ends(own) : [null, null])));
+    const end = (which) => all.map((row) => row.map((ends) => (Number.isNaN(ends[which]) ? null : ends[which])));
+    return { clean: end(0), most: end(1), rows: places.length, of: tokens.length };
+  }
+
+  // The logarithm of a packed weight.
+  logarithm(level) {
+    return this.rows.least * (1 - level / (NOTHING - 1));
+  }
+
   strongest(prompt, own, kept, query) {
-    const { queries, ranks } = kept, least = this.rows.least, row = own.place * queries.length + query;
+    const { queries, ranks } = kept, row = own.place * queries.length + query;
     const weights = packedNumbers(kept.weights), keys = packedNumbers(kept.keys), total = packedNumbers(kept.totals).getFloat32(4 * row, true);
     const weight = Array(prompt.count).fill(null), logit = Array(prompt.count).fill(null);
     for (let rank = 0; rank < ranks; rank++) {
       const cell = row * ranks + rank, key = keys.getInt32(4 * cell, true);
       if (key < 0) continue;
-      const logarithm = least * (1 - weights.getUint16(2 * cell, true) / (NOTHING - 1));
+      const logarithm = this.logarithm(weights.getUint16(2 * cell, true));
       weight[key] = Math.exp(logarithm);
       logit[key] = total + logarithm;
     }

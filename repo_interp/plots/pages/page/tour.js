@@ -1,8 +1,8 @@
 // Five steps that say how the explorer is read, each inside the part that it speaks of. Esc and "Close" leave it at any step.
 import { button, el } from "./dom.js";
 
-const STEP_HEADS = ["Heads", "A tile is a head of a layer, coloured by a score. Click a tile: every chart then shows this head."];
-const STEP_TOKEN = ["Prompt", "Click a token. Below the text you read where the head looks from it, and how much of its attention each token gets."];
+const STEP_HEADS = ["Heads", "A tile is a head of a layer, colored by a score. Click a tile: every chart then shows this head."];
+const STEP_TOKEN = ["Prompt", "Click a token. Below the text you read where the head looks from it. Drag over tokens: every head is colored by its attention to them."];
 const STEP_WEIGHTS = ["Attention of the chosen token", "A bar per token: the share of attention that the chosen token gives it. The dotted line is the chosen token."];
 const STEPS_LIVE = [STEP_HEADS, STEP_TOKEN, STEP_WEIGHTS,
   ["Edits", "Click the first suggestion. It takes from some heads the positions that the answer needs; Undo gives them back."],
