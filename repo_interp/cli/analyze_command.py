@@ -36,8 +36,10 @@ from repo_interp.entry_points import (
     MEASURES,
     TASKS,
     descriptions,
+    expand_topics,
     names,
     require_names,
+    topics,
 )
 from repo_interp.errors import InputError, Unfinished
 from repo_interp.failures import is_out_of_memory
@@ -74,6 +76,12 @@ def _described(group: str) -> str:
     return "; ".join(f"{name} ({said})" for name, said in descriptions(group).items())
 
 
+def _topics() -> str:
+    return "; ".join(
+        f"{topic} is {', '.join(members)}" for topic, members in topics(MEASURES).items()
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `repo-interp analyze`.
 
@@ -85,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="CHECKPOINT",
         help="a directory, a hub id, or the name of a checkpoint that comes with the package "
-        "(default: niah/repo)",
+        f"(default: {DEFAULT})",
     )
     parser.add_argument(
         "--prompts",
@@ -108,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help=f"measures to take, of {_described(MEASURES)} (default: those that fit the positions of the "
+        help=f"measures to take, of {_described(MEASURES)}; {_topics()} (default: those that fit the positions of the "
         "layers and the prompts, which the first line names)",
     )
     parser.add_argument(
@@ -260,6 +268,8 @@ def _require_given(arguments: argparse.Namespace, name: str) -> None:
         _require_none_made(arguments)
     scaling_of(arguments.scaling)
     load_kwargs(arguments)
+    if arguments.measures is not None:
+        arguments.measures = expand_topics(MEASURES, arguments.measures)
     require_names(MEASURES, arguments.measures or ())
     require_names(EXPERIMENTS, arguments.experiments or ())
     require_names(TASKS, [] if arguments.task is None else [arguments.task], "ruler")

@@ -48,6 +48,7 @@ from repo_interp.models.generation import end_tokens
 from repo_interp.models.lasting import at_rest
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
+from repo_interp.tasks.prompt import copies_next
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, checked
 
@@ -478,6 +479,14 @@ class Session:
         heads, *others = of
         return (tuple(self.answer), tuple(map(tuple, heads)), *others)
 
+    def _next(self, token: int) -> dict[str, list[int]]:
+        """The needle and the query of a row whose next token copies another (`AttentionMass`)."""
+        generated = self.prompt.generated
+        if not copies_next([self.prompt]) or token + 1 not in generated:
+            return {}
+        copied = (self.prompt.sources or ())[generated.index(token + 1)]
+        return {"needle": [copied], "query": [token]}
+
     def _row(
         self,
         passed: Pass,
@@ -491,6 +500,7 @@ class Session:
             passed.groups["positions"]["position"].isel(prompt=0, drop=True).reset_coords(drop=True)
         )
         spans = {name: list(places) for name, places in self.prompt.all_spans().items()}
+        spans |= self._next(token)
         if selection is not None:
             first, last = sorted(selection)
             self._require((), last)

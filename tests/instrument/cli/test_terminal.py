@@ -17,13 +17,15 @@ from transformers import LlamaForCausalLM
 import repo_interp as ri
 from position_papers.commands.train import print_scores, show
 from position_papers.training.folder import TrainingFolder
-from repo_interp import cli
+from repo_interp import cli, installed_points
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.defaults import default_measures, measured_layers
 from repo_interp.cli import main
 from repo_interp.cli.console_tables import MOST_ROWS, print_table, print_tables
 from repo_interp.console import Console as OurConsole
 from repo_interp.console import bold
+from repo_interp.entry_points import MEASURES, expand_topics, topics
+from repo_interp.measures.positions import Positions
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.table import Table
 from repo_interp.progress import steps
@@ -88,10 +90,10 @@ def test_neighbouring_layers_with_the_same_numbers_share_a_row():
 ALWAYS = {"attention_rows", "octaves", "predictions", "attention_mass"}
 """What is measured whatever the checkpoint."""
 DEFAULT = {
-    "rope": {"components", "three_axis", "fake_distance", "rotation"},
-    "nope": {"components", "three_axis"},
-    "alibi": {"components", "three_axis"},
-    "hope@1": {"components", "three_axis", "fake_distance", "rotation"},
+    "rope": {"components"},
+    "nope": {"components"},
+    "alibi": {"components"},
+    "hope@1": {"components"},
     "cope": {"position_sources", "gates"},
     "repo,cope,rope": {"positions", "patterns", "position_sources", "gates"},
     "repo@1": {"positions", "patterns", "position_sources"},
@@ -105,6 +107,21 @@ def test_default_measures_follow_the_checkpoint(layout):
     assert {*default_measures(PROMPTS, measured_layers(as_decoder(bridge)))} == ALWAYS | DEFAULT[
         layout
     ]
+
+
+def test_a_topic_is_all_measures_that_state_it(monkeypatch):
+    topic = ("three_axis", "fake_distance", "rotation")
+    assert topics(MEASURES) == {"generalization": topic}
+    text = Prompt(tokens=tuple(range(3, 39)))
+    run = analyze(ri.zoo("reversal/rope"), [text], "generalization")
+    assert {*run.children} == {*topic}
+    given = ["rotation", "octaves", "generalization", "unknown"]
+    expanded = ["rotation", "octaves", "three_axis", "fake_distance", "unknown"]
+    assert expand_topics(MEASURES, given) == expanded
+    assert main(["analyze", "reversal/rope", "--measures", "generalisation"]) == 2
+    monkeypatch.setattr(installed_points, "_REGISTERED", {})
+    installed_points.register(MEASURES, "other", type("Other", (Positions,), {"topic": "mine"}))
+    assert expand_topics(MEASURES, ["mine"]) == ["other"]
 
 
 @pytest.mark.usefixtures("no_pictures")
