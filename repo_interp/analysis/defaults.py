@@ -77,11 +77,7 @@ def origin_of(task: Task | None) -> str:
     Returns:
         Text for a sentence that begins "prompts from".
     """
-    return (
-        "Python's documentation"
-        if task is None
-        else f"{task.origin}, as the checkpoint says that it was trained"
-    )
+    return "Python's documentation" if task is None else f"{task.origin}, that of its training"
 
 
 def default_experiments(

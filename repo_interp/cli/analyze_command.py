@@ -180,6 +180,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_batch_size(parser, default="auto")
     add_formats(parser)
     parser.add_argument(
+        "--all-findings",
+        action="store_true",
+        help="print all findings, each with its evidence",
+    )
+    parser.add_argument(
         "--tables",
         action="store_true",
         help="print the tables of all measures too, after the findings",
@@ -225,14 +230,15 @@ def run(arguments: argparse.Namespace) -> int:
             acts = acting_scaling(job.decoder, arguments.scaling or "")
             attributes |= {"scaling": acts} if acts else {}
             # The other processes have done their share, and one writes and draws.
-            run = _execute(job, results, step, attributes, console)
+            run = _execute(job, results, step, attributes)
             if not processes.is_first():
                 return 0
             published = draw_results(results, run, step, command.formats)
-    from repo_interp.cli.console_tables import print_findings, print_tables
+    from repo_interp.cli.console_tables import print_all_findings, print_findings, print_tables
 
     # Only the first process comes here: the others have returned.
-    print_findings(console, run)
+    show_findings = print_all_findings if arguments.all_findings else print_findings
+    show_findings(console, run)
     if arguments.tables:
         print_tables(console, run)
     for line in run.attrs.get("stopped", "").splitlines():
@@ -376,6 +382,7 @@ def _announce(console: Console, name: str, job: Job) -> None:
 
     from repo_interp.analysis.memory_needed import require_memory_for_run
     from repo_interp.analysis.notes import notes_on
+    from repo_interp.cli.console_tables import print_notes
     from repo_interp.console import bold
 
     # Refused before the first pass rather than after an hour
@@ -387,10 +394,7 @@ def _announce(console: Console, name: str, job: Job) -> None:
     )
     if job.experiments:
         experiments = ", ".join(plan.experiment.name for plan in job.experiments)
-        line += (
-            f", experiments {experiments}, which run the model {len(job.passes):,} more times, "
-            "on one prompt each"
-        )
+        line += f", experiments {experiments} ({len(job.passes):,} more passes)"
     line += f", on {job.decoder.device}"
     if job.decoder.device.type == "cpu":
         threads = get_num_threads()
@@ -399,29 +403,18 @@ def _announce(console: Console, name: str, job: Job) -> None:
         line += f", in {processes.count()} processes"
     console.print(bold(name, line))
     # Before the work as well as in the report: a note may be a reason to stop here.
-    for note in notes_on(job.decoder, job.prompts, job.measures, gaps=job.gaps):
-        console.print(note, style="yellow")
+    print_notes(console, notes_on(job.decoder, job.prompts, job.measures, gaps=job.gaps))
 
 
-def _execute(
-    job: Job, results: Results, step: Step, attributes: dict[str, str], console: Console
-) -> xr.DataTree:
-    """Return the run, written to `results`; print findings of measures before experiments begin."""
-    # Experiments may take hours, so the measures are on the disk and shown before they begin.
+def _execute(job: Job, results: Results, step: Step, attributes: dict[str, str]) -> xr.DataTree:
+    """Return the run, written to `results`."""
     from repo_interp.analysis.analyze import execute
     from repo_interp.analysis.notes import Remark
-    from repo_interp.cli.console_tables import print_findings
     from repo_interp.cli.results import KEEP_EVERY
 
     def write(run: xr.DataTree) -> None:
         run.attrs |= attributes
         results.write(run)
-
-    def show(run: xr.DataTree) -> None:
-        console.print("The measures show:")
-        print_findings(console, run)
-        # While the experiments run, the numbers of the measures can be read already.
-        console.print("The experiments follow; then all that was found.")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Remark)  # the notes have it
@@ -432,7 +425,6 @@ def _execute(
                 KEEP_EVERY,
                 partial(step, "observing layers"),
                 experiment_progress=step,
-                measured=show,
                 finished=write,
             )
         except (KeyboardInterrupt, Unfinished) as interruption:

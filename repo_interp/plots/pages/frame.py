@@ -44,15 +44,18 @@ MODULES = (
 """The modules of a page; a module follows those that it imports."""
 LONG_TABLE = 24
 """Rows above which a reader may fold a table away."""
+FIRST_FINDINGS = 3
+"""Findings that a reader need not unfold: with more the map of heads leaves the first screen."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as an image of the page: its width in pixels, its data address, and its caption."""
+    """A figure as an image of the page: its width in pixels, data address, caption, and file name."""
 
     width: int
     source: str
     caption: str
+    name: str = ""
 
 
 def picture(figure: Figure, caption: str, contents: Mapping[str, bytes]) -> Picture:
@@ -95,7 +98,11 @@ def template() -> Any:
         "inline": _inline,
         "zip": zip,
     }
-    environment.globals |= {"long_table": LONG_TABLE, "long_data": LONG_DATA}
+    environment.globals |= {
+        "long_table": LONG_TABLE,
+        "long_data": LONG_DATA,
+        "first_findings": FIRST_FINDINGS,
+    }
     return environment.from_string(packaged("page.html.jinja")).module
 
 
