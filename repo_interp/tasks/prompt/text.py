@@ -124,7 +124,7 @@ def prompt_from_text(
 
 
 def chat_text(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """Write messages as the text that a model answers.
+    """Write messages as the text that a model answers, or that ends with its answer.
 
     Uses the chat template of the tokenizer, else a line `role: content` per message, as inspect-ai
     writes it. Raises InputError where the template refuses the messages.
@@ -140,7 +140,12 @@ def chat_text(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
     with as_input_errors("the chat template of the tokenizer does not take the messages"):
         return str(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                # Behind an answer no other one begins
+                add_generation_prompt=messages[-1]["role"] != "assistant",
+            )
         )
 
 

@@ -371,3 +371,14 @@ def test_a_cache_knows_positions_by_layer(niah):
     assert cache["q", 2].shape[1] == 20
     with refused(r"no blocks.5.attn.hook_positions"):
         cache["positions", 5]
+
+
+def test_completion_shows_functions_alone():
+    """Found: `ri.interventions.` offered warnings, import_module and the names of its files."""
+    for module in (ri.interventions, ri.plots):
+        shown = dir(module)
+        assert shown == sorted(shown) and all(callable(getattr(module, name)) for name in shown)
+        assert not any(isinstance(getattr(module, name), type) for name in shown)
+    assert {"frozen", "replaced", "ablate_paths", "yarn"} <= set(dir(ri.interventions))
+    assert {"position_lines", "atlas_names", "style"} <= set(dir(ri.plots))
+    assert {"warnings", "import_module", "Any", "edits"}.isdisjoint(dir(ri.interventions))
