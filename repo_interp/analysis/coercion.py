@@ -21,12 +21,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from repo_interp.analysis.chat import is_chat, text_of_chat
 from repo_interp.errors import InputError, quoted, warn
 from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt import require_index
-from repo_interp.tasks.prompt.text import EncodedText, encode
+from repo_interp.tasks.prompt.text import EncodedText, encode, is_chat, text_of_chat
 from repo_interp.values import shortened
 
 Prompts = Prompt | str | Tensor | np.ndarray | Iterable[Any]

@@ -54,6 +54,7 @@ from repo_interp.plots.marks import (
     strongest_head,
     unit_label,
 )
+from repo_interp.plots.marks.head_strip import head_strip
 from repo_interp.plots.style import (
     PAGE_HEIGHT,
     PAGE_WIDTH,
@@ -63,7 +64,6 @@ from repo_interp.plots.style import (
     style,
 )
 from repo_interp.plots.view import Beside, Interactive, PageOptions, View
-from repo_interp.plugins.heads.names_strip import names_strip
 
 MOST_NAMED_ROWS = 64
 """Heads that the overview draws with their names."""
@@ -487,7 +487,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         first = atlas["name"].transpose("layer", "head")
         first = first.copy(data=[[of[0] if of else "" for of in row] for row in names_of(first)])
         colors = colours_of_names(atlas["label"].values.tolist())
-        yield CustomFigure("atlas_strip", partial(names_strip, first, colors))
+        yield CustomFigure("atlas_strip", partial(head_strip, first, colors))
     if len(standardised(atlas)[1]) > 1 and len(heads_of(atlas)) > 2:
         yield CustomFigure("atlas_overview", partial(atlas_overview, run))
     yield from (Heads(atlas[name]) for name in MAPPED if name in atlas)

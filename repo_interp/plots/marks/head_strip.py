@@ -1,8 +1,6 @@
-"""The heads of a model by what they are, in a strip that fits beside a few sentences.
+"""A text per head as colored cells, in a strip that fits beside a few sentences.
 
-    cell (column: layer, row: head)     color of the first name of the head; gray: none
-
-The first picture of a model without learned positions. Knows nothing about how names were given.
+cell (column: layer, row: head)     color of the text; gray: none
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import xarray as xr
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 
-from repo_interp.plots.marks import MISSING
+from repo_interp.plots.marks.panels import MISSING
 from repo_interp.plots.style import PaperFigure, paper_figure, style
 
 WIDEST = 7.0
@@ -25,17 +23,17 @@ TICKS = 16
 
 
 @style()
-def names_strip(first: xr.DataArray, colors: Mapping[str, str]) -> PaperFigure:
-    """Draw the first name of every head, layers from left to right.
+def head_strip(texts: xr.DataArray, colors: Mapping[str, str]) -> PaperFigure:
+    """Draw the text of every head, layers from left to right.
 
     Args:
-        first: First name of every head, "" for none [layer, head].
-        colors: Colors by name, in the order of the legend.
+        texts: Text of every head, "" for none [layer, head].
+        colors: Colors by text, in the order of the legend.
 
     Returns:
         The figure.
     """
-    names = first.transpose("head", "layer")
+    names = texts.transpose("head", "layer")
     heads, layers = names.shape
     figure = paper_figure(min(WIDEST, 1.9 + 0.15 * layers), 0.45 + max(1.0, min(2.2, 0.12 * heads)))
     ax: Any = figure.subplots()
