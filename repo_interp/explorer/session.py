@@ -481,11 +481,10 @@ class Session:
 
     def _next(self, token: int) -> dict[str, list[int]]:
         """The needle and the query of a row whose next token copies another (`AttentionMass`)."""
-        generated = self.prompt.generated
-        if not copies_next([self.prompt]) or token + 1 not in generated:
+        generated, sources = self.prompt.generated, self.prompt.sources
+        if sources is None or not copies_next([self.prompt]) or token + 1 not in generated:
             return {}
-        copied = (self.prompt.sources or ())[generated.index(token + 1)]
-        return {"needle": [copied], "query": [token]}
+        return {"needle": [sources[generated.index(token + 1)]], "query": [token]}
 
     def _row(
         self,

@@ -22,6 +22,7 @@ from repo_interp.plots.marks import (
     Finding,
     Heads,
     Lines,
+    counted,
     group,
     heads_named,
     heads_where,

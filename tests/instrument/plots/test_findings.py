@@ -168,6 +168,28 @@ def test_a_component_is_found_that_accounts_for_three_equal_shares():
 
 
 @pytest.mark.parametrize(
+    ("tokens", "kind"), [([5, 5], "is a second sink"), ([5, 9], "and 1 other are sinks")]
+)
+def test_sinks_beside_the_first_token_are_named_by_the_one_that_draws_most(tokens, kind):
+    axes = ("prompt", "layer", "head")
+    values = {
+        "sink_mass": (axes, [[[0.3, 0.5], [0.2, 0.2]]]),
+        "sink_uniform": (("prompt", "layer"), [[0.02, 0.02]]),
+        "sink_token": (("prompt", "layer"), [tokens]),
+    }
+    run = tree("octaves", ["rope", "rope"], values)
+    (finding,) = found(run, "octaves")
+    assert finding.sentence == (
+        f"Token 5 {kind}, beside the first token: it draws 40 % of later tokens' attention in L0"
+    )
+    named = "token 5 in L0-L1" if tokens[1] == 5 else "token 5 in L0, token 9 in L1"
+    assert f"mean over heads: {named}; even attention would give 2 %" in finding.evidence
+    assert (finding.layer, finding.token, finding.prompt) == (0, 5, 0)
+    run["octaves/sink_mass"] = run["octaves/sink_mass"] * 0.1
+    assert found(run, "octaves") == []
+
+
+@pytest.mark.parametrize(
     ("share", "chance", "many"), [(0.8, 0.01, 1), (0.8, 0.2, 0), (0.2, 0.01, 0)]
 )
 def test_gates_on_separators_are_beyond_random_tokens(share, chance, many):
