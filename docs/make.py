@@ -37,8 +37,8 @@ CHECKPOINT is a directory, a hub id (`owner/name`), or a name of the [zoo](zoo.m
 """
 EXAMPLES = {
     "analyze": (
-        "repo-interp analyze                                            # niah/repo, on "
-        "needles in a haystack",
+        "repo-interp analyze                                            # reversal/repo, on "
+        "words to reverse",
         "repo-interp analyze CHECKPOINT --prompts prompts.jsonl --out runs/mine",
         "repo-interp analyze niah/rope --measures components,rotation --set "
         "components.first_token=1 --layers 2-3",

@@ -14,6 +14,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
 }
 """By group, names and objects of ours; views stand in the order of the page."""
-_DESCRIBES = re.compile(r'^    describes: ClassVar\[str\] = "(.*)"$', re.MULTILINE)
+_STATED = r'^    {}: ClassVar\[str\] = "(.*)"$'
 
 
 def names(group: str) -> tuple[str, ...]:
@@ -133,12 +134,63 @@ def descriptions(group: str) -> dict[str, str]:
     Returns:
         A few words by name, of those that have some.
     """
-    found = {}
+    return _stated(group, "describes")
+
+
+def topics(group: str) -> dict[str, tuple[str, ...]]:
+    """Collect our objects of a group by the topic that they state; imports nothing.
+
+    Args:
+        group: Group of entry points.
+
+    Returns:
+        Names by topic.
+    """
+    by_topic: dict[str, tuple[str, ...]] = {}
+    for name, topic in _stated(group, "topic").items():
+        by_topic[topic] = (*by_topic.get(topic, ()), name)
+    return by_topic
+
+
+def expand_topics(group: str, given: Iterable[Any]) -> list[Any]:
+    """Put the names of a topic in the place of each topic.
+
+    Args:
+        group: Group of entry points.
+        given: Names, topics, and other values, which stay.
+
+    Returns:
+        Names; those that stand in `given` themselves are not added again. Unknown ones stay.
+    """
+    expanded, given = [], list(given)
+    named = {value for value in given if isinstance(value, str)}
+    for value in given:
+        if not isinstance(value, str) or value in OWN[group] or value in names(group):
+            expanded.append(value)
+            continue
+        members = topics(group).get(value, ()) + _of_others(group, value)
+        expanded += [name for name in members if name not in (*named, *expanded)] or [value]
+    return expanded
+
+
+def _of_others(group: str, topic: str) -> tuple[str, ...]:
+    """Names of other packages whose object states a topic; packages that are broken are passed over."""
+    found = []
+    for name in names(group)[len(OWN[group]) :]:
+        with suppress(InputError):
+            if getattr(find(group, name), "topic", "") == topic:
+                found.append(name)
+    return tuple(found)
+
+
+def _stated(group: str, word: str) -> dict[str, str]:
+    """Texts by name that our objects of a group give `word`, those that do."""
+    found, pattern = {}, re.compile(_STATED.format(word), re.MULTILINE)
     for name, place in OWN[group].items():
         # The source, since importing a measure imports torch, for which nobody waits who asks for help
         module = Path(__file__).parents[1].joinpath(*place.partition(":")[0].split("."))
         text = module.with_suffix(".py").read_text(encoding="utf-8")
-        if (said := _DESCRIBES.search(text)) is not None:
+        if (said := pattern.search(text)) is not None:
             found[name] = said[1]
     return found
 

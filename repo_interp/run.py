@@ -27,6 +27,7 @@ import xarray as xr
 from repo_interp.errors import InputError, one_line, quoted
 from repo_interp.files import file_to_write, path_of, replace_whole, sealed, unsealed
 from repo_interp.positions.layouts import LEARNED
+from repo_interp.values import shortened
 
 TABLES = ("atlas.csv", "atlas.parquet")
 """Tables of the atlas beside a run file; the second where pyarrow is installed."""
@@ -40,6 +41,36 @@ DESCRIBED = ("checkpoint", "layout", "checkpoint_digest", "prompts_digest", "dty
 """Attributes of a run that a comparison has as variables, along its axis `run`."""
 KEPT = ("run", *DESCRIBED, "training_step")
 """Names beside which a comparison has no place for a group."""
+
+
+MOST_LINES = 20
+"""Lines of a printed run."""
+
+
+class Run(xr.DataTree):
+    """A tree of groups that prints as a list of them; a group prints as xarray prints it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        if self.parent is not None or not self.children:
+            return super().__str__()
+        about = f"Run of {self.attrs.get('checkpoint', 'a model')}"
+        if "prompts" in self.attrs:
+            about += f": {self.attrs['prompts']} prompts from {self.attrs.get('prompts_from')}"
+        width = max(map(len, self.children))
+        lines = [
+            shortened(f"  {name:{width}}  {', '.join(map(str, node.data_vars))}", 100)
+            for name, node in self.children.items()
+        ]
+        if len(lines) > MOST_LINES - 2:
+            left = len(lines) - (MOST_LINES - 3)
+            lines = [*lines[: MOST_LINES - 3], f"  and {left} more groups"]
+        example = next(iter(self.children))
+        how = f'run["{example}"] is a group; ri.findings(run) says what stands out'
+        return "\n".join([one_line(about, 200), *lines, how])
+
+    __repr__ = __str__
 
 
 def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) -> xr.DataTree:
@@ -63,7 +94,7 @@ def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) ->
     nodes = {"/": xr.Dataset(attrs=provenance)} | {
         f"/{name}": group for name, group in groups.items()
     }
-    return xr.DataTree.from_dict(
+    return Run.from_dict(
         # As after a file, so that a run in memory and the same run read again are equal.
         {path: _with_plain_attributes(node) for path, node in nodes.items()}
     )
@@ -338,7 +369,7 @@ def require_run(run: object) -> None:
 def _map_nodes(run: xr.DataTree, change: Callable[[xr.Dataset], xr.Dataset]) -> xr.DataTree:
     """Run with every node changed; datasets of `run` stay as they are."""
     # Inherited coordinates would be written again into every group.
-    return xr.DataTree.from_dict(
+    return Run.from_dict(
         {node.path: change(node.to_dataset(inherit=False)) for node in run.subtree}, name=run.name
     )
 

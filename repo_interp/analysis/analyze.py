@@ -130,7 +130,6 @@ def execute(
     store_every: float = 0.0,
     progress: Progress | None = None,
     experiment_progress: Callable[[str, int, int], None] | None = None,
-    measured: Callable[[xr.DataTree], None] | None = None,
     finished: Callable[[xr.DataTree], None] | None = None,
 ) -> xr.DataTree:
     """Observe all batches of a job, conclude its measures and run its experiments.
@@ -142,7 +141,6 @@ def execute(
         progress: Called with layers observed so far and in all.
         experiment_progress: Called with the name of an experiment, and its points measured so far
             and in all.
-        measured: Called with the run of the measures alone, where experiments follow.
         finished: Called with the run before `store` is emptied.
 
     Returns:
@@ -174,9 +172,6 @@ def execute(
         observed = _observe(job, kept, faults, progress)
         # Merging is not shared: every process gets the groups of the first.
         groups, faults, passes = from_first(lambda: _measure(job, observed, faults))
-        # Experiments may take hours: the caller can write the measures before they begin
-        if measured is not None and groups and job.experiments:
-            measured(make_run(groups, provenance))
         for plan in job.experiments:
             try:
                 # With the names so far: a second group of one name would replace the first

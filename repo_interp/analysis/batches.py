@@ -25,7 +25,7 @@ from repo_interp.inputs import Spans
 from repo_interp.measures.labels import described, described_group
 from repo_interp.measures.statistics import Measure
 from repo_interp.side_by_side import BatchSize
-from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.prompt import Prompt, copies_next
 from repo_interp.tasks.prompt.structure import prompt_structure
 
 _TEXTS = {
@@ -47,12 +47,32 @@ class PaddedBatch:
     spans: Spans
     structure: Spans = field(default_factory=dict)
     """Separators and segments, for the measures that need segments."""
+    sources: Mapping[str, Int[Tensor, "prompt token"]] = field(default_factory=dict)
+    """`source`: the token that every generated token copies, -1 elsewhere, where answers have
+    needles of their own (`copies_next`); for the measures that need sources.
+    """
     position_ids: Int[Tensor, "*axis prompt token"] | None = None
     """Positions that the model is given, by axis where a prompt has several; None: the token index."""
     attention_mask: Int[Tensor, "prompt token"] | None = None
     """What the model is given where positions jump within a text: without one transformers takes
     jumps for documents. None: none.
     """
+
+    def marks(self, measure: Measure) -> Spans:
+        """Collect what a measure is given of the prompts: spans, and what it `needs` beside them.
+
+        Args:
+            measure: Measure.
+
+        Returns:
+            Masks by name, and `source` where the measure needs sources and the batch has them.
+        """
+        needs = measure.needs
+        return {
+            **self.spans,
+            **(self.structure if needs.segments else {}),
+            **(self.sources if needs.sources else {}),
+        }
 
 
 def make_batches(
@@ -139,6 +159,7 @@ def make_batch(
         valid.to(device),
         _masks(names, [prompt.all_spans() for prompt in some], longest, device),
         _masks(further, parts, longest, device),
+        {"source": _sources(some, longest).to(device)} if copies_next(prompts) else {},
         _position_ids(some, longest, device),
         valid.long().to(device) if any(map(jumps_within, some)) else None,
     )
@@ -171,6 +192,14 @@ def _masks(
         for name, where in named.items():
             masks[name][row, list(where)] = True
     return {name: torch.from_numpy(mask).to(device) for name, mask in masks.items()}
+
+
+def _sources(prompts: Sequence[Prompt], tokens: int) -> Int[Tensor, "prompt token"]:
+    copied = np.full((len(prompts), tokens), -1)
+    for row, prompt in enumerate(prompts):
+        if prompt.sources is not None:
+            copied[row, list(prompt.generated)] = prompt.sources
+    return torch.from_numpy(copied)
 
 
 def structure_for(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from repo_interp.errors import InputError, quoted, warn
 from repo_interp.models.decoder import as_decoder
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt import require_index
-from repo_interp.tasks.prompt.text import EncodedText, encode
+from repo_interp.tasks.prompt.text import EncodedText, encode, is_chat, text_of_chat
 from repo_interp.values import shortened
 
 Prompts = Prompt | str | Tensor | np.ndarray | Iterable[Any]
@@ -169,7 +169,7 @@ def tokens(
 
 
 def prompt(
-    text: str | Sequence[int],
+    text: str | Sequence[int] | Sequence[Mapping[str, str]],
     bridge: nn.Module,
     generated: int | str | None = None,
     answers: Sequence[str] = (),
@@ -177,13 +177,15 @@ def prompt(
     documents: int | None = None,
     **spans: str | tuple[int, int] | Sequence[str | tuple[int, int]],
 ) -> Prompt:
-    """Make a prompt of a text, or of numbers of tokens, with named spans.
+    """Make a prompt of a text, messages of a chat, or numbers of tokens, with named spans.
 
         ri.prompt("The first man on the moon was Neil Armstrong.", bridge,
                   needle="Neil Armstrong", generated=-2)
+        ri.prompt([{"role": "user", "content": "Who was the first man on the moon?"}], bridge)
 
     Args:
-        text: Text of the prompt, or numbers of its tokens.
+        text: Text of the prompt, numbers of its tokens, or messages, which the tokenizer's chat
+            template writes as one text; behind a last one that is not the assistant's, its turn begins.
         bridge: Bridge, or model with a tokenizer.
         generated: Generated tokens: -k for the last k tokens, or a part of the text; None: none.
         answers: Texts that count as correct answers.
@@ -192,8 +194,8 @@ def prompt(
         documents: How many documents the position ids tell apart, which are hidden from each
             other: 1, or one per jump and one; None: documents begin at each jump where all of
             them lead back to 0 or to the first position, else it is one text.
-        **spans: By name, a part of the text that occurs once, a pair of characters (start, end), or
-            several of these. Of a prompt of tokens a pair of tokens, or several pairs; `end` is not
+        **spans: By name, a part of the text that occurs once, or once outside of the generated tokens,
+            a pair of characters (start, end), or several of these. Of a prompt of tokens a pair of tokens, or several pairs; `end` is not
             among them.
 
     Returns:
@@ -201,23 +203,28 @@ def prompt(
 
     Raises:
         InputError: The text or an answer is no text, a part occurs never or more than once, a
-            pair is outside of the prompt, or position ids are not one number per token.
+            pair is outside of the prompt, messages have no template, or position ids are not one
+            number per token.
     """
     tokenizer = getattr(bridge, "tokenizer", None)
     if not isinstance(text, str | Sequence | Tensor | np.ndarray):
         raise InputError(
             f"the text of a prompt is {quoted(text)}; wanted a text, or numbers of tokens"
         )
+    if is_chat(text):
+        text = text_of_chat(cast("Sequence[Mapping[str, str]]", text), tokenizer)
     if not isinstance(answers, Iterable) or not all(isinstance(answer, str) for answer in answers):
         raise InputError(f"answers are {quoted(answers)}; wanted texts")
     if not isinstance(text, str):
         made = _of_tokens(_prompt(text, tokenizer, "the prompt"), generated, answers, spans)
         return replace(made, position_ids=position_ids, documents=documents)
-    characters = {name: _intervals(text, name, parts) for name, parts in spans.items()}
+    answer: tuple[tuple[int, int], ...] = ()
     if isinstance(generated, str):
-        characters["generated"] = _intervals(text, "generated", generated)
+        answer = _intervals(text, "generated", generated)
     elif generated is not None:
-        characters["generated"] = (_last_tokens(encode(text, tokenizer), generated),)
+        answer = (_last_tokens(encode(text, tokenizer), generated),)
+    characters = {name: _intervals(text, name, parts, answer) for name, parts in spans.items()}
+    characters |= {"generated": answer} if answer else {}
     made = prompt_from_text(
         text, characters, tokenizer, (answers,) if isinstance(answers, str) else answers
     )
@@ -279,6 +286,10 @@ def _prompt(given: Any, tokenizer: Any, name: str) -> Prompt:
             isinstance(token, list | float | bool) for token in given
         ):
             raise InputError(f"{name} is an array of {kind}; {_WANTED}")
+    if isinstance(given, Mapping) and "role" in given:
+        raise InputError(
+            f"{name} is a message of a chat; ri.prompt(messages, bridge) makes one prompt of a list"
+        )
     if not isinstance(given, Sequence) or isinstance(given, bytes):
         raise InputError(f"{name} is of type {type(given).__name__}; {_WANTED}")
     wrong = [
@@ -298,7 +309,10 @@ def _prompt(given: Any, tokenizer: Any, name: str) -> Prompt:
     return Prompt(tokens=numbers, token_text=texts)
 
 
-def _intervals(text: str, name: str, parts: Any) -> tuple[tuple[int, int], ...]:
+def _intervals(
+    text: str, name: str, parts: Any, answer: tuple[tuple[int, int], ...] = ()
+) -> tuple[tuple[int, int], ...]:
+    """Characters of the parts of a span; one that occurs several times, where `answer` is not."""
     if isinstance(parts, str) or (
         isinstance(parts, tuple) and all(isinstance(end, int) for end in parts)
     ):
@@ -313,15 +327,32 @@ def _intervals(text: str, name: str, parts: Any) -> tuple[tuple[int, int], ...]:
                 )
             intervals.append((int(part[0]), int(part[1])))
             continue
-        count = text.count(part) if part else 0
+        starts = _occurrences(text, part)
+        if len(starts) > 1:
+            outside = [
+                start
+                for start in starts
+                if not any(start < end and first < start + len(part) for first, end in answer)
+            ]
+            starts = outside if len(outside) == 1 else starts
+        count = len(starts)
         if count != 1:
             how_often = "does not occur" if count == 0 else f"occurs {count} times"
             raise InputError(
                 f"the span {name!r}: {part[:40]!r} {how_often} in the text; give a part that "
                 "occurs once, or (start, end)"
             )
-        intervals.append((text.index(part), text.index(part) + len(part)))
+        intervals.append((starts[0], starts[0] + len(part)))
     return tuple(intervals)
+
+
+def _occurrences(text: str, part: str) -> list[int]:
+    """Where a part begins in a text, one occurrence behind the other; none for an empty part."""
+    starts, at = [], text.find(part) if part else -1
+    while at >= 0:
+        starts.append(at)
+        at = text.find(part, at + len(part))
+    return starts
 
 
 def _is_whole(number: Any) -> bool:

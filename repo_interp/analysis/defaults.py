@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from repo_interp.analysis.gaps import Gaps
 from repo_interp.analysis.trained_task import trained_task
-from repo_interp.entry_points import MEASURES, require_once
+from repo_interp.entry_points import MEASURES, expand_topics, require_once
 from repo_interp.errors import InputError, quoted, warn
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.experiment_catalogue import experiment_named, experiment_names, planned
@@ -77,11 +77,7 @@ def origin_of(task: Task | None) -> str:
     Returns:
         Text for a sentence that begins "prompts from".
     """
-    return (
-        "Python's documentation"
-        if task is None
-        else f"{task.origin}, as the checkpoint says that it was trained"
-    )
+    return "Python's documentation" if task is None else f"{task.origin}, that of its training"
 
 
 def default_experiments(
@@ -223,10 +219,11 @@ def default_measures(prompts: Sequence[Prompt], layers: Layers = ANY) -> tuple[s
 def resolve_measures(measures: Sequence[str | Measure]) -> list[Measure]:
     """Return measures as objects.
 
-    One that is given by name is taken as it is beside the others (`Measure.beside`).
+    One that is given by name is taken as it is beside the others (`Measure.beside`); a topic, such as
+    "generalization", is all measures that state it.
 
     Args:
-        measures: Names and objects; one name alone is a list of one.
+        measures: Names, topics and objects; one name alone is a list of one.
 
     Returns:
         Measures, in order.
@@ -238,7 +235,7 @@ def resolve_measures(measures: Sequence[str | Measure]) -> list[Measure]:
         raise InputError(
             f"measures are {quoted(measures)}; wanted names, or objects like a Measure"
         )
-    given = [measures] if isinstance(measures, str) else list(measures)
+    given = expand_topics(MEASURES, [measures] if isinstance(measures, str) else measures)
     objects = [measure_named(measure) if isinstance(measure, str) else measure for measure in given]
     for measure in objects:
         if isinstance(measure, type):

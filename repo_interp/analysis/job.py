@@ -53,7 +53,7 @@ from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import observable
 from repo_interp.run import KEPT, checked_group, require_name, versions, with_schemes
 from repo_interp.side_by_side import BatchSize
-from repo_interp.tasks.prompt import Prompt, main_span
+from repo_interp.tasks.prompt import NEXT, Prompt, copies_next, main_span
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import Task
 
@@ -180,14 +180,20 @@ class Job:
             "prompts_digest": prompts_digest(self.prompts),
             "prompts_from": self.prompts_from,
             "main_span": main_span(self.prompts) or "",
+            **({"does": does} if self.task and (does := self.task.purpose(self.prompts)) else {}),
+            **({"needle_is": NEXT} if copies_next(self.prompts) else {}),
             **{f"version_{name}": number for name, number in versions().items()},
         }
 
     @property
     def question(self) -> dict[str, Any]:
         """Everything but the model that decides the numbers, for the digest of a store."""
-        task = self.task
+        task, sources = self.task, {}
+        if copies_next(self.prompts):
+            # A digest of prompts knows no attributes
+            sources = {"sources": [prompt.sources for prompt in self.prompts]}
         return {
+            **sources,
             "prompts": prompts_digest(self.prompts),
             "measures": {
                 measure.name: parameter_attributes(measure.parameters) for measure in self.measures

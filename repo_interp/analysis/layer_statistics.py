@@ -49,11 +49,7 @@ def observe_layer(
     Raises:
         InputError: The heads rotate by different frequencies.
     """
-    device = inputs.queries.device
-    spans, structure = (
-        {name: mask.to(device) for name, mask in masks.items()}
-        for masks in (batch.spans, batch.structure)
-    )
+    spans = _on_device(batch.spans, inputs)
     measures = [measure for measure in measures if is_about(measure, inputs.scheme)]
     common = _select(inputs, heads)
     # Shared reductions must not read a broken tensor for a measure that stops anyway; measures
@@ -65,13 +61,17 @@ def observe_layer(
     ]
     precompute(sound, common[0], spans)
     for measure in measures:
-        named = {**spans, **structure} if measure.needs.segments else spans
+        named = {**_on_device(batch.marks(measure), inputs), **spans}
         of_layer = measure.needs.heads
         if of_layer is None:
             yield measure, _observe(measure, *common, named, heads)
         elif inputs.layer in of_layer:
             chosen = of_layer[inputs.layer]
             yield measure, _observe(measure, *_select(inputs, chosen), named, chosen)
+
+
+def _on_device(masks: Spans, inputs: AttentionInputs) -> Spans:
+    return {name: mask.to(inputs.queries.device) for name, mask in masks.items()}
 
 
 def is_about(measure: Measure, scheme: str) -> bool:

@@ -36,8 +36,10 @@ from repo_interp.entry_points import (
     MEASURES,
     TASKS,
     descriptions,
+    expand_topics,
     names,
     require_names,
+    topics,
 )
 from repo_interp.errors import InputError, Unfinished
 from repo_interp.failures import is_out_of_memory
@@ -74,6 +76,12 @@ def _described(group: str) -> str:
     return "; ".join(f"{name} ({said})" for name, said in descriptions(group).items())
 
 
+def _topics() -> str:
+    return "; ".join(
+        f"{topic} is {', '.join(members)}" for topic, members in topics(MEASURES).items()
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `repo-interp analyze`.
 
@@ -85,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="CHECKPOINT",
         help="a directory, a hub id, or the name of a checkpoint that comes with the package "
-        "(default: niah/repo)",
+        f"(default: {DEFAULT})",
     )
     parser.add_argument(
         "--prompts",
@@ -108,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help=f"measures to take, of {_described(MEASURES)} (default: those that fit the positions of the "
+        help=f"measures to take, of {_described(MEASURES)}; {_topics()} (default: those that fit the positions of the "
         "layers and the prompts, which the first line names)",
     )
     parser.add_argument(
@@ -172,6 +180,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_batch_size(parser, default="auto")
     add_formats(parser)
     parser.add_argument(
+        "--all-findings",
+        action="store_true",
+        help="print all findings, each with its evidence",
+    )
+    parser.add_argument(
         "--tables",
         action="store_true",
         help="print the tables of all measures too, after the findings",
@@ -217,14 +230,15 @@ def run(arguments: argparse.Namespace) -> int:
             acts = acting_scaling(job.decoder, arguments.scaling or "")
             attributes |= {"scaling": acts} if acts else {}
             # The other processes have done their share, and one writes and draws.
-            run = _execute(job, results, step, attributes, console)
+            run = _execute(job, results, step, attributes)
             if not processes.is_first():
                 return 0
             published = draw_results(results, run, step, command.formats)
-    from repo_interp.cli.console_tables import print_findings, print_tables
+    from repo_interp.cli.console_tables import print_all_findings, print_findings, print_tables
 
     # Only the first process comes here: the others have returned.
-    print_findings(console, run)
+    show_findings = print_all_findings if arguments.all_findings else print_findings
+    show_findings(console, run)
     if arguments.tables:
         print_tables(console, run)
     for line in run.attrs.get("stopped", "").splitlines():
@@ -260,6 +274,8 @@ def _require_given(arguments: argparse.Namespace, name: str) -> None:
         _require_none_made(arguments)
     scaling_of(arguments.scaling)
     load_kwargs(arguments)
+    if arguments.measures is not None:
+        arguments.measures = expand_topics(MEASURES, arguments.measures)
     require_names(MEASURES, arguments.measures or ())
     require_names(EXPERIMENTS, arguments.experiments or ())
     require_names(TASKS, [] if arguments.task is None else [arguments.task], "ruler")
@@ -366,6 +382,7 @@ def _announce(console: Console, name: str, job: Job) -> None:
 
     from repo_interp.analysis.memory_needed import require_memory_for_run
     from repo_interp.analysis.notes import notes_on
+    from repo_interp.cli.console_tables import print_notes
     from repo_interp.console import bold
 
     # Refused before the first pass rather than after an hour
@@ -377,10 +394,7 @@ def _announce(console: Console, name: str, job: Job) -> None:
     )
     if job.experiments:
         experiments = ", ".join(plan.experiment.name for plan in job.experiments)
-        line += (
-            f", experiments {experiments}, which run the model {len(job.passes):,} more times, "
-            "on one prompt each"
-        )
+        line += f", experiments {experiments} ({len(job.passes):,} more passes)"
     line += f", on {job.decoder.device}"
     if job.decoder.device.type == "cpu":
         threads = get_num_threads()
@@ -389,29 +403,18 @@ def _announce(console: Console, name: str, job: Job) -> None:
         line += f", in {processes.count()} processes"
     console.print(bold(name, line))
     # Before the work as well as in the report: a note may be a reason to stop here.
-    for note in notes_on(job.decoder, job.prompts, job.measures, gaps=job.gaps):
-        console.print(note, style="yellow")
+    print_notes(console, notes_on(job.decoder, job.prompts, job.measures, gaps=job.gaps))
 
 
-def _execute(
-    job: Job, results: Results, step: Step, attributes: dict[str, str], console: Console
-) -> xr.DataTree:
-    """Return the run, written to `results`; print findings of measures before experiments begin."""
-    # Experiments may take hours, so the measures are on the disk and shown before they begin.
+def _execute(job: Job, results: Results, step: Step, attributes: dict[str, str]) -> xr.DataTree:
+    """Return the run, written to `results`."""
     from repo_interp.analysis.analyze import execute
     from repo_interp.analysis.notes import Remark
-    from repo_interp.cli.console_tables import print_findings
     from repo_interp.cli.results import KEEP_EVERY
 
     def write(run: xr.DataTree) -> None:
         run.attrs |= attributes
         results.write(run)
-
-    def show(run: xr.DataTree) -> None:
-        console.print("The measures show:")
-        print_findings(console, run)
-        # While the experiments run, the numbers of the measures can be read already.
-        console.print("The experiments follow; then all that was found.")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Remark)  # the notes have it
@@ -422,7 +425,6 @@ def _execute(
                 KEEP_EVERY,
                 partial(step, "observing layers"),
                 experiment_progress=step,
-                measured=show,
                 finished=write,
             )
         except (KeyboardInterrupt, Unfinished) as interruption:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-DEFAULT = "niah/repo"
+DEFAULT = "reversal/repo"
 """The checkpoint that is analysed when none is named."""
 
 

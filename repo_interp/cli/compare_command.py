@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     named = [_name_and_path(text) for text in arguments.runs]
     require_claimable(arguments.out, arguments.overwrite, COMPARISON)
     compared = compare_named(named)
-    from repo_interp.cli.console_tables import print_findings, print_table
+    from repo_interp.cli.console_tables import print_all_findings, print_table
     from repo_interp.cli.results import print_results
     from repo_interp.comparison.comparison_notes import notes
     from repo_interp.plots.findings import findings
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
             published = results.publish(compared, partial(write_report, formats=arguments.formats))
     # Findings of differences need a null, which not every group has.
     if findings(compared):
-        print_findings(console, compared)
+        print_all_findings(console, compared)
     for table in tables(compared):
         print_table(console, table)
     return print_results(console, results, published)

@@ -24,12 +24,15 @@ from rich.text import Text
 from repo_interp.console import Console, span_of
 from repo_interp.errors import one_line
 from repo_interp.failures import until_failure
-from repo_interp.plots.findings import findings
+from repo_interp.plots.findings import EVERY, findings
+from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.view_catalogue import views_of
 
 MOST_ROWS = 12
 """Rows that are printed of a table of a run at most."""
+NOTE_LINES = 4
+"""Lines of notes that are printed of a run, beside a longer first one."""
 _FEWEST_ROWS = 5
 _WORD = 6
 """Letters that a column of words has at least, where its words break."""
@@ -38,21 +41,58 @@ _FRAME, _END = 6, 14
 
 
 def print_findings(console: Console, run: xr.DataTree) -> None:
-    """Print the findings of a run, one sentence per finding, with evidence and place.
+    """Print the findings of a first screen, a sentence each, and where the others are.
 
     Args:
         console: Console to print to.
         run: The run.
     """
     # A finding of another package that fails must not cost the others.
-    found = until_failure(lambda: iter(findings(run)), "the findings", [])
-    place = 0
+    found = [*until_failure(lambda: iter(findings(run)), "the findings", [])]
     for place, finding in enumerate(found, start=1):
-        where = f"  [{finding.place}]" if finding.place else ""
-        console.print(Text.assemble(f"{place}. {one_line(finding.sentence)}", (where, "cyan")))
-        console.print(Text(f"   {one_line(finding.evidence)}", "dim"))
-    if not place:
+        _print_sentence(console, place, finding)
+    if not found:
         console.print("Nothing in this run is beyond its null; --tables prints the numbers.")
+        return
+    rest = [*until_failure(lambda: iter(findings(run, EVERY)), "the findings", [])][len(found) :]
+    more = f", and {len(rest)} more" if rest else ""
+    console.print(f"Evidence{more}: --all-findings, or report.html", style="dim")
+
+
+def print_all_findings(console: Console, run: xr.DataTree) -> None:
+    """Print all findings of a run, each with its evidence.
+
+    Args:
+        console: Console to print to.
+        run: The run.
+    """
+    found = until_failure(lambda: iter(findings(run, EVERY)), "the findings", [])
+    for place, finding in enumerate(found, start=1):
+        _print_sentence(console, place, finding)
+        console.print(Text(f"   {one_line(finding.evidence)}", "dim"))
+
+
+def _print_sentence(console: Console, place: int, finding: Finding) -> None:
+    where = f"  [{finding.place}]" if finding.place else ""
+    console.print(Text.assemble(f"{place}. {one_line(finding.sentence)}", (where, "cyan")))
+
+
+def print_notes(console: Console, notes: Sequence[str]) -> None:
+    """Print the first notes, as many as fit into a few lines, and how many others there are.
+
+    Args:
+        console: Console to print to.
+        notes: Notes, the first of which is printed whatever its length.
+    """
+    left = NOTE_LINES
+    for place, note in enumerate(notes):
+        lines = -(-cell_len(note) // console.width)
+        if place and lines > left:
+            others = len(notes) - place
+            console.print(f"{others} more note{'s' * (others > 1)}: report.html", style="yellow")
+            return
+        console.print(note, style="yellow")
+        left -= lines
 
 
 def print_tables(console: Console, run: xr.DataTree) -> None:

@@ -46,6 +46,7 @@ _UNDECIDING = (
     "batch_size",
     "formats",
     "tables",
+    "all_findings",
     "threads",
 )
 """Arguments that decide no number, or that are compared otherwise: a checkpoint by its files."""

@@ -229,7 +229,8 @@ class Passes:
         def receive(inputs: AttentionInputs) -> None:
             require_finite(inputs)
             observed[inputs.layer] = {
-                measure.name: measure.observe(inputs, self.batch.spans) for measure in self.measures
+                measure.name: measure.observe(inputs, self.batch.marks(measure))
+                for measure in self.measures
             }
             # Reduced at once: attention of all layers would not fit into memory
             looks[inputs.layer] = looked(inputs)

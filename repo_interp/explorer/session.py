@@ -49,7 +49,7 @@ from repo_interp.models.generation import end_tokens
 from repo_interp.models.lasting import at_rest
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
-from repo_interp.tasks.prompt import REST
+from repo_interp.tasks.prompt import REST, copies_next
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, checked
 
@@ -521,6 +521,13 @@ class Session:
         heads, *others = of
         return (tuple(self.answer), tuple(map(tuple, heads)), *others)
 
+    def _next(self, token: int) -> dict[str, list[int]]:
+        """The needle and the query of a row whose next token copies another (`AttentionMass`)."""
+        generated, sources = self.prompt.generated, self.prompt.sources
+        if sources is None or not copies_next([self.prompt]) or token + 1 not in generated:
+            return {}
+        return {"needle": [sources[generated.index(token + 1)]], "query": [token]}
+
     def _row(
         self,
         passed: Pass,
@@ -534,6 +541,7 @@ class Session:
             passed.groups["positions"]["position"].isel(prompt=0, drop=True).reset_coords(drop=True)
         )
         spans = {name: list(places) for name, places in self.prompt.all_spans().items()}
+        spans |= self._next(token)
         if selection is not None:
             first, last = sorted(selection)
             self._require((), last)

@@ -89,4 +89,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_edits()})
+    # Functions alone: a reader looks for what can be done
+    return sorted(name for name in __all__ if name[0].islower())

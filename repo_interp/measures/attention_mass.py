@@ -5,6 +5,11 @@
     mass per token = mass / number of tokens in the span;
             table: mean over prompts, layers and heads, x 100
 
+Where every token of an answer copies another one (`Prompt.sources`), and the prompts name no needle,
+a row has spans of its own beside those of the prompt:
+
+    needle(i) = {the token that the row's answer token copies}      query(i) = {the token before that answer token}
+
 Rows are those that produced the generated tokens, one earlier (`rows="producing"`), where a model
 looks for its answer; or the generated tokens' rows (`rows="generated"`), the paper's literal
 wording, where the last one predicts nothing. With long answers the two nearly agree. A head with a
@@ -37,6 +42,8 @@ from repo_interp.measures.statistics import Measure, Needs, Statistics
 
 Rows = Literal["generated", "producing"]
 ROWS: tuple[Rows, ...] = get_args(Rows)
+_OF_ROWS = ("needle", "query")
+"""Spans that every row has to itself where answers copy tokens."""
 _TEXTS = {
     "mass": "attention from generated tokens to each span",
     "mass_per_token": "attention from generated tokens to each token of a span",
@@ -61,12 +68,17 @@ class _Asked:
     """How many these are."""
     masks: Float[Tensor, "prompt token span"]
     tokens: Float[Tensor, "prompt span"]
+    own: Int[Tensor, "prompt row span"] | None
+    """The one token of every span that a row has to itself, -1 where it has none; None: no such spans.
+    """
 
 
 @dataclass(frozen=True)
 class AttentionMass(
     Measure,
-    needs=Needs(spans=("generated",), by_pair=True, nan=("mass", "chance"), documents=True),
+    needs=Needs(
+        spans=("generated",), sources=True, by_pair=True, nan=("mass", "chance"), documents=True
+    ),
 ):
     """The measure `attention_mass`."""
 
@@ -87,18 +99,24 @@ class AttentionMass(
         Mass and chance are NaN for a span that the prompt lacks.
         """
         valid, masks = inputs.valid, spans.values()
+        names = [name for name in spans if name != "source"]
         # The same for all layers of a batch, and finding the rows waits for the device
         asked = once(("rows", self, *spans), lambda: self._asked(spans, valid), valid, *masks)
-        parts = []
+        parts, own = [], []
         for rows, logits in row_blocks(inputs, asked.rows):
             weights = weights_of(logits, inputs.sinks)
             # Prompts of a batch may ask for other rows: those of the others count 0.
             if not asked.shared:
                 weights = weights.where(asked.wanted[:, None, rows, None], 0)
             parts.append(weights.sum(-2, dtype=torch.float64))
+            if asked.own is not None:
+                own.append(_gathered(weights, asked.own[:, rows]).sum(-2, dtype=torch.float64))
         by_key = torch.stack(parts).sum(0) if parts[1:] else parts[0]
         # [prompt, head, key] x [prompt, key, span]: spans may overlap
         mass = torch.bmm(by_key, asked.masks) / asked.count
+        if own:
+            mass = torch.cat([mass, torch.stack(own).sum(0) / asked.count], -1)
+            names += _OF_ROWS
         mass = mass.masked_fill(asked.tokens[:, None] == 0, torch.nan)
         # Layers of one window see the same pairs
         name = "chance", self, inputs.window
@@ -112,7 +130,7 @@ class AttentionMass(
             # The sink takes what keys leave: softmax over both sums to 1
             left = 1.0 - by_key.sum(-1) / asked.count[..., 0]
             record["sink_mass"] = "prompt layer head", left
-        return Statistics(per_prompt=arrays(inputs, record, span=list(spans)))
+        return Statistics(per_prompt=arrays(inputs, record, span=names))
 
     def _asked(self, spans: Spans, valid: Bool[Tensor, "prompt token"]) -> _Asked:
         """Return rows and masks of the spans; wait for the device, once per batch."""
@@ -126,15 +144,27 @@ class AttentionMass(
                 )
             # Row i produces token i + 1; no prompt's first token is generated, as checked above.
             wanted, known = wanted.roll(-1, -1), np.roll(known, -1, -1)
-        masks = torch.stack([*spans.values()], -1).double()
+        named = [mask for name, mask in spans.items() if name != "source"]
+        masks = torch.stack(named, -1).double()
+        tokens, own = (masks * valid[..., None]).sum(1), None
+        if "source" in spans:
+            own = self._own(spans["source"].long())
+            tokens = torch.cat([tokens, (own >= 0).any(1).double()], -1)
         return _Asked(
             rows=torch.from_numpy(np.flatnonzero(known.any(0))).to(valid.device),
             wanted=wanted,
             shared=np.array_equal(known, np.broadcast_to(known[:1], known.shape)),
             count=wanted.sum(-1, dtype=torch.float64)[:, None, None],
             masks=masks,
-            tokens=(masks * valid[..., None]).sum(1),
+            tokens=tokens,
+            own=own,
         )
+
+    def _own(self, source: Int[Tensor, "prompt token"]) -> Int[Tensor, "prompt row span"]:
+        """The needle and the query of every row."""
+        before = torch.arange(source.shape[1], device=source.device) - 1
+        own = torch.stack([source, before.expand_as(source).where(source >= 0, -1)], -1)
+        return own.roll(-1, 1) if self.rows == "producing" else own
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `attention_mass` of a run."""
@@ -158,5 +188,19 @@ class AttentionMass(
 def _chance(inputs: AttentionInputs, asked: _Asked) -> Float[Tensor, "prompt span"]:
     seen = (inputs.visible(asked.rows) & asked.wanted[:, asked.rows, None]).double()
     # Rows that a prompt does not ask for see nothing here and add 0
-    share = (seen / seen.sum(-1, keepdim=True).clamp(min=1)).sum(1, keepdim=True) / asked.count
-    return torch.bmm(share, asked.masks)[:, 0].masked_fill(asked.tokens == 0, torch.nan)
+    # [prompt, row, key]: the share that equal weights give to a key
+    even = seen / seen.sum(-1, keepdim=True).clamp(min=1)
+    share = even.sum(1, keepdim=True) / asked.count
+    given = torch.bmm(share, asked.masks)[:, 0]
+    if asked.own is not None:
+        own = _gathered(even[:, None], asked.own[:, asked.rows]).sum(-2)[:, 0] / asked.count[..., 0]
+        given = torch.cat([given, own], -1)
+    return given.masked_fill(asked.tokens == 0, torch.nan)
+
+
+def _gathered(
+    weights: Float[Tensor, "prompt head row key"], places: Int[Tensor, "prompt row span"]
+) -> Float[Tensor, "prompt head row span"]:
+    """The weights of one key per row and span; 0 where the row has none."""
+    index = places.clamp(min=0)[:, None].expand(-1, weights.shape[1], -1, -1)
+    return weights.gather(-1, index).where(places[:, None] >= 0, 0)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import xarray as xr
 
-from repo_interp.positions.layouts import CONTEXTUAL, FIXED, ROTATED_BY_INDEX
+from repo_interp.positions.layouts import CONTEXTUAL, FIXED
 
 
 class AnyPrompt(Protocol):
@@ -40,11 +40,6 @@ class Layers:
     def fixed(self) -> bool:
         """Whether positions are the token index, or none, in all layers."""
         return bool(self.schemes) and set(self.schemes) <= set(FIXED)
-
-    @property
-    def rotated(self) -> bool:
-        """Whether some layer rotates by the token index."""
-        return bool(set(self.schemes) & set(ROTATED_BY_INDEX))
 
     @property
     def learned(self) -> bool:

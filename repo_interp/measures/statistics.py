@@ -109,6 +109,10 @@ class Needs:
     For every kind K there are `segments.K` (tokens inside) and `segments.K.starts` (first tokens),
     and `separator` besides.
     """
+    sources: bool = False
+    """Whether `observe` finds `source` among its spans where every token of an answer has a needle of
+    its own: the token that it copies, -1 elsewhere, int64 [prompt, token].
+    """
     tokens: int = 1
     """Tokens that a prompt needs; checked before the first forward pass."""
     schemes: tuple[str, ...] = ()
@@ -204,6 +208,8 @@ class Measure(ABC):
 
     describes: ClassVar[str] = ""
     """A few words on what it measures, for `--help`."""
+    topic: ClassVar[str] = ""
+    """A name by which `--measures` asks for it and all others of that topic; empty: none."""
     _stated: ClassVar[Needs] = Needs()
 
     def __init_subclass__(cls, needs: Needs | None = None, **further: Any) -> None:

@@ -51,4 +51,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    # Functions alone: a reader looks for what can be drawn
+    return sorted(name for name in __all__ if name[0].islower())

@@ -6,11 +6,13 @@ token.
     finding = sentence + evidence (the numbers, the threshold and the null) + where to look        `View.findings` gives those of one group
 
 `findings` orders those of all views of a run by `weight` and keeps a few of every group, so that no
-group hides another. Those of a comparison begin with how well the runs do their task.
+group hides another. Those below `DETAIL` come last, and on no first screen. Those of a comparison
+begin with how well the runs do their task.
 """
 
 from __future__ import annotations
 
+from html import escape
 from itertools import count
 
 import xarray as xr
@@ -21,34 +23,56 @@ from repo_interp.plots.marks import Finding, has_runs
 from repo_interp.plots.view_catalogue import views_of
 from repo_interp.values import CountOrNone, checked
 
-MOST = 8
-"""Findings of a run."""
-MOST_OF_GROUP = 4
+MOST = 5
+"""Findings of a first screen."""
+MOST_OF_GROUP = 2
 """Findings of one group, while other groups have some."""
+DETAIL = 0.3
+"""Weight below which a finding says what another one has said in short."""
+EVERY = 10_000
+"""More findings than a run has."""
 _OPENING = (
     "read the differences below with this in mind: heads of a model that fails at the task may "
     "differ because it fails"
 )
 
 
-def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
+class Findings(list[Finding]):
+    """Findings in order, printed as sentences."""
+
+    def __str__(self) -> str:
+        return "\n".join(f"{place}. {finding}" for place, finding in enumerate(self, start=1))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The sentences as a list, each with its evidence below, for a notebook."""
+        rows = (
+            f"<li>{escape(str(finding))}<br><small>{escape(finding.evidence)}</small></li>"
+            for finding in self
+        )
+        return f"<ol>{''.join(rows)}</ol>"
+
+
+def findings(run: xr.DataTree, most: int | None = None) -> Findings:
     """Collect the findings of a run, the heaviest first.
 
-    The four heaviest of every group precede all others. A warning names a variable that the run
+    The two heaviest of every group precede all others. A warning names a variable that the run
     lacks, and the group whose findings it costs.
 
     Args:
         run: Tree of a run, a group per measure.
-        most: Largest number of findings to return.
+        most: Largest number of findings to return; None: those of a first screen, five without
+            details.
 
     Returns:
-        At most `most` findings.
+        Findings without a sentence twice; `print` shows sentences, a notebook the evidence too.
     """
-    most, opening = checked(most, CountOrNone, "most"), []
+    most, opening = None if most is None else checked(most, CountOrNone, "most"), []
     if has_runs(run) and "performance" in run.attrs:
         group = "predictions" if "predictions" in run.children else next(iter(run.children))
         opening = [Finding(str(run.attrs["performance"]), _OPENING, 1, group)]
-    ranked: list[tuple[bool, float, int, Finding]] = []
+    ranked: list[tuple[bool, bool, float, int, Finding]] = []
     order = count()
     for view in views_of(run):
         if opening and view.group == opening[0].group == "predictions":
@@ -61,10 +85,21 @@ def findings(run: xr.DataTree, most: int = MOST) -> list[Finding]:
             warn(f"no findings of {view.group}: {error}")
             continue
         ranked += [
-            # The count keeps the order of views among equal weights, since findings themselves do
-            # not compare.
-            (place >= MOST_OF_GROUP, -finding.weight, next(order), finding)
+            # Differences of runs are weighed by their size alone. The count keeps the order of views
+            # among equal weights, since findings themselves do not compare.
+            (
+                not has_runs(run) and finding.weight < DETAIL,
+                place >= MOST_OF_GROUP,
+                -finding.weight,
+                next(order),
+                finding,
+            )
             for place, finding in enumerate(given)
         ]
-    rest = [finding for *_, finding in sorted(ranked, key=lambda entry: entry[:3])]
-    return [*opening, *rest][:most]
+    ranked.sort(key=lambda entry: entry[:4])
+    if most is None:
+        most, ranked = MOST, [entry for entry in ranked if not entry[0]]
+    by_sentence: dict[str, Finding] = {}
+    for finding in (*opening, *(entry[-1] for entry in ranked)):
+        by_sentence.setdefault(finding.sentence, finding)
+    return Findings([*by_sentence.values()][:most])

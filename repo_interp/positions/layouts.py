@@ -90,8 +90,6 @@ LEARNED = (
 CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope", "cope_relative")
 """Schemes whose positions are counts of gates."""
 
-ROTATED_BY_INDEX = ("rope", "rope_high", "hope", "hope_ab1", "hope_ab2", "hope_ab3")
-"""Schemes that rotate by the token index."""
 
 # Of ours alone: nothing is known of positions of schemes from other packages
 FIXED = tuple(scheme for scheme in SCHEMES if scheme not in (*LEARNED, *CONTEXTUAL))

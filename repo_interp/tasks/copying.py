@@ -52,6 +52,7 @@ class Copying(WordTask):
     """In-context copying. Test sets are named by the number of sequences."""
 
     name: ClassVar[str] = "copying"
+    does: ClassVar[str] = "goes on with one of {sequences} sequences that stand in the text"
     axes: ClassVar[tuple[str, ...]] = ("sequences",)
     test_sets_count: ClassVar[str] = "sequences"
 

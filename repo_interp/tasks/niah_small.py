@@ -48,6 +48,7 @@ class SmallNiah(ContextTask):
     """Needle in a haystack for small models. Lengths in tokens."""
 
     name: ClassVar[str] = "niah"
+    does: ClassVar[str] = "finds a value by its key in a text of {length} random words"
     axes: ClassVar[tuple[str, ...]] = ("depth", "length")
 
     length: Number = 256

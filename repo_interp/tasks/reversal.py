@@ -8,7 +8,9 @@ to a limit that the curriculum grows from `first_longest` to `longest`.
 
 Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated.
 attributes["source"] holds, for every generated token in order, the index of the token that it
-copies: the mirror of the mirror effect (fig. 6). A pre-trained model is asked the same in its
+copies: the mirror of the mirror effect (fig. 6). So every row that produces a word has a needle and
+a query of its own (`measures.attention_mass`): the word that it says next, where the text has it,
+and the word that it said last, first "Answer:". A pre-trained model is asked the same in its
 tokens (`reversal_prompts`); a word of several tokens is copied as a whole, its tokens in their
 order.
 """
@@ -53,6 +55,7 @@ class Reversal(WordTask):
     """
 
     name: ClassVar[str] = "reversal"
+    does: ClassVar[str] = "says {length} words backwards"
     axes: ClassVar[tuple[str, ...]] = ("length",)
     test_sets_count: ClassVar[str] = "words"
 

@@ -79,6 +79,25 @@ class Scoring:
     units: ClassVar[str] = "1"
     """Units of the score: "1" (shares, counts) or "nat"."""
     higher_is_better: ClassVar[bool] = True
+    does: ClassVar[str] = ""
+    """What a model that does it does, for a sentence that begins "The model": "says {length} words
+    backwards", with attributes of a prompt in braces; empty: nothing is said.
+    """
+
+    def purpose(self, prompts: Sequence[Prompt]) -> str:
+        """Say what a model does with prompts of the task.
+
+        Args:
+            prompts: Prompts.
+
+        Returns:
+            `does`, filled in by the longest prompt.
+        """
+        longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+        try:
+            return self.does.format(**longest.attributes)
+        except KeyError:  # prompts that others made
+            return ""
 
     @property
     def attributes(self) -> dict[str, str]:

@@ -50,6 +50,7 @@ class Counting(WordTask):
     """Counting. Weights are relative."""
 
     name: ClassVar[str] = "counting"
+    does: ClassVar[str] = "counts how often a variable is incremented in {operations} operations"
 
     variables: Annotated[int, Interval(ge=1, le=26)] = 1
     operations: Number = 64

@@ -40,6 +40,7 @@ class FlipFlop(WordTask):
     """
 
     name: ClassVar[str] = "flip_flop"
+    does: ClassVar[str] = "remembers the last bit that was written, {distance} tokens back"
     metric: ClassVar[str] = "accuracy of reads"
 
     length: Number = 128

@@ -49,6 +49,7 @@ class KeyedNiah(ContextTask):
     """Needle in a haystack whose keys share their words. Lengths in tokens."""
 
     name: ClassVar[str] = "niah_keys"
+    does: ClassVar[str] = "finds values by the order of their keys' words in {length} random words"
     metric: ClassVar[str] = "share of the values found"
 
     length: Number = 128

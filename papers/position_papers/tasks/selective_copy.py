@@ -31,6 +31,7 @@ class SelectiveCopy(WordTask):
     """Selective copy. Numbers of tokens."""
 
     name: ClassVar[str] = "selective_copy"
+    does: ClassVar[str] = "copies all symbols but {blanks} blanks"
 
     symbols: Annotated[int, Interval(ge=2, le=26)] = 16
     """Size of the alphabet, without the blank."""

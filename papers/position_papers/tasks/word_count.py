@@ -55,6 +55,7 @@ class WordCount(Task):
     """Counting words of the last sentence."""
 
     name: ClassVar[str] = "word_count"
+    does: ClassVar[str] = "counts a word in the last of {sentences} sentences"
     axes: ClassVar[tuple[str, ...]] = ("sentences",)
     test_sets_count: ClassVar[str] = "sentences"
 

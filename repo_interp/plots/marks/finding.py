@@ -33,6 +33,9 @@ class Finding:
     map.
     """
 
+    def __str__(self) -> str:
+        return self.sentence + (f"  [{self.place}]" if self.place else "")
+
     @property
     def place(self) -> str:
         """Where to look: "L2 H0, prompt 3"; empty where the sentence is about the whole run."""

@@ -51,11 +51,12 @@ FIRST_FINDINGS = 3
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as an image of the page: its width in pixels, its data address, and its caption."""
+    """A figure as an image of the page: its width in pixels, data address, caption, and file name."""
 
     width: int
     source: str
     caption: str
+    name: str = ""
 
 
 def picture(figure: Figure, caption: str, contents: Mapping[str, bytes]) -> Picture:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from itertools import groupby
@@ -28,7 +28,7 @@ import xarray as xr
 from repo_interp.errors import InputError, quoted
 from repo_interp.failures import record_failure, until_failure
 from repo_interp.files import file_to_write, write_text
-from repo_interp.plots.findings import findings
+from repo_interp.plots.findings import EVERY, findings
 from repo_interp.plots.lacking import reading
 from repo_interp.plots.marks import Heads, Table, checkpoint_name, format_cell, has_runs, runs_of
 from repo_interp.plots.pages.frame import Picture, packaged, page_script, picture, template
@@ -191,7 +191,8 @@ def _pictures(
             contents = rendered(one.figure, wanted) if wanted else {}
             write_pictures({name: contents[name] for name in written}, directory / one.name)
             if not is_live:
-                pictures.append((one.measure, picture(one.figure, one.caption, contents)))
+                shown = picture(one.figure, one.caption, contents)
+                pictures.append((one.measure, replace(shown, name=one.name)))
     return pictures
 
 
@@ -205,6 +206,9 @@ def _page(
     if not run.children:
         raise InputError("a report needs a run with at least one measure; this one has none")
     sections: list[Section] = []
+    first = {(view.group, _opening(view, run)) for view in views_of(run)}
+    openings = [picture for group, picture in pictures if (group, picture.name) in first]
+    pictures = [pair for pair in pictures if pair[1] not in openings]
     for view in views_of(run):
         of_view = partial(
             _section,
@@ -217,7 +221,7 @@ def _page(
     # The sort is stable, so the order of views holds within each kind.
     sections.sort(key=lambda section: (not section.explores, not section.follows))
     several = has_runs(run)
-    found = list(until_failure(partial(findings, run), "the findings", failures))
+    found = list(until_failure(partial(findings, run, EVERY), "the findings", failures))
     sides = linked_sides(run, failures) if several else []
     interactives = [
         part
@@ -237,6 +241,7 @@ def _page(
         title=_title(run, sections),
         facts=_facts(run, sections),
         findings=found,
+        openings=openings,
         warnings=[*str(run.attrs.get("notes", "")).splitlines(), *not_measured],
         sides=sides,
         sections=sections,
@@ -272,6 +277,17 @@ def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
     title = described or f"{first} of {checkpoint_name(run)}{tasks[0] if tasks else ''}"
     scaling = run.attrs.get("scaling", "none")
     return title if scaling in ("", "none") else f"{title}, scaling {scaling}"
+
+
+def _opening(view: View, run: xr.DataTree) -> str:
+    """The name of the picture of `view` that stands beside the findings; of one run alone."""
+    if has_runs(run):
+        return ""
+    try:
+        with reading(run, view.group):
+            return view.opening(run)
+    except InputError:
+        return ""  # its section says it
 
 
 def _described(view: View, run: xr.DataTree) -> str:

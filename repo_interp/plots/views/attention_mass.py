@@ -398,6 +398,10 @@ many times that of equal weights.
 """
 
 
+STEADY = 0.9
+"""Part of each prompt's largest mass that the head with the largest mean has, to be named alone."""
+
+
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """Find the heads that look at the needle, prompt by prompt.
 
@@ -419,6 +423,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if found.mean() < 0.5:
         return
     places = heads_of(mass)
+    # Several heads that all look there are not several that share the work: the steadiest is named
+    steady = int(np.nanmean(by_prompt[known], 0).argmax())
+    if (by_prompt[known][found, steady] >= STEADY * most[found]).all():
+        best = np.full_like(best, steady)
+        most = by_prompt[known][:, steady]
     heads = sorted({places[number] for number in best[found]})
     prompts = mass["prompt"].values[known]
     rows = group(run, "attention_rows") if has_groups(run, ["attention_rows"]) else {}
@@ -428,16 +437,20 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     strongest = int(np.where(with_rows | ~with_rows.any(), most, -1.0).argmax())
     layer, head = places[int(best[strongest])]
     least, largest = percent(most[found].min()), percent(most[found].max())
-    who = heads_named(heads)
-    if len(heads) > 1:
-        who = f"a head of {who}, not always the same,"
-    sentence = (
-        f"In {found.sum()} of {known.sum()} prompts {who} gives the needle "
-        f"{' to '.join(dict.fromkeys((least, largest)))} of its attention, in {rows_in_words(measured)}"
-    )
+    share = " to ".join(dict.fromkeys((least, largest)))
+    needle = str(run.attrs.get("needle_is", "the needle"))
+    some = f"in {found.sum()} of {known.sum()} prompts" if found.sum() < known.sum() else ""
+    if len(heads) == 1:
+        sentence = f"{heads_named(heads)} gives {share} of its attention to {needle}"
+        sentence += f", {some}" if some else ""
+    else:
+        sentence = (
+            f"{heads_named(heads)} share the work: {some or 'in each prompt'} one gives {share} of its "
+            f"attention to {needle}"
+        )
     mean = percent(float(np.nanmean(by_prompt, 0).max()))
     evidence = (
-        "the head with most attention on the needle, prompt by prompt; the most that one head "
+        f"from {rows_in_words(measured)}, by the head with most on it, prompt by prompt; the most that one head "
         f"gives on average over prompts is {mean}; equal weights give {percent(chance)}"
     )
     yield Finding(sentence, evidence, 0.92, "attention_mass", layer, head, int(prompts[strongest]))

@@ -354,11 +354,13 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     of_heads = shares.sel(component=component)
     layer, head, most = strongest_head(of_heads)
     sentence = (
-        f"Rotary component {component} accounts for {percent(float(middle.max()))} "
-        f"of the logits' variance (median head of {counted(len(layers), 'layer')} that rotate, "
-        f"{over(components)}), most in L{layer} H{head} ({percent(most)})"
+        f"Rotary component {component} makes {percent(float(middle.max()))} of the logits' variance "
+        f"in the median head, most in L{layer} H{head} ({percent(most)})"
     )
-    evidence = f"an equal share of all components is {percent(equal)}"
+    evidence = (
+        f"an equal share of all components is {percent(equal)}; of {counted(len(layers), 'layer')} "
+        f"that rotate, {over(components)}"
+    )
     yield Finding(sentence, evidence, 0.4, "components", layer, head)
 
 

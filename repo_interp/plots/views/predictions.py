@@ -21,6 +21,7 @@ from repo_interp.plots.marks import (
     Lines,
     NextTokens,
     Table,
+    counted,
     first_prompt,
     group,
     number,
@@ -115,18 +116,47 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 LEAST_ABOVE = 2.0
 """Times the share of the commonest token that a finding's share of expected tokens is, at least."""
+FAILS = 0.5
+"""Share of right answers below which a model does not do its task."""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
+    """Say what the model does: its answers where prompts have some, else its next tokens."""
+    predictions = group(run, "predictions")
+    if "answer_is_likeliest" in predictions:
+        right = predictions["answer_is_likeliest"].dropna("prompt")
+        if right.size:
+            yield _of_answers(run, right)
+            return
+    yield from _of_next_tokens(run)
+
+
+def _of_answers(run: xr.DataTree, right: xr.DataArray) -> Finding:
+    """How many answers are right, beside what the task asks for."""
+    count, does = int(right.sum()), str(run.attrs.get("does", ""))
+    how = f"right in {count} of {counted(right.size, 'prompt')}"
+    if right.size == 1:
+        how = "its answer is right" if count else "its answer is wrong"
+    sentence = f"The model answers: {how}"
+    if does and count >= FAILS * right.size:
+        sentence = f"The model {does}: {how}"
+    elif does:
+        sentence = f"The model fails at its task ({does}): {how}"
+    probability = group(run, "predictions")["answer_log_probability"]
+    evidence = (
+        "an answer is right where each of its tokens is the likeliest one; log-probability "
+        f"{number(float(probability.mean()))} nats per token of the answer, {over(right)}"
+    )
+    return Finding(sentence, evidence, 0.99, "predictions")
+
+
+def _of_next_tokens(run: xr.DataTree) -> Iterator[Finding]:
     """Count the tokens of the first prompt that were the likeliest next ones.
 
     The null is to name its commonest token every time.
     """
     predictions, prompt = group(run, "predictions"), first_prompt(run)
-    rank, probability = (
-        predictions["rank_of_next"].values,
-        predictions["probability_of_next"].values,
-    )
+    rank = predictions["rank_of_next"].values
     known = np.flatnonzero(rank >= 0)
     if prompt is None or prompt.texts is None or len(known) < 8:
         return
@@ -138,17 +168,16 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     )
     if expected < LEAST_ABOVE * commonest:
         return
-    least = int(known[probability[known].argmin()])
-    token = int(following[least])
+    of = "the prompt" if int(run.attrs.get("prompts", 1)) == 1 else "the first prompt"
     sentence = (
-        f"The model's likeliest next token is right for {percent(expected)} of the tokens of the "
-        f"first prompt; it expects token {token}, “{prompt.texts[token].strip()}”, least"
+        f"The model's likeliest next token is right for {percent(expected)} of the {len(known)} tokens "
+        f"of {of}"
     )
     evidence = (
-        f"{len(known)} tokens were predicted; always naming the commonest one is right for "
+        f"the first token is not predicted; always naming the commonest one is right for "
         f"{percent(commonest)}"
     )
-    yield Finding(sentence, evidence, 0.35, "predictions", prompt=prompt.prompt, token=token)
+    yield Finding(sentence, evidence, 0.99, "predictions", prompt=prompt.prompt)
 
 
 VIEW = View(

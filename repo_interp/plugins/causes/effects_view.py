@@ -321,7 +321,7 @@ every set of other heads.
 LEAST = 0.01
 """Nats that a found effect costs, at least."""
 TELLING = 1.0
-"""Nats up to which a loss that is excluded says something of a model."""
+"""Nats up to which a loss that is excluded says something of a model; above, nothing is said."""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -357,12 +357,12 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         moved = _word(measured, where["kind"], "does")
         sentence = (
             f"Of all {'heads' if 'head' in where else 'layers'}, the answer needs the positions of "
-            f"{name} most: {moved} costs {-lost:.2g} nats of its log-probability per token, "
-            f"{over(measured)}"
+            f"{name} most: {moved} costs {-lost:.2g} nats per token"
         )
         controls = f"{-control:.2g}" if abs(control) > error / STANDARD_ERRORS else "0"
         evidence = (
-            f"standard error {error:.1g}; the same change to "
+            f"log-probability of the answer, {over(measured)}; standard error {error:.1g}; the same "
+            "change to "
             f"{counted(int(measured.attrs['set_heads']), 'other head')}, drawn at random, costs "
             f"{controls} nats at worst"
         )
@@ -374,7 +374,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 f"{-high:.2g} to {-low:.2g})"
             )
         yield Finding(sentence, evidence, weight, "effects", where["layer"], where.get("head"))
-    if not is_needed:
+    # Where positions of all heads were changed at once, that says more
+    if not is_needed and "kinds" not in run.children:
         yield from _robust(measured)
     yield from _outdone(measured)
 
@@ -397,16 +398,21 @@ def _outdone(measured: xr.Dataset) -> Iterator[Finding]:
     other, needed = float(other.sel(kind=kind)), float(needed.sel(kind=kind))
     size, does = counted(int(measured.attrs["set_heads"]), "head"), _word(measured, kind, "does")
     sentence = (
-        f"Other heads matter more than the {size} that seemed most needed: changing their "
-        f"positions ({does}) costs {-other:.2g} nats per token of the answer, "
-        f"those of the {size} {max(0.0, -needed):.2g}, {over(measured)}"
+        f"Other heads matter more than the {size} that seemed most needed: {does} costs "
+        f"{-other:.2g} nats per token there, {max(0.0, -needed):.2g} here"
     )
-    evidence = f"the worst of {measured.sizes['draw']} sets of as many other heads, drawn at random"
+    evidence = (
+        f"{over(measured)}; the worst of {measured.sizes['draw']} sets of as many other heads, drawn "
+        "at random"
+    )
     yield Finding(sentence, evidence, 0.6, "effects")
 
 
 def _robust(measured: xr.Dataset) -> Iterator[Finding]:
-    """Yield the largest loss that cannot be excluded, if no layer's positions matter."""
+    """Yield the largest loss that cannot be excluded, if no layer's positions matter.
+
+    Where it is large the prompts are too few to say anything.
+    """
     mean, errors = _mean_and_error(measured["layer_log_probability_change"])
     if not bool(mean.notnull().any()) or bool(
         (mean < np.minimum(-STANDARD_ERRORS * errors, -LEAST)).any()
@@ -417,22 +423,17 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
     lowest = mean - half_interval(changes.values)
     where = _lowest(lowest)
     excluded = max(0.0, -float(lowest.min()))
-    # A loss that large would be the answer's end: the interval says nothing of the model.
-    result = (
-        "No change of one layer's positions has a clear effect on the answer; a loss above "
-        f"{excluded:.2g} nats of its log-probability per token is excluded"
-        if excluded <= TELLING
-        else f"{counted(measured.sizes['prompt'], 'prompt')} are too few to tell whether the answer "
-        f"needs one layer's positions: a loss of {excluded:.2g} nats of its log-probability per "
-        "token is not excluded"
+    if excluded > TELLING:
+        return
+    sentence = (
+        "No change of one layer's positions moves the answer clearly: a loss above "
+        f"{excluded:.2g} nats per token is excluded"
     )
-    does = _word(measured, where["kind"], "does")
-    sentence = f"{result} (layer {where['layer']}, {does}; measured: {-float(mean.sel(where)):.2g})"
-    if "clean_score" in measured and float(measured["clean_score"].max()) == 0:
-        sentence += "; no answer is right without a change either"
     evidence = (
-        f"95 % intervals over {measured.sizes['prompt']} prompts, of which this one reaches "
-        f"furthest; standard error {float(errors.sel(where)):.1g} nats"
+        f"95 % intervals over {measured.sizes['prompt']} prompts, of which that of layer "
+        f"{where['layer']}, {_word(measured, where['kind'], 'does')}, reaches furthest: "
+        f"{-float(mean.sel(where)):.2g} nats with a standard error of "
+        f"{float(errors.sel(where)):.1g}"
     )
     yield Finding(sentence, evidence, 0.3, "effects", int(where["layer"]))
 

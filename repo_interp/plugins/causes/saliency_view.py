@@ -407,10 +407,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         times = f"{largest / median:.0f} times"
         sentence = (
             f"The answer hangs most on the positions of L{layer} H{head}: {times} as "
-            f"much as on those of the median head, {over(size_of)}"
+            f"much as on those of the median head"
         )
         evidence = (
-            f"moving a token by one position changes its log-probability by {largest:.2g} nats per "
+            f"{over(size_of)}; moving a token by one position changes its log-probability by {largest:.2g} nats per "
             "token of the answer (mean size over tokens, by derivatives); 3 times the median head "
             "is needed"
         )

@@ -493,11 +493,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         return
     layer, head, best = strongest_head(share.where(found))
     sentence = (
-        f"Gates fall on separators in {heads_named(heads_where(found))}: in L{layer} "
-        f"H{head} {percent(best)} of their sum, {over(measured)}"
+        f"Gates fall on separators in {heads_named(heads_where(found))}: {percent(best)} of their sum "
+        f"in L{layer} H{head}"
     )
     control = float(shuffled.sel(layer=layer, head=head))
-    evidence = f"as many random tokens hold {percent(control)}"
+    evidence = f"{over(measured)}; as many random tokens hold {percent(control)}"
     yield Finding(sentence, evidence, 0.75, "gates", layer, head)
 
 

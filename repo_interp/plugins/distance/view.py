@@ -22,6 +22,7 @@ from repo_interp.plots.marks import (
     Finding,
     Heads,
     Lines,
+    counted,
     group,
     heads_named,
     heads_where,
@@ -60,7 +61,7 @@ def _of_symbols(run: xr.DataTree) -> Iterator[Finding]:
         over_prompts(dataset["attention_share"]) >= READ
     )
     for name, follows in (
-        ("position_score", "hardly change when the keys before them change places"),
+        ("position_score", "hardly change when earlier keys change places"),
         ("symbol_score", "move with the keys when these change places"),
     ):
         score = over_prompts(dataset[name])
@@ -69,8 +70,7 @@ def _of_symbols(run: xr.DataTree) -> Iterator[Finding]:
             *best, size = strongest_head(score.where(found))
             yield Finding(
                 f"In {len(heads)} of {int(score.notnull().sum())} heads the logits {follows}: "
-                f"{heads_named(heads, per_layer=dataset.sizes['head'])} (correlation up to "
-                f"{size:.2f})",
+                f"{heads_named(heads, per_layer=dataset.sizes['head'])} (up to r = {size:.2f})",
                 f"a correlation above {HIGH_SCORE:g}, of logits that vary by at least {VARYING:g} nat "
                 f"over keys that get at least {percent(READ)} of the attention; 95 % of unrelated "
                 f"permutations stay below {float(null.max()):.2f}",
@@ -92,9 +92,8 @@ def _of_stability(run: xr.DataTree) -> Iterator[Finding]:
         # Stability is the share of distances that keep the preference.
         share = 1 - float(stable.sel(layer=worst[0], head=worst[1]))
         yield Finding(
-            f"In {len(heads)} of {int(stable.notnull().sum())} heads, which of two keys is "
-            f"preferred depends on how far away they stand: at {percent(share)} of the distances "
-            f"of the prompt, L{worst[0]} H{worst[1]} prefers the other key",
+            f"In {len(heads)} of {int(stable.notnull().sum())} heads the preferred one of two keys changes "
+            f"with distance: in L{worst[0]} H{worst[1]} at {percent(share)} of the distances",
             "the share of distances at which the preferred key stays the same is below that with "
             f"random phases by {LESS_STABLE:g} or more",
             0.4,
@@ -122,18 +121,27 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
         token: f"token {token}" + ("" if texts is None else f" ({texts[token]!r})")
         for token in dict.fromkeys(tokens[is_sink].tolist())
     }
-    where = (
+    where = [
         f"{text} in {layers_named(layers[is_sink & (tokens == token)].tolist())}"
         for token, text in named.items()
-    )
+    ]
     # Other layers may give more to a token that is no sink by the ratio.
     largest = int(np.where(is_sink, mass.values, 0).argmax())
     token, layer = int(tokens[largest]), int(layers[largest])
+    share = percent(float(mass.values[largest]))
+    kinds = (
+        "is a second sink"
+        if len(named) == 1
+        else f"and {counted(len(named) - 1, 'other')} are sinks"
+    )
+    sentence = (
+        f"T{named[token][1:]} {kinds}, beside the first token: it draws {share} of later tokens' "
+        f"attention in L{layer}"
+    )
     yield Finding(
-        f"Tokens other than the first are sinks in prompt {number}: {', '.join(where)}. Most is "
-        f"given to {named[token]} in L{layer}: {percent(float(mass.values[largest]))} of the "
-        f"attention of later tokens, mean over heads; even attention would give "
-        f"{percent(float(even.values[largest]))}",
+        sentence,
+        f"prompt {number}, mean over heads: {', '.join(where)}; even attention would give "
+        f"{percent(float(even.values[largest]))} in L{layer}; "
         f"a sink gets more than {percent(SINK_MASS)} of a layer's attention and more than "
         f"{SINK_RATIO:g} times even attention; first tokens of documents are left out",
         0.55,
@@ -206,11 +214,11 @@ def _of_activations(run: xr.DataTree) -> Iterator[Finding]:
         is_sink = one["sink_token"] == token
         sink = "also" if is_sink else f"not (token {one['sink_token']} is)"
         yield Finding(
-            f"Massive activations enter {len(layers)} of {dataset.sizes['layer']} layers, from "
-            f"L{layers[0]} to L{layers[-1]}: entry {one['largest_dimension']} of token {token} of prompt "
-            f"{prompt} is {one['largest']:.0f} in L{layer}, where the median is "
-            f"{one['median']:.2g}; that token is {sink} the one with most attention",
-            "activations.massive: above 100 and above 1000 times the median",
+            f"Massive activations enter {len(layers)} of {dataset.sizes['layer']} layers: entry "
+            f"{one['largest_dimension']} of token {token} is {one['largest']:.0f} in L{layer}, the median "
+            f"{one['median']:.2g}",
+            f"prompt {prompt}, L{layers[0]} to L{layers[-1]}; that token is {sink} the one with most "
+            "attention; massive is above 100 and above 1000 times the median",
             0.5,
             "activations",
             layer,

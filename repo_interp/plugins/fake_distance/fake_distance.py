@@ -31,7 +31,6 @@ Knows nothing about the contents of a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -42,7 +41,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import Arrays, arrays, described_group
@@ -88,11 +86,7 @@ class FakeDistance(
     """0: NoPE layers as they are. Otherwise the RoPE base by which they are asked to rotate."""
     name: str = "fake_distance"
     describes: ClassVar[str] = "the same for one query at every distance"
-
-    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
-        """Return whether layers rotate by the token index."""
-        # Where nothing rotates, the fit of a sum is exact by construction
-        return layers.fixed and layers.rotated
+    topic: ClassVar[str] = "generalization"
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
         """Layers that add logits by contents."""

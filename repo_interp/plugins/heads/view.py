@@ -38,12 +38,14 @@ from repo_interp.plots.marks import (
     heads_named,
     heads_of,
     heads_where,
+    learned_layers,
     percent,
     runs_of,
     schemes,
     strongest_head,
     unit_label,
 )
+from repo_interp.plots.marks.head_strip import head_strip
 from repo_interp.plots.style import (
     PAGE_WIDTH,
     PaperFigure,
@@ -306,6 +308,11 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     # An overview clusters the heads of one run.
     if has_runs(run):
         return
+    if _in_short(atlas) is not None:
+        first = atlas["name"].transpose("layer", "head")
+        first = first.copy(data=[[of[0] if of else "" for of in row] for row in names_of(first)])
+        colors = colours_of_names(atlas["label"].values.tolist())
+        yield CustomFigure("atlas_strip", partial(head_strip, first, colors))
     if len(standardised(atlas)[1]) > 1 and len(heads_of(atlas)) > 2:
         yield CustomFigure(
             "atlas_overview",
@@ -320,43 +327,59 @@ _FILES = files("repo_interp.plugins.heads")
 _FOUND = {
     "mirror": (
         0.95,
-        "Mirror heads in {texts}: {heads}. Copies get positions near their sources'; strongest "
-        "{best} ({score:.2f} of 1)",
+        "Mirror heads: {heads}; a copy gets a position near its source's, most so in {best} ({score:.2f} "
+        "of 1)",
+        "on {texts}",
     ),
     "retrieval": (
         0.9,
-        "Retrieval heads in {texts}: {heads}. For {share} of the tokens of the answer, {best} "
-        "looks most at the place that the token is copied from",
+        "Retrieval heads: {heads}; for {share} of the answer's tokens {best} looks most at the token "
+        "copied",
+        "on {texts}",
     ),
     "induction": (
         0.8,
-        "Induction heads on random tokens that repeat: {heads}. Where a token has an earlier copy, "
-        "{best} gives {share} of its attention to tokens after such copies{further}",
+        "Induction heads: {heads}; {best} gives {share} of its attention to what followed an earlier copy",
+        "where random tokens repeat{further}",
     ),
     "sink": (
         0.7,
-        "Attention sink {where}: {heads}, from layer {first} on, give more than half to token 0; "
-        "most {best} ({share}){further}",
+        "Attention sink: {heads} give more than half to token 0, from layer {first} on, most {best} "
+        "({share})",
+        "{where}{further}",
     ),
     "previous token": (
         0.6,
-        "Previous-token heads on random tokens: {heads}. Strongest {best} ({share} of its "
-        "attention){further}",
+        "Previous-token heads: {heads}; {best} gives {share} of its attention to the token before",
+        "on random tokens{further}",
     ),
     "duplicate token": (
         0.5,
-        "Duplicate-token heads on random tokens that repeat: {heads}. Strongest {best} "
-        "({share} of its attention where a token has an earlier copy){further}",
+        "Duplicate-token heads: {heads}; {best} gives {share} of its attention to earlier copies",
+        "where random tokens repeat{further}",
     ),
 }
-"""By name of the atlas, which is that of its score: the weight of the finding, and its sentence."""
+"""By name of the atlas, which is that of its score: the weight of the finding, its sentence, and where
+its score was measured.
+"""
+_COUNTED = {
+    "sink": "{} rest on token 0 (sinks)",
+    "previous token": "{} look at the token before",
+    "induction": "{} at what followed an earlier copy (induction)",
+    "duplicate token": "{} at earlier copies",
+}
+"""By name what a sentence says of all heads of a model without learned positions."""
+IN_SHORT = 0.3
+"""Part of its weight that a name keeps which `_in_short` has counted."""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """Names that some heads have: their scores are beyond those of random weights."""
     atlas = group(run, "atlas")
-    texts = _texts(atlas)
-    for label, (weight, sentence) in _FOUND.items():
+    texts, short = _texts(atlas), _in_short(atlas)
+    if short is not None:
+        yield short
+    for label, (weight, sentence, measured) in _FOUND.items():
         score = label.replace(" ", "_")
         has = (
             atlas["named"].sel(label=label) > 0
@@ -385,16 +408,38 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             "where": where,
             "further": further,
         }
-        null, twins = float(_reached(atlas.sel(label=label))), atlas.sizes["twin"]
-        reached = (
-            f"{counted(twins, 'random-weight control')} reach{'es' * (twins == 1)} {null:.2g}"
-            if twins
-            else "no random-weight controls were asked for"
+        evidence = (
+            f"{measured.format(**words)}; the score of a named head is above {threshold:.3g}; "
+            f"{_controls(atlas, label)}"
         )
-        evidence = f"the score of a named head is above {threshold:.3g}; {reached}"
+        if short is not None and label in _COUNTED:
+            weight *= IN_SHORT
         yield Finding(
             sentence.format(**words), evidence, weight, "atlas", layer, head, variable=score
         )
+
+
+def _controls(atlas: xr.Dataset, label: str) -> str:
+    """What the random-weight controls of a name reach, in words."""
+    null, twins = float(_reached(atlas.sel(label=label))), atlas.sizes["twin"]
+    if not twins:
+        return "no random-weight controls were asked for"
+    return f"{counted(twins, 'random-weight control')} reach{'es' * (twins == 1)} {null:.2g}"
+
+
+def _in_short(atlas: xr.Dataset) -> Finding | None:
+    """Count the heads of a model without learned positions by what they are, where it has two kinds."""
+    if "name" not in atlas or learned_layers(atlas):
+        return None
+    labels = [label for label in _COUNTED if label in atlas["label"].values]
+    counts = {label: int((atlas["named"].sel(label=label) > 0).sum()) for label in labels}
+    counts = {label: count for label, count in counts.items() if count}
+    if len(counts) < 2:
+        return None
+    kinds = ", ".join(_COUNTED[label].format(count) for label, count in counts.items())
+    evidence = "; ".join(f"{label}: {_controls(atlas, label)}" for label in counts)
+    sentence = f"Of {atlas['name'].size} heads {kinds}"
+    return Finding(sentence, f"on random tokens that repeat; {evidence}", 0.96, "atlas")
 
 
 def _texts(atlas: xr.Dataset) -> str:
@@ -425,6 +470,7 @@ VIEW = View(
     tables=lambda run: (atlas_table(run),),
     heads=_heads,
     findings=_findings,
+    opening=lambda run: "" if _in_short(group(run, "atlas")) is None else "atlas_strip",
     interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
     compared=MAPPED,
     not_averaged=("named", "null", "threshold", "mass"),

@@ -263,8 +263,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     rise = nats[:, -1] - nats[methods.index("plain"), 0]
     plain, best = float(rise[methods.index("plain")]), methods[int(np.nanargmin(rise))]
     sentence = (
-        f"In prompts of {int(lengths[-1]):,} tokens of the task {measured.attrs['task']} the log "
-        f"perplexity differs by {plain:+.2g} nats per token from prompts of {int(lengths[0]):,}"
+        f"At {int(lengths[-1]):,} tokens the log perplexity is {plain:+.2g} nats per token from that at "
+        f"{int(lengths[0]):,}"
     )
     sentence += (
         f"; with {METHOD_NAMES.get(best, best)} by {float(np.nanmin(rise)):+.2g}"
@@ -272,7 +272,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         else ""
     )
     evidence = (
-        f"mean over the last {measured.attrs['judged']} tokens of "
+        f"task {measured.attrs['task']}; mean over the last {measured.attrs['judged']} tokens of "
         f"{int(measured.attrs['prompts']) // 2} prompts of each length"
     )
     yield Finding(sentence, evidence, 0.6, "extrapolation")

@@ -229,11 +229,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         f"Moving {percent(float(smallest[0]))} of the tokens by up to {int(measured['l_max'][0])} "
         f"({KIND_NAMES.get(kind, kind).lower()})"
     )
-    sentence = (
-        f"{moved} raises the log perplexity by {float(at_least.max()):.2g} nats per token, over "
-        f"{measured.attrs['prompts']} prompts of the task {measured.attrs['task']}"
+    sentence = f"{moved} raises the log perplexity by {float(at_least.max()):.2g} nats per token"
+    evidence = (
+        f"the smallest dose, and the kind that costs most, over {measured.attrs['prompts']} prompts of "
+        f"the task {measured.attrs['task']}; at least {LEAST_RISE} is needed"
     )
-    evidence = f"the smallest dose, and the kind that costs most; at least {LEAST_RISE} is needed"
     yield Finding(sentence, evidence, 0.4, "perturbation")
 
 

@@ -29,7 +29,7 @@ Knows nothing about the contents of a prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -42,7 +42,6 @@ from torch import Tensor
 
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.kernels.rotation_angles import largest_difference
@@ -118,10 +117,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
     """The g of the closed form: "signed" or "printed"."""
     name: str = "rotation"
     describes: ClassVar[str] = "pairs that turn slowly and dominate"
-
-    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
-        """Return whether layers rotate by the token index."""
-        return layers.fixed and layers.rotated
+    topic: ClassVar[str] = "generalization"
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
         """Layers that do not rotate."""

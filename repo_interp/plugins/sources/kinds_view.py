@@ -21,11 +21,14 @@ from repo_interp.plugins.sources.position_texts import READS
 
 CLEAR = 1.5
 """Halves of a 95 % interval - about three standard errors - that a found difference is from 0."""
+EXACT = "exact match"
+"""The score of which 1 is the ceiling."""
 ROUNDING = 1e-6
 """Losses in nats below which a change is the rounding of float32."""
+INDEX = "the token index"
 CASES = {
     "all heads, straight lines": "the straight line fitted to those of each head",
-    "all heads, token index": "the token index",
+    "all heads, token index": INDEX,
 }
 """Kinds of all heads that are not frozen, and their new positions, in words."""
 
@@ -113,6 +116,9 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     for kind, count in kinds["heads"].to_series().items():
         if kind in CASES:
             continue
+        if kind == "all heads" and (ceiling := _ceiling(run)):
+            yield ceiling
+            continue
         of_kind = kinds["loss_change"].sel(kind=kind)
         # (mean, low, high) of each
         change, others, difference = of_kind.sel(token_class=answered).values
@@ -121,16 +127,13 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             if np.isnan(difference[0])
             else (difference, f", of as many other heads {number(others[0])}{_is_more(difference)}")
         )
-        everything = kind == "all heads"  # what all positions are for is told even if it is nothing
+        # what all positions are for is told even if it is nothing
+        everything = kind == "all heads"
         if everything:
-            costs = kinds["loss_change"].sel(token_class=answered, of="change")
-            rest = "".join(
-                f"; {case} {_in_words(costs.sel(kind=name).values)}"
-                for name, case in CASES.items()
-                if name in kinds["kind"]
-            )
+            yield _of_all(kinds, answered, count, change)
+            continue
         # high - mean is half of the interval. The negation also skips NaN.
-        if not everything and not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
+        if not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
             continue
         by_class = of_kind.sel(of="difference").values
         # Classes without tokens are NaN.
@@ -142,21 +145,69 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 f"; on {of_kind['token_class'].values[most]} {_in_words(by_class[most])} "
                 "more than freezing other heads"
             )
-        of = " of the answer" if answered == "generated" else ""
-        heads = (
-            f"all {count} heads that learn them"
-            if everything
-            else f"the {count} heads whose positions {READS.get(str(kind), 'do none of this')}"
-        )
         sentence = (
-            f"Freezing the positions of {heads}, each at its mean, costs "
-            f"{_in_words(change)} per token{of}{rest}"
+            f"Freezing the positions of the {count} heads whose positions "
+            f"{READS.get(str(kind), 'do none of this')}, each at its mean, costs "
+            f"{_in_words(change)} per token{_of_answer(answered)}{rest}"
         )
-        compared = rest and not everything
-        less = f"difference from the other heads: {_in_words(judged)}; " if compared else ""
+        less = f"difference from the other heads: {_in_words(judged)}; " if rest else ""
         evidence = f"{less}intervals over blocks, each a {kinds.attrs['block']}"
-        weight = 0.93 if everything else 0.9 if compared and judged[0] > 0 else 0.56
-        yield Finding(sentence, evidence, weight, "kinds")
+        yield Finding(sentence, evidence, 0.9 if rest and judged[0] > 0 else 0.56, "kinds")
+
+
+def _of_answer(answered: str) -> str:
+    return " of the answer" if answered == "generated" else ""
+
+
+def _of_all(kinds: xr.Dataset, answered: str, count: int, change: np.ndarray) -> Finding:
+    """What it costs to freeze the positions of all heads, beside RePo's other special cases."""
+    costs = kinds["loss_change"].sel(token_class=answered, of="change")
+    cases = {
+        words: costs.sel(kind=name).values for name, words in CASES.items() if name in kinds["kind"]
+    }
+    sentence = (
+        f"Freezing the positions of all {count} heads that learn them costs {_mean(change)} per token"
+        f"{_of_answer(answered)}"
+    )
+    if (index := cases.get(INDEX)) is not None:
+        sentence += f"; {INDEX} instead {_mean(index)}"
+    evidence = "; ".join(
+        f"{case} {_in_words(cost)}" for case, cost in {"each at its mean": change, **cases}.items()
+    )
+    return Finding(
+        sentence, f"{evidence}; intervals over blocks, each a {kinds.attrs['block']}", 0.93, "kinds"
+    )
+
+
+def _mean(interval: np.ndarray) -> str:
+    """The mean of an interval in nats."""
+    if np.abs(interval).max() < ROUNDING:
+        return "nothing"
+    return f"{number(float(interval[0]))} nats"
+
+
+def _ceiling(run: xr.DataTree) -> Finding | None:
+    """Say that every answer is right with all positions frozen as with none; None where not."""
+    kinds, predictions = group(run, "kinds"), run.children.get("predictions")
+    if predictions is None or "answer_is_likeliest" not in predictions:
+        return None
+    right = predictions["answer_is_likeliest"]
+    changed = float(kinds["score_change"].sel(kind="all heads", of="change", bound="mean"))
+    if kinds.attrs.get("metric") != EXACT or changed != 0 or not bool((right == 1).all()):
+        return None
+    costs = kinds["loss_change"].sel(
+        kind="all heads", token_class=_answered(kinds), of="change", bound="mean"
+    )
+    prompts = "the prompt" if right.size == 1 else f"all {right.size} prompts"
+    return Finding(
+        f"The model answers {prompts} right with or without its positions, so this task cannot say "
+        "what they are for",
+        f"freezing the positions of all {int(kinds['heads'].sel(kind='all heads'))} heads that learn "
+        f"them, each at its mean, changes no score and costs {number(float(costs))} nats per token of "
+        "the answer",
+        0.93,
+        "kinds",
+    )
 
 
 def _is_more(difference: np.ndarray) -> str:

@@ -36,7 +36,7 @@ Knows nothing about the contents of a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -48,7 +48,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.kernels.heads import Reduction
 from repo_interp.measures.kernels.logit_sums import LogitSums, MapSums, attention_sums, logit_sums
 from repo_interp.measures.kernels.rounding import ROUNDING
@@ -110,10 +109,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
     """Seed of the shuffled distances and the held-out rows."""
     name: str = "three_axis"
     describes: ClassVar[str] = "logits as a sum of distance, query and key"
-
-    def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
-        """Return whether all positions are the token index, or none."""
-        return layers.fixed
+    topic: ClassVar[str] = "generalization"
 
     def beside(self, names: Collection[str]) -> Measure:
         """Return it with the axes that the figure of `maps` shows, where those are asked for."""

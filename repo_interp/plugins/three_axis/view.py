@@ -269,12 +269,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         "Distance matters to the logits: shuffling it takes r of the three-axis fit "
         f"from {float(r.median()):.2f} to "
     )
-    sentence += (
-        f"{float(shuffled.median()):.2f} (median head, {over(measured)}); most in L{layer} H{head}"
-    )
+    sentence += f"{float(shuffled.median()):.2f} in the median head, most in L{layer} H{head}"
     yield Finding(
         sentence,
-        "r falls by .05 at least in the median head, of the heads that are not exact by construction",
+        f"{over(measured)}; r falls by .05 at least in the median head, of the heads that are not exact by construction",
         0.3,
         "three_axis",
         layer,

@@ -35,6 +35,8 @@ SPECIAL = re.compile(r"<\|?\w+\|?>")
 """How special tokens are written."""
 GENERATED = "generated"
 REST = "rest"
+NEXT = "the token that the answer copies next"
+"""The needle where every token of an answer has one of its own (`copies_next`)."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,8 @@ def main_span(prompts: Sequence[Prompt]) -> str | None:
         prompts: Prompts.
 
     Returns:
-        The needle where a prompt has one, else the first named span; None without any.
+        The needle where a prompt has one, or tokens of answers have (`copies_next`), else the first
+        named span; None without any.
     """
     named = [
         name
@@ -224,7 +227,22 @@ def main_span(prompts: Sequence[Prompt]) -> str | None:
         for name in prompt.spans
         if "." not in name and name not in (REST, GENERATED)
     ]
-    return "needle" if "needle" in named else next(iter(named), None)
+    if "needle" in named or copies_next(prompts):
+        return "needle"
+    return next(iter(named), None)
+
+
+def copies_next(prompts: Sequence[Prompt]) -> bool:
+    """Return whether every token of an answer has a needle of its own: the token that it copies.
+
+    Args:
+        prompts: Prompts.
+
+    Returns:
+        True where a prompt has `sources`, and none names a needle or a query.
+    """
+    own = any({"needle", "query"} & prompt.spans.keys() for prompt in prompts)
+    return not own and any(prompt.sources is not None for prompt in prompts)
 
 
 def _written(pieces: Sequence[str]) -> str:

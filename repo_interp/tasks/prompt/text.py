@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int
 
-from repo_interp.errors import InputError, as_input_errors
+from repo_interp.errors import InputError, as_input_errors, quoted
 from repo_interp.interruptible import interruptible
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt, check_spans
 
@@ -124,7 +124,7 @@ def prompt_from_text(
 
 
 def chat_text(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """Write messages as the text that a model answers.
+    """Write messages as the text that a model answers, or that ends with its answer.
 
     Uses the chat template of the tokenizer, else a line `role: content` per message, as inspect-ai
     writes it. Raises InputError where the template refuses the messages.
@@ -140,8 +140,60 @@ def chat_text(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
     with as_input_errors("the chat template of the tokenizer does not take the messages"):
         return str(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                # Behind an answer no other one begins
+                add_generation_prompt=messages[-1]["role"] != "assistant",
+            )
         )
+
+
+def is_chat(given: Any) -> bool:
+    """Return whether something is a list of messages.
+
+    Args:
+        given: Anything.
+
+    Returns:
+        True for a sequence, not empty, of mappings alone.
+    """
+    return (
+        isinstance(given, Sequence)
+        and not isinstance(given, str | bytes)
+        and len(given) > 0
+        and all(isinstance(message, Mapping) for message in given)
+    )
+
+
+def text_of_chat(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase | None
+) -> str:
+    """Write messages as the model was trained to read them.
+
+    Args:
+        messages: Messages with "role" and "content", both texts.
+        tokenizer: Tokenizer with a chat template.
+
+    Returns:
+        The text, special tokens in it.
+
+    Raises:
+        InputError: There is no template, it refuses the messages, or one is no message.
+    """
+    for number, message in enumerate(messages):
+        if not all(isinstance(message.get(part), str) for part in ("role", "content")):
+            raise InputError(
+                f"message {number} of the chat is {quoted(dict(message))}; wanted texts "
+                'as {"role": "user", "content": "..."}'
+            )
+    if not getattr(tokenizer, "chat_template", None):
+        name = "this model has no tokenizer" if tokenizer is None else "its tokenizer has none"
+        raise InputError(
+            f"a list of messages needs a chat template, and {name}; give the text as the model "
+            "was trained to read it"
+        )
+    return chat_text([dict(message) for message in messages], tokenizer)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,10 @@ def test_a_massive_activation_is_found_in_a_real_pass_and_drawn(tmp_path):
     tokens = [5, 9, 7, *range(10, 30)]
     run = ri.analyze(model, [tokens], ["activations"], experiments=())
     (finding,) = [one for one in ri.findings(run) if one.group == "activations"]
-    assert "from L0 to L2: entry 3 of token 2 of prompt 0 is 5" in str(finding.sentence)
+    assert (
+        "entry 3 of token 2 is 5" in finding.sentence and "enter 3 of 3 layers" in finding.sentence
+    )
+    assert finding.evidence.startswith("prompt 0, L0 to L2; that token is ")
     files = write_figures(run, tmp_path)
     assert [file.name for file in files] == ["massive_activations.png"]
 

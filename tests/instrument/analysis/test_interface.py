@@ -250,14 +250,14 @@ def test_swapped_arguments_are_named_in_a_short_line(niah, task_prompts, tmp_pat
     for line, function, *given in (
         ("a model or a bridge was wanted.* got a list", ri.analyze, prompts, niah),
         ("a model or a bridge was wanted.* got a Prompt", ri.explore, prompts[0], niah),
-        ("a model or a bridge was wanted.* got a DataTree", ri.score, run),
+        ("a model or a bridge was wanted.* got a Run", ri.score, run),
         ("a model or a bridge was wanted.* got a dict", ri.layout, state),
         ("prompts are a RepositionedBridge", ri.analyze, niah, niah),
         ("a run is what .* got a RepositionedBridge", ri.findings, niah),
         ("a run is what .* got a list", ri.write_run, prompts, file),
         ("a path was wanted, .* got a RepositionedBridge", ri.save, niah, niah),
-        ("a path was wanted, .* got a DataTree", ri.plots.write_figures, file, run),
-        ("a path was wanted, .* got a DataTree", ri.load_model, run),
+        ("a path was wanted, .* got a Run", ri.plots.write_figures, file, run),
+        ("a path was wanted, .* got a Run", ri.load_model, run),
         ("a path was wanted, .* got a Prompt", ri.compare, prompts),
         ("wanted a layout .* got a RepositionedBridge", ri.reposition, niah, niah),
         ("several prompts were wanted.* got a Prompt", ri.write_prompts, prompts[0], file),
@@ -267,7 +267,7 @@ def test_swapped_arguments_are_named_in_a_short_line(niah, task_prompts, tmp_pat
         (r"there is no task \['niah'\]; there are", ri.score, niah, ["niah"]),
         ("there is no task a RepositionedBridge", ri.score, niah, niah),
         ("wanted a size, one of small, paper; got 5", ri.tasks.make_task, "niah", 5),
-        ("this run has no layer a DataTree", ri.plots.position_lines, run, run, 0),
+        ("this run has no layer a Run", ri.plots.position_lines, run, run, 0),
     ):
         with refused(line) as error:
             function(*given)
@@ -371,3 +371,30 @@ def test_a_cache_knows_positions_by_layer(niah):
     assert cache["q", 2].shape[1] == 20
     with refused(r"no blocks.5.attn.hook_positions"):
         cache["positions", 5]
+
+
+def test_completion_shows_functions_alone():
+    """Found: `ri.interventions.` offered warnings, import_module and the names of its files."""
+    for module in (ri.interventions, ri.plots):
+        shown = dir(module)
+        assert shown == sorted(shown) and all(callable(getattr(module, name)) for name in shown)
+        assert not any(isinstance(getattr(module, name), type) for name in shown)
+    assert {"frozen", "replaced", "ablate_paths", "yarn"} <= set(dir(ri.interventions))
+    assert {"position_lines", "atlas_names", "style"} <= set(dir(ri.plots))
+    assert {"warnings", "import_module", "Any", "edits"}.isdisjoint(dir(ri.interventions))
+
+
+def test_a_run_prints_as_its_groups_in_twenty_lines_and_a_group_as_xarray_prints_it(tmp_path):
+    text = list(range(3, 30))
+    run = ri.analyze(ri.load("reversal/repo"), [text], ("positions", "octaves"))
+    lines = str(run).splitlines()
+    assert lines[0].startswith("Run of reversal/repo: 1 prompts from ") and len(lines) == 4
+    assert lines[1].startswith("  positions  position, position_range") and repr(run) == str(run)
+    plain = str(xr.DataTree(run["positions"].to_dataset(), name="positions"))
+    assert str(run["positions"]) == plain.replace("Group: /", "Group: /positions")
+    ri.write_run(run, tmp_path / "run.nc")
+    assert str(ri.read_run(tmp_path / "run.nc")) == str(run)
+    many = type(run).from_dict({f"/g{number}": run["octaves"].to_dataset() for number in range(40)})
+    assert len(str(many).splitlines()) == 20
+    assert "and 23 more groups" in str(many) and max(map(len, str(many).splitlines())) <= 100
+    assert "<xarray.DataTree" in str(type(run)())

@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 
+import numpy as np
 import pytest
 from families import tiny
 from rich.console import Console
@@ -17,13 +18,15 @@ from transformers import LlamaForCausalLM
 import repo_interp as ri
 from position_papers.commands.train import print_scores, show
 from position_papers.training.folder import TrainingFolder
-from repo_interp import cli
+from repo_interp import cli, installed_points
 from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.defaults import default_measures, measured_layers
 from repo_interp.cli import main
-from repo_interp.cli.console_tables import MOST_ROWS, print_table, print_tables
+from repo_interp.cli.console_tables import MOST_ROWS, print_notes, print_table, print_tables
 from repo_interp.console import Console as OurConsole
 from repo_interp.console import bold
+from repo_interp.entry_points import MEASURES, expand_topics, topics
+from repo_interp.measures.positions import Positions
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.table import Table
 from repo_interp.progress import steps
@@ -88,10 +91,10 @@ def test_neighbouring_layers_with_the_same_numbers_share_a_row():
 ALWAYS = {"attention_rows", "octaves", "predictions", "attention_mass"}
 """What is measured whatever the checkpoint."""
 DEFAULT = {
-    "rope": {"components", "three_axis", "fake_distance", "rotation"},
-    "nope": {"components", "three_axis"},
-    "alibi": {"components", "three_axis"},
-    "hope@1": {"components", "three_axis", "fake_distance", "rotation"},
+    "rope": {"components"},
+    "nope": {"components"},
+    "alibi": {"components"},
+    "hope@1": {"components"},
     "cope": {"position_sources", "gates"},
     "repo,cope,rope": {"positions", "patterns", "position_sources", "gates"},
     "repo@1": {"positions", "patterns", "position_sources"},
@@ -107,6 +110,21 @@ def test_default_measures_follow_the_checkpoint(layout):
     ]
 
 
+def test_a_topic_is_all_measures_that_state_it(monkeypatch):
+    topic = ("three_axis", "fake_distance", "rotation")
+    assert topics(MEASURES) == {"generalization": topic}
+    text = Prompt(tokens=tuple(range(3, 39)))
+    run = analyze(ri.zoo("reversal/rope"), [text], "generalization")
+    assert {*run.children} == {*topic}
+    given = ["rotation", "octaves", "generalization", "unknown"]
+    expanded = ["rotation", "octaves", "three_axis", "fake_distance", "unknown"]
+    assert expand_topics(MEASURES, given) == expanded
+    assert main(["analyze", "reversal/rope", "--measures", "generalisation"]) == 2
+    monkeypatch.setattr(installed_points, "_REGISTERED", {})
+    installed_points.register(MEASURES, "other", type("Other", (Positions,), {"topic": "mine"}))
+    assert expand_topics(MEASURES, ["mine"]) == ["other"]
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_figures_are_written_in_the_formats_that_are_asked_for(tmp_path, capsys):
     words = (
@@ -118,20 +136,44 @@ def test_figures_are_written_in_the_formats_that_are_asked_for(tmp_path, capsys)
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_the_first_line_says_the_device_and_findings_of_measures_come_before_the_experiments(
-    tmp_path, capsys
-):
-    words = shlex.split(
-        "analyze niah/repo --count 2 --experiments effects --set effects.kinds=linearised --out"
-    )
-    assert main([*words, str(tmp_path / "a")]) == 0
+@pytest.mark.parametrize("words", ["", "niah/rope", "niah/repo"])
+def test_the_terminal_shows_one_screen_with_every_finding_once(words, narrow, tmp_path, capsys):
+    command = [*shlex.split(f"analyze {words} --count 2 --out"), str(tmp_path / "a")]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 25 and max(map(len, lines)) <= 80
+    name = words or "reversal/repo"
+    assert lines[0].startswith(f"{name}: 2 prompts") and ", on cpu" in " ".join(lines[:5])
+    starts = [place for place, line in enumerate(lines) if re.match(r"\d\. ", line)]
+    end = next(place for place, line in enumerate(lines) if line.startswith("Evidence"))
+    assert 2 <= len(starts) <= 5
+    assert max(np.diff([*starts, end])) <= 3, "no finding is longer than three lines"
+    assert lines[starts[0]].startswith("1. The model ")
+    sentences = [str(finding) for finding in ri.findings(ri.read_run(tmp_path / "a"))]
+    said = " ".join(" ".join(lines).split())
+    assert all(said.count(" ".join(sentence.split())) == 1 for sentence in sentences)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_all_findings_come_with_their_evidence_where_they_are_asked_for(tmp_path, capsys):
+    words = "analyze reversal/repo --count 2 --length 4 --measures attention_mass,predictions"
+    assert main([*words.split(), "--all-findings", "--out", str(tmp_path / "a")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    first, early, late = re.split(
-        "The measures show: |The experiments follow; then all that was found. ", said
-    )
-    assert first.startswith("niah/repo: 2 prompts") and ", on cpu" in first
-    found, effects = "most attention on the needle", "of its log-probability per token"
-    assert found in early and found in late and effects in late and effects not in early
+    found = ri.findings(ri.read_run(tmp_path / "a"), most=99)
+    assert len(found) == 2 and "all_findings" not in ri.read_run(tmp_path / "a").attrs["asked"]
+    for finding in found:
+        assert " ".join(finding.sentence.split()) in said and finding.evidence in said
+    assert "--all-findings" not in said
+
+
+def test_more_notes_than_fit_are_counted():
+    console = Console(width=40, color_system=None)
+    with console.capture() as captured:
+        print_notes(console, ["a" * 100, "b" * 40, "c", "d"])
+    assert captured.get().splitlines()[-2:] == ["b" * 40, "2 more notes: report.html"]
+    with console.capture() as captured:
+        print_notes(console, ["a" * 400, "b"])
+    assert captured.get().splitlines()[10:] == ["1 more note: report.html"]
 
 
 @pytest.mark.parametrize("name", ["[/red]", ":warning:"])

@@ -456,3 +456,16 @@ def test_two_widgets_of_a_kernel_answer_by_messages_and_do_not_disturb_each_othe
     assert changed == list(session.continuation(most=3))
     assert kernel(0, {"more": 99}) == {"done": True}
     assert "unknown key" in kernel(0, {"ask": "open", "file": "x"})["refused"]
+
+
+def test_the_needle_of_a_row_is_the_token_that_its_answer_copies(bridge, prompt):
+    session = Session(bridge, prompt)
+    row = session.look([(2, 0)], prompt.generated[3] - 1)
+    at = prompt.sources[3]
+    assert float(row["span_mass"].sel(span="needle")[0]) == pytest.approx(
+        float(row["weight"].sel(key=at)[0])
+    )
+    assert float(row["span_mass"].sel(span="query")[0]) == pytest.approx(
+        float(row["weight"].sel(key=prompt.generated[3] - 1)[0])
+    )
+    assert "needle" not in session.look([(2, 0)], 3)["span"]

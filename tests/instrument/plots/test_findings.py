@@ -47,8 +47,8 @@ def test_heads_that_share_the_needle_are_named_although_every_mean_is_low():
     for prompt, head in enumerate((0, 1, 0, 1)):
         taken[prompt, 1, head] = 0.9
     (finding,) = found(mass(taken), "attention_mass")
-    assert finding.sentence.startswith(
-        "In 4 of 4 prompts a head of L1 H0-H1, not always the same, gives the needle 90 % of its attention"
+    assert finding.sentence == (
+        "L1 H0-H1 share the work: in each prompt one gives 90 % of its attention to the needle"
     )
     assert "on average over prompts is 46 %; equal weights give 2 %" in finding.evidence
     assert (finding.layer, finding.prompt) == (1, 0) and finding.place == "L1 H0, prompt 0"
@@ -59,7 +59,25 @@ def test_one_head_is_named_alone_and_equal_weights_are_no_finding():
     assert found(mass(taken), "attention_mass") == []
     taken[:, 0, 1] = (0.3, 0.5, 0.4)
     (finding,) = found(mass(taken), "attention_mass")
-    assert "In 3 of 3 prompts L0 H1 gives the needle 30 % to 50 %" in finding.sentence
+    assert finding.sentence == "L0 H1 gives 30 % to 50 % of its attention to the needle"
+    taken[0] = 0.02
+    run = mass(taken)
+    run.attrs["needle_is"] = "the token copied"
+    (some,) = found(run, "attention_mass")
+    assert some.sentence == (
+        "L0 H1 gives 40 % to 50 % of its attention to the token copied, in 2 of 3 prompts"
+    )
+
+
+def test_heads_that_all_look_at_the_needle_do_not_share_it_and_the_steadiest_is_named():
+    taken = np.full((2, 1, 3), 0.01)
+    taken[:, 0, 1], taken[:, 0, 2] = (0.97, 0.96), (0.96, 0.98)
+    (finding,) = found(mass(taken), "attention_mass")
+    assert finding.sentence == "L0 H2 gives 96 % to 98 % of its attention to the needle"
+    assert (finding.layer, finding.head, finding.prompt) == (0, 2, 1)
+    taken[0, 0, 2] = 0.8  # less than .9 of what another head gives there
+    (finding,) = found(mass(taken), "attention_mass")
+    assert finding.sentence.startswith("L0 H1 gives 96 % to 97 %")
 
 
 def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
@@ -77,24 +95,21 @@ def effects(changes: np.ndarray, controls: float) -> xr.DataTree:
     return tree("effects", ["repo"] * layers, values, set_heads=2)
 
 
-def test_few_prompts_and_answers_that_are_never_right_are_said():
+def test_prompts_that_are_too_few_to_tell_are_no_finding():
     changes = np.zeros((2, 2, 4))
     changes[0, 0, 0] = -11.5
-    run = effects(changes, -0.05)
-    (few,) = found(run, "effects")
     # one prompt of four: mean 2.875, and as much as its standard error times Student's 3.18
-    assert few.sentence.startswith("4 prompts are too few to tell whether the answer needs")
-    assert "a loss of 12 nats" in few.sentence and "right" not in few.sentence
-    run["effects"]["clean_score"] = xr.DataArray(np.zeros(4), dims="prompt")
-    (wrong,) = found(run, "effects")
-    assert wrong.sentence == f"{few.sentence}; no answer is right without a change either"
+    assert found(effects(changes, -0.05), "effects") == []
 
 
 def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads():
     changes = np.random.default_rng(0).normal(0, 0.1, (2, 2, 20))
     (none,) = found(effects(changes, -0.05), "effects")
-    assert none.sentence.startswith("No change of one layer's positions has a clear effect")
+    assert none.sentence.startswith("No change of one layer's positions moves the answer clearly")
     assert "95 % intervals over 20 prompts" in none.evidence and none.head is None
+    beside = effects(changes, -0.05)
+    beside["kinds"] = xr.DataTree(xr.Dataset())  # has the interval of all heads
+    assert found(beside, "effects") == []
     end = float(none.sentence.split(" a loss above ")[1].split(" ")[0])
     by_layer = changes.sum(1)
     half = 2.093 * by_layer.std(-1, ddof=1) / 20**0.5  # Student's t, 19 degrees of freedom
@@ -105,7 +120,7 @@ def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads
     assert (layer.layer, layer.head, head.layer, head.head) == (1, None, 1, 0)
     (more,) = found(effects(changes, -3.0), "effects")  # as many other heads at random do more
     assert more.sentence.startswith("Other heads matter more than the 2 heads that seemed most")
-    assert "costs 3 nats per token of the answer, those of the 2 heads 2" in more.sentence
+    assert "costs 3 nats per token there, 2 here" in more.sentence
 
 
 def test_names_of_the_atlas_are_sentences_with_their_null():
@@ -119,15 +134,18 @@ def test_names_of_the_atlas_are_sentences_with_their_null():
     }
     run = tree("atlas", ["rope", "rope"], values)
     (finding,) = found(run, "atlas")
-    assert "on random tokens: L5 H0-H2, from layer 5 on" in finding.sentence
-    assert finding.sentence.endswith("most L5 H1 (97 %)")
-    assert "above 0.5; 2 random-weight controls reach 0.05" in finding.evidence
+    assert finding.sentence == (
+        "Attention sink: L5 H0-H2 give more than half to token 0, from layer 5 on, most L5 H1 (97 %)"
+    )
+    assert finding.evidence.startswith("on random tokens; the score of a named head is above 0.5")
+    assert finding.evidence.endswith("2 random-weight controls reach 0.05")
     on_prompts = xr.zeros_like(run["atlas"]["sink"]) + 0.1
     on_prompts[1, 1] = 0.8
     run["atlas/sink_on_prompts"] = on_prompts
     (finding,) = found(run, "atlas")
-    assert "in the prompt: L5 H1, from layer 5 on" in finding.sentence
-    assert finding.sentence.endswith("most L5 H1 (80 %); on random tokens L5 H0-H2 do")
+    assert "sink: L5 H1 give more than half to token 0, from layer 5 on" in finding.sentence
+    assert finding.sentence.endswith("most L5 H1 (80 %)")
+    assert finding.evidence.startswith("in the prompt; on random tokens L5 H0-H2 do; the score")
     run["atlas/named"] = run["atlas/named"] * 0
     assert found(run, "atlas") == []
 
@@ -142,10 +160,33 @@ def test_a_component_is_found_that_accounts_for_three_equal_shares():
     assert found(run, "components") == []
     run["components/vaf"][..., 7], run["components/vaf"][0, 1, 0, 7] = 29.0, 55.0
     (finding,) = found(run, "components")
-    assert finding.sentence.startswith("Rotary component 7 accounts for 29 % of the logits'")
-    assert finding.sentence.endswith("most in L1 H0 (55 %)")
-    assert "equal share of all components is 6 %" in finding.evidence
+    assert finding.sentence == (
+        "Rotary component 7 makes 29 % of the logits' variance in the median head, most in L1 H0 (55 %)"
+    )
+    assert "equal share of all components is 6 %; of 2 layers that rotate" in finding.evidence
     assert (finding.layer, finding.head) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind"), [([5, 5], "is a second sink"), ([5, 9], "and 1 other are sinks")]
+)
+def test_sinks_beside_the_first_token_are_named_by_the_one_that_draws_most(tokens, kind):
+    axes = ("prompt", "layer", "head")
+    values = {
+        "sink_mass": (axes, [[[0.3, 0.5], [0.2, 0.2]]]),
+        "sink_uniform": (("prompt", "layer"), [[0.02, 0.02]]),
+        "sink_token": (("prompt", "layer"), [tokens]),
+    }
+    run = tree("octaves", ["rope", "rope"], values)
+    (finding,) = found(run, "octaves")
+    assert finding.sentence == (
+        f"Token 5 {kind}, beside the first token: it draws 40 % of later tokens' attention in L0"
+    )
+    named = "token 5 in L0-L1" if tokens[1] == 5 else "token 5 in L0, token 9 in L1"
+    assert f"mean over heads: {named}; even attention would give 2 %" in finding.evidence
+    assert (finding.layer, finding.token, finding.prompt) == (0, 5, 0)
+    run["octaves/sink_mass"] = run["octaves/sink_mass"] * 0.1
+    assert found(run, "octaves") == []
 
 
 @pytest.mark.parametrize(
@@ -161,20 +202,112 @@ def test_gates_on_separators_are_beyond_random_tokens(share, chance, many):
     }
     findings = found(tree("gates", ["cope"], data), "gates")
     assert len(findings) == many
-    assert all("L3 H1: in L3 H1 80 % of their sum" in finding.sentence for finding in findings)
+    sentence = "Gates fall on separators in L3 H1: 80 % of their sum in L3 H1"
+    assert all(finding.sentence == sentence for finding in findings)
 
 
-def test_expected_tokens_are_beyond_the_commonest_one_and_the_least_expected_is_named(measured):
-    run = measured.copy()
+def text_run(measured: xr.DataTree) -> xr.DataTree:
+    """`measured` as of prompts without answers."""
+    return without(measured, "predictions", "answer_is_likeliest")
+
+
+def test_expected_tokens_are_beyond_the_commonest_one(measured):
+    run = text_run(measured)
     (finding,) = found(run, "predictions")
-    least = int(np.nanargmin(run["predictions/probability_of_next"]))
-    token = int(run["predictions/token"][least]) + 1
-    assert (finding.prompt, finding.token) == (0, token)
     ranks = run["predictions/rank_of_next"]
-    share = 100 * float((ranks[:-1] == 0).mean())
-    assert f"is right for {share:.0f} % of the tokens of the first prompt" in finding.sentence
+    share, count = 100 * float((ranks[:-1] == 0).mean()), len(ranks) - 1
+    assert finding.sentence == (
+        f"The model's likeliest next token is right for {share:.0f} % of the {count} tokens of the "
+        "first prompt"
+    )
+    assert finding.prompt == 0
     run["predictions/rank_of_next"] = ranks + (ranks == 0)
     assert found(run, "predictions") == []
+
+
+@pytest.mark.parametrize(
+    ("right", "does", "sentence"),
+    [
+        ([1, 1, 0], "says 4 words backwards", "The model says 4 words backwards: right in 2 of 3 prompts"),
+        ([1, 0, 0], "says 4 words", "The model fails at its task (says 4 words): right in 1 of 3 prompts"),
+        ([1, np.nan], "", "The model answers: its answer is right"),
+        ([0], "copies", "The model fails at its task (copies): its answer is wrong"),
+    ],
+)  # fmt: skip
+def test_what_the_model_does_comes_first_and_a_failing_one_is_not_said_to_do_it(
+    right, does, sentence
+):
+    values = {
+        "answer_is_likeliest": ("prompt", np.array(right, dtype=float)),
+        "answer_log_probability": ("prompt", np.full(len(right), -0.5)),
+    }
+    run = tree("predictions", [], {**values, "layer": ("layer", [])})
+    run.attrs |= {"does": does} if does else {}
+    first = ri.findings(run)[0]
+    assert first.sentence == sentence and "-0.500 nats per token" in first.evidence
+
+
+def kinds(score: float) -> xr.DataTree:
+    """kinds with all heads frozen, which changes the score by `score`; all answers are right."""
+    axes = ("kind", "token_class", "of", "bound")
+    group = xr.Dataset(
+        {
+            "loss_change": (axes, np.full((1, 2, 3, 3), 2e-7)),
+            "score_change": (("kind", "of", "bound"), np.full((1, 3, 3), score)),
+            "heads": ("kind", [4]),
+            "tokens": ("token_class", [9, 3]),
+        },
+        {"kind": ["all heads"], "token_class": ["all", "generated"],
+         "of": ["change", "controls", "difference"], "bound": ["mean", "low", "high"]},
+        {"metric": "exact match", "block": "prompt"},
+    )  # fmt: skip
+    group["loss_change"].loc[{"of": ["controls", "difference"]}] = np.nan
+    answers = xr.Dataset({"answer_is_likeliest": ("prompt", np.ones(3))})
+    return xr.DataTree.from_dict({"kinds": group, "predictions": answers})
+
+
+def test_a_ceiling_is_said_as_one():
+    (finding,) = found(kinds(0.0), "kinds")
+    assert finding.sentence == (
+        "The model answers all 3 prompts right with or without its positions, so this task cannot "
+        "say what they are for"
+    )
+    assert "changes no score and costs 2.0e-07 nats" in finding.evidence
+    (cost,) = found(kinds(-0.1), "kinds")
+    assert cost.sentence == (
+        "Freezing the positions of all 4 heads that learn them costs nothing per token of the answer"
+    )
+
+
+def test_heads_of_a_stock_model_are_counted_in_one_sentence_and_named_in_details():
+    labels = ["sink", "induction"]
+    values = {
+        "sink": (("layer", "head"), [[0.1, 0.9], [0.7, 0.97]]),
+        "induction": (("layer", "head"), [[0.6, 0.0], [0.0, 0.0]]),
+        "named": (("label", "layer", "head"), [[[0, 1], [1, 1]], [[1, 0], [0, 0]]]),
+        "null": (("label", "twin"), [[0.03], [0.05]]),
+        "threshold": ("label", [0.5, 0.3]),
+        "name": (("layer", "head"), [["induction", "sink"], ["sink", "sink"]]),
+        "label": labels,
+    }
+    run = tree("atlas", ["rope", "rope"], values)
+    (short,) = ri.findings(run)
+    assert short.sentence == (
+        "Of 4 heads 3 rest on token 0 (sinks), 1 at what followed an earlier copy (induction)"
+    )
+    assert "sink: 1 random-weight control reaches 0.03" in short.evidence
+    assert [one.variable for one in ri.findings(run, most=9)] == ["", "induction", "sink"]
+    assert view_of("atlas").opening(run) == "atlas_strip"
+    drawn = dict(view_of("atlas").figures(run))["atlas_strip"]
+    (image,) = drawn.axes[0].images
+    names = [text.get_text() for text in drawn.axes[0].get_legend().get_texts()]
+    assert image.get_array().shape[:2] == (2, 2) and names == ["sink", "induction", "no name"]
+    colors = [patch.get_facecolor()[:3] for patch in drawn.axes[0].get_legend().get_patches()]
+    np.testing.assert_allclose(image.get_array()[0, 0], colors[1])  # head 0 of layer 0
+    np.testing.assert_allclose(image.get_array()[1, 0], colors[0])  # head 1 of layer 0
+    learned = tree("atlas", ["repo", "rope"], values)
+    assert [one.weight for one in found(learned, "atlas")] == [0.8, 0.7]
+    assert view_of("atlas").opening(learned) == ""
 
 
 def test_heads_that_count_tokens_are_named_with_their_direction_and_rate():
@@ -207,6 +340,8 @@ def test_findings_are_ordered_by_weight_and_no_group_hides_another():
     run["effects"] = effects(changes, -0.001)["effects"]
     given = ri.findings(run)
     assert [finding.group for finding in given] == ["effects", "attention_mass", "effects"]
+    assert str(given).splitlines()[1] == f"2. {given[1].sentence}  [L0 H1, prompt 0]"
+    assert given._repr_html_().count("<li>") == 3 and given[0].evidence in given._repr_html_()
     weights = [finding.weight for finding in given]
     assert weights == sorted(weights, reverse=True)
     assert ri.findings(run, most=1) == given[:1]
@@ -272,8 +407,7 @@ def test_a_run_that_lacks_a_variable_has_the_rest_of_its_findings(measured):
     [
         ("positions", "token_count", ["no findings of positions: positions/token_count is missing"]),
         ("position_sources", "alone", ["no findings of position_sources: position_sources/alone is"]),
-        ("attention_rows", "span", ["no findings of predictions: attention_rows/span is missing",
-                                    "no findings of octaves: attention_rows/span is missing"]),
+        ("attention_rows", "span", ["no findings of octaves: attention_rows/span is missing"]),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_named_by_its_group_and_costs_nothing_else(group, name, noted, measured):
