@@ -48,7 +48,7 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
     Raises:
         InputError: The file cannot be read, or holds neither tables nor vectors.
     """
-    given = _arrays(path)
+    given = read_arrays(path)
     # Tables come first: they need no guess about the order of pairs.
     found = next((pair for pair in (("cos", "sin"), *_VECTORS) if {*pair} <= {*given}), None)
     if found is None:
@@ -101,7 +101,18 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
     return angles, lengths, positions, dtype
 
 
-def _arrays(path: Path) -> Mapping[str, Tensor]:
+def read_arrays(path: Path) -> Mapping[str, Tensor]:
+    """Read the arrays of a file, without running anything that it holds.
+
+    Args:
+        path: File that ends in one of `SUFFIXES`.
+
+    Returns:
+        Arrays by name.
+
+    Raises:
+        InputError: The file cannot be read, or unpacks to more than a GiB.
+    """
     # Of a broken archive zipfile, zlib and numpy raise whatever they stumble over.
     with as_input_errors(f"{path} cannot be read", 120):
         if path.suffix == ".safetensors":
