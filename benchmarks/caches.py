@@ -253,15 +253,15 @@ def judged(caches: Caches) -> Iterator[tuple[str, str, str]]:
 
 
 def main(families: Sequence[str]) -> int:
-    """Print what was named wrongly, and how many were named rightly."""
+    """Write what was named wrongly, and how many were named rightly."""
     tried = wrong = 0
     for family in families or FAMILIES:
         for name, wanted, found in judged(caches_of(family)):
             tried += 1
             if found != wanted:
                 wrong += 1
-                print(f"{family}: {name}: wanted {wanted}, found {found}", flush=True)
-    print(f"{tried - wrong} of {tried} caches named rightly")
+                sys.stdout.write(f"{family}: {name}: wanted {wanted}, found {found}\n")
+    sys.stdout.write(f"{tried - wrong} of {tried} caches named rightly\n")
     return int(wrong > 0)
 
 

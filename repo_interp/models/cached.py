@@ -324,7 +324,9 @@ def _columns(positions: Tensor, keys: Tensor) -> Tensor:
     return by_key.detach().clone(memory_format=torch.contiguous_format).view(keys.dtype)
 
 
-def positions_beside(columns: Tensor, dtype: torch.dtype, rows: int) -> Float[Tensor, "batch row token"]:
+def read_positions_beside(
+    columns: Tensor, dtype: torch.dtype, rows: int
+) -> Float[Tensor, "batch row token"]:
     """Read the positions that a cache holds beside keys.
 
     Args:

@@ -57,13 +57,15 @@ def match_tokens(
     Returns:
         The match; a cache that is rounded further, as quantized ones are, has a wider tolerance.
     """
+    # A token of padding has a key of zeros, which has no direction
+    empty = (cached == 0).all(1)[:, None] & (plain == 0).all(1)
     cached, plain = (
         part / part.norm(dim=1, keepdim=True).clamp_min(1e-30) for part in (cached, plain)
     )
     blocks = [
         (2 - 2 * block @ plain.T).clamp_min(0).sqrt().float() for block in cached.split(_BLOCK)
     ]
-    distances = torch.cat(blocks)
+    distances = torch.cat(blocks).masked_fill(empty, 0.0)
     least, nearest = distances.min(1)
     typical = float(least.median())
     allowed = min(max(3 * typical, step), FARTHEST)

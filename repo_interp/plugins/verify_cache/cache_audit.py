@@ -185,7 +185,8 @@ def _tree(
         },
         {"layer": layers, "head": range(heads), "slot": range(slots)},
         {
-            "verdict": ", ".join(dict.fromkeys(fault.kind for fault in faults)) or "contiguous",
+            "verdict": ", ".join(dict.fromkeys(fault.kind for fault in faults))
+            or ("not told" if np.isnan(by_head["position"]).all() else "contiguous"),
             "findings": "\n".join(_line(fault, where, layers) for fault, where in faults.items()),
             "cannot_tell": "\n".join(
                 f"{_layers(where, layers)}: {reason}" for reason, where in unread.items()

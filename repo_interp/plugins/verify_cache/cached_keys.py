@@ -21,9 +21,10 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import cache_utils
 
-from repo_interp.errors import InputError, quoted
-from repo_interp.files import path_of
+from repo_interp.errors import InputError, as_input_errors, quoted
+from repo_interp.files import path_of, regular
 from repo_interp.plugins.verify.dumped_tables import read_arrays
+from repo_interp.values import shortened
 
 Keys = Float[Tensor, "kv_head slot entry"]
 _NAME = re.compile(r"keys_(\d{1,5})")
@@ -115,14 +116,22 @@ def _checked(keys: Any, layer: int) -> Keys:
     return held[:, : int(used[-1]) + 1 if len(used) else 0]
 
 
-def require_suffix(path: Path) -> None:
-    """Refuse a file that is no archive of arrays, before anything is loaded.
+def read_token_ids(path: Path) -> list[int]:
+    """Read token ids from a text file.
 
     Args:
-        path: File of keys.
+        path: File with whole numbers, as a JSON list or with spaces between them.
+
+    Returns:
+        Token ids.
 
     Raises:
-        InputError: It is absent, or its name ends otherwise.
+        InputError: The file cannot be read, or holds something else.
     """
-    if path.suffix != ".npz" or not path.is_file():
-        raise InputError(f"there is no file {path} of keys; wanted a .npz with keys_0, keys_1, ...")
+    with as_input_errors(f"{path} cannot be read", 120):
+        text = regular(path).read_text(encoding="utf-8")
+    if not re.fullmatch(r"[\[\]\s,0-9]*", text) or not (
+        numbers := re.findall(r"[0-9]{1,18}", text)
+    ):
+        raise InputError(f"{path} holds {shortened(repr(text), 40)}; wanted token ids: [5, 17, 3]")
+    return [int(number) for number in numbers]

@@ -59,7 +59,7 @@ def faults_of(reading: Reading, first: Reading, needed: int) -> Iterator[Fault]:
         text = f"keys are {reading.length:.3g} times as long as the model's (attention factor)"
         yield Fault("other length", text)
     if reading.phases is None:
-        off = np.abs(reading.positions - reading.wanted) > _LEARNED
+        off = (np.abs(reading.positions - reading.wanted) > _LEARNED) & (reading.tokens >= 0)
         yield from _of_learned(reading, off)
         return
     if not np.array_equal(reading.wanted, np.broadcast_to(reading.tokens, reading.wanted.shape)):
@@ -81,7 +81,7 @@ def faults_of(reading: Reading, first: Reading, needed: int) -> Iterator[Fault]:
 def _of_learned(reading: Reading, off: np.ndarray) -> Iterator[Fault]:
     if off.any():
         found = _tokens(reading.tokens[off.any(0)])
-        yield Fault("other positions", f"{found} stand elsewhere than in a dense pass")
+        yield Fault("other positions", f"in a dense pass other positions are learned for {found}")
 
 
 def _of_tokens(reading: Reading, needed: int) -> Iterator[Fault]:
@@ -89,16 +89,16 @@ def _of_tokens(reading: Reading, needed: int) -> Iterator[Fault]:
     held = reading.tokens[reading.tokens >= 0]
     if (strange := np.flatnonzero(reading.tokens < 0)).size:
         slots = f"slot{'s' * (len(strange) > 1)} {format_ranges(strange.tolist())}"
-        yield Fault("wrong token", f"{slots} hold keys of none of the tokens")
+        yield Fault("wrong token", f"keys of none of the tokens in {slots}")
     if not held.size:
         return
     # A cache may end before the tokens do; the last one of generated text never is cached.
     missing = [token for token in range(needed, int(held.max())) if token not in {*held.tolist()}]
     if missing and not strange.size:
-        yield Fault("evicted", f"{_tokens(missing)} are not in the cache")
+        yield Fault("evicted", f"the cache lacks {_tokens(missing)}")
     values, counts = np.unique(held, return_counts=True)
     if (counts > 1).any():
-        yield Fault("repeated", f"{_tokens(values[counts > 1])} stand more than once")
+        yield Fault("repeated", f"several slots hold {_tokens(values[counts > 1])}")
 
 
 def _of_head(reading: Reading, head: int, elsewhere: np.ndarray) -> Iterator[Fault]:
@@ -107,7 +107,7 @@ def _of_head(reading: Reading, head: int, elsewhere: np.ndarray) -> Iterator[Fau
         where = _tokens(reading.tokens[lost])
         assert reading.phases is not None
         said = _frequencies(reading.phases.head(head), reading.tokens)
-        yield Fault("other angles", f"{where} are turned by no position of theirs{said}")
+        yield Fault("other angles", f"no position explains the phases of {where}{said}")
         if 2 * lost.sum() >= (~np.isnan(reading.positions[head])).sum():
             return  # a position that fits by chance
     untold = np.isnan(reading.positions[head]) & ~lost
@@ -127,7 +127,7 @@ def _of_head(reading: Reading, head: int, elsewhere: np.ndarray) -> Iterator[Fau
             "turned back": "backwards, from {0} on",
         }[kind]
         tokens = [token for piece in some for token in range(piece.tokens[0], piece.tokens[1] + 1)]
-        yield Fault(kind, f"{_tokens(tokens)} stand {means.format(some[0].positions[0])}")
+        yield Fault(kind, f"{_tokens(tokens)} {means.format(some[0].positions[0])}")
     if moved:
         yield _moved(moved, pieces)
 

@@ -141,7 +141,9 @@ def read_layer(
             nearest = turns(cached, plain[:, match.nearest], reference.frequencies, tolerance)
             at, agreement = nearest.search(reach, match.nearest)
             allowed = nearest.of_layer.tolerance[0]
-            told = (agreement >= 1 - allowed) & (allowed < UNCLEAR) & nearest.tells(reach)
+            # Farther ones may be multiples of all turns
+            told = (agreement >= 1 - allowed) & (allowed < UNCLEAR) & (at.abs() <= reach)
+            told &= nearest.tells(reach)
         tokens = choose_tokens(match.compatible, at, told)
     else:
         tokens = known.tokens

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from repo_interp.inputs import AttentionInputs
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.cached import positions_beside
+from repo_interp.models.cached import read_positions_beside
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import Decoder
 
@@ -57,7 +57,7 @@ class ReferenceKeys:
             return keys[..., :width], None
         weights = (self.attention.assigner or nn.Module()).parameters()
         dtype = next((weight.dtype for weight in weights), torch.float32)
-        beside = positions_beside(keys[None, ..., width:], dtype, len(self.positions))
+        beside = read_positions_beside(keys[None, ..., width:], dtype, len(self.positions))
         return keys[..., :width], beside[0].double()
 
     def orders(self) -> tuple[Int[Tensor, "d_head"], Int[Tensor, "d_head"]]:

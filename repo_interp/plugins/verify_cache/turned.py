@@ -125,7 +125,9 @@ class Turns:
         """
         return self.reach >= reach
 
-    def search(self, reach: int, tokens: Tensor) -> tuple[Int[Tensor, "slot"], Float[Tensor, "slot"]]:
+    def search(
+        self, reach: int, tokens: Tensor
+    ) -> tuple[Int[Tensor, "slot"], Float[Tensor, "slot"]]:
         """Find the position that explains the phases of each slot best, over all heads.
 
         Args:
@@ -238,8 +240,9 @@ def stand_at(
         positions[taken] = on_line[taken].double()
         alone |= taken if int(taken.sum()) == 1 else torch.zeros_like(taken)
         left = left & ~taken
-    # Few pairs fit some position by chance, which then lies on no line and in no order
-    if 2 * int(alone.sum()) > len(held) and bool((positions[alone].diff() < 0).any()):
+    # Multiples of the turns of few pairs, which fit by chance, lie on no line and far away
+    alone &= positions.abs() > reach
+    if int(alone.sum()) >= _FEW:
         positions[alone] = torch.nan
     return positions
 
