@@ -96,9 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(f"auditing {' and '.join(named)} on cpu")
     from repo_interp.plugins.verify.audit import verify
 
-    audited = verify(
-        *(find(name) for name in named), dtype=arguments.dtype, longest=arguments.longest
-    )
+    tree = verify(*(find(name) for name in named), dtype=arguments.dtype, longest=arguments.longest)
+    audited = tree.to_dataset()
     findings = audited.attrs["findings"].splitlines()
     for finding in findings:
         console.print(finding, style="yellow", soft_wrap=True)
@@ -118,8 +117,9 @@ def run(arguments: argparse.Namespace) -> int:
             + f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}",
         )
     )
-    if "offsets" in audited.children:
-        console.print(_offsets(audited["offsets"], audited.attrs["dtype"]), soft_wrap=True)
+    if "offsets" in tree.children:
+        ran = tree.children["offsets"].to_dataset()
+        console.print(_offsets(ran, audited.attrs["dtype"]), soft_wrap=True)
     console.print(f"not compared: {audited.attrs['not_compared']}", soft_wrap=True)
     if arguments.out is not None:
         from repo_interp.plots.style import save_figure
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         directory = Path(arguments.out)
         directory.mkdir(parents=True, exist_ok=True)
-        write_netcdf(audited, directory / "rotation.nc")
+        write_netcdf(tree, directory / "rotation.nc")
         for path in save_figure(rotation_errors(audited), directory / "rotation"):
             console.print(bold(path))
     # A finding is no failure of the command, but scripts ask for the exit code.

@@ -171,7 +171,9 @@ def _tree(
         if reason := reading.unread or _unclear(reading):
             unread.setdefault(reason, []).append(reading.layer)
     axes = ("layer", "head", "slot")
-    variables = {name: (axes, values) for name, values in by_head.items()}
+    variables: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
+        name: (axes, values) for name, values in by_head.items()
+    }
     variables["token"] = (("layer", "slot"), token)
     layers = [reading.layer for reading in readings]
     dataset = xr.Dataset(

@@ -58,12 +58,11 @@ def order_of(keys: Tensor, reference: ReferenceKeys, step: float) -> str:
     Returns:
         One of `STOCK`, `REORDERED` and `EXCHANGED`; the first where several fit.
     """
-    farness = {
-        order: float(
-            match_tokens(*map(_lengths, _ordered(keys, reference, order)), step).distance.median()
-        )
-        for order in (STOCK, REORDERED, EXCHANGED)
-    }
+    farness = {}
+    for order in (STOCK, REORDERED, EXCHANGED):
+        cached, plain = _ordered(keys, reference, order)
+        match = match_tokens(_lengths(cached), _lengths(plain), step)
+        farness[order] = float(match.distance.median())
     # An order other than the model's must be better beyond doubt
     best = min(farness, key=lambda order: farness[order])
     return best if farness[best] + step < 0.5 * farness[STOCK] else STOCK
@@ -127,9 +126,10 @@ def read_layer(
     # Beside their positions, a cache of a model of ours holds keys before rotation.
     rotates = passes[0].frequencies is not None and beside is None
     features = _lengths if rotates else _entries
+    cached = _ordered(keys, passes[0], order)[0]
     matches = []
     for one in passes:
-        cached, plain = _ordered(keys, one, order)
+        plain = _ordered(keys, one, order)[1]
         matches.append((match_tokens(features(cached), features(plain), step), plain, one))
     match, plain, reference = min(matches, key=lambda found: float(found[0].distance.mean()))
     heads, slots = cached.shape[:2]
