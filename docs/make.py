@@ -55,6 +55,8 @@ EXAMPLES = {
     "verify": (
         "repo-interp verify niah/rope",
         "repo-interp verify CHECKPOINT CHECKPOINT.gguf --longest 32768 --out runs/rotation",
+        "repo-interp verify CHECKPOINT --dtype bfloat16",
+        "repo-interp verify CHECKPOINT --cache keys.npz --tokens ids.json",
     ),
     "train": (
         "repo-interp train reversal --scheme repo --seeds 0-2 --jobs 2",

@@ -14,6 +14,7 @@
     scores  = ri.score(bridge)                                a run: scores in the task of training
     ri.explain_cell(scores, depth=50, length=512)             the heads behind a cell that fails
     audited = ri.verify("path or hub-id")                     rotation, stated and measured
+    audited = ri.verify_cache(bridge, tokens, cache)          where the keys of a cache stand
 
 Everything is imported when it is first asked for: importing the package loads neither torch nor
 transformers. `__init__.pyi` lists it.

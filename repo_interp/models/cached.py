@@ -324,6 +324,24 @@ def _columns(positions: Tensor, keys: Tensor) -> Tensor:
     return by_key.detach().clone(memory_format=torch.contiguous_format).view(keys.dtype)
 
 
+def read_positions_beside(
+    columns: Tensor, dtype: torch.dtype, rows: int
+) -> Float[Tensor, "batch row token"]:
+    """Read the positions that a cache holds beside keys.
+
+    Args:
+        columns: What stands behind the entries of keys [batch, kv_head, token, column].
+        dtype: Precision of the positions.
+        rows: Rows of positions: one, or one for every head or key-value head.
+
+    Returns:
+        Positions of the cached tokens.
+    """
+    groups = max(1, rows // columns.shape[1])
+    width = groups * max(1, dtype.itemsize // columns.dtype.itemsize)
+    return _rows(columns[..., :width], dtype, rows)
+
+
 def _rows(columns: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
     """The inverse of `_columns`: [batch, P, token] with P = `rows`."""
     if columns.dtype.itemsize < dtype.itemsize:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Interval
 
@@ -38,9 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        default="float32",
         choices=("float32", "bfloat16", "float16"),
-        help="precision of the tables (default: float32)",
+        help="precision of the tables (default: float32); with it the model also reads one text at "
+        "several offsets, where rotation should change nothing",
+    )
+    parser.add_argument(
+        "--cache",
+        metavar="FILE",
+        help="a .npz with keys_L [kv_head, slot, entry] of every layer L of a key-value cache: say "
+        "at which position every key stands",
+    )
+    parser.add_argument(
+        "--tokens", metavar="FILE", help="the token ids that the cache was made of, a JSON list"
     )
     parser.add_argument(
         "--longest",
@@ -71,6 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         require_directory(Path(arguments.out))
         require_writable(Path(arguments.out))
+    if (arguments.cache is None) != (arguments.tokens is None):
+        raise InputError("--cache and --tokens belong together; give both, or neither")
+    if arguments.cache is not None:
+        return _verify_cache(arguments)
     console = Console()
     named = [arguments.checkpoint, *([arguments.other] if arguments.other else [])]
     for name in named:
@@ -83,9 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(f"auditing {' and '.join(named)} on cpu")
     from repo_interp.plugins.verify.audit import verify
 
-    audited = verify(
-        *(find(name) for name in named), dtype=arguments.dtype, longest=arguments.longest
-    )
+    tree = verify(*(find(name) for name in named), dtype=arguments.dtype, longest=arguments.longest)
+    audited = tree.to_dataset()
     findings = audited.attrs["findings"].splitlines()
     for finding in findings:
         console.print(finding, style="yellow", soft_wrap=True)
@@ -96,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.checkpoint,
             f"  {audited.sizes['layer']} layers with attention, {turning} of them rotate; "
             "distances 1 to "
-            f"{audited.attrs['longest']:,} in {audited.attrs['dtype']}; "
+            f"{audited.attrs['longest']:,} in {audited.attrs['dtype']} on {audited.attrs['device']}; "
             + (
                 f"largest error {float(audited['largest_error'].max()):.2g} rad; "
                 if turning
@@ -105,6 +117,9 @@ def run(arguments: argparse.Namespace) -> int:
             + f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}",
         )
     )
+    if "offsets" in tree.children:
+        ran = tree.children["offsets"].to_dataset()
+        console.print(_offsets(ran, audited.attrs["dtype"]), soft_wrap=True)
     console.print(f"not compared: {audited.attrs['not_compared']}", soft_wrap=True)
     if arguments.out is not None:
         from repo_interp.plots.style import save_figure
@@ -113,8 +128,65 @@ def run(arguments: argparse.Namespace) -> int:
 
         directory = Path(arguments.out)
         directory.mkdir(parents=True, exist_ok=True)
-        write_netcdf(audited, directory / "rotation.nc")
+        write_netcdf(tree, directory / "rotation.nc")
         for path in save_figure(rotation_errors(audited), directory / "rotation"):
             console.print(bold(path))
     # A finding is no failure of the command, but scripts ask for the exit code.
+    return 1 if findings else 0
+
+
+def _offsets(ran: Any, dtype: str) -> str:
+    """Say what a text costs at several offsets."""
+    if "left_out" in ran.attrs:
+        return f"no text was read at offsets: {ran.attrs['left_out']}"
+    losses = ", ".join(
+        f"{loss:.5f} at {offset:,}"
+        for offset, loss in zip(ran["offset"].values, ran["loss"].values, strict=True)
+    )
+    return (
+        f"{ran.attrs['tokens']} tokens at offsets in {dtype}: loss {losses}; largest change of a "
+        f"logit {float(ran['largest_change'].max()):.2g}"
+    )
+
+
+def _verify_cache(arguments: argparse.Namespace) -> int:
+    """Print where the keys of a cache stand."""
+    from repo_interp.cli.checkpoint import find, find_readable
+    from repo_interp.console import Console, bold
+
+    if arguments.other is not None:
+        raise InputError(f"--cache is compared with one checkpoint; leave out {arguments.other}")
+    for file in (arguments.cache, arguments.tokens):
+        if not Path(file).is_file():
+            raise InputError(f"there is no file {file}; wanted the keys of a cache and its tokens")
+    find_readable(arguments.checkpoint)
+    console = Console()
+    console.print(f"auditing {arguments.cache} with {arguments.checkpoint} on cpu")
+    from repo_interp.models.load import open_model
+    from repo_interp.plugins.verify_cache.cache_audit import verify_cache
+    from repo_interp.plugins.verify_cache.cached_keys import read_token_ids
+
+    tokens = read_token_ids(Path(arguments.tokens))
+    model = open_model(find(arguments.checkpoint), dtype=arguments.dtype or "float32")
+    audited = verify_cache(model, tokens, arguments.cache)
+    findings = audited.attrs["findings"].splitlines()
+    for finding in findings:
+        console.print(finding, style="yellow", soft_wrap=True)
+    for line in audited.attrs["cannot_tell"].splitlines():
+        console.print(f"cannot tell, {line}", soft_wrap=True)
+    console.print(
+        bold(
+            arguments.cache,
+            f"  {audited.sizes['slot']} slots in {audited.sizes['layer']} layers; "
+            f"{audited.attrs['verdict']}",
+        ),
+        soft_wrap=True,
+    )
+    console.print(f"not compared: {audited.attrs['not_compared']}")
+    if arguments.out is not None:
+        from repo_interp.run import write_netcdf
+
+        Path(arguments.out).mkdir(parents=True, exist_ok=True)
+        write_netcdf(audited, Path(arguments.out) / "cache.nc")
+        console.print(bold(Path(arguments.out) / "cache.nc"))
     return 1 if findings else 0

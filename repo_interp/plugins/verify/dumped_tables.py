@@ -36,19 +36,20 @@ _MOST_BYTES = 1 << 30
 """Of the arrays of a file, unpacked."""
 
 
-def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
+def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype, bool | None]:
     """Read the rotation that a file of tables or vectors states.
 
     Args:
         path: File that ends in one of `SUFFIXES`.
 
     Returns:
-        Angles and lengths [pair, token], float64; positions [token]; the precision of the file.
+        Angles and lengths [pair, token], float64; positions [token]; the precision of the file;
+        whether pairs are neighbors in a head, None where that is not known.
 
     Raises:
         InputError: The file cannot be read, or holds neither tables nor vectors.
     """
-    given = _arrays(path)
+    given = read_arrays(path)
     # Tables come first: they need no guess about the order of pairs.
     found = next((pair for pair in (("cos", "sin"), *_VECTORS) if {*pair} <= {*given}), None)
     if found is None:
@@ -90,18 +91,30 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
     if found[0] == "cos":
         cosines, sines = _one_per_pair(first), _one_per_pair(second)
         # The length is 1, or YaRN's factor, which runtimes multiply into their tables.
-        return torch.atan2(sines, cosines), torch.hypot(cosines, sines), positions, dtype
+        return torch.atan2(sines, cosines), torch.hypot(cosines, sines), positions, dtype, None
     if first.shape[-1] % 2:
         raise InputError(f"{found[0]} of {path} has {first.shape[-1]} entries; wanted pairs")
-    angles, lengths = min(
-        (_turned(_pairs(first, order), _pairs(second, order)) for order in (0, 1)),
-        # rotation multiplies the lengths of pairs by one factor
-        key=lambda found: float(found[1].std()),
-    )
-    return angles, lengths, positions, dtype
+    halves, neighbors = (_turned(_pairs(first, order), _pairs(second, order)) for order in (0, 1))
+    # rotation multiplies the lengths of pairs by one factor
+    spread = [float(lengths.std()) for _, lengths in (halves, neighbors)]
+    adjacent = spread[1] < spread[0]
+    is_clear = min(spread) + torch.finfo(dtype).eps < 0.1 * max(spread)
+    found = neighbors if adjacent else halves
+    return *found, positions, dtype, adjacent if is_clear else None
 
 
-def _arrays(path: Path) -> Mapping[str, Tensor]:
+def read_arrays(path: Path) -> Mapping[str, Tensor]:
+    """Read the arrays of a file, without running anything that it holds.
+
+    Args:
+        path: File that ends in one of `SUFFIXES`.
+
+    Returns:
+        Arrays by name.
+
+    Raises:
+        InputError: The file cannot be read, or unpacks to more than a GiB.
+    """
     # Of a broken archive zipfile, zlib and numpy raise whatever they stumble over.
     with as_input_errors(f"{path} cannot be read", 120):
         if path.suffix == ".safetensors":

@@ -89,7 +89,7 @@ _FINDINGS = {
 
 
 @float32_by_default()
-def verify_scheme(layout: str, **options: str | float) -> xr.Dataset:
+def verify_scheme(layout: str, **options: str | float) -> xr.DataTree:
     """Find out whether a scheme is causal, and computes the same in every way of running it.
 
     Args:
@@ -154,7 +154,7 @@ def _rounding(model: PreTrainedModel, tokens: Tensor) -> float:
 
 def _audited(
     layout: str, model: PreTrainedModel, twin: PreTrainedModel, tokens: Tensor
-) -> xr.Dataset:
+) -> xr.DataTree:
     differences: dict[str, float] = {}
     findings = []
     with torch.no_grad():
@@ -185,8 +185,10 @@ def _audited(
         except Exception as error:
             findings.append(f"{check}: {_said(error)}")
     values = ("check", list(differences.values()), {"long_name": _LONG_NAME, "units": "1"})
-    return xr.Dataset(
-        {"difference": values}, {"check": list(differences)}, {"findings": "\n".join(findings)}
+    return xr.DataTree(
+        xr.Dataset(
+            {"difference": values}, {"check": list(differences)}, {"findings": "\n".join(findings)}
+        )
     )
 
 

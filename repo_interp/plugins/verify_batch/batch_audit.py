@@ -115,7 +115,7 @@ class _Call:
         return found
 
 
-def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
+def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.DataTree:
     """Find out whether documents of a batch start at position 0 and see no other document.
 
     Asked is the call `model(**batch)` of a training step, without dropout. A cache is made where
@@ -200,7 +200,7 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
         leaks,
         differences,
     )
-    return xr.Dataset(
+    audited = xr.Dataset(
         {
             name: ("document", np.array(values), {"long_name": text, "units": units})
             for (name, (text, units)), values in zip(_TEXTS.items(), columns, strict=True)
@@ -211,6 +211,7 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.Dataset:
             "documents_from": ", ".join(told_by) or "none",
         },
     )
+    return xr.DataTree(audited)
 
 
 def _by_axis(positions: Tensor, tokens: Tensor) -> Int[Tensor, "axis row token"]:

@@ -92,6 +92,7 @@ NAMES = {
     "verify niah/repo nowhere": "there is no checkpoint directory nowhere",
     "verify niah/repo nowhere.npz": "there is no file nowhere.npz",
     "verify niah/repo --out /dev/null": "/dev/null is a file; wanted a directory",
+    "verify niah/repo --cache nowhere.npz --tokens nowhere.json": "there is no file nowhere.npz",
     "verify niah/repo --longest 0": "wanted a whole number from 1 to 16,777,216",
     "verify niah/repo --dtype nonsense": "invalid choice: 'nonsense'",
     "zoo list nonsense": "no checkpoint nonsense is installed",

@@ -14,7 +14,7 @@ import repo_interp as ri
 from benchmarks.families import scaled_configuration
 from benchmarks.tiny_models import small_model
 from repo_interp.cli import main
-from repo_interp.plugins.verify.audit import distances
+from repo_interp.plugins.verify.layer_rotation import distances
 
 YARN = {
     "rope_type": "yarn",

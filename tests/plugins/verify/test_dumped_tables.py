@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import repo_interp as ri
+from benchmarks.tiny_models import small_model
 from repo_interp.cli import main
 from repo_interp.positions.rotary import rotate
 
@@ -94,8 +95,26 @@ def test_vectors_before_and_after(tmp_path, order, shape):
         for theta in (theta_of(), theta_of() / 2)
     )
     plain = plain[..., entries].float()
-    assert findings(stock(), {"k": plain, "k_rotated": right}, tmp_path, "npz") == ""
+    said = findings(stock(), {"k": plain, "k_rotated": right}, tmp_path, "npz")
+    other = (
+        "layers 0-2: expected entries (0, 8), (1, 9), ... as pairs, measured (0, 1), (2, 3), ... "
+        "(right only for weights that are permuted so), from distance 1 on"
+    )
+    assert said == (other if order == "interleaved" else "")
     assert "pairs 0-7" in findings(stock(), {"q": plain, "q_rotated": wrong}, tmp_path)
+
+
+def test_pairs_of_neighbors_are_right_where_the_model_pairs_neighbors(tmp_path):
+    model = small_model("cohere")
+    width = model.config.hidden_size // model.config.num_attention_heads
+    theta = theta_of(model.config.rope_parameters["rope_theta"], width)
+    plain = torch.randn(TOKENS, width, generator=torch.Generator().manual_seed(0)).double()
+    halves = torch.arange(width).view(-1, 2).T.flatten()
+    turned = rotate(plain[:, halves], torch.arange(TOKENS).double(), theta)[:, halves.argsort()]
+    assert findings(model, {"q": plain.float(), "q_rotated": turned.float()}, tmp_path) == ""
+    turned = rotate(plain, torch.arange(TOKENS).double(), theta)
+    said = findings(model, {"q": plain.float(), "q_rotated": turned.float()}, tmp_path)
+    assert "expected entries (0, 1), (2, 3), ... as pairs, measured (0, 8), (1, 9), ..." in said
 
 
 def test_an_array_that_is_rounded_more_than_the_other(tmp_path):

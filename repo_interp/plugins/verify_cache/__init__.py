@@ -1,0 +1,1 @@
+"""At which position every key of a cache stands."""

@@ -1,0 +1,250 @@
+"""Where the keys of one layer of a cache stand: its slots beside the tokens of a dense pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from repo_interp.plugins.verify_cache.alignment import FARTHEST, choose_tokens, match_tokens
+from repo_interp.plugins.verify_cache.pieces import Piece, pieces_of
+from repo_interp.plugins.verify_cache.reference_keys import ReferenceKeys, pairs
+from repo_interp.plugins.verify_cache.turned import UNCLEAR, Turns, stand_at, turns
+
+_PRECISION = {torch.bfloat16: (4e-3, 3e-2), torch.float16: (5e-4, 5e-3)}
+_WIDE = (1e-4, 2e-3)
+"""By precision of keys and model: of 1 - a(p), and of the distance of two keys."""
+_FEW = 3
+"""Slots of a head that are turned by no position, at least, for a fault."""
+STOCK, REORDERED, EXCHANGED = "stock", "reordered", "exchanged"
+"""Orders of cached keys: the model's; the other one, as runtimes that permute weights have it; the
+model's, turned in pairs of the other one.
+"""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the slots of one layer hold."""
+
+    layer: int
+    tokens: Int[np.ndarray, "slot"]
+    """Number of the token, -1 where the key is that of none."""
+    positions: Float[np.ndarray, "head slot"]
+    """NaN where they are not known."""
+    wanted: Float[np.ndarray, "head slot"]
+    """Positions that a dense pass gives."""
+    unexplained: np.ndarray
+    """[head, slot]: no position explains the phases."""
+    order: str
+    length: float
+    """Of cached keys over what the model makes of them."""
+    phases: Turns | None = None
+    unread: str = ""
+    """Why positions are not known, if they are not."""
+
+
+def order_of(keys: Tensor, reference: ReferenceKeys, step: float) -> str:
+    """Find the order in which a cache holds the entries of keys.
+
+    Args:
+        keys: Of one layer, as cached [kv_head, slot, entry].
+        reference: Keys of the model.
+        step: Distance that rounding makes.
+
+    Returns:
+        One of `STOCK`, `REORDERED` and `EXCHANGED`; the first where several fit.
+    """
+    farness = {}
+    for order in (STOCK, REORDERED, EXCHANGED):
+        cached, plain = _ordered(keys, reference, order)
+        match = match_tokens(_lengths(cached), _lengths(plain), step)
+        farness[order] = float(match.distance.median())
+    # An order other than the model's must be better beyond doubt
+    best = min(farness, key=lambda order: farness[order])
+    return best if farness[best] + step < 0.5 * farness[STOCK] else STOCK
+
+
+def _ordered(keys: Tensor, reference: ReferenceKeys, order: str) -> tuple[Tensor, Tensor]:
+    """Cached and unrotated keys as complex pairs [kv_head, slot or token, pair]."""
+    stock, other = reference.orders()
+    of_cached = stock if order == STOCK else other
+    plain = reference.plain
+    if order == EXCHANGED:
+        plain = plain[..., stock.argsort()][..., other]
+    return pairs(keys[..., of_cached]), pairs(plain) * reference.scaling
+
+
+def _lengths(vectors: Tensor) -> Float[Tensor, "token feature"]:
+    """What no rotation changes, of all heads."""
+    return vectors.abs().transpose(0, 1).flatten(1)
+
+
+def _entries(vectors: Tensor) -> Float[Tensor, "token feature"]:
+    return torch.view_as_real(vectors).transpose(0, 1).flatten(1)
+
+
+def tolerances(keys: Tensor, model: torch.dtype) -> tuple[float, float]:
+    """Return the tolerance of 1 - a(p), and of the distance of two keys.
+
+    Args:
+        keys: Cached keys.
+        model: Precision of the model.
+
+    Returns:
+        Those of the coarser precision.
+    """
+    return max(_PRECISION.get(dtype, _WIDE) for dtype in (keys.dtype, model))
+
+
+def read_layer(
+    keys: Tensor,
+    passes: Sequence[ReferenceKeys],
+    order: str,
+    dtype: torch.dtype,
+    known: Reading | None,
+) -> Reading:
+    """Find the token and the position of every slot of a layer.
+
+    Args:
+        keys: As cached [kv_head, slot, entry].
+        passes: Keys of the model in several passes; those that are nearest are taken.
+        order: That of the entries.
+        dtype: Precision of the model.
+        known: The reading of a layer with as many slots, whose tokens hold here too; None: there is
+            none.
+
+    Returns:
+        The reading.
+    """
+    layer = passes[0].attention.layer_idx
+    keys, beside = passes[0].split(keys)
+    tolerance, step = tolerances(keys, dtype)
+    # Beside their positions, a cache of a model of ours holds keys before rotation.
+    rotates = passes[0].frequencies is not None and beside is None
+    features = _lengths if rotates else _entries
+    cached = _ordered(keys, passes[0], order)[0]
+    matches = []
+    for one in passes:
+        plain = _ordered(keys, one, order)[1]
+        matches.append((match_tokens(features(cached), features(plain), step), plain, one))
+    match, plain, reference = min(matches, key=lambda found: float(found[0].distance.mean()))
+    heads, slots = cached.shape[:2]
+    reach = 2 * max(slots, plain.shape[1])
+    learned = reference.attention.learned or reference.positions is None
+    if known is None:
+        at = told = None
+        if rotates and not learned:
+            nearest = turns(cached, plain[:, match.nearest], reference.frequencies, tolerance)
+            at, agreement = nearest.search(reach, match.nearest)
+            allowed = nearest.of_layer.tolerance[0]
+            # Farther ones may be multiples of all turns
+            told = (agreement >= 1 - allowed) & (allowed < UNCLEAR) & (at.abs() <= reach)
+            told &= nearest.tells(reach)
+        tokens = choose_tokens(match.compatible, at, told)
+    else:
+        tokens = known.tokens
+    held = torch.as_tensor(tokens).clamp_min(0)
+    nothing = np.full((heads, slots), np.nan)
+    reading = Reading(layer, tokens, nothing, nothing, np.zeros((heads, slots), bool), order, 1.0)
+    if known is not None and float(match.distance.median()) >= FARTHEST:
+        return replace(reading, unread="their keys are not those of a dense pass")
+    if reference.positions is None or (not rotates and beside is None):
+        return replace(reading, unread="it does not rotate by one position per token")
+    wanted = _by_head(reference.positions[:, held], heads)
+    reading = replace(reading, wanted=wanted.numpy())
+    if beside is not None:
+        return replace(reading, positions=_by_head(beside, heads).numpy())
+    if len(reference.positions) > heads:
+        return replace(reading, unread="its heads share keys and have positions of their own")
+    assert reference.frequencies is not None
+    phases = turns(cached, plain[:, held], reference.frequencies, tolerance)
+    ratio = cached.abs().square().sum(-1) / plain[:, held].abs().square().sum(-1).clamp_min(1e-30)
+    reading = replace(reading, phases=phases, length=float(ratio.sqrt().median()))
+    clear = (phases.tolerance < UNCLEAR) & torch.as_tensor(tokens >= 0)
+    if learned:
+        agrees = phases.agreement(wanted[..., None])[..., 0] >= 1 - phases.tolerance
+        positions = torch.where(clear & agrees, wanted, torch.nan)
+        return replace(reading, positions=positions.numpy(), unexplained=(clear & ~agrees).numpy())
+    expected = None if known is None else _whole(known.positions, known.tokens)
+    positions = _of_heads(phases, tokens, reach, expected)
+    unexplained = clear.numpy() & np.isnan(positions)
+    # Of few slots a coarse rounding may be the reason
+    unexplained &= (unexplained.sum(1, keepdims=True) >= _FEW) & phases.tells(reach)
+    if expected is not None:
+        # A few keys that stand elsewhere in a deep layer alone are those of sinks, whose hidden
+        # states are rounded most
+        apart = (positions != expected.numpy()) & ~np.isnan(positions)
+        positions[apart & (apart.sum(1, keepdims=True) < _FEW)] = np.nan
+    return replace(reading, positions=positions, unexplained=unexplained)
+
+
+def _by_head(rows: Tensor, heads: int) -> Tensor:
+    """Positions [head, slot] of rows that are one for all heads, or for each."""
+    return rows.expand(heads, -1) if len(rows) == 1 else rows
+
+
+def _whole(positions: np.ndarray, tokens: np.ndarray) -> Tensor:
+    """Positions of slots in the first head that has them; else the number of the token."""
+    with_tokens = np.vstack([positions, tokens])
+    first = np.argmax(~np.isnan(with_tokens), 0)
+    return torch.as_tensor(with_tokens[first, np.arange(len(tokens))]).long()
+
+
+def _of_heads(phases: Turns, tokens: np.ndarray, reach: int, expected: Tensor | None) -> np.ndarray:
+    """Positions of all heads together, and of those apart that stand elsewhere."""
+    joint = stand_at(phases, tokens, reach, expected)
+    here = _whole(joint[None].numpy(), tokens)
+    near = torch.arange(-2, 3)
+    agreement = phases.agreement(here[:, None] + near)
+    own = agreement[..., 2]
+    fits = (own >= agreement.amax(-1) - phases.tolerance) & (own >= 1 - phases.tolerance)
+    asked = torch.as_tensor(tokens >= 0) & (phases.tolerance < UNCLEAR)
+    rows = []
+    for head in range(len(phases.products)):
+        if bool((fits[head] | ~asked[head]).all()):
+            rows.append(here.double().masked_fill(~asked[head], torch.nan))
+        else:
+            rows.append(stand_at(phases.head(head), tokens, reach, here))
+    return torch.stack(rows).numpy()
+
+
+def read_cache(
+    cached: Mapping[int, Tensor],
+    references: Mapping[int, ReferenceKeys],
+    apart: Callable[[Sequence[Piece]], Mapping[int, ReferenceKeys]],
+    dtype: torch.dtype,
+) -> list[Reading]:
+    """Find the token and the position of every slot of all layers.
+
+    Args:
+        cached: Keys by layer [kv_head, slot, entry].
+        references: Keys of the model by layer, of a pass over all tokens.
+        apart: Gives those of passes over pieces alone, as keys of joined caches were made.
+        dtype: Precision of the model.
+
+    Returns:
+        Readings of the layers.
+    """
+    first = next(
+        (layer for layer in cached if references[layer].frequencies is not None), min(cached)
+    )
+    keys, _ = references[first].split(cached[first])
+    order = order_of(keys, references[first], tolerances(keys, dtype)[1])
+    known: dict[int, Reading] = {}
+    passes, found = [references], []
+    # The first layer's keys depend on tokens alone, so it is read before others.
+    for layer in sorted(cached):
+        slots = cached[layer].shape[1]
+        several = [one[layer] for one in passes]
+        found.append(read_layer(cached[layer], several, order, dtype, known.get(slots)))
+        known.setdefault(slots, found[-1])
+        if len(found) == 1:
+            pieces = list(pieces_of(found[0].tokens, found[0].positions[0]))
+            joined = [piece for piece in pieces if piece.moved and piece.step == 1]
+            if joined and len(pieces) > 1:
+                passes.append(apart(joined))
+    return found
