@@ -122,7 +122,7 @@ PARTS = ("total", "rising", "texts", "spans")
 
 def told_by(
     values: Float[Tensor, "text row token"],
-    present: Bool[Tensor, "text #row token"],
+    present: Bool[Tensor, " text #row token"],
     tokens: Int[np.ndarray, " text"],
     equal: Float[Tensor, "*any 1"],
 ) -> tuple[Float[Tensor, "text row distance"], Float[Tensor, "part row lag"]]:
