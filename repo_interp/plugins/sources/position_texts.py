@@ -94,7 +94,7 @@ def explained_by(sources: xr.Dataset, source: str) -> xr.DataArray:
     if source != "segment":
         return alone
     slow, ahead = sources["alone"].sel(source="slow", drop=True), sources["segments_ahead"]
-    return np.fmax(alone, (slow.clip(0) + ahead).where(ahead >= STEP))
+    return xr.apply_ufunc(np.fmax, alone, (slow.clip(0) + ahead).where(ahead >= STEP))
 
 
 def _says(kind: str, clear: float) -> str:

@@ -22,6 +22,7 @@ import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.patches import Patch
 
@@ -190,7 +191,7 @@ def _draw_orders(ax: Axes, order: xr.DataArray, rows: list[list[tuple[int, int]]
     distances = order["distance"].values.tolist()
     ax.set_xticks(range(len(distances)), [str(distance) for distance in distances])
     ax.set_xlabel("tokens from one to the other")
-    return mpl.cm.ScalarMappable(norm, "RdBu_r")
+    return ScalarMappable(norm, "RdBu_r")
 
 
 def _draw_shares(ax: Axes, share: xr.DataArray, rows: list[list[tuple[int, int]]]) -> None:
