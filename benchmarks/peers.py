@@ -348,16 +348,17 @@ def _use_of_kinds(model: Any, tokens: list[int]) -> Numbers:
     import repo_interp as ri
     from benchmarks.experiment_scripts import CASES, use_of_kinds
     from repo_interp.plugins.causes.effects import drawn_sets
-    from repo_interp.plugins.sources.position_sources import KINDS_OF_HEADS
+    from repo_interp.plugins.sources.names import GROUP_OF, GROUPS
 
     named = ri.analyze(model, _eight_prompts(tokens), ("position_sources",), **SILENT)
     kind = named["position_sources"].to_dataset()["kind"].isel(head=0).values.tolist()
+    kind = [GROUP_OF.get(one, one) for one in kind]
     sets = {}
-    for one in (*CASES, *KINDS_OF_HEADS):
+    for one in (*CASES, *GROUPS):
         own = [layer for layer, known in enumerate(kind) if known == one or one in CASES]
         others = [layer for layer in range(len(kind)) if layer not in own]
         if own:
-            sets[one] = [own, *drawn_sets(others, len(own), 2, 0)]
+            sets[one] = [own, *drawn_sets(others, len(own), 3, 0)]
     return np.nan_to_num(use_of_kinds(model, _prompts_and_answer(tokens)[0], sets))
 
 

@@ -49,6 +49,7 @@ FIGURES = {
     "position_sources": ("reversal", "position_sources"),
     "positions": ("reversal", "positions_layer2_head0"),
     "rotating_pairs": ("logits", "rotating_pairs_layer3_head0"),
+    "rows_of_positions": ("reversal", "rows_of_positions"),
     "saliency": ("reversal", "integrated_gradients_layer2_head0"),
     "segments": ("text", "segment_scores_paragraphs"),
     "three_axis_fit": ("logits", "three_axis_layer2_head1"),

@@ -55,7 +55,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     EXPERIMENTS: {
         "perturbation": "repo_interp.plugins.lengths.perturbation:Perturbation",
         "extrapolation": "repo_interp.plugins.lengths.extrapolation:Extrapolation",
-        "kinds": "repo_interp.plugins.sources.kinds:Kinds",
+        "kinds": "repo_interp.plugins.kinds.kinds:Kinds",
         "effects": "repo_interp.plugins.causes.effects:Effects",
         "saliency": "repo_interp.plugins.causes.saliency:Saliency",
         "atlas": "repo_interp.plugins.heads.atlas:Atlas",
@@ -72,7 +72,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "rotation": "repo_interp.plugins.rotation.view:VIEW",
         "maps": "repo_interp.plugins.three_axis.view:MAPS",
         "effects": "repo_interp.plugins.causes.effects_view:VIEW",
-        "kinds": "repo_interp.plugins.sources.kinds_view:VIEW",
+        "kinds": "repo_interp.plugins.kinds.view:VIEW",
         "perturbation": "repo_interp.plugins.lengths.perturbation_view:VIEW",
         "extrapolation": "repo_interp.plugins.lengths.extrapolation_view:VIEW",
         "output_traces": "repo_interp.plugins.lengths.extrapolation_view:OUTPUT_TRACES",

@@ -11,13 +11,18 @@ is dropped, or kept by `last_chunk="keep"`. -1 stands where a layer has no posit
 chunk. Shares over all heads count layers that learn positions; index positions are mono by
 definition.
 
-Counting with noise is hybrid too. So beside the classes stands the rank correlation of z and the
-token index (ours),
+Counting with noise is hybrid too. So beside the classes stands the order that positions tell (ours),
+
+    order          2 share(z_{i+d} > z_i) - 1 by distance d, on powers of two; equal ones count half
+    resolution     least d from which 90 % of pairs stand in one order, the same in every prompt
+                   (`kernels.order`)
+    counts_tokens  resolution of at most 4 tokens
+
+and the rank correlation of z and the token index, which depends on the length of the text: in a
+text alone a random walk reaches .8,
 
     trend          over the valid tokens of a prompt
     chunk_trend    within whole chunks, mean over chunks
-    trend_null     95 % of |trend| of permuted positions
-    counts_tokens  |trend| > .8 and above its null in every prompt
     trend_slope    least squares, in positions per token
 
 Correlations of a constant head or chunk are undefined, and left out of means.
@@ -41,13 +46,15 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.fitting import AnyPrompt, Layers
-from repo_interp.measures.kernels.rank_trend import (
-    Index,
-    counts_tokens,
-    rank_trend,
-    slope,
-    trend_null,
+from repo_interp.measures.kernels.order import (
+    COUNTS,
+    DISTANCES,
+    DOUBLING,
+    PARTS,
+    OrderSums,
+    told_by,
 )
+from repo_interp.measures.kernels.rank_trend import Index, rank_trend, slope
 from repo_interp.measures.kernels.rounding import equal_within
 from repo_interp.measures.kernels.seen_pairs import by_head, extents, made_of, once
 from repo_interp.measures.labels import arrays, described_group
@@ -65,12 +72,21 @@ _TEXTS = {
     ),
     "trend": "rank correlation of a head's positions and the token index",
     "trend_slope": "least-squares slope of positions on the token index [positions per token]",
-    "trend_null": "size of the trend that 95 % of permuted positions stay within",
     "chunk_trend": "rank correlation with the token index within chunks, mean over chunks",
-    "counts_tokens": (
-        "1 where the size of the trend is above .8 and its null in every prompt, -1 without "
-        "positions"
+    "order": (
+        "how far the later of two tokens has the higher position, by tokens between them: 1 "
+        "always, 0 no order, -1 never"
     ),
+    "resolution": (
+        "least distance from which 90 % of pairs stand in one order, the same in every prompt "
+        "[tokens]"
+    ),
+    "order_told": (
+        "largest order that holds from some distance on, the same in every prompt; .8 is 90 % of "
+        "pairs"
+    ),
+    "order_prompts": "prompts long enough to judge a resolution by [prompts]",
+    "counts_tokens": (f"1 where the resolution is at most {COUNTS} tokens, -1 without positions"),
     "sensitivity": (
         "share of each pattern by chunk size and tolerance, over the layers that learn positions"
     ),
@@ -209,9 +225,7 @@ def _order(
 
 
 @dataclass(frozen=True)
-class Patterns(
-    Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend_slope", "trend_null"))
-):
+class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend_slope", "order"))):
     """The measure `patterns`."""
 
     chunk_size: Annotated[int, Interval(ge=2, le=65_536)] = 16
@@ -264,10 +278,11 @@ class Patterns(
         # Sum and number of chunks that have a trend (NaN differs from itself): a mean that merges
         within = torch.stack([of_chunks.nansum((0, -1)), (of_chunks == of_chunks).sum((0, -1))])
         trends = torch.stack([trend, slope(aligned, index)])
-        null = np.array([trend_null(count) for _, _, count in extents(inputs.valid)])
+        counts_of = [count for _, _, count in extents(inputs.valid)]
+        order, told = told_by(aligned, present, np.array(counts_of), equal)
         per_prompt = {
             ("trend", "trend_slope"): ("prompt layer head", trends),
-            "trend_null": ("prompt layer", null),
+            "order": ("prompt layer head distance", order),
             "chunk_pattern": (
                 "prompt layer head chunk",
                 _patterns(found, self.epsilon)[..., some].to(torch.int8),
@@ -275,13 +290,26 @@ class Patterns(
         }
         sums = {
             ("chunk_trend", "chunk_trend_chunks"): ("layer head", within),
+            tuple(f"order_{part}" for part in PARTS): ("layer head lag", told),
             "sensitivity_chunks": ("layer chunk_size epsilon pattern", counts),
             # As a sum over batches, so above 0 where any batch learned
             "learned": ("layer", np.array(float(learned))),
         }
         return Statistics(
-            per_prompt=arrays(inputs, per_prompt, chunk=range(some.stop - some.start)),
-            sums=arrays(inputs, sums, chunk_size=CHUNK_SIZES, epsilon=EPSILONS, pattern=PATTERNS),
+            per_prompt=arrays(
+                inputs,
+                per_prompt,
+                chunk=range(some.stop - some.start),
+                distance=DOUBLING[: order.shape[-1]],
+            ),
+            sums=arrays(
+                inputs,
+                sums,
+                lag=DISTANCES,
+                chunk_size=CHUNK_SIZES,
+                epsilon=EPSILONS,
+                pattern=PATTERNS,
+            ),
         )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
@@ -296,11 +324,12 @@ class Patterns(
         grid = ("chunk_size", "epsilon", "pattern")
         sensitivity = given["sensitivity_chunks"].transpose("layer", *grid).values.sum(0)
         trend = given["trend"].transpose("prompt", "layer", "head")
-        null = given["trend_null"].isel(layer=0)
-        # A layer without positions has no trend in any prompt
-        counting = np.where(
-            ~np.isnan(trend.values).all(0), counts_tokens(trend.values, null.values), -1
+        told = OrderSums(
+            *(given[f"order_{name}"].transpose("layer", "head", "lag").values for name in PARTS)
         )
+        resolution = told.resolution
+        # A layer without positions has no order in any prompt
+        known = ~np.isnan(given["order"].transpose("layer", "head", ...).values).all((2, 3))
         group = {
             "chunk_pattern": given["chunk_pattern"],
             "pattern_share": (("layer", "head", "pattern"), _share(counts)),
@@ -309,10 +338,16 @@ class Patterns(
             "sensitivity": (grid, _share(sensitivity)),
             "trend": trend,
             "trend_slope": given["trend_slope"],
-            "trend_null": null,
             "chunk_trend": given["chunk_trend"]
             / given["chunk_trend_chunks"].where(given["chunk_trend_chunks"] > 0),
-            "counts_tokens": (("layer", "head"), counting.astype(np.int8)),
+            "order": given["order"].transpose("prompt", "layer", "head", "distance"),
+            "resolution": (("layer", "head"), resolution),
+            "order_told": (("layer", "head"), told.told),
+            "order_prompts": (("layer", "head"), told.texts.max(-1).astype(int)),
+            "counts_tokens": (
+                ("layer", "head"),
+                np.where(known, resolution <= COUNTS, -1).astype(np.int8),
+            ),
         }
         return described_group(group, _TEXTS, labels)
 

@@ -24,6 +24,7 @@ from repo_interp.plots import report_page
 from repo_interp.plots.findings import Finding
 from repo_interp.plots.pages import report
 from repo_interp.plots.pages.report import write_report
+from repo_interp.plugins.sources.names import NAMES
 
 CHROMIUM = executable()
 pytestmark = pytest.mark.skipif(
@@ -732,9 +733,7 @@ def test_the_text_of_every_kind_has_the_numbers_of_the_run(opened, pages, name, 
     shown = browser.run(f"{COLORED}.map((one) => one.querySelector('h4').textContent)")
     counts = {kind: int((kinds == kind).sum()) for kind in np.unique(kinds) if kind}
     assert set(shown) == {
-        f"{kind}: {counts[kind]} of {sum(counts.values())} heads"
-        for kind in {"counts tokens", "places words", "marks lines", "places in segments"}
-        & {*counts}
+        f"{kind}: {counts[kind]} of {sum(counts.values())} heads" for kind in {*NAMES} & {*counts}
     }
     sections = browser.run("[...document.querySelectorAll('main > section')].map((one) => one.id)")
     assert sections[1] == "position_sources", "after the explorer, which fills the first screen"

@@ -1,31 +1,23 @@
-"""Spearman's rank correlation of numbers with their index, and a permutation null.
+"""Spearman's rank correlation of numbers with their index.
 
-    trend = corr(rank(z_i), i)        null: the 95 % quantile of |trend| over permutations of z
+    trend = corr(rank(z_i), i)
 
 Numbers that differ by rounding alone (`rounding.equal_within`), and those between them, share
-their mean rank: the order of equal numbers would be that of a batch's rounding. A rank correlation
-of permuted numbers depends on how many there are; ties leave its variance, 1 / (n - 1), as it is.
-So one null, drawn from a fixed seed, serves all rows of n numbers. Knows nothing about positions.
+their mean rank: the order of equal numbers would be that of a batch's rounding. Knows nothing about
+positions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.measures.kernels.rounding import equal_within
 from repo_interp.measures.kernels.seen_pairs import is_whole
-
-DRAWS = 200
-"""Permutations of the null."""
-QUANTILE = 0.95
-COUNTS = 0.8
-"""Size of the trend above which numbers count."""
 
 
 @dataclass(frozen=True)
@@ -112,38 +104,3 @@ def slope(values: Float[Tensor, "*any token"], index: Index) -> Float[Tensor, "*
     """
     known = values if index.missing is None else values.masked_fill(index.missing, 0)
     return (known * index.values).sum(-1) / index.square
-
-
-@cache
-def trend_null(tokens: int) -> float:
-    """Return the 95 % quantile of |trend| over permutations.
-
-    Args:
-        tokens: How many numbers are permuted.
-
-    Returns:
-        A size from 0 to 1, the same in every call; NaN for a single token.
-    """
-    # Untied ranks are a permuted index, so the null needs no numbers but how many there are
-    random, index = np.random.default_rng(0), np.arange(tokens) - (tokens - 1) / 2
-    drawn = [abs(random.permutation(index) @ index) for _ in range(DRAWS)]
-    return float(np.quantile(drawn, QUANTILE) / (index @ index)) if tokens > 1 else float("nan")
-
-
-def counts_tokens(
-    trend: Float[np.ndarray, "prompt *head"], null: Float[np.ndarray, " prompt"]
-) -> Bool[np.ndarray, "*head"]:
-    """Return the heads whose trend is above `COUNTS` and its null in every prompt.
-
-    A prompt of up to four tokens, whose null no trend exceeds, says nothing and is left out.
-
-    Args:
-        trend: Rank correlations [prompt, head ...].
-        null: Sizes from `trend_null` [prompt].
-
-    Returns:
-        Mask [head ...]; False where a trend is NaN.
-    """
-    tells = null < 1  # of a single token NaN
-    limit = np.fmax(null, COUNTS).reshape(-1, *[1] * (trend.ndim - 1))
-    return np.all(np.abs(trend) > limit, axis=0, where=tells.reshape(limit.shape)) & tells.any()

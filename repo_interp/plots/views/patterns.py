@@ -3,14 +3,14 @@
 RePo sec. 5.2, fig. 3.
 
     share of pattern p = chunks labelled p / chunks                constant + mono + hybrid = 1
-    trend              = rank correlation of positions and the token index: 1 counts tokens, -1 counts them backwards
+    resolution         = least distance from which 90 % of pairs of tokens stand in one order
+    trend              = rank correlation of positions and the token index, over the whole prompt
 
 Draws the group `patterns` of a run. Knows nothing about how a chunk is labelled.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,15 +27,16 @@ from repo_interp.plots.marks import (
     Table,
     cells,
     colour_map,
+    counted,
     group,
     heads_named,
     heads_where,
     layer_scheme,
     learned_layers,
     nanmean,
-    over,
     over_prompts,
     percent,
+    strongest_head,
 )
 from repo_interp.plots.style import (
     PAGE_WIDTH,
@@ -45,6 +46,11 @@ from repo_interp.plots.style import (
     style,
 )
 from repo_interp.plots.view import View
+
+ORDERED, NEAR = 0.8, 0.05
+"""Order at which 90 % of pairs stand in one order, and the distance from it that is near."""
+STEPS = 0.15
+"""Share of variance by which segments lead the slow part where a head steps with them."""
 
 
 @style()
@@ -267,6 +273,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
             yield Heads(share)
     if "trend" in patterns:
         yield Heads(over_prompts(patterns["trend"]))
+    if "resolution" in patterns and bool(patterns["resolution"].notnull().any()):
+        yield Heads(patterns["resolution"])
 
 
 def _has_chunks(run: xr.DataTree) -> bool:
@@ -289,63 +297,67 @@ def _not_all_monotonic(run: xr.DataTree) -> bool:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Heads with learned positions that count tokens, forwards and backwards."""
+    """Heads with learned positions that tell the order of tokens, and from which distance on."""
     patterns = group(run, "patterns")
-    if "trend" not in patterns:
+    if "resolution" not in patterns:
         return
-    trend, slope = (
-        over_prompts(patterns[name].sel(layer=learned_layers(patterns)))
-        for name in ("trend", "trend_slope")
+    resolution = patterns["resolution"].sel(layer=learned_layers(patterns))
+    heads = heads_where(resolution.notnull())
+    if not heads:
+        return
+    layer, head, finest = strongest_head(-resolution)
+    prompts = int(patterns["order_prompts"].sel(layer=layer, head=head))
+    others = [pair for pair in heads if resolution.sel(layer=pair[0], head=pair[1]) > -finest]
+    same = [pair for pair in heads if pair not in others]
+    per_layer, verb = patterns.sizes["head"], "orders" if len(same) == 1 else "order"
+    sentence = (
+        f"{heads_named(same, per_layer=per_layer)} {verb} two tokens rightly in 90 % of pairs from "
+        f"{counted(int(-finest), 'token')} apart"
     )
-    # Counted by the measure, prompt by prompt: a mean trend may hide a prompt without one.
-    counts = patterns["counts_tokens"].sel(layer=trend["layer"]) == 1
-    for direction, sign, found in (
-        ("rise with the token index", "", counts & (trend > 0)),
-        ("fall as the token index rises", "-", counts & (trend < 0)),
-    ):
-        if heads := heads_where(found):
-            step_size, null = (
-                f"{float(value):.3g}"
-                for value in (np.abs(slope.where(found)).mean(), patterns["trend_null"].max())
-            )
-            named = heads_named(heads, per_layer=patterns.sizes["head"])
-            sizes = abs(trend.where(found))
-            ends = " to ".join(
-                dict.fromkeys(
-                    # Rounded down: a correlation of .998 must not be shown as 1.
-                    f"{sign}{math.floor(100 * end) / 100}"
-                    for end in (float(sizes.min()), float(sizes.max()))
-                )
-            )
-            sentence = (
-                f"Positions of {named} {direction} (rank correlation "
-                f"{ends}, {over(patterns)}), by {step_size} positions per token on average"
-                f"{_by_spans(run, found)}"
-            )
-            evidence = (
-                "the rank correlation is beyond 0.8 in every prompt; of permuted positions "
-                f"95 % stay within {null}"
-            )
-            yield Finding(sentence, evidence, 0.58, "patterns", *heads[0], variable="trend")
+    if others:
+        slower = resolution.where(resolution > -finest)
+        ends = dict.fromkeys(f"{float(end):g}" for end in (slower.min(), slower.max()))
+        sentence += (
+            f", {counted(len(others), 'further head')} ({heads_named(others, per_layer=per_layer)}) "
+            f"from {' to '.join(ends)}"
+        )
+    near = int((abs(patterns["order_told"].sel(layer=resolution["layer"]) - ORDERED) < NEAR).sum())
+    evidence = (
+        f"the same order in {counted(prompts, 'prompt')}; a walk without drift has none in 99 of "
+        f"100; {counted(near, 'head')} within {NEAR:g} of the limit, an order of {ORDERED:g}"
+    )
+    weight = 0.58
+    yield Finding(
+        sentence + _by_spans(run, resolution.notnull()),
+        evidence,
+        weight,
+        "patterns",
+        layer,
+        head,
+        variable="resolution",
+    )
 
 
 def _by_spans(run: xr.DataTree, found: xr.DataArray) -> str:
-    """Return a clause for heads whose positions step with line, sentence or span.
-
-    These explain the positions better than the token index does.
-    """
-    if (
-        "position_sources" not in run.children
-        or not {"alone", "source"} <= group(run, "position_sources").variables.keys()
-    ):
+    """Return a clause for heads that step with the parts of a prompt rather than run through it."""
+    if "position_sources" not in run.children:
         return ""
-    alone = group(run, "position_sources")["alone"].where(found)
-    index, segment = (float(alone.sel(source=source).mean()) for source in ("index", "segment"))
-    explained = (
-        f"; line, sentence or span explain {percent(segment)} of their variance, "
-        f"the index {percent(index)}"
+    sources = group(run, "position_sources")
+    if not {"alone", "segments_ahead"} <= sources.variables.keys():
+        return ""
+    slow = sources["alone"].sel(source="slow").where(found)
+    segments = (slow.clip(0) + sources["segments_ahead"]).where(sources["segments_ahead"] >= STEPS)
+    heads = heads_where(segments.notnull())
+    if not heads:
+        return ""
+    explains = " to ".join(
+        dict.fromkeys(percent(float(end)) for end in (segments.min(), segments.max()))
     )
-    return explained if segment > index + 0.1 else ""
+    return (
+        f"; {heads_named(heads, per_layer=found.sizes['head'])} by steps: line, sentence or span "
+        f"explain {explains} of the variance, a slow function of the index "
+        f"{percent(float(slow.where(segments.notnull()).max()))} or less"
+    )
 
 
 VIEW = View(
@@ -353,12 +365,12 @@ VIEW = View(
     "Patterns of positions",
     "Chunks of a prompt by how positions run inside them: constant, strictly monotonic, or "
     "neither (RePo, fig. 3). A head that "
-    "counts with noise is hybrid too: whether it counts is told by the rank correlation of "
-    "its positions and the token index.",
+    "counts with noise is hybrid too: whether it counts is told by the least distance from which its "
+    "positions order 90 % of pairs of tokens rightly.",
     _charts,
     tables=lambda run: (pattern_table(run),) if _has_chunks(run) else (),
     findings=_findings,
     informative=_not_all_monotonic,
-    compared=("pattern_share", "sensitivity", "trend"),
-    by_index=("pattern_share", "sensitivity", "trend"),
+    compared=("pattern_share", "sensitivity", "trend", "order"),
+    by_index=("pattern_share", "sensitivity", "trend", "order", "resolution"),
 )

@@ -1,40 +1,22 @@
-"""Sources of learned positions: token, index, segment and previous token.
+"""Sources of learned positions: slow part, token, previous token, segment, line end.
 
-How much of the variance of a head's positions they explain, so of the output of f_phi:
+What positions of a head, the output of f_phi, tell of the order of tokens, and how much of their
+variance sources explain on text that they were not fitted to:
 
-    z_i = index(i) + segment(number and place of i in lines, sentences, ... and named spans) +
-    token[t_i] + previous[t_{i-1}] + rest
-
-A sum, fitted by ridge regression (`kernels.held_out`) and judged on stretches of text that it was
-not fitted to.
-
-    alone   R^2 of one source without the others
-    share   gain of a source over those before it, in this order, from few effects to many; the
-            shares and the rest sum to 1
-
-    token, previous    an effect per token id, shrunk: one that n tokens were fitted to keeps
-                       n / (n + shrinkage) of their mean
-    index, numbers     a line, and departures from it at 0, 1, 4, 16, 64, ..., linear in between,
-                       shrunk alike
+    resolution   least distance from which 90 % of pairs stand in one order (`kernels.order`)
+    share, alone, shape, and their nulls       what explains them (`explained`)
+    kind         the name that follows (`names`)
 
 Every different prompt is cut into stretches of `STRETCH` tokens or more, so that one text is
 enough; prompts too short to be cut are held out whole. Equal prompts are one. Held-out tokens count
 where they and the token before them occur in other folds, and `counted_share` says how many do. The
-first token of a prompt, which has no previous one and often stands apart, is left out. A shift of a
-whole prompt changes no logit, so variance is that within prompts; a head whose positions vary by
-rounding alone has no shares (NaN). Where gates count positions
-(CoPE) it is the mean gate of a token that is explained. Held-out values may be negative: a source
-that misleads.
+first token of a prompt, which has no previous one and often stands apart, is left out of shares. A
+shift of a whole prompt changes no logit, so variance is that within prompts; a head whose positions
+vary by rounding alone has no shares (NaN). Where gates count positions (CoPE) it is the mean gate of
+a token that is explained. Held-out values may be negative: a source that misleads.
 
-    alone_null    the largest `alone` of `DRAWS` permutations of a head's positions over the tokens
-                  of each prompt
-    line_step     how far the last tokens of lines stand from the other tokens, in standard
-                  deviations
-    kind          name of a head whose layer learns positions, or counts them by gates
-                  (`head_kinds`)
-
-Statistics keep positions of at most `tokens` tokens of a prompt, drawn by its content. Knows
-nothing about models.
+Statistics keep positions of at most `tokens` tokens of a prompt, drawn by its content; orders are
+those of all tokens. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -48,8 +30,7 @@ import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
-from jaxtyping import Bool, Float, Int
-from scipy import sparse
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from repo_interp.errors import InputError
@@ -57,94 +38,55 @@ from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.gate_sums import gate_sums
-from repo_interp.measures.kernels.rank_trend import counts_tokens, rank_trend, trend_null
-from repo_interp.measures.kernels.rounding import ROUNDING
+from repo_interp.measures.kernels.order import DISTANCES, PARTS, OrderSums, told_by
+from repo_interp.measures.kernels.rounding import equal_within
 from repo_interp.measures.kernels.seen_pairs import on_host
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS, Kinds
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
 from repo_interp.plugins.segments.segments import KINDS
-from repo_interp.plugins.sources.held_out import Codes, HeldOut, Marks, Rows, one_hot
+from repo_interp.plugins.sources.explained import DRAWS, SHIFTS, Samples, explain
+from repo_interp.plugins.sources.held_out import Marks
+from repo_interp.plugins.sources.names import REST, SOURCES, name_rows, near_threshold
 from repo_interp.values import Positive
 
-SOURCES = ("index", "segment", "token", "previous")
-REST = "rest"
-KINDS_OF_HEADS = ("counts tokens", "marks lines", "places words", "places in segments")
 FOLLOWS = 0.9
-"""Held-out R squared of the token alone from which positions follow from it."""
-STRETCH = 32
-"""Tokens of a held-out stretch, at least, where a prompt is not needed in smaller ones."""
-MOST = 4096
-"""Previous tokens with separate effects: the size of one solve grows with their square.
-"""
-DRAWS = 3
-"""Permutations of the null."""
-DOMINATES = 0.3
-"""Held-out R squared from which a head is called by the source with the largest share."""
-STEPS = 1.0
-"""Standard deviations that a head which marks lines steps by, at least."""
+"""Held-out R squared of the token from which positions follow from it."""
 _UNNAMED = ("rest", "separator")
 """Spans that are no segments."""
-OfSources = Float[np.ndarray, "*head source"]
 _TEXTS = {
     "share": "held-out share of a head's position variance that a source adds to those before it",
-    "alone": "held-out R squared of one source without the others",
-    "alone_null": (
-        f"the same of positions permuted over the tokens of each prompt, largest of {DRAWS} draws"
+    "alone": (
+        "what one source adds to the slow part, held out; of the slow part, what it explains"
     ),
+    "alone_null": f"the same of positions shifted round each prompt, largest of {DRAWS} draws",
+    "share_null": (
+        f"share that 95 % of {DRAWS} random tables of words, and of previous words, stay within"
+    ),
+    "segments_ahead": "R squared of segments without the slow part, less that of the slow part",
+    "segments_ahead_null": (
+        f"the same of positions shifted round each prompt, largest of {DRAWS} draws"
+    ),
+    "shape": (
+        "R squared of one slow function of the token index, on prompts that it was not fitted to"
+    ),
+    "shape_null": f"the same of positions shifted round each prompt, largest of {SHIFTS} draws",
     "r_squared": "held-out R squared of all sources: the sum of their shares",
     "r_squared_error": "standard error of R squared over folds",
     "follows_from_token": (
         f"1 where the token alone explains {FOLLOWS:g} of a head's position variance, -1 for "
         "a head without any"
     ),
-    "line_step": (
-        "positions of the last tokens of lines less those of other tokens, in standard deviations"
+    "resolution": (
+        "least distance from which 90 % of pairs stand in one order, the same in every prompt "
+        "[tokens]"
     ),
-    "line_step_null": "size of line_step that 95 % of permuted positions stay within",
     "kind": "what a head with learned positions or gates does, in words",
+    "near_threshold": "1 where a little more or less would change the kind",
+    "texts": "different prompts that kinds are told by [prompts]",
     "counted_share": "share of tokens that, with the one before them, occur in other folds",
     "counted_tokens": "tokens that shares are taken over [tokens]",
 }
-
-
-def head_kinds(
-    counts: Bool[np.ndarray, "*head"],
-    share: OfSources,
-    alone: OfSources,
-    null: OfSources,
-    line_step: Float[np.ndarray, "*head"],
-    line_step_null: float = 0.0,
-) -> np.ndarray:
-    """Name the function of every head.
-
-    Args:
-        counts: Whether the rank correlation with the token index is above .8 and its null in every
-            prompt.
-        share: Gain of every one of `SOURCES` over those before it; further ones are ignored.
-        alone: Share that a source explains alone. A head is called by the source with the
-            largest share, where this reaches `DOMINATES` and its null.
-        null: The same of permuted positions.
-        line_step: Step at line ends, in standard deviations.
-        line_step_null: The size that permuted positions stay within.
-
-    Returns:
-        "counts tokens", "marks lines", "places words", "places in segments", or "other": the first
-        that holds.
-    """
-    # The rest, last in `share`, is no source to be called by
-    leads = (share == share[..., : len(SOURCES)].max(-1, keepdims=True)) & (
-        alone >= np.fmax(null, DOMINATES)
-    )
-    marks = np.abs(line_step) >= np.fmax(line_step_null, STEPS)
-    # np.select takes the first that holds: counting and lines come before sources of content
-    holds = (
-        counts,
-        marks,
-        leads[..., SOURCES.index("token")],
-        leads[..., SOURCES.index("segment")],
-    )
-    return np.select(holds, KINDS_OF_HEADS, "other")
 
 
 @dataclass(frozen=True)
@@ -170,10 +112,9 @@ class PositionSources(SegmentMeasure):
     def needs(self) -> Needs:
         """Segments of its kinds.
 
-        Samples that a prompt is too short for are NaN, and trends of positions that do not vary or of a
-        single token.
+        Samples that a prompt is too short for are NaN.
         """
-        return Needs(segments=self.kinds, layer=True, nan=("value", "trend", "trend_null"))
+        return Needs(segments=self.kinds, layer=True, nan=("value",))
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
         """Layers without positions and gates."""
@@ -206,13 +147,13 @@ class PositionSources(SegmentMeasure):
             # Python's hash of bytes differs between processes; this one finds equal prompts in any
             # batch
             content, known = zlib.crc32(tokens.tobytes()), quantity[row][:, valid]
-            trend = np.full(inputs.heads, np.nan)
-            if inputs.gate_features is None:  # gates that rise with the token index count no tokens
-                # Of all tokens, as in `patterns`, so that both call the same heads counters; the
-                # index has no rounding.
-                rounding = None if inputs.learned else torch.zeros(1, device="cpu")
-                trend = rank_trend(torch.from_numpy(known.astype(float)), equal=rounding).numpy()
-                trend[np.isnan(known).any(-1)] = np.nan
+            sums = np.zeros((len(PARTS), inputs.heads, len(DISTANCES)))
+            if inputs.gate_features is None:  # gates that rise with the token index tell no order
+                # Of all tokens, as in `patterns`; the index has no rounding
+                rows = torch.from_numpy(known.astype(float))
+                equal = equal_within(rows) if inputs.learned else torch.zeros(1, 1)
+                whole = torch.ones((1, 1, len(tokens)), dtype=torch.bool)
+                sums = told_by(rows[None], whole, np.array([len(tokens)]), equal)[1].numpy()
             # From 1: the first token has no previous one. Drawn by content, so batches play no part
             index = 1 + np.sort(np.random.default_rng(content).permutation(len(tokens) - 1)[:count])
             # 0 beyond a short prompt's samples
@@ -228,23 +169,22 @@ class PositionSources(SegmentMeasure):
                     np.where(index > 0, parts, -1),
                     np.where(index > 0, inside, -1),
                     content,
-                    trend,
-                    trend_null(len(tokens)),
+                    sums.astype(np.float32),
                 )
             )
-        values, ids, places, contents, trend, null = map(np.stack, zip(*found, strict=True))
+        values, ids, places, contents, sums = map(np.stack, zip(*found, strict=True))
         record = {
             "value": ("prompt layer head sample", values),
             "ids": ("prompt layer part sample", ids),
             "places": ("prompt layer segment part sample", places),
             "content": ("prompt layer", contents),
-            "trend": ("prompt layer head", trend),
-            "trend_null": ("prompt layer", null),
+            "order": ("prompt layer told head lag", sums),
         }
         known = inputs.learned or inputs.gate_features is not None
         learned = arrays(inputs, {"learned": ("layer", np.array(known, dtype=float))})
         return Statistics(
-            arrays(inputs, record, segment=list(segments), sample=np.arange(count)), learned
+            arrays(inputs, record, segment=list(segments), sample=np.arange(count), lag=DISTANCES),
+            learned,
         )
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
@@ -264,21 +204,10 @@ class PositionSources(SegmentMeasure):
         places = (
             beside["places"].transpose("segment", "part", "prompt", "sample").values[..., present]
         )
-        prompts, folds = np.nonzero(present)[0], _folds(present, self.folds)
         token, previous, index = ids[:, present]
-        # A token that no other fold holds has the effect 0, whatever it does
-        counted = _seen_elsewhere(token, folds) & _seen_elsewhere(previous, folds)
-        segments = [
-            part
-            for number, place, last in places
-            for part in (_piecewise(number), _piecewise(place), last[:, None] > 0)
-        ]
-        columns = {
-            "index": sparse.csr_array(_piecewise(index)),
-            "segment": sparse.csr_array(np.hstack(segments, dtype=float)),
-            "token": one_hot(token),
-            "previous": one_hot(_frequent(previous)),
-        }
+        kinds = beside["segment"].values
+        lines = (places[kinds == "lines", 2] > 0).any(0)
+        samples = Samples(np.nonzero(present)[0], token, previous, index, places, lines, self.folds)
         values = (
             measured["value"]
             .transpose("layer", "head", "prompt", "sample")
@@ -287,37 +216,38 @@ class PositionSources(SegmentMeasure):
         )
         # [layer, head]
         known = np.isfinite(values).all(-1)
-        # Heads that share positions are fitted once.
+        # Heads that share positions are fitted once
         different, same = np.unique(values[known], axis=0, return_inverse=True)
-        lines = (places[beside["segment"].values == "lines", 2] > 0).any(0)
-        fits, step_null = _by_prompt(different.T, prompts, lines)
-        fits |= _explained(different.T, columns, HeldOut(prompts, folds, counted, self.shrinkage))
+        fits = explain(different.T, samples, self.shrinkage)
         # Back to all heads; those without positions get a row of NaN behind all others
         place = np.full(known.shape, -1)
         place[known] = same.ravel()
+        constant, share_null = fits.pop("constant"), fits.pop("share_null")
         found = {
             name: np.concatenate([fit, np.full_like(fit, np.nan, shape=(1, *fit.shape[1:]))])[place]
             for name, fit in fits.items()
         }
-        judged = (found[name] for name in ("share", "alone", "alone_null", "line_step"))
-        trend = measured["trend"].transpose("prompt", "layer", "head").values
-        counts = counts_tokens(trend, beside["trend_null"].values)
-        kind = head_kinds(counts, *judged, line_step_null=step_null)
+        judged = {**found, "share_null": share_null, "constant": np.append(constant, False)[place]}
+        order = measured["order"].transpose("told", "layer", "head", "prompt", "lag").values
+        told = OrderSums(*order.sum(3))
+        kind = name_rows(told.resolution, judged)
         alone = found["alone"][..., SOURCES.index("token")]
         found["follows_from_token"] = np.where(np.isfinite(alone), alone >= FOLLOWS, -1).astype(
             np.int8
         )
         # Index positions count tokens by definition; a name would say nothing
-        found["kind"] = np.where(statistics.sums["learned"].values[:, None] > 0, kind, "").astype(
-            object
-        )
+        learned = statistics.sums["learned"].values[:, None] > 0
+        found["kind"] = np.where(learned, kind, "").astype(object)
+        near = near_threshold(kind, told.told, judged) & learned
+        found |= {"resolution": told.resolution, "near_threshold": near.astype(np.int8)}
         axes = ("layer", "head", "source")
         group = {name: (axes[: array.ndim], array) for name, array in found.items()}
+        group["share_null"] = (("source",), share_null)
         single = {
+            "texts": samples.texts,
             # NaN for no samples, without a warning of numpy
-            "counted_share": counted.sum() / (len(counted) or np.nan),
-            "counted_tokens": counted.sum(),
-            "line_step_null": step_null,
+            "counted_share": samples.counted.sum() / (len(samples.counted) or np.nan),
+            "counted_tokens": samples.counted.sum(),
         }
         group |= {name: ((), value) for name, value in single.items()}
         return described_group(
@@ -325,77 +255,6 @@ class PositionSources(SegmentMeasure):
             _TEXTS,
             {**{axis: measured[axis].values for axis in axes[:2]}, "source": [*SOURCES, REST]},
         )
-
-
-def _explained(
-    values: Rows, columns: dict[str, sparse.csr_array], held_out: HeldOut
-) -> dict[str, Float[np.ndarray, "row *any"]]:
-    """Return the explained shares of every row by name; NaN without variance or samples."""
-    prompts, rows = one_hot(held_out.prompts), values.shape[1]
-    flat = ROUNDING * np.square(values).sum(0)
-    # A shift of a whole prompt changes no logit, so only variance within prompts counts.
-    values = values - prompts @ ((prompts.T @ values) / prompts.sum(axis=0)[:, None])
-    random = np.random.default_rng(0)
-    # Permutations within prompts: sorted by prompt, then at random.
-    orders = [np.lexsort((random.random(len(values)), held_out.prompts)) for _ in range(DRAWS)]
-    # Heads and their permutations side by side: one factorization per fold serves all columns
-    drawn = np.concatenate([values, *(values[order] for order in orders)], axis=1)
-    total = held_out.squares(drawn)
-    # A head without variance has none when permuted either
-    total[:, np.tile(total[:, :rows].sum(0) <= flat, 1 + DRAWS)] = np.nan
-
-    def missed(values: Rows, sources: tuple[str, ...]) -> Rows:
-        # One of the two large sets is eliminated as categories; the other, if any, is solved for
-        category = next((name for name in ("token", "previous") if name in sources), None)
-        categories = sparse.csr_array((len(values), 0)) if category is None else columns[category]
-        # Prompts have effects too, so that shifts between them are not put down to sources
-        dense = sparse.hstack([prompts, *(columns[name] for name in sources if name != category)])
-        return held_out.errors(values, sparse.csr_array(dense), categories)
-
-    with np.errstate(divide="ignore", invalid="ignore"):
-        alone = [1 - missed(drawn, (source,)).sum(0) / total.sum(0) for source in SOURCES]
-        # The rest explains nothing by itself
-        alone = np.stack([*alone, np.full_like(alone[0], np.nan)], axis=-1)
-        alone = alone.reshape(1 + DRAWS, rows, -1)
-        total = total[:, :rows]
-        errors = [missed(values, SOURCES[:count]) for count in range(1, 1 + len(SOURCES))]
-        added = np.stack([1 - part.sum(0) / total.sum(0) for part in errors], axis=-1)
-        # std / sqrt(n - 1) with numpy's divisor n: the standard error of a mean over folds
-        error = (1 - errors[-1] / total).std(0) / np.sqrt(len(total) - 1 or np.nan)
-    # From 0 to 1: gains of the sources in order, and the rest last
-    share = np.diff(added, axis=1, prepend=0.0, append=1.0)
-    return {
-        "share": share,
-        "alone": alone[0],
-        "alone_null": alone[1:].max(0),
-        "r_squared": added[:, -1],
-        "r_squared_error": error,
-    }
-
-
-def _by_prompt(
-    values: Rows, prompts: Codes, line_ends: Marks
-) -> tuple[dict[str, Float[np.ndarray, " row"]], float]:
-    """Return the step of every row at line ends, and the 95 % limit of permutations.
-
-    The step is a mean over prompts that have a line end.
-    """
-    steps, variances = [], []
-    for prompt in np.unique(prompts):
-        here, ends = values[prompts == prompt], line_ends[prompts == prompt]
-        count, last = len(ends), int(ends.sum())
-        if 0 < last < count:
-            # Of a permutation: the variance of the mean of `last` of `count` numbers less the mean
-            # of the others.
-            variances.append(count**2 / (last * (count - last) * (count - 1)))
-            flat = here.var(0) <= ROUNDING * np.square(here).mean(0)
-            # Within a prompt: a shift of all its positions is no step
-            step = (here[ends].mean(0) - here[~ends].mean(0)) / np.where(flat, np.nan, here.std(0))
-            steps.append(step)
-    nothing = np.full((1, values.shape[1]), np.nan)
-    step = np.ma.masked_invalid(steps or nothing).mean(0).filled(np.nan)
-    # Variance of a mean over independent prompts: sum of variances over their number squared
-    return {"line_step": step}, 1.96 * sum(variances) ** 0.5 / (len(variances) or np.nan)
 
 
 def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:
@@ -432,46 +291,3 @@ def _places_in(spans: Spans, span: str, row: int, valid: Marks) -> Int[np.ndarra
     # Distance from the latest beginning
     place = index - np.maximum.accumulate(np.where(begins, index, 0))
     return np.where(inside, [begins.cumsum() - 1, place, np.append(begins[1:], False)], -1)
-
-
-def _piecewise(counts: Codes) -> Rows:
-    """Return a line and hat functions of counts at 0, 1, 4, 16, ...; 0 for -1.
-
-    The line goes up to 10, so that it is hardly shrunk; the last function is constant beyond its
-    knot.
-    """
-    largest = int(counts.max(initial=0))
-    # Geometric, so that a long prompt has few hats
-    knots = [0, *(4**power for power in range(16) if 4**power < largest)]
-    hats = [np.interp(counts, knots, hat) for hat in np.eye(len(knots))]
-    return np.where(
-        counts[:, None] >= 0, np.stack([10 * counts / max(largest, 1), *hats], axis=1), 0.0
-    )
-
-
-def _frequent(ids: Codes) -> Codes:
-    """The `MOST` most frequent ids as they are, -1 for the others, which so share an effect."""
-    different, counts = np.unique(ids, return_counts=True)
-    # Stable, so that equal counts go by id and the choice is the same everywhere
-    return np.where(np.isin(ids, different[np.argsort(-counts, kind="stable")[:MOST]]), ids, -1)
-
-
-def _folds(present: Bool[np.ndarray, "prompt sample"], folds: int) -> Codes:
-    """Return the fold of every sample.
-
-    Prompts are cut into stretches, which folds take in turn, beginning with another one in every
-    prompt.
-    """
-    counts, number = present.sum(1, keepdims=True), np.arange(len(present))[:, None]
-    # At least so many that all folds get one; at most two per fold and prompt
-    stretches = np.clip(counts // STRETCH, -(-folds // len(present)), 2 * folds)
-    return (((present.cumsum(1) - 1) * stretches // np.maximum(counts, 1) + number) % folds)[
-        present
-    ]
-
-
-def _seen_elsewhere(ids: Codes, folds: Codes) -> Marks:
-    """Return the samples whose id occurs in another fold too."""
-    of_id = one_hot(ids)
-    # [id, fold] counts: in how many folds an id occurs, led back to the samples
-    return of_id @ ((of_id.T @ one_hot(folds)) > 0).sum(axis=1) > 1

@@ -1,19 +1,12 @@
-// The text of a prompt, once per kind of heads, colored by the positions of one head: purple below their median, orange above it. A slider
+// Rows of positions by distance, then the text of a prompt, once per kind of heads, colored by the positions of one head: purple below their median, orange above it. A slider
 // moves through the layers that have a head of the kind; of a layer the clearest is shown. Texts and positions are the explorer's answers.
 window.reportSections.position_sources = function (section, data, page) {
   const MOST = 1500; // tokens that are colored
-  const shareOf = (source) => (value) => source + " explains " + number(100 * value, 2) + " % of the variance, held out";
-  const SAYS = {
-    "counts tokens": (value, measured) => (measured === "trend" ? "rank correlation with the token index " + number(value, 2) : shareOf("the token index")(value)),
-    "places words": shareOf("the word"),
-    "marks lines": (value) => "line ends stand " + number(Math.abs(value), 2) + " standard deviations " + (value < 0 ? "below" : "above") + " other tokens",
-    "places in segments": shareOf("the line, sentence or span"),
-  };
   const sizeOf = (value) => (value === null ? -1 : Math.abs(value));
   const largest = (values) => values.reduce((best, value, place) => (sizeOf(value) > sizeOf(values[best]) ? place : best), 0);
 
-  function panel({ kind, measured, where, clear }, source, prompts) {
-    const heads = clear.flatMap((row, place) => (row.some((value) => value !== null) ? [{ layer: data.layer[place], head: data.head[largest(row)], column: largest(row), value: row[largest(row)] }] : []));
+  function panel({ kind, says: sentences, where, clear }, source, prompts) {
+    const heads = clear.flatMap((row, place) => (row.some((value) => value !== null) ? [{ layer: data.layer[place], head: data.head[largest(row)], column: largest(row), value: row[largest(row)], sentence: sentences[place][largest(row)] }] : []));
     const count = clear.flat().filter((value) => value !== null).length;
     const slider = el("input", { type: "range", min: 0, max: heads.length - 1, oninput: draw }), chosen = () => heads[slider.value], pair = () => [chosen().layer, chosen().head];
     slider.value = largest(heads.map(({ value }) => value));
@@ -39,7 +32,7 @@ window.reportSections.position_sources = function (section, data, page) {
         return tokens[token].includes("\n") ? [node, el("br")] : [node, joint];
       }), !values.length ? "Positions of this layer are left out of this page." : values.length < tokens.length ? "… the first " + values.length + " of " + tokens.length + " tokens" : "");
       show.textContent = "show " + nameOf(pair());
-      says.textContent = nameOf(pair()) + ": " + SAYS[kind](chosen().value, measured);
+      says.textContent = nameOf(pair()) + ": " + chosen().sentence;
       const limits = [median - reach, median, median + reach];
       ends.forEach((node, side) => { node.textContent = number(limits[side], 3); });
     }
@@ -62,7 +55,8 @@ window.reportSections.position_sources = function (section, data, page) {
       panels.forEach(({ draw }) => draw());
     });
     prompts.addEventListener("change", () => page.follow({ prompt: numbers[prompts.value] }));
-    root.replaceChildren(...(counts.length > 1 ? [field("Prompt", prompts)] : []), el("div", { className: "panels" }, ...panels.map(({ card }) => card)),
+    const rows = data.picture && el("figure", {}, el("img", { src: data.picture.source, width: data.picture.width, alt: data.picture.caption, style: "max-width: 100%; height: auto" }), el("figcaption", { textContent: data.picture.caption }));
+    root.replaceChildren(...(rows ? [rows] : []), ...(counts.length > 1 ? [field("Prompt", prompts)] : []), el("div", { className: "panels" }, ...panels.map(({ card }) => card)),
       el("p", { className: "hint", textContent: "Color: the " + (Object.keys(data.gates).length ? "position (CoPE: the mean gate)" : "position") + " of a token, none at the head's median; the numbers below a text are the ends of its colors. Point at a token for its number." }));
     panels.forEach(({ draw }) => draw());
     root.hidden = false;

@@ -1,10 +1,9 @@
-"""The text of a prompt, once per kind of heads.
+"""Rows of positions by distance, and the text of a prompt, once per kind of heads.
 
 Its colours are the positions of the clearest head of a layer.
 
-    clearness    of a head that counts tokens: rank correlation of positions and token index; of one that places words or segments: what
-                 these explain of its positions, held out; of one that marks lines: its step at line
-                 ends, in standard deviations
+    clearness    of a clock: 1 / its resolution; of another kind what its source explains of the
+                 positions, held out
 
 Where gates count positions (CoPE) the mean gate of a token takes the place of its position.
 `position_texts.js` chooses heads and draws; texts and positions are those of the explorer. Knows
@@ -16,6 +15,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
 from repo_interp.plots.marks import (
@@ -24,28 +24,37 @@ from repo_interp.plots.marks import (
     heads_named,
     heads_where,
     nested_digits,
-    over_prompts,
+    percent,
     schemes,
 )
 from repo_interp.plots.view import Interactive, PageOptions
 from repo_interp.plots.views.explorer import pack_layer
+from repo_interp.plugins.sources.names import CLOCKS, COUNTS, FINE, MIDDLE, NAMES, STEP
+from repo_interp.plugins.sources.rows_picture import embedded_picture
 
+FROM = {
+    "counts tokens": f"from at most {COUNTS} tokens apart",
+    "fine clock": f"from at most {FINE} apart",
+    "middle clock": f"from at most {MIDDLE} apart",
+    "slow clock": "from further apart",
+}
+"""Of a kind of clocks, the distance from which they tell the order."""
 READS = {
-    "counts tokens": "follow the token index",
-    "marks lines": "step at line ends",
+    **{kind: f"order two tokens rightly in 90 % of pairs {where}" for kind, where in FROM.items()},
+    "slow shape": "follow one slow shape in every text",
     "places words": "depend on which token it is",
+    "places by previous word": "depend on the token before",
     "places in segments": "depend on the line, sentence or span",
+    "marks lines": "step at line ends, whichever token ends them",
 }
 """Of a kind of heads, what its positions do."""
-CLEARNESS = {
-    "counts tokens": ("alone", "index"),
-    "places words": ("alone", "token"),
-    "marks lines": ("line_step", "rest"),
-    "places in segments": ("alone", "segment"),
+SOURCE_OF = {
+    "places words": ("token", "the word"),
+    "places by previous word": ("previous", "the previous word"),
+    "places in segments": ("segment", "line, sentence or span"),
+    "marks lines": ("line end", "the end of a line"),
 }
-"""By kind: the variable and its source that say how clearly a head is of it; of counters the trend,
-where that was measured.
-"""
+"""By kind: its source, and that in words."""
 
 
 def clearest(run: xr.DataTree) -> dict[str, xr.DataArray]:
@@ -58,12 +67,44 @@ def clearest(run: xr.DataTree) -> dict[str, xr.DataArray]:
         Clarity [layer, head] by kind that some head has; NaN for heads of other kinds.
     """
     sources, found = group(run, "position_sources"), {}
-    for kind, (variable, source) in CLEARNESS.items() if "kind" in sources else ():
-        values = sources.sel(source=source)[variable]
-        if kind == "counts tokens" and "patterns" in run.children:
-            values = over_prompts(group(run, "patterns").get("trend", values))
+    if "kind" not in sources or "resolution" not in sources:
+        return {}
+    for kind in NAMES:
+        if kind in CLOCKS:
+            values = 1 / sources["resolution"]
+        elif kind == "slow shape":
+            values = sources["shape"]
+        else:
+            values = explained_by(sources, SOURCE_OF[kind][0])
         found[kind] = values.where(sources["kind"] == kind).transpose("layer", "head")
     return {kind: values for kind, values in found.items() if values.notnull().any()}
+
+
+def explained_by(sources: xr.Dataset, source: str) -> xr.DataArray:
+    """Return what a source explains of every head, held out.
+
+    Args:
+        sources: Group `position_sources` of a run.
+        source: Label of the source.
+
+    Returns:
+        Shares [layer, head]: beside the slow part; of segments in place of it, where they lead.
+    """
+    alone = sources["alone"].sel(source=source, drop=True)
+    if source != "segment":
+        return alone
+    slow, ahead = sources["alone"].sel(source="slow", drop=True), sources["segments_ahead"]
+    return xr.apply_ufunc(np.fmax, alone, (slow.clip(0) + ahead).where(ahead >= STEP))
+
+
+def _says(kind: str, clear: float) -> str:
+    """What the page says of a head."""
+    if kind in CLOCKS:
+        return f"orders two tokens rightly in 90 % of pairs from {1 / clear:.0f} tokens apart"
+    explains = f"{percent(clear)} of the variance of positions, held out"
+    if kind == "slow shape":
+        return f"one slow shape over all texts explains {explains}"
+    return f"{SOURCE_OF[kind][1]} explains {explains}"
 
 
 def kinds_of_heads(
@@ -94,14 +135,18 @@ def kinds_of_heads(
     shown = [
         {
             "kind": kind,
-            "measured": values.name,
             "where": heads_named(heads_where(values.notnull()), per_layer=values.sizes["head"]),
             "clear": nested_digits(values.values),
+            "says": [
+                ["" if np.isnan(clear) else _says(kind, float(clear)) for clear in row]
+                for row in values.values
+            ],
         }
         for kind, values in kinds.items()
     ]
     axes = {axis: sources[axis].values.tolist() for axis in ("layer", "head")}
-    return {"kinds": shown, "named": int((sources["kind"] != "").sum()), "gates": gates, **axes}, ()
+    named, picture = int((sources["kind"] != "").sum()), embedded_picture(run)
+    return {"kinds": shown, "named": named, "gates": gates, "picture": picture, **axes}, ()
 
 
 _FILES = files("repo_interp.plugins.sources")

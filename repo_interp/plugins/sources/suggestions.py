@@ -10,7 +10,7 @@ from repo_interp.explorer.session import Session
 from repo_interp.explorer.session_edits import Edit
 from repo_interp.models.lasting import at_rest
 from repo_interp.plots.marks.arrays import heads_where
-from repo_interp.plugins.sources.position_sources import KINDS_OF_HEADS
+from repo_interp.plugins.sources.names import NAMES
 
 MOVES: tuple[Any, ...] = ("linearised", "frozen")
 """Edits of the heads that are tried."""
@@ -31,7 +31,7 @@ def kinds(session: Session, progress: Callable[[int, int], None]) -> list[tuple[
             "position_sources"
         ].to_dataset()
     clean, tried = session.log_probability(()), []
-    for name in KINDS_OF_HEADS:
+    for name in NAMES:
         found = tuple(heads_where(sources["kind"] == name))
         for move in MOVES if found else ():
             named = f"the {len(found)} heads of kind \u201c{name}\u201d"

@@ -1,4 +1,4 @@
-"""Sources of the positions of heads: kinds of heads by name, and a table of shares.
+"""Sources of the positions of heads: the order they tell, kinds of heads by name, and shares.
 
     map of the page    the largest share of a head's position variance, held out, in the colour of its source
 
@@ -38,37 +38,22 @@ from repo_interp.plots.marks import (
 from repo_interp.plots.style import PaperFigure, style
 from repo_interp.plots.view import Beside, View
 from repo_interp.plugins.heads.view import colours_of_names, names_grid
-from repo_interp.plugins.sources.position_texts import CLEARNESS, READS, TEXTS, clearest
-
-COLOURS = {"index": "#E69F00", "segment": "#009E73", "token": "#56B4E9", "previous": "#CC79A7"}
-_KINDS = [*CLEARNESS, "other"]
-_SAID = (
-    (
-        "places words",
-        "which token it is explains {ends} % of the variance of {of}, on held-out tokens",
-        "alone",
-        "token",
-        100,
-    ),
-    (
-        "places in segments",
-        "the line, sentence and span around a token together explain {ends} % of the variance "
-        "of {of}, on held-out tokens",
-        "alone",
-        "segment",
-        100,
-    ),
-    (
-        "marks lines",
-        "{of} step at line ends, by {ends} of the head's standard deviations",
-        "line_step",
-        "rest",
-        1,
-    ),
+from repo_interp.plugins.sources.names import (
+    CLEAR,
+    CLOCKS,
+    CONSTANT,
+    NAMES,
+    ORDERED,
+    OTHER,
+    TEXTS,
 )
-"""Of a kind of heads, its description, and the variable, its source where it has one, and the unit
-that say how much.
-"""
+from repo_interp.plugins.sources.position_texts import FROM, READS, SOURCE_OF, clearest
+from repo_interp.plugins.sources.position_texts import TEXTS as COLOURED_TEXTS
+from repo_interp.plugins.sources.rows_picture import COLOURS, rows_charts
+
+_KINDS = [*NAMES, OTHER, CONSTANT]
+SMALL = 1.0
+"""Range in positions, and so the angle in radians, below which no pair of a head turns far."""
 
 
 @style()
@@ -112,8 +97,8 @@ def _largest(dataset: xr.Dataset) -> Heads:
     leading = np.nan_to_num(share.values, nan=-np.inf).argmax(-1)
     colours = np.where(known, np.array([*COLOURS.values()])[leading], MISSING)
     title = (
-        "largest share of position variance (orange: token index, green: segment, blue: "
-        "token, pink: previous token)"
+        "largest share of position variance (orange: slow part, blue: token, pink: previous "
+        "token, green: segment, red: line end)"
     )
     return Heads(share.max("source").assign_attrs(long_name=title, units="1"), colours=colours)
 
@@ -145,16 +130,14 @@ def source_table(run: xr.DataTree) -> Table:
         with the same numbers only the first has a row.
     """
     dataset = group(run, "position_sources")
-    token = dataset.sel(source="token")
     percents = [
         *(dataset["share"].sel(source=name) for name in dataset["source"].values),
-        token["alone"],
-        token["alone_null"],
+        dataset["shape"],
     ]
     different = {}
     # Rounded first: heads that differ only by less than is shown count as the same.
     columns = [(100 * fraction).round() for fraction in percents]
-    for layer, head, *row in head_rows([*columns, dataset["line_step"]], _known_heads(dataset)):
+    for layer, head, *row in head_rows([*columns, dataset["resolution"]], _known_heads(dataset)):
         row = (*row, str(dataset["kind"].sel(layer=layer, head=head).values))
         # Grouped heads and one assigner per layer give the same row many times.
         different.setdefault((layer, *row), (layer, head, *row))
@@ -166,19 +149,19 @@ def source_table(run: xr.DataTree) -> Table:
         "% of the variance of positions (CoPE: of gates) within prompts, held out, over "
         f"{tokens} ({share} % of all: "
         "tokens that also occur in other folds). A share is what a source adds to those "
-        "before it; index to rest sum to 100; "
-        "a negative share misleads. Shuffled: the token alone, for positions permuted over "
-        "tokens. Step: of the last tokens of "
-        "lines, in standard deviations. Of heads whose numbers are the same the first is named."
+        "before it; slow to rest sum to 100; a negative share misleads. Slow: a function of the "
+        "token index, and low frequencies of each prompt. Shape: one function of the index on "
+        "prompts that it was not fitted to. Resolution: tokens apart from which 90 % of pairs "
+        "stand in one order in every prompt. Of heads whose numbers are the same the first is "
+        "named."
     )
     names = (
         "layer",
         "head",
         "scheme",
         *map(str, dataset["source"].values),
-        "token alone",
-        "shuffled",
-        "step",
+        "shape",
+        "resolution",
         "kind",
     )
     return Table("position_sources", "What positions read", names, tuple(different.values()), note)
@@ -191,6 +174,7 @@ def _informative(run: xr.DataTree) -> bool:
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "position_sources")
+    yield from rows_charts(run)
     if _known_heads(dataset):
         yield _kinds_grid("position_sources", run)
     if "kind" in dataset and (dataset["kind"] != "").any():
@@ -200,69 +184,68 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """What kinds of heads read, with the null of each."""
+    """What heads of every kind read, and how many lie near the limits of their names."""
     dataset, kinds = group(run, "position_sources"), clearest(run)
-    over_texts = f"measured on {counted(int(dataset['counted_tokens']), 'token')} of the prompts"
+    if not kinds:
+        return
+    texts, named = int(dataset["texts"]), dataset["kind"] != ""
     of = "positions" if learned_layers(dataset) else "gates"
-    if kinds:
-        counts = {kind: int(clear.notnull().sum()) for kind, clear in kinds.items()}
-        does = ", ".join(
-            f"{of if place == 0 else 'those'} of {count} {READS[kind]}"
-            for place, (kind, count) in enumerate(counts.items())
+    measured = f"{counted(int(dataset['counted_tokens']), 'token')} of {counted(texts, 'prompt')}"
+    few = (
+        "" if texts >= TEXTS else f" (in {counted(texts, 'prompt')}; three or more name shapes too)"
+    )
+    total, of_clocks = int(named.sum()), [kind for kind in kinds if kind in CLOCKS]
+    counts = {kind: int(clear.notnull().sum()) for kind, clear in kinds.items()}
+    does = [f"{of} of {counts[kind]} {READS[kind]}" for kind in kinds if kind not in CLOCKS]
+    if of_clocks:
+        from_where = ", ".join(f"{counts[kind]} {FROM[kind]}" for kind in of_clocks)
+        clocks = sum(counts[kind] for kind in of_clocks)
+        does = [f"{of} of {clocks} order two tokens rightly in 90 % of pairs ({from_where})", *does]
+    # The noun once: "positions of 4 ..., those of 12 ..."
+    does = [does[0], *(text.replace(of, "those", 1) for text in does[1:])]
+    shared = shared_rows(dataset[["alone", "share"]].to_array(), named)
+    learned = f"learned {of}" if of == "positions" else of
+    sentence = f"Of {counted(total, 'head')} with {learned}{shared}, {', '.join(does)}{few}"
+    if len(counts) == 1 and not of_clocks and total in counts.values():
+        sentence = f"In all {total} heads with {learned}, {of} {READS[next(iter(counts))]}{few}"
+    near = dataset["near_threshold"] == 1
+    evidence = (
+        f"{measured}; the kind of {int((near & named).sum())} of {total} heads lies near a limit "
+        f"({ORDERED:g} of the order, {CLEAR:g} of the variance); nulls are positions shifted round "
+        "each prompt, and tables of random words"
+    )
+    layer, head, _ = strongest_head(next(iter(kinds.values())))
+    yield Finding(sentence, evidence, 0.9, "position_sources", layer, head)
+    for kind, clear in kinds.items():
+        if kind in CLOCKS:  # told by `patterns`, with the distance
+            continue
+        heads = heads_where(clear.notnull())
+        ends = " to ".join(
+            dict.fromkeys(f"{100 * float(end):.3g}" for end in (clear.min(), clear.max()))
         )
-        named = int((dataset["kind"] != "").sum())
-        rest = named - sum(counts.values())
-        others = f"; those of {rest} do none of this" if rest else ""
-        # Heads that count backwards are as clear as those that count forwards.
-        layer, head, _ = strongest_head(abs(next(iter(kinds.values()))))
-        learned = f"learned {of}" if of == "positions" else of
-        shared = shared_rows(dataset[["alone", "share"]].to_array(), dataset["kind"] != "")
-        sentence = f"Of {counted(named, 'head')} with {learned}{shared}, {does}{others}"
-        if not rest and len(counts) == 1:
-            sentence = f"In all {named} heads with {learned}, {of} {READS[next(iter(counts))]}"
-        yield Finding(
-            sentence,
-            f"{over_texts}; a head is called by the first that holds: "
-            + ", ".join(f"{kind} ({reads})" for kind, reads in READS.items()),
-            0.9,
-            "position_sources",
-            layer,
-            head,
+        source = "one slow shape in all prompts" if kind == "slow shape" else SOURCE_OF[kind][1]
+        sentence = (
+            f"{heads_named(heads, per_layer=dataset.sizes['head'])}: {source} explains {ends} % of "
+            f"the variance of {of}, on held-out text{_small(run, clear.notnull())}"
         )
-    for kind, does, variable, source, unit in _SAID if kinds else ():
-        found, of_source = dataset["kind"] == kind, dataset.sel(source=source)
-        if heads := heads_where(found):
-            sizes, null = (
-                abs(unit * of_source[variable].where(found)),
-                unit * of_source[f"{variable}_null"].where(found),
-            )
-            ends = " to ".join(
-                dict.fromkeys(f"{float(size):.3g}" for size in (sizes.min(), sizes.max()))
-            )
-            sentence = (
-                f"{heads_named(heads, per_layer=dataset.sizes['head'])}: "
-                f"{does.format(ends=ends, of=of)}{_within(run, found)}"
-            )
-            evidence = (
-                # On held-out tokens a useless source may do worse than the mean, so nulls may be
-                # negative.
-                f"{over_texts}; of shuffled {of} at most {max(0.0, float(null.max())):.3g}"
-                f"{' %' * (unit == 100)}"
-            )
-            if kind == "places words" and of == "positions":
-                evidence += "; untrained positions can do so too, since hidden states hold the word"
-            yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])
+        evidence = measured
+        if kind != "slow shape":
+            null = dataset["alone_null"].sel(source=SOURCE_OF[kind][0]).where(clear.notnull())
+            # On held-out tokens a useless source may do worse than the mean
+            evidence += f"; of {of} shifted round the prompt at most {100 * max(0.0, float(null.max())):.3g} %"
+        if kind == "places words" and of == "positions":
+            evidence += "; untrained positions can do so too, since hidden states hold the word"
+        yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])
 
 
-def _within(run: xr.DataTree, found: xr.DataArray) -> str:
-    """Return the ranges of the positions of heads `found`, where the run has them."""
+def _small(run: xr.DataTree, found: xr.DataArray) -> str:
+    """Say where the positions of heads `found` reach so little that no pair turns far."""
     if "positions" not in run.children or "position_range" not in group(run, "positions"):
         return ""
-    ranges = over_prompts(group(run, "positions")["position_range"]).where(found)
-    return (
-        ", within ranges of "
-        f"{' to '.join(dict.fromkeys(number(float(end)) for end in (ranges.min(), ranges.max())))} positions"
-    )
+    widest = float(over_prompts(group(run, "positions")["position_range"]).where(found).max())
+    if not widest < SMALL:
+        return ""
+    return f"; their ranges, at most {number(widest)} positions, turn no pair of a head far"
 
 
 def kind_shares(tree: xr.DataTree) -> xr.DataArray:
@@ -300,7 +283,7 @@ def kinds_table(tree: xr.DataTree) -> Table:
     """
     kind, runs, rows = group(tree, "position_sources")["kind"], runs_of(tree), []
     shown = evenly_spaced(runs.names, 6)
-    for name in CLEARNESS:
+    for name in NAMES:
         found = [heads_where(kind.sel(run=run) == name) for run in shown]
         if any(found):
             rows.append(
@@ -338,15 +321,16 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
 VIEW = View(
     "position_sources",
     "What positions read",
-    "Shares of a head's position variance that token index, segment, token and previous "
-    "token explain on stretches of text that were not "
-    "fitted to, each beyond those before it; what is left is context. Layers without positions "
-    "or gates have none, nor do texts in which every token is another one.",
+    "The order of two tokens that positions tell, by the tokens between them; and shares of a head's "
+    "position variance that a slow part, the token, the previous token, segments and line ends "
+    "explain on stretches of text that were not fitted to, each beyond those before it; what is "
+    "left is context. Shares are of tokens that occur again; layers without positions or gates "
+    "have none.",
     _charts,
     tables=lambda run: (source_table(run),),
     findings=_findings,
     informative=_informative,
-    interactive=TEXTS,
+    interactive=COLOURED_TEXTS,
     beside=Beside(
         _charts_beside,
         lambda tree: (kinds_table(tree),) if "kind" in tree["position_sources"] else (),

@@ -30,14 +30,28 @@ READ = (
 )
 NOT_SHOWN = {
     "text of the prompt: shown where there is no text": ("positions.token_id", "saliency.token_id"),
-    "the trend of whole prompts is shown": ("patterns.chunk_trend",),
+    "depend on the length of a prompt; its order by distance is shown": (
+        "patterns.chunk_trend",
+        "patterns.trend_slope",
+    ),
+    "prompts of this test are too few and short for a clock or a shape": (
+        "patterns.resolution",
+        "patterns.order_told",
+        "patterns.order_prompts",
+        "patterns.counts_tokens",
+        "position_sources.resolution",
+        "position_sources.shape",
+        "position_sources.segments_ahead",
+        "position_sources.alone_null",
+    ),
     "bounds and errors beside numbers that are shown; for analyses of one's own": (
         "position_sources.r_squared_error",
         "position_sources.follows_from_token",
-        "position_sources.line_step_null",
+        "position_sources.share_null",
+        "position_sources.shape_null",
+        "position_sources.segments_ahead_null",
         "perturbation.task_score_error",
     ),
-    "prompts of this test have no lines": ("position_sources.line_step",),
     "counts behind means that are shown": (
         "components.distance_pairs",
         "gates.last_segment_queries",

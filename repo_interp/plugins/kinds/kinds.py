@@ -6,8 +6,9 @@
                  twice; mean over draws
     difference   change - controls, token by token
 
-Kinds are those of `plugins.sources.position_sources` on the same prompts. Heads that share their positions
-are frozen together, in controls too. `EVERY` are all heads that learn positions; they, and a kind
+Kinds are groups of those of `position_sources` on the same prompts (`names.GROUPS`): clocks by their
+resolution, readers of words and of segments, and others. Heads that share their positions are frozen together, in
+controls too. `EVERY` are all heads that learn positions; they, and a kind
 of more than half of them, have no controls. RePo's special cases are `CASES`, all heads that learn
 positions at once: a constant (NoPE), the line fitted to each head's positions, and the token index
 (RoPE).
@@ -63,7 +64,8 @@ from repo_interp.models.capture import capture, next_token_logits
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.resuming import Recording, record_pass, resume_pass
-from repo_interp.plugins.sources.position_sources import KINDS_OF_HEADS, PositionSources
+from repo_interp.plugins.sources.names import GROUP_OF, GROUPS
+from repo_interp.plugins.sources.position_sources import PositionSources
 from repo_interp.side_by_side import batches
 from repo_interp.store import Store
 from repo_interp.tasks import Prompt, Response
@@ -98,20 +100,21 @@ def _side_by_side(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[int
 
 
 def rows_by_kind(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[str, Heads]]:
-    """Find the kind of every group of heads that share learned positions.
+    """Find the kind of all heads that share learned positions.
 
     Args:
         decoder: Decoder of the model.
         prompts: Prompts; every one costs a forward pass.
 
     Returns:
-        Pairs of a kind and the heads that share their positions.
+        Pairs of a group of kinds and the heads that share their positions.
     """
     measure, parts, shared = PositionSources(), list[Statistics](), dict[int, int]()
     # A prompt's marked spans come first; its structure (lines, words
     # and so on) is read from its text.
     named = [
-        {**prompt.spans}
+        # As an analysis has them, so that both find the same kinds
+        {**prompt.spans, "generated": prompt.generated}
         | prompt_structure(measure.kinds, len(prompt.tokens), prompt.spans, prompt.token_text)
         for prompt in prompts
     ]
@@ -137,7 +140,7 @@ def rows_by_kind(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[str,
     kind = measure.conclude(merge(parts))["kind"]
     return [
         (
-            str(kind.sel(layer=layer, head=first).values),
+            GROUP_OF[str(kind.sel(layer=layer, head=first).values)],
             [(layer, head) for head in range(first, first + size)],
         )
         for layer, size in shared.items()
@@ -270,7 +273,7 @@ def _read(
 class Kinds(Experiment):
     """The experiment `kinds`: what the positions of each kind of heads are for (ours)."""
 
-    draws: Count = 2
+    draws: Count = 3
     """Controls: different sets of as many other heads, as far as there are so many."""
     seed: Seed = 0
     """Seed of the controls."""
@@ -305,7 +308,7 @@ class Kinds(Experiment):
         # Also by text: the loss of every token is read beside the score of the answer.
         for judge in (scoring, Windows()):
             require_targets(self.name, judge, prompts)
-        count, sets = decoder.layer_count, len(CASES) + len(KINDS_OF_HEADS) * (1 + self.draws)
+        count, sets = decoder.layer_count, len(CASES) + len(GROUPS) * (1 + self.draws)
         # Sets in whole passes: at most the layers from the first learned one on run again.
         changed = sets * (count - learned[0]) / count
 
@@ -326,7 +329,7 @@ class Kinds(Experiment):
         progress: Progress | None,
     ) -> dict[str, xr.Dataset]:
         rows, sets = rows_by_kind(decoder, prompts), dict[str, list[list[Heads]]]()
-        for kind in (*CASES, *KINDS_OF_HEADS):
+        for kind in (*CASES, *GROUPS):
             members = [heads for known, heads in rows if kind == known or kind in CASES]
             others = [heads for _, heads in rows if heads not in members]
             drawn = drawn_sets(others, len(members), self.draws, self.seed)

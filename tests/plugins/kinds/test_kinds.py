@@ -21,8 +21,8 @@ from repo_interp.experiments.experiment_catalogue import planned
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks import number
 from repo_interp.plugins.causes.effects import drawn_sets
-from repo_interp.plugins.sources import kinds
-from repo_interp.plugins.sources.kinds import (
+from repo_interp.plugins.kinds import kinds
+from repo_interp.plugins.kinds.kinds import (
     BLOCK,
     CASES,
     EVERY,
@@ -31,7 +31,8 @@ from repo_interp.plugins.sources.kinds import (
     rows_by_kind,
     token_classes,
 )
-from repo_interp.plugins.sources.kinds_view import VIEW, kind_table, losses_by_kind
+from repo_interp.plugins.kinds.view import VIEW, kind_table, losses_by_kind
+from repo_interp.plugins.sources.names import GROUP_OF, GROUPS, NAMES
 from repo_interp.side_by_side import SideBySide
 from repo_interp.tasks import Prompt, make_task
 
@@ -91,7 +92,7 @@ def test_losses_and_controls_are_those_of_whole_passes(model, run):
     for kind in kinds:
         own = [heads for known, heads in rows if known == kind]
         others = [heads for known, heads in rows if known != kind]
-        drawn = drawn_sets(others, len(own), 2, 0)
+        drawn = drawn_sets(others, len(own), 3, 0)
         for draw, chosen in enumerate([own, *drawn]):
             assert_found([head for heads in chosen for head in heads], kind=kind, draw=draw)
         assert group["block_change"].sel(kind=kind)[1 + len(drawn) :].isnull().all()
@@ -102,7 +103,13 @@ def test_kinds_are_those_of_the_measure_and_rows_are_shared_positions(model, run
     named = run["position_sources"]["kind"]
     for kind, heads in rows_by_kind(as_decoder(model), PROMPTS):
         assert len(heads) == 2
-        assert {str(named.sel(layer=layer, head=head).values) for layer, head in heads} == {kind}
+        of_heads = {str(named.sel(layer=layer, head=head).values) for layer, head in heads}
+        assert {GROUP_OF[name] for name in of_heads} == {kind}
+
+
+def test_every_name_has_one_group():
+    names = [name for group in GROUPS.values() for name in group]
+    assert len(names) == len(set(names)) and {*NAMES} < {*names}
 
 
 def test_the_size_of_batches_and_a_store_change_nothing(model, run, tmp_path):
@@ -154,7 +161,7 @@ def test_classes_and_their_counts_sum_to_all(run):
 
 def test_it_plans_what_it_can_need_and_refuses_models_without_learned_positions(model):
     (plan,) = planned(as_decoder(model), PROMPTS, [Kinds()])
-    assert sum(plan.passes) == 186 * (2 + np.ceil(15 * 2 / 3))
+    assert sum(plan.passes) == 186 * (2 + np.ceil(27 * 2 / 3))
     assert [each.name for each in default_experiments(as_decoder(model), [TEXT], None)] == ["kinds"]
     with refused(r"no layer of this model \(rope\) learns any"):
         planned(as_decoder(ri.reposition(tiny("llama"), "rope")), PROMPTS, [Kinds()])

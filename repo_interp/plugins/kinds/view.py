@@ -17,7 +17,7 @@ import xarray as xr
 from repo_interp.plots.marks import Dots, Finding, Table, group, number, table_of
 from repo_interp.plots.view import View
 from repo_interp.plugins.causes.effects_view import LEAST, against_others
-from repo_interp.plugins.sources.position_texts import READS
+from repo_interp.plugins.sources.names import FINE, MIDDLE
 
 CLEAR = 1.5
 """Halves of a 95 % interval - about three standard errors - that a found difference is from 0."""
@@ -31,6 +31,15 @@ CASES = {
     "all heads, token index": INDEX,
 }
 """Kinds of all heads that are not frozen, and their new positions, in words."""
+DO = {
+    "finest clocks": f"order two tokens rightly from at most {FINE} apart",
+    "middle clocks": f"order two tokens rightly from at most {MIDDLE} apart",
+    "slow clocks": "follow a slower clock or shape",
+    "readers of words": "depend on the word or the one before",
+    "readers of segments": "depend on the line, sentence or span",
+    "others": "no source explains",
+}
+"""Of a kind of heads, what its positions do."""
 
 
 def _answered(kinds: xr.Dataset) -> str:
@@ -147,7 +156,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             )
         sentence = (
             f"Freezing the positions of the {count} heads whose positions "
-            f"{READS.get(str(kind), 'do none of this')}, each at its mean, costs "
+            f"{DO.get(str(kind), f'are called: {kind}')}, each at its mean, changes the loss by "
             f"{_in_words(change)} per token{_of_answer(answered)}{rest}"
         )
         less = f"difference from the other heads: {_in_words(judged)}; " if rest else ""

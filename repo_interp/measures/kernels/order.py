@@ -1,0 +1,154 @@
+"""Order that rows of numbers tell by distance, and the least distance from which they tell it.
+
+    order(d) = 2 share(z_{i+d} > z_i) - 1 over i        equal numbers (rounding.equal_within) half
+    resolution = least d from which |mean of order over texts| is ORDERED and more, in one direction
+                 in all texts, up to the reach
+
+A text tells the order at d where it has 3 d tokens or more: a single step tells none. The reach is the largest d at which
+the texts together hold `SPANS` spans of d tokens side by side. A walk without drift moves one way
+over all of them with a probability of 2^(1 - SPANS), under 1 %, so it has no resolution. Distances
+are all up to `DENSE`, then `PER_OCTAVE` of an octave up to `LONGEST`. Knows nothing about
+positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+COUNTS = 4
+"""Resolution in tokens up to which a row counts them."""
+ORDERED = 0.8
+"""Order at which 90 % of pairs stand in one order."""
+SPANS = 8
+"""Spans of d tokens that the texts hold side by side, at least, where d is judged."""
+FEWEST = 3
+"""Distances that a text holds, at least, where it tells the order."""
+DENSE, PER_OCTAVE, LONGEST = 32, 16, 4096
+AT_ONCE = 2**24
+"""Pairs that are compared at a time."""
+_OCTAVES = range(PER_OCTAVE * 7 + 1)
+DISTANCES = np.array(
+    sorted({*range(1, DENSE + 1), *(round(DENSE * 2 ** (step / PER_OCTAVE)) for step in _OCTAVES)})
+)
+"""Distances in tokens at which a resolution is looked for."""
+DOUBLING = 2 ** np.arange(int(np.log2(LONGEST)) + 1)
+"""Distances in tokens that are powers of two."""
+
+
+def order_by_distance(
+    values: Float[Tensor, "*any token"],
+    present: Bool[Tensor, "*any token"],
+    distances: Int[np.ndarray, " distance"],
+    equal: Float[Tensor, "*any 1"],
+) -> Float[Tensor, "*any distance"]:
+    """Return 2 share(later > earlier) - 1 over pairs of present numbers, by distance.
+
+    Args:
+        values: Rows of numbers.
+        present: Numbers that count; they stand first.
+        distances: Places between the numbers of a pair, ascending.
+        equal: Difference up to which two numbers are equal; they count half.
+
+    Returns:
+        Orders from -1 to 1, float64; NaN where no pair stands so far apart.
+    """
+    count = values.shape[-1]
+    values, present, _ = torch.broadcast_tensors(values, present, equal)
+    held = distances[: int(np.searchsorted(distances, count))]
+    found = values.new_full((*values.shape[:-1], len(distances)), torch.nan, dtype=torch.float64)
+    # All distances of a short text in one step: an accelerator waits for every small one
+    at_once = max(1, AT_ONCE // max(1, values.numel()))
+    for first in range(0, len(held), at_once):
+        apart = torch.as_tensor(held[first : first + at_once], device=values.device)[:, None]
+        later = torch.arange(count, device=values.device) + apart
+        places = later.clamp_max(count - 1)
+        # Present numbers stand first, so where the later one is present the earlier one is
+        pairs = present[..., places] & (later < count)
+        step = values[..., places] - values[..., None, :]
+        told = (step > equal[..., None]).double() - (step < -equal[..., None]).double()
+        # No number, no order; beyond the present numbers nothing counts
+        told = told.masked_fill_(step != step, torch.nan).masked_fill_(~pairs, 0)
+        found[..., first : first + len(apart)] = told.sum(-1) / pairs.sum(-1)
+    return found
+
+
+@dataclass(frozen=True)
+class OrderSums:
+    """Orders at `DISTANCES`, summed over texts; they add."""
+
+    total: Float[np.ndarray, "*row distance"]
+    """Sum of orders over texts that tell it."""
+    rising: Float[np.ndarray, "*row distance"]
+    """Texts whose order is above 0."""
+    texts: Float[np.ndarray, "*row distance"]
+    """Texts that tell the order."""
+    spans: Float[np.ndarray, "*row distance"]
+    """Spans of the distance that these hold side by side."""
+
+    @cached_property
+    def resolution(self) -> Float[np.ndarray, "*row"]:
+        """Least distance in tokens from which pairs stand in one order; NaN where there is none."""
+        holds = self._tail >= ORDERED
+        return np.where(holds.any(-1), DISTANCES[holds.argmax(-1)], np.nan)
+
+    @cached_property
+    def told(self) -> Float[np.ndarray, "*row"]:
+        """Largest order from 0 to 1 that holds from some distance on; NaN where none is judged."""
+        return np.where(self._judged.any(-1), self._tail.max(-1).clip(0), np.nan)
+
+    @property
+    def _judged(self) -> Bool[np.ndarray, "*row distance"]:
+        return (self.spans >= SPANS) & (self.texts > 0)
+
+    @cached_property
+    def _tail(self) -> Float[np.ndarray, "*row distance"]:
+        """Least order from a distance up to the reach; -1 beyond, and where texts disagree."""
+        mean, judged = self.total / np.maximum(self.texts, 1), self._judged
+        ways = []
+        for agree, signed in ((self.rising == self.texts, mean), (self.rising == 0, -mean)):
+            size = np.where(judged, np.where(agree, signed, -1.0), np.inf)
+            ways.append(np.minimum.accumulate(size[..., ::-1], axis=-1)[..., ::-1])
+        return np.where(judged, np.maximum(*ways), -1.0)
+
+
+PARTS = ("total", "rising", "texts", "spans")
+
+
+def told_by(
+    values: Float[Tensor, "text row token"],
+    present: Bool[Tensor, " text #row token"],
+    tokens: Int[np.ndarray, " text"],
+    equal: Float[Tensor, "*any 1"],
+) -> tuple[Float[Tensor, "text row distance"], Float[Tensor, "part row lag"]]:
+    """Return the orders of texts by distance, and their sums.
+
+    Args:
+        values: Numbers of every text and row.
+        present: Numbers that count; they stand first.
+        tokens: How many are present, by text.
+        equal: Difference up to which two numbers are equal.
+
+    Returns:
+        Orders at those of `DOUBLING` that some text holds; and by `PARTS` the sums of `OrderSums`
+        at `DISTANCES`. A row that is NaN has the order NaN, and no text tells its sums.
+    """
+    longest = int(max(tokens))
+    # Beyond a third of the longest text no sum needs an order
+    held = (longest > DISTANCES) & ((longest >= FEWEST * DISTANCES) | np.isin(DISTANCES, DOUBLING))
+    order = order_by_distance(values, present, DISTANCES[held], equal)
+    lengths = np.asarray(tokens)[:, None, None]
+    tells = torch.as_tensor(lengths >= FEWEST * DISTANCES[held], device=order.device)
+    spans = torch.as_tensor((lengths - 1) // DISTANCES[held], device=order.device)
+    known = tells & (order == order)
+    parts = [order.nan_to_num() * known, (order > 0) & known, known, spans * known]
+    sums = order.new_zeros((len(parts), order.shape[1], len(DISTANCES)))
+    sums[..., torch.as_tensor(np.flatnonzero(held), device=order.device)] = torch.stack(
+        [part.double().sum(0) for part in parts]
+    )
+    return order[..., np.flatnonzero(np.isin(DISTANCES[held], DOUBLING))], sums
