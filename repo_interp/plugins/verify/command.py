@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: A name, a path or a file is refused.
     """
-    from repo_interp.cli.checkpoint import find, find_readable
+    from repo_interp.cli.checkpoint import find_checkpoint, find_readable
     from repo_interp.console import Console, bold
     from repo_interp.files import require_directory, require_writable
 
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.plugins.verify.audit import verify
 
     audited = verify(
-        *(find(name) for name in named), dtype=arguments.dtype, longest=arguments.longest
+        *(find_checkpoint(name) for name in named), dtype=arguments.dtype, longest=arguments.longest
     )
     findings = audited.attrs["findings"].splitlines()
     for finding in findings:
