@@ -27,15 +27,20 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from repo_interp.analysis.batches import texts_of
-from repo_interp.analysis.coercion import Prompts, indexed_prompts, tokens
+from repo_interp.analysis.batches import make_batch, texts_of
+from repo_interp.analysis.coercion import (
+    Prompts,
+    as_prompts,
+    indexed_prompts,
+    require_known_tokens,
+)
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
 from repo_interp.measures.kernels.heads import WHOLE_PATTERN
 from repo_interp.measures.kernels.logit_sums import logit_sums
 from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import described, described_group
-from repo_interp.models.capture import capture
+from repo_interp.models.capture import decode, observing, require_finite
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.plugins.three_axis.axis_fit import (
     AdditivePairs,
@@ -45,8 +50,11 @@ from repo_interp.plugins.three_axis.axis_fit import (
 )
 from repo_interp.plugins.three_axis.three_axis import ThreeAxis
 from repo_interp.positions.logits import cap_logits
+from repo_interp.tasks import Prompt
 from repo_interp.values import CountOrNone, checked
 
+MOST = 8192
+"""Tokens of a prompt whose pattern is made: 256 MB."""
 _TEXTS = {
     "logit": ("logit of the query and the key", "logits"),
     "pair": ("part of each rotary pair", "logits"),
@@ -69,25 +77,41 @@ def attention_pattern(bridge: nn.Module, prompt: Prompts, layer: int, head: int)
 
     Args:
         bridge: Bridge or Hugging Face model.
-        prompt: One prompt of up to 512 tokens, in any form that `as_prompts` takes.
+        prompt: One prompt of up to 8,192 tokens, in any form that `as_prompts` takes, with position
+            ids or without.
         layer: Index of the layer.
         head: Index of the head.
 
     Returns:
-        Weights [query, key]; NaN where a query does not see a key.
+        Weights [query, key]; 0 where a query does not see a key, which the coordinate `seen`
+        [query, key] tells from keys of no weight.
 
     Raises:
         InputError: The prompt is longer, there are several, or the model lacks the layer or the
             head.
     """
-    inputs, labels = _capture_head(as_decoder(bridge), prompt, layer, head, WHOLE_PATTERN)
-    rows = torch.arange(inputs.queries.shape[2], device=inputs.queries.device)
-    seen = inputs.visible(rows)[0]
-    weights = inputs.pattern(rows)[0, 0].masked_fill(~seen, torch.nan)
-    text = labels.pop("text")
+    decoder = as_decoder(bridge)
+    given = _only(as_prompts(prompt, decoder.tokenizer))
+    if len(given.tokens) > MOST:
+        raise InputError(
+            f"the prompt has {len(given.tokens)} tokens, and patterns are made of up to "
+            f"{MOST}; give a part of it, or analyze it with "
+            'measures=("attention_rows",), which keeps the strongest keys of every row'
+        )
+    inputs, labels = _capture_head(decoder, given, layer, head)
+    index = torch.arange(len(given.tokens), device=inputs.queries.device)
+    parts, seen = [], []
+    for rows in index.split(WHOLE_PATTERN):
+        parts.append(inputs.pattern(rows)[0, 0].cpu().numpy())
+        seen.append(inputs.visible(rows)[0].cpu().numpy())
     named = xr.DataArray(
-        weights.cpu().numpy(),
-        {"query": rows.cpu().numpy(), "key": rows.cpu().numpy(), "text": ("key", text)},
+        np.concatenate(parts),
+        {
+            "query": index.cpu().numpy(),
+            "key": index.cpu().numpy(),
+            "text": ("key", labels.pop("text")),
+            "seen": (("query", "key"), np.concatenate(seen)),
+        },
         ("query", "key"),
         "pattern",
         labels,
@@ -121,7 +145,9 @@ def explain_logit(
         InputError: The query does not see the key, there are several prompts, or a token, the layer
             or the head does not exist.
     """
-    inputs, labels = _capture_head(as_decoder(bridge), prompt, layer, head)
+    decoder = as_decoder(bridge)
+    given = _only(indexed_prompts(prompt, decoder.tokenizer))
+    inputs, labels = _capture_head(decoder, given, layer, head)
     length, here = inputs.queries.shape[2], inputs.queries.device
     for name, token in (("query", query), ("key", key)):
         if checked(token, CountOrNone, name) >= length:
@@ -187,30 +213,33 @@ def explain_logit(
     return parts.assign_attrs(labels | named)
 
 
+def _only(prompts: Sequence[Prompt]) -> Prompt:
+    """The only prompt of several."""
+    if len(prompts) != 1:
+        raise InputError(f"one prompt was wanted; got {len(prompts)}")
+    return prompts[0]
+
+
 def _capture_head(
-    decoder: Decoder, prompt: Prompts, layer: int, head: int, most: int | None = None
+    decoder: Decoder, prompt: Prompt, layer: int, head: int
 ) -> tuple[AttentionInputs, dict[str, Any]]:
-    """Return float64 inputs of one head on the only prompt, and attributes for a reader."""
-    given = indexed_prompts(prompt, decoder.tokenizer)
-    if len(given) != 1:
-        raise InputError(f"one prompt was wanted; got {len(given)}")
-    if most is not None and len(given[0].tokens) > most:
-        raise InputError(
-            f"the prompt has {len(given[0].tokens)} tokens, and patterns are made of up to "
-            f"{most}; give a part of it, or analyze it with "
-            'measures=("attention_rows",), which keeps the strongest keys of every row'
-        )
+    """Return float64 inputs of one head on a prompt, and attributes for a reader."""
+    require_known_tokens([prompt.tokens], decoder.vocabulary_size)
     (attention,) = decoder.attentions([checked(layer, CountOrNone, "layer")])
     if checked(head, CountOrNone, "head") >= attention.heads:
         raise InputError(f"head {head} was asked for; the model's are 0 to {attention.heads - 1}")
-    ids, valid = tokens(given, decoder.module)
+    batch = make_batch([prompt], [0], len(prompt.tokens), decoder.device)
     found: list[AttentionInputs] = []
-    capture(decoder, ids, valid, torch.arange(1), found.append, [layer])
+    with observing(
+        decoder, batch.valid, torch.arange(1), found.append, [layer], batch.position_ids
+    ):
+        decode(decoder, batch.tokens, batch.valid, layer, batch.position_ids, batch.attention_mask)
+    require_finite(found[0])
     return select_heads(found[0], [head]), {
         "layer": layer,
         "head": head,
         "scheme": found[0].scheme,
-        "text": list(texts_of(given[0], decoder.tokenizer)),
+        "text": list(texts_of(prompt, decoder.tokenizer)),
     }
 
 

@@ -53,7 +53,9 @@ def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
     )
     named = any(text) and len(text) <= NAMED
     look = {"cmap": "viridis", "norm": PowerNorm(0.5, 0, 1), "gid": "pattern"}
-    image = draw_cells(ax, pattern, look, most=8)
+    # Keys that a query does not see stay empty
+    seen = pattern.where(pattern["seen"]) if "seen" in pattern.coords else pattern
+    image = draw_cells(ax, seen, look, most=8)
     ax.set_aspect("equal")
     if named:
         ax.set_xticks(range(len(text)), text, rotation=90)
