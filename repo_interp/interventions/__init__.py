@@ -11,6 +11,7 @@ Public as `ri.interventions`.
     hard         attention to the key of the largest logit alone
     key_masks    keys hidden from queries, by a function of pairs of tokens or a mask
     pair_distances  pairs of tokens at other distances
+    values       those of tokens scaled
     paths        the direct path from heads into queries, keys, values or positions of later heads
     extension    position interpolation, YaRN, LM-Infinite, InfLLM
     frequencies  other frequencies for heads, layers or the model
@@ -49,6 +50,7 @@ from repo_interp.interventions.token_pairs import TokenPairs
 from repo_interp.models.lasting import ModelEdit
 
 if TYPE_CHECKING:
+    from repo_interp.plugins.moved_values.value_edit import scaled_values
     from repo_interp.plugins.paths.paths import ablate_paths
 
 __all__ = [
@@ -74,11 +76,16 @@ __all__ = [
     "query_key_means",
     "replaced",
     "rescaled",
+    "scaled_values",
     "set_positions",
     "swapped_heads",
     "swapped_tokens",
     "yarn",
 ]
+
+
+_OF_PLUGINS = {"ablate_paths": "paths.paths", "scaled_values": "moved_values.value_edit"}
+"""Edits that plug-ins have, by module."""
 
 
 def _edits() -> list[str]:
@@ -89,9 +96,9 @@ __all__ += [*_edits()]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ablate_paths":
-        # Of a plug-in, which itself imports what is above
-        return import_module("repo_interp.plugins.paths.paths").ablate_paths
+    if name in _OF_PLUGINS:
+        # These import what is above
+        return getattr(import_module(f"repo_interp.plugins.{_OF_PLUGINS[name]}"), name)
     if name in _edits():
         return as_function(KINDS[name])
     if name != "Here":

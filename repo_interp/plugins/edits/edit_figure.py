@@ -8,6 +8,8 @@ Draws what `ri.try_edits` returns. Knows nothing about models.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from matplotlib.lines import Line2D
@@ -72,7 +74,12 @@ def edit_costs(found: xr.Dataset) -> PaperFigure:
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel(f"change of the loss (nats), with 95 % intervals over {found.attrs['unit']}")
     if "control_change" in found:
-        look = {"marker": "o", "linestyle": "", "color": "#333333", "markerfacecolor": "white"}
+        look: dict[str, Any] = {
+            "marker": "o",
+            "linestyle": "",
+            "color": "#333333",
+            "markerfacecolor": "white",
+        }
         handles.append(Line2D([], [], **look, label="the edit's control"))
     legend_below(figure, handles, length=1.0)
     return figure

@@ -37,6 +37,7 @@ INTERVENTIONS = {
     "rescaled": partial(iv.rescaled, layer=1, head=2, linear=3.0),
     "rounded": iv.rounded,
     "scaled": partial(iv.scaled, factor=0.5),
+    "scaled_values": partial(iv.scaled_values, factor=0.5, tokens=[0, 3]),
     "segmented": partial(iv.segmented, starts=[4, 9]),
     "set_positions": partial(iv.set_positions, layer=1, head=2, values=lambda z: 2 * z + 1),
     "shifted": partial(iv.shifted, by=9.0, tokens=[3, 4]),
