@@ -192,8 +192,8 @@ class _Edit:
         shape = (len(pairs.queries), heads, *distance.shape[2:])
         sizes = (*(1,) * (4 - new.ndim), *new.shape)
         # One per row of positions, as they came, or one per head
-        allowed = [(1, size) for size in shape]
-        allowed[1] = (1, distance.shape[1], heads)
+        allowed = [{1, size} for size in shape]
+        allowed[1].add(distance.shape[1])
         if len(sizes) != 4 or any(
             size not in some for size, some in zip(sizes, allowed, strict=False)
         ):
@@ -375,7 +375,7 @@ class _Distances:
             at_low, at_high = (
                 rotate(
                     queries,
-                    torch.full_like(queries[..., 0], size, dtype=distance.dtype),
+                    size.expand_as(queries[..., 0]),
                     frequencies,
                     scaling**2,
                 )
