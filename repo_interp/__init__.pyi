@@ -34,6 +34,8 @@ from .models.saving import save as save
 from .models.scheme_registry import register_scheme as register_scheme
 from .plots.findings import findings as findings
 from .plots.pages.report import show as show
+from .plugins.edits.token_losses import loss as loss
+from .plugins.edits.trials import try_edits as try_edits
 from .plugins.head_tables.atlas_table import atlas as atlas
 from .plugins.head_tables.head_numbers import head_table as head_table
 from .plugins.one_head.one_head import attention_pattern as attention_pattern

@@ -51,6 +51,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "stability": "repo_interp.plugins.distance.stability:Stability",
         "symbols": "repo_interp.plugins.distance.symbols:Symbols",
         "maps": "repo_interp.plugins.fake_distance.maps:Maps",
+        "value_norms": "repo_interp.plugins.moved_values.value_norms:ValueNorms",
     },
     EXPERIMENTS: {
         "perturbation": "repo_interp.plugins.lengths.perturbation:Perturbation",

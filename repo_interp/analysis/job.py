@@ -393,7 +393,7 @@ class Job:
         if changed and blind:
             raise InputError(
                 f"layer {changed[0]} attends otherwise while an intervention lasts "
-                f"(LM-Infinite), which {blind[0]} cannot see; measure outside "
+                f"(distances), which {blind[0]} cannot see; measure outside "
                 "of it, or read blocks.N.attn.hook_pattern under run_with_cache"
             )
 

@@ -30,7 +30,7 @@ from repo_interp.cli.arguments import (
     tokens,
     without_owner,
 )
-from repo_interp.cli.checkpoint import DEFAULT, configure, find, find_readable, stem
+from repo_interp.cli.checkpoint import DEFAULT, configure, find_checkpoint, find_readable, stem
 from repo_interp.entry_points import (
     EXPERIMENTS,
     MEASURES,
@@ -344,7 +344,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     from repo_interp.models.load import open_model
     from repo_interp.models.rescaling import IdleScaling
 
-    path = find(name)
+    path = find_checkpoint(name)
     config = identify(path).config.get_text_config()
     _require_within(arguments, config)
     # The base of NTK scaling follows from the configuration

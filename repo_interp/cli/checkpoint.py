@@ -9,7 +9,7 @@ DEFAULT = "reversal/repo"
 """The checkpoint that is analysed when none is named."""
 
 
-def find(name: str) -> str:
+def find_checkpoint(name: str) -> str:
     """Return the path or hub id that a name means.
 
     A directory of that name precedes a checkpoint of the zoo.
@@ -29,10 +29,10 @@ def find(name: str) -> str:
 
 
 def find_readable(name: str) -> str:
-    """Return what `find` does, once a configuration can be read there; imports no torch.
+    """Return what `find_checkpoint` does, once a configuration can be read there; imports no torch.
 
     Args:
-        name: As of `find`; the files of a hub id are downloaded.
+        name: As of `find_checkpoint`; the files of a hub id are downloaded.
 
     Returns:
         Path or hub id.
@@ -44,7 +44,7 @@ def find_readable(name: str) -> str:
     from repo_interp.checkpoint_files.readers import reader_for
     from repo_interp.checkpoint_files.stated import stated
 
-    path = find(name)
+    path = find_checkpoint(name)
     # Without conversion, which would write all weights
     if (reader := reader_for(path)) is not None:
         reader.outline(Path(path))

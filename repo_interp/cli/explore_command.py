@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repo_interp.cli.arguments import add_device, load_kwargs
-from repo_interp.cli.checkpoint import DEFAULT, find, find_readable
+from repo_interp.cli.checkpoint import DEFAULT, find_checkpoint, find_readable
 from repo_interp.errors import InputError
 
 if TYPE_CHECKING:
@@ -222,7 +222,9 @@ def _explored(arguments: argparse.Namespace, given: _Given) -> tuple[Any, str]:
     if arguments.against is None:
         return explored, source
     return over_the_same_texts(
-        explored, open_model(find(arguments.against), **load_kwargs(arguments)), arguments.against
+        explored,
+        open_model(find_checkpoint(arguments.against), **load_kwargs(arguments)),
+        arguments.against,
     ), source
 
 

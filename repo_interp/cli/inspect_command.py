@@ -6,7 +6,7 @@ import argparse
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from repo_interp.cli.checkpoint import configure, find
+from repo_interp.cli.checkpoint import configure, find_checkpoint
 
 if TYPE_CHECKING:
     from repo_interp.checkpoint_files.inspected import Inspection
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.console import Console, bold, on_one_line, span_of
     from repo_interp.positions.layouts import NO_ATTENTION, format_layout, meaning
 
-    found = inspect_checkpoint(find(arguments.checkpoint), configure)
+    found = inspect_checkpoint(find_checkpoint(arguments.checkpoint), configure)
     # Only plain decoders are compared by tables; others are compared
     # with the modules of transformers.
     if not found.is_plain and found.checkpoint.directory.is_dir():

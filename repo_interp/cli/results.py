@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from repo_interp import processes
-from repo_interp.cli.checkpoint import find
+from repo_interp.cli.checkpoint import find_checkpoint
 from repo_interp.errors import InputError, Taken, shown_as
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Command:
         # By content: the checkpoint's path may differ, and its
         # weights may have changed at one path.
         if run.attrs.get("checkpoint_digest") != checkpoint_digest(
-            identify(find(self.checkpoint)).directory
+            identify(find_checkpoint(self.checkpoint)).directory
         ):
             raise InputError(
                 f"{self.out} holds results of another checkpoint "

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from repo_interp.errors import InputError, quoted
 from repo_interp.interventions.ablation import HeadMeans, PairMeans, ablate
-from repo_interp.interventions.extension import require_rotation, rescaled
+from repo_interp.interventions.frequencies import require_rotation, rescaled
 from repo_interp.interventions.position_edit import KINDS, PositionEdit, first_of
 from repo_interp.interventions.replacing import token_table
 from repo_interp.models.attention import RepositionedAttention

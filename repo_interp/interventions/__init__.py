@@ -9,11 +9,16 @@ Public as `ri.interventions`.
     keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
     ablation     outputs of heads, or pairs of their queries and keys, replaced by zero or their mean
     hard         attention to the key of the largest logit alone
+    key_masks    keys hidden from queries, by a function of pairs of tokens or a mask
+    pair_distances  pairs of tokens at other distances
+    values       those of tokens scaled
     paths        the direct path from heads into queries, keys, values or positions of later heads
-    extension    position interpolation, YaRN, LM-Infinite, InfLLM; other frequencies for heads, layers or the model
+    extension    position interpolation, YaRN, LM-Infinite, InfLLM
+    frequencies  other frequencies for heads, layers or the model
 
 Changes are context managers, undone when they end, also when the pass raised. They
-nest, `with frozen(...), shifted(...):`, and end in any order. While one lasts, its model cannot be
+nest, `with frozen(...), shifted(...):`, and end in any order. They add up, `frozen(...) +
+shifted(...)`, and may be entered again. While one lasts, its model cannot be
 copied (`copy.deepcopy`): the copy would keep the changes for good. They work on repositioned
 models and the bridges around them. Knows no task and no measure.
 """
@@ -23,9 +28,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from repo_interp.interventions.ablation import ablate, query_key_means
-from repo_interp.interventions.extension import infllm, interpolated, lm_infinite, rescaled, yarn
+from repo_interp.interventions.extension import infllm, interpolated, lm_infinite, yarn
+from repo_interp.interventions.frequencies import rescaled
 from repo_interp.interventions.hard import hard_attention
+from repo_interp.interventions.key_masks import hidden_keys
 from repo_interp.interventions.keys import Shift, exchanged_keys, moved_keys
+from repo_interp.interventions.pair_distances import distances
 from repo_interp.interventions.patching import (
     get_act_patch_positions_all_pos,
     get_act_patch_positions_by_pos,
@@ -38,21 +46,28 @@ from repo_interp.interventions.positions import (
     swapped_tokens,
 )
 from repo_interp.interventions.replacing import Change, PassContext, heads_with_positions, replaced
+from repo_interp.interventions.token_pairs import TokenPairs
+from repo_interp.models.lasting import ModelEdit
 
 if TYPE_CHECKING:
+    from repo_interp.plugins.moved_values.value_edit import scaled_values
     from repo_interp.plugins.paths.paths import ablate_paths
 
 __all__ = [
     "Change",
+    "ModelEdit",
     "PassContext",
     "Shift",
+    "TokenPairs",
     "ablate",
     "ablate_paths",
+    "distances",
     "exchanged_keys",
     "get_act_patch_positions_all_pos",
     "get_act_patch_positions_by_pos",
     "hard_attention",
     "heads_with_positions",
+    "hidden_keys",
     "infllm",
     "interpolated",
     "lm_infinite",
@@ -61,11 +76,16 @@ __all__ = [
     "query_key_means",
     "replaced",
     "rescaled",
+    "scaled_values",
     "set_positions",
     "swapped_heads",
     "swapped_tokens",
     "yarn",
 ]
+
+
+_OF_PLUGINS = {"ablate_paths": "paths.paths", "scaled_values": "moved_values.value_edit"}
+"""Edits that plug-ins have, by module."""
 
 
 def _edits() -> list[str]:
@@ -76,9 +96,9 @@ __all__ += [*_edits()]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ablate_paths":
-        # Of a plug-in, which itself imports what is above
-        return import_module("repo_interp.plugins.paths.paths").ablate_paths
+    if name in _OF_PLUGINS:
+        # These import what is above
+        return getattr(import_module(f"repo_interp.plugins.{_OF_PLUGINS[name]}"), name)
     if name in _edits():
         return as_function(KINDS[name])
     if name != "Here":

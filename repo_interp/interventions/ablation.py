@@ -17,7 +17,7 @@ Knows no task and no measure.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -26,13 +26,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.interventions.extension import require_rotation
+from repo_interp.interventions.frequencies import require_rotation
 from repo_interp.interventions.positions import token_ids
 from repo_interp.interventions.replacing import heads_by_layer
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode
 from repo_interp.models.decoder import Decoder, as_decoder
-from repo_interp.models.lasting import called_at, intervention
+from repo_interp.models.lasting import called_at, intervention, model_edit
 from repo_interp.values import TokensOrNone, checked
 
 HeadMeans = Mapping[int, Float[Tensor, "head d_head"]]
@@ -41,7 +41,7 @@ PairMeans = Mapping[int, tuple[Float[Tensor, "head d_head"], Float[Tensor, "kv_h
 """By layer, the means of queries and of keys before rotation."""
 
 
-@contextmanager
+@model_edit
 def ablate(
     model: nn.Module,
     heads: Sequence[tuple[int, int]] | tuple[int, int] = (),

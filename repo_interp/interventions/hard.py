@@ -10,7 +10,6 @@ is never read. Knows no task and no measure.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +17,10 @@ from torch import Tensor, nn
 from repo_interp.interventions.replacing import Layers, choose_heads
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.lasting import called_at, intervention
+from repo_interp.models.lasting import called_at, intervention, model_edit
 
 
-@contextmanager
+@model_edit
 def hard_attention(model: nn.Module, layers: Layers = None) -> Iterator[None]:
     """Make attention hard while the context lasts.
 

@@ -16,7 +16,6 @@ Knows nothing about how orders, shifts and prompts are chosen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from repo_interp.interventions.replacing import finite_positions
 from repo_interp.models.attention import RepositionedAttention, require_one_position
 from repo_interp.models.cached import positions_of_keys
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.lasting import called_at, intervention
+from repo_interp.models.lasting import called_at, intervention, model_edit
 from repo_interp.models.tables import change_index, position_table
 from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
@@ -40,7 +39,7 @@ KEY_INDEX = 3
 """Place of `key_index` among the arguments of PositionLogits."""
 
 
-@contextmanager
+@model_edit
 def exchanged_keys(
     model: nn.Module, orders: Mapping[int, Int[Tensor, "batch token"]]
 ) -> Iterator[None]:
@@ -75,7 +74,7 @@ def exchanged_keys(
         yield
 
 
-@contextmanager
+@model_edit
 def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
     """Move keys to the positions `z + shifts[layer](z)` while the context lasts.
 

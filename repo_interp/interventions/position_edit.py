@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields, replace
 from functools import cache, wraps
 from typing import Any, ClassVar, dataclass_transform, get_type_hints
@@ -31,6 +30,7 @@ from repo_interp.interventions.replacing import (
     replaced,
     tokens_at,
 )
+from repo_interp.models.lasting import ModelEdit
 from repo_interp.values import checked
 
 KINDS: dict[str, type[PositionEdit]] = {}
@@ -182,7 +182,7 @@ class PositionEdit:
         *,
         layer: Layers = None,
         tokens: Tokens = None,
-    ) -> AbstractContextManager[None]:
+    ) -> ModelEdit:
         """Apply the edit to a model.
 
         Args:
@@ -256,7 +256,7 @@ Raises:
 
 
 @cache
-def as_function(kind: type[PositionEdit]) -> Callable[..., AbstractContextManager[None]]:
+def as_function(kind: type[PositionEdit]) -> Callable[..., ModelEdit]:
     """Make the function of `ri.interventions` that applies a kind of edit.
 
     Args:
@@ -274,7 +274,7 @@ def as_function(kind: type[PositionEdit]) -> Callable[..., AbstractContextManage
     signature = on.replace(parameters=order)
 
     @wraps(kind, updated=())
-    def function(*arguments: Any, **by_name: Any) -> AbstractContextManager[None]:
+    def function(*arguments: Any, **by_name: Any) -> ModelEdit:
         values = signature.bind(*arguments, **by_name).arguments
         applied = {name: values.pop(name) for name in on.parameters if name in values}
         return kind(**values).on(**applied)

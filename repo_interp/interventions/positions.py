@@ -6,7 +6,6 @@ The family of edits that take heads, layers and tokens alike is in `edits`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from repo_interp.interventions.replacing import (
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import decode
 from repo_interp.models.decoder import Decoder, as_decoder
-from repo_interp.models.lasting import called_at
+from repo_interp.models.lasting import ModelEdit, called_at
 
 
 def swapped_tokens(
@@ -39,7 +38,7 @@ def swapped_tokens(
     heads: Heads = None,
     *,
     layer: Layers = None,
-) -> AbstractContextManager:
+) -> ModelEdit:
     """Exchange the positions of two tokens, or of two spans pair by pair.
 
     Args:
@@ -74,7 +73,7 @@ def swapped_heads(
     other: tuple[int, int],
     *,
     tokens: Tokens = None,
-) -> AbstractContextManager:
+) -> ModelEdit:
     """Exchange the positions of two heads of one layer.
 
     Heads of different layers: record with `positions_of`, then `transplanted(..., from_head=...)`
@@ -110,7 +109,7 @@ def set_positions(
     layer: int,
     head: int | None = None,
     values: float | Sequence[float] | Tensor | Callable[[Tensor], Tensor] | None = None,
-) -> AbstractContextManager:
+) -> ModelEdit:
     """Set the positions of one head, or of all heads of a layer.
 
         with ri.set_positions(bridge, layer=2, head=1, values=torch.arange(20.0)):

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,7 +33,7 @@ from torch import Tensor, nn
 from repo_interp.errors import InputError, one_line, quoted, warn
 from repo_interp.models.attention import RepositionedAttention, require_one_position
 from repo_interp.models.decoder import Decoder, as_decoder
-from repo_interp.models.lasting import intervention
+from repo_interp.models.lasting import intervention, model_edit
 from repo_interp.models.padding import valid_tokens
 from repo_interp.models.precision import float32_by_default
 from repo_interp.models.tables import change_index, position_table
@@ -77,7 +76,7 @@ Change = Callable[[Float[Tensor, "prompt row token"], PassContext], Tensor]
 """
 
 
-@contextmanager
+@model_edit
 def replaced(
     model: nn.Module,
     change: Change,

@@ -43,7 +43,7 @@ from repo_interp.models.cached import (
 )
 from repo_interp.models.identity_tables import first_table, identity_tables
 from repo_interp.models.layer_pass import Content, HookSites, LayerPass, LogitsOfRows
-from repo_interp.models.masks import apply_mask, call_mask, chunk_of, visible, window_of
+from repo_interp.models.masks import CallMask, apply_mask, call_mask, chunk_of, visible, window_of
 from repo_interp.models.recomputed import require_same_interventions
 from repo_interp.models.rotation import SHARED, TABLES, Rotation, of_chosen
 from repo_interp.models.rotation_numbers import (
@@ -551,6 +551,8 @@ class RepositionedAttention:
         call = call_mask(
             self.module, queries, keys.shape[2], attention_mask, current.attention_mask, keywords
         )
+        content = current.content = Content(queries, keys, values, current.gate_keys)
+        call = self.mask_of(call, content)
         current.hidden = call.hidden
         of_rows = None
         if self.observers and (self.position_logits is not None or call.bias is not None):
@@ -559,7 +561,6 @@ class RepositionedAttention:
             of_rows = LogitsOfRows(self.position_logits, new, places, self.scaling, call.bias)
         for observe in self.observers:
             observe(self, queries, current.new_keys, current.positions, of_rows)
-        content = current.content = Content(queries, keys, values, current.gate_keys)
         positions, turning = current.positions, current.turning
         key_positions = None if turning is not None else positions_of_keys(self, keys)
         added = self._added(content, key_positions, call.mask)
@@ -642,6 +643,18 @@ class RepositionedAttention:
             by_pair(positions), self.frequencies, self.attention_scaling, dtype
         )
         return self.sites.cosines(cosines), self.sites.sines(sines)
+
+    def mask_of(self, call: CallMask, content: Content) -> CallMask:
+        """Return the mask of a call, which interventions may change (`hidden_keys`).
+
+        Args:
+            call: The mask of the stock module.
+            content: Queries, keys and values of the call.
+
+        Returns:
+            The mask by which the layer attends.
+        """
+        return call
 
     @property
     def attends_unchanged(self) -> bool:

@@ -337,6 +337,12 @@ def observing(
             inputs = _with_documents(inputs, attention, position_ids.to(here))
         hidden = attention.active_pass.hidden
         if hidden is not None:
+            if hidden.shape[1] > 1:
+                raise InputError(
+                    f"keys are hidden from single heads of layer {attention.layer_idx} "
+                    "(hidden_keys), which measures do not know; hide them from all of its heads, "
+                    "or measure outside of it"
+                )
             hidden = inputs.visible(torch.arange(valid.shape[1], device=here)) & hidden[:, 0]
             inputs = replace(inputs, hidden=hidden if bool(hidden.any()) else None)
         # Measures ask for the logits of some rows at a time, never for a whole map.

@@ -93,6 +93,11 @@ def changes(decoder: Decoder) -> str:
             f"layer {attention.layer_idx}" for attention in rotating if attention.rotation.differs
         ]
     }
+    found["keys hidden in"] = [
+        f"layer {layer}"
+        for layer, attention in decoder.by_layer.items()
+        if "mask_of" in vars(attention)
+    ]
     weights = {} if decoder.weights is None else _weights(decoder)
     turns = {} if decoder.rotations is None else _turns(decoder)
     sums = fingerprints(weights | turns)  # together, so that an accelerator is waited for once

@@ -10,16 +10,18 @@ value that a context found would not do: it may hold another's change.
 While a context lasts its layers list it, and refuse to be copied
 (`RepositionedAttention.interventions`): a copy would keep its changes for good. Knows nothing about
 the kind of change. `at_rest` keeps a model in evaluation mode, and `called_at` calls a function at
-a hook site, while their contexts last.
+a hook site, while their contexts last. A `ModelEdit` is a context that may be entered again, and
+added to another: `with one + other:`.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
+from functools import partial, wraps
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,54 @@ from repo_interp.models.wrapped import eager
 
 _ABSENT = object()
 _ENTERING = threading.Lock()
+_Given = ParamSpec("_Given")
+
+
+class ModelEdit(ContextDecorator, AbstractContextManager[None, None]):
+    """A change of what a model computes, while it is entered."""
+
+    def __init__(self, *makers: Callable[[], AbstractContextManager[Any]]) -> None:
+        """`makers`: each makes a context; all of them are entered, in order."""
+        self._makers = makers
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        """Change the model."""
+        # An error in a later part undoes the earlier ones
+        with ExitStack() as stack:
+            for make in self._makers:
+                stack.enter_context(make())
+            self._entered.append(stack.pop_all())
+
+    def __exit__(self, *error: Any) -> None:
+        """Undo the change that was entered last."""
+        self._entered.pop().__exit__(*error)
+
+    def __add__(self, other: object) -> ModelEdit:
+        """Return the edit that enters this one, then the other."""
+        if not isinstance(other, ModelEdit):
+            return NotImplemented
+        return ModelEdit(*self._makers, *other._makers)
+
+
+def model_edit(function: Callable[_Given, Iterator[None]]) -> Callable[_Given, ModelEdit]:
+    """Make a function that returns an edit, of a generator function that makes and undoes it.
+
+    Args:
+        function: Yields once, while the edit lasts.
+
+    Returns:
+        Function of the same arguments.
+    """
+    context, signature = contextmanager(function), inspect.signature(function)
+
+    @wraps(function)
+    def made(*arguments: _Given.args, **keywords: _Given.kwargs) -> ModelEdit:
+        # A missing argument is told here, not when the edit is entered
+        signature.bind(*arguments, **keywords)
+        return ModelEdit(partial(context, *arguments, **keywords))
+
+    return made
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class Content:
             rows: Index or slice of the queries that are asked for.
             positions: Positions of these rows.
             key_positions: Positions of all keys.
-            seen: Which keys a row may attend to [batch, 1, row, key].
+            seen: Which keys a row may attend to [batch, 1 or head, row, key].
             logit_scale: Factor of the dot products of queries and keys.
 
         Returns:
@@ -187,7 +187,7 @@ class LayerPass:
     new_values: Tensor | None = None
     content: Content | None = None
     """Queries of this pass, keys and values of all tokens, as soon as they are there."""
-    hidden: Bool[Tensor, "any 1 row key"] | None = None
+    hidden: Bool[Tensor, "any any row key"] | None = None
     """`CallMask.hidden`."""
     key_positions: Float[Tensor, "batch P key"] | None = None
     """Positions of all keys, cached ones too."""

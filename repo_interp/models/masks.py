@@ -37,8 +37,10 @@ class CallMask:
     mask: Tensor | None
     bias: Float[Tensor, "any any row key"] | None = None
     """Added to the scaled logits."""
-    hidden: Bool[Tensor, "any 1 row key"] | None = None
-    """Earlier keys that are hidden otherwise than by a window alone: by padding too."""
+    hidden: Bool[Tensor, "any any row key"] | None = None
+    """Earlier keys that are hidden otherwise than by a window alone: by padding too. With a row for
+    every head where an intervention hides keys from some.
+    """
 
 
 def call_mask(

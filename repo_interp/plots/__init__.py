@@ -25,6 +25,7 @@ _PLACES = {
     "plugins.causes.effects_view": ("effect_maps", "effects_of_sets"),
     "plugins.causes.saliency_view": ("heads_by_saliency", "saliency_text"),
     "plugins.cope.view": ("gate_lines", "gate_scores", "position_attention"),
+    "plugins.edits.edit_figure": ("edit_costs",),
     "plugins.fake_distance.view": ("fake_distance_fit",),
     "plugins.heads.overview": ("atlas_overview",),
     "plugins.heads.view": ("atlas_names",),

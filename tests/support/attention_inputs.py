@@ -71,11 +71,15 @@ def random_inputs(
     residual = torch.randn(
         *(prompts, tokens, 6), generator=torch.Generator().manual_seed(seed + 1000)
     ).to(dtype)
+    values = torch.randn(
+        *(prompts, kv_heads, tokens, 5), generator=torch.Generator().manual_seed(seed + 2000)
+    ).to(dtype)
     return AttentionInputs(
         layer=layer,
         scheme=scheme,
         learned=scheme in LEARNED,
         read_residual=lambda: residual,
+        read_values=lambda: values,
         queries=normal(prompts, heads, tokens, d_head),
         keys=normal(prompts, kv_heads, tokens, d_head),
         positions=positions,
@@ -129,6 +133,7 @@ def on(inputs: AttentionInputs, device: str) -> AttentionInputs:
             for name in tensors
             if (value := getattr(inputs, name)) is not None
         },
+        read_values=inputs.read_values and (lambda: inputs.values.to(device)),
     )
 
 

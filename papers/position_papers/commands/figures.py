@@ -14,7 +14,7 @@ from position_papers import ALL, FORMATS, PAPERS, named, require_papers
 from position_papers.items import items_of, require_items
 from repo_interp import processes
 from repo_interp.cli.arguments import add_settings, count, require_device_kind, seed
-from repo_interp.cli.checkpoint import find, find_readable
+from repo_interp.cli.checkpoint import find_checkpoint, find_readable
 from repo_interp.errors import InputError
 from repo_interp.files import require_directory, require_writable
 
@@ -283,7 +283,7 @@ def _builds(arguments: argparse.Namespace, out: Path):
     papers = with_experiments(with_items(whole, arguments.items), arguments.experiments)
     of_all = argparse.Namespace(**vars(arguments) | {"experiments": [], "items": []})
     in_part = bool(arguments.experiments or arguments.items)
-    users = {name: find(path) for name, path in arguments.checkpoints}
+    users = {name: find_checkpoint(path) for name, path in arguments.checkpoints}
     if len(users) < len(arguments.checkpoints):
         raise InputError(
             "two checkpoints have the same name; give each its own: --checkpoint rope=... "

@@ -34,7 +34,7 @@ from repo_interp.cli.arguments import (
     setting,
     without_owner,
 )
-from repo_interp.cli.checkpoint import find, find_readable
+from repo_interp.cli.checkpoint import find_checkpoint, find_readable
 from repo_interp.errors import InputError
 from repo_interp.files import require_writable
 from repo_interp.values import checked
@@ -185,7 +185,7 @@ def _require_known_names(arguments: argparse.Namespace) -> None:
 
     if arguments.task is not None:
         make_task(arguments.task, arguments.task_size or "small")
-    find(arguments.continue_from or "")
+    find_checkpoint(arguments.continue_from or "")
     require_device_kind(arguments.device or "cpu")
     try:
         named_schemes(arguments.scheme or TrainingConfiguration.scheme)

@@ -1,4 +1,4 @@
-"""One head of one prompt: its pattern, beside those of its layer, and one of its logits in parts.
+"""One head of one prompt: its pattern, and one of its logits in parts.
 
     logit(i, j) = sum_r pair_r + soft cap + bias                                  exact
                 = level + distance(i - j) + query(i) + key(j) + remainder         a fit
@@ -27,15 +27,20 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from repo_interp.analysis.batches import texts_of
-from repo_interp.analysis.coercion import Prompts, indexed_prompts, tokens
+from repo_interp.analysis.batches import make_batch, texts_of
+from repo_interp.analysis.coercion import (
+    Prompts,
+    as_prompts,
+    indexed_prompts,
+    require_known_tokens,
+)
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
 from repo_interp.measures.kernels.heads import WHOLE_PATTERN
 from repo_interp.measures.kernels.logit_sums import logit_sums
 from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import described, described_group
-from repo_interp.models.capture import capture
+from repo_interp.models.capture import decode, observing, require_finite
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.plugins.three_axis.axis_fit import (
     AdditivePairs,
@@ -45,8 +50,13 @@ from repo_interp.plugins.three_axis.axis_fit import (
 )
 from repo_interp.plugins.three_axis.three_axis import ThreeAxis
 from repo_interp.positions.logits import cap_logits
+from repo_interp.tasks import Prompt
 from repo_interp.values import CountOrNone, checked
 
+MOST = 8192
+"""Tokens of a prompt whose pattern of one head is made: 256 MB."""
+MOST_OF_ALL = 2048
+"""Tokens of a prompt whose patterns of all heads are made: 16 MB each."""
 _TEXTS = {
     "logit": ("logit of the query and the key", "logits"),
     "pair": ("part of each rotary pair", "logits"),
@@ -71,31 +81,43 @@ def attention_pattern(
 
     Args:
         bridge: Bridge or Hugging Face model.
-        prompt: One prompt of up to 512 tokens, in any form that `as_prompts` takes.
+        prompt: One prompt of up to 8,192 tokens, of all heads 2,048, in any form that `as_prompts`
+            takes, with position ids or without.
         layer: Index of the layer.
         head: Index of the head; None: all heads.
 
     Returns:
-        Weights [query, key], or [head, query, key] of all heads; NaN where a query does not see a
-        key.
+        Weights [query, key], or [head, query, key] of all heads; 0 where a query does not see a key, which the coordinate `seen`
+        [query, key] tells from keys of no weight.
 
     Raises:
         InputError: The prompt is longer, there are several, or the model lacks the layer or the
             head.
     """
-    inputs, labels = _capture(as_decoder(bridge), prompt, layer, head, WHOLE_PATTERN)
-    rows = torch.arange(inputs.queries.shape[2], device=inputs.queries.device)
-    seen = inputs.visible(rows)[0]
-    # [head, query, key]: the mask is the same for all heads
-    weights = inputs.pattern(rows)[0].masked_fill(~seen, torch.nan)
-    text = labels.pop("text")
+    decoder = as_decoder(bridge)
+    given = _only(as_prompts(prompt, decoder.tokenizer))
+    most = MOST_OF_ALL if head is None else MOST
+    if len(given.tokens) > most:
+        raise InputError(
+            f"the prompt has {len(given.tokens)} tokens, and patterns are made of up to "
+            f"{most}; give a part of it, or analyze it with "
+            'measures=("attention_rows",), which keeps the strongest keys of every row'
+        )
+    inputs, labels = _capture_head(decoder, given, layer, head)
+    index = torch.arange(len(given.tokens), device=inputs.queries.device)
+    parts, seen = [], []
+    for rows in index.split(WHOLE_PATTERN):
+        parts.append(inputs.pattern(rows)[0].cpu().numpy())
+        seen.append(inputs.visible(rows)[0].cpu().numpy())
+    weights = np.concatenate(parts, axis=1)
     named = xr.DataArray(
-        weights.cpu().numpy(),
+        weights,
         {
             "head": np.arange(len(weights)),
-            "query": rows.cpu().numpy(),
-            "key": rows.cpu().numpy(),
-            "text": ("key", text),
+            "query": index.cpu().numpy(),
+            "key": index.cpu().numpy(),
+            "text": ("key", labels.pop("text")),
+            "seen": (("query", "key"), np.concatenate(seen)),
         },
         ("head", "query", "key"),
         "pattern",
@@ -132,9 +154,11 @@ def explain_logit(
         InputError: The query does not see the key, there are several prompts, or a token, the layer
             or the head does not exist.
     """
+    decoder = as_decoder(bridge)
+    given = _only(indexed_prompts(prompt, decoder.tokenizer))
     # None would be all heads
     head = checked(head, CountOrNone, "head")
-    inputs, labels = _capture(as_decoder(bridge), prompt, layer, head)
+    inputs, labels = _capture_head(decoder, given, layer, head)
     length, here = inputs.queries.shape[2], inputs.queries.device
     for name, token in (("query", query), ("key", key)):
         if checked(token, CountOrNone, name) >= length:
@@ -200,29 +224,32 @@ def explain_logit(
     return parts.assign_attrs(labels | named)
 
 
-def _capture(
-    decoder: Decoder, prompt: Prompts, layer: int, head: int | None, most: int | None = None
+def _only(prompts: Sequence[Prompt]) -> Prompt:
+    """The only prompt of several."""
+    if len(prompts) != 1:
+        raise InputError(f"one prompt was wanted; got {len(prompts)}")
+    return prompts[0]
+
+
+def _capture_head(
+    decoder: Decoder, prompt: Prompt, layer: int, head: int | None
 ) -> tuple[AttentionInputs, dict[str, Any]]:
-    """Return inputs of a head, or of all, on the only prompt, and attributes for a reader."""
-    given = indexed_prompts(prompt, decoder.tokenizer)
-    if len(given) != 1:
-        raise InputError(f"one prompt was wanted; got {len(given)}")
-    if most is not None and len(given[0].tokens) > most:
-        raise InputError(
-            f"the prompt has {len(given[0].tokens)} tokens, and patterns are made of up to "
-            f"{most}; give a part of it, or analyze it with "
-            'measures=("attention_rows",), which keeps the strongest keys of every row'
-        )
+    """Return float64 inputs of a head, or of all, on a prompt, and attributes for a reader."""
+    require_known_tokens([prompt.tokens], decoder.vocabulary_size)
     (attention,) = decoder.attentions([checked(layer, CountOrNone, "layer")])
     if head is not None and checked(head, CountOrNone, "head") >= attention.heads:
         raise InputError(f"head {head} was asked for; the model's are 0 to {attention.heads - 1}")
-    ids, valid = tokens(given, decoder.module)
+    batch = make_batch([prompt], [0], len(prompt.tokens), decoder.device)
     found: list[AttentionInputs] = []
-    capture(decoder, ids, valid, torch.arange(1), found.append, [layer])
+    with observing(
+        decoder, batch.valid, torch.arange(1), found.append, [layer], batch.position_ids
+    ):
+        decode(decoder, batch.tokens, batch.valid, layer, batch.position_ids, batch.attention_mask)
+    require_finite(found[0])
     labels = {
         "layer": layer,
         "scheme": found[0].scheme,
-        "text": list(texts_of(given[0], decoder.tokenizer)),
+        "text": list(texts_of(prompt, decoder.tokenizer)),
     }
     if head is None:
         return found[0], labels

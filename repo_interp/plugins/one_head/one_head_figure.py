@@ -77,7 +77,9 @@ def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
 
 def _draw_pattern(ax: Axes, pattern: xr.DataArray, most: int) -> AxesImage:
     look = {"cmap": "viridis", "norm": PowerNorm(0.5, 0, 1), "gid": "pattern"}
-    image = draw_cells(ax, pattern, look, most=most)
+    # Keys that a query does not see stay empty
+    seen = pattern.where(pattern["seen"]) if "seen" in pattern.coords else pattern
+    image = draw_cells(ax, seen, look, most=most)
     ax.set_aspect("equal")
     ax.set(xlabel="key", ylabel="query")
     return image

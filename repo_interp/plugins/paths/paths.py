@@ -14,7 +14,6 @@ repositioned attention does not offer, and takes no keys and values that heads s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,7 @@ from repo_interp.errors import InputError, quoted
 from repo_interp.interventions.replacing import heads_by_layer
 from repo_interp.models.attention import CACHES, RepositionedAttention
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.lasting import called_at, intervention
+from repo_interp.models.lasting import called_at, intervention, model_edit
 from repo_interp.models.recomputed import backward_pass
 from repo_interp.plugins.paths.direct_path import added_outputs, inner
 
@@ -39,7 +38,7 @@ class _Recorded(Exception):
     """Ends the second run of a layer."""
 
 
-@contextmanager
+@model_edit
 def ablate_paths(
     model: nn.Module,
     senders: Pairs,

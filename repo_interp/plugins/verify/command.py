@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: A name, a path or a file is refused.
     """
-    from repo_interp.cli.checkpoint import find, find_readable
+    from repo_interp.cli.checkpoint import find_checkpoint, find_readable
     from repo_interp.console import Console, bold
     from repo_interp.files import require_directory, require_writable
 
@@ -96,7 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(f"auditing {' and '.join(named)} on cpu")
     from repo_interp.plugins.verify.audit import verify
 
-    tree = verify(*(find(name) for name in named), dtype=arguments.dtype, longest=arguments.longest)
+    tree = verify(
+        *(find_checkpoint(name) for name in named), dtype=arguments.dtype, longest=arguments.longest
+    )
     audited = tree.to_dataset()
     findings = audited.attrs["findings"].splitlines()
     for finding in findings:
@@ -151,7 +153,7 @@ def _offsets(ran: Any, dtype: str) -> str:
 
 def _verify_cache(arguments: argparse.Namespace) -> int:
     """Print where the keys of a cache stand."""
-    from repo_interp.cli.checkpoint import find, find_readable
+    from repo_interp.cli.checkpoint import find_checkpoint, find_readable
     from repo_interp.console import Console, bold
 
     if arguments.other is not None:
@@ -167,7 +169,7 @@ def _verify_cache(arguments: argparse.Namespace) -> int:
     from repo_interp.plugins.verify_cache.cached_keys import read_token_ids
 
     tokens = read_token_ids(Path(arguments.tokens))
-    model = open_model(find(arguments.checkpoint), dtype=arguments.dtype or "float32")
+    model = open_model(find_checkpoint(arguments.checkpoint), dtype=arguments.dtype or "float32")
     audited = verify_cache(model, tokens, arguments.cache)
     findings = audited.attrs["findings"].splitlines()
     for finding in findings:

@@ -57,7 +57,7 @@ def test_every_recipe_is_short_and_has_its_output():
         assert len(lines) <= MOST, title
 
 
-@pytest.mark.parametrize("title", list(CODE)[5:7] + list(CODE)[8:10])
+@pytest.mark.parametrize("title", [*CODE][5:7] + [*CODE][8:10] + [*CODE][15:18] + [*CODE][19:])
 def test_a_recipe_runs(title, tmp_path, monkeypatch):
     printed, _ = ran(title, tmp_path, monkeypatch)
     assert len(printed.splitlines()) >= 3
@@ -208,3 +208,42 @@ def test_outputs_agree_where_processors_round_differently_and_nowhere_else():
     ):
         assert not recipes.agree("head 2:1 moves 0.123 nat", other)
     assert not recipes.agree("0.1 0.2", "0.1")
+
+
+def test_windows_and_sinks_have_the_losses_of_transformers_with_additive_masks(
+    tmp_path, monkeypatch, stock
+):
+    _, names = ran("A window needs the first tokens", tmp_path, monkeypatch)
+    tokens, found = names["tokens"], names["found"]
+    index = torch.arange(tokens.shape[1])
+    apart = index[:, None] - index
+    for name, hidden in (
+        ("as it is", apart < 0),
+        ("window 64", (apart < 0) | (apart >= 64)),
+        ("with 4 sinks", (apart < 0) | ((apart >= 64) & (index >= 4))),
+    ):
+        mask = torch.zeros(apart.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
+        with torch.no_grad():
+            logits = stock(tokens, attention_mask=mask[None, None]).logits[0, :-1]
+        losses = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")
+        # tokens 128 and later, in blocks of 32
+        expected = np.mean([block.mean() for block in losses[127:].split(32)])
+        assert_allclose(found["mean_loss"].sel(edit=name), expected, rtol=1e-5)
+
+
+def test_far_pairs_have_the_losses_of_transformers_that_rotates_by_them(
+    tmp_path, monkeypatch, stock
+):
+    """Interpolation by two, which transformers computes itself."""
+    _, names = ran("Far pairs that seem near", tmp_path, monkeypatch)
+    frequencies = stock.model.rotary_emb.inv_freq
+    tokens = torch.tensor([list(text) for text in names["texts"]])
+    found = names["found"]["mean_loss"]
+    for name, divisor in (("interpolation", 2), ("as it is", 1)):
+        stock.model.rotary_emb.inv_freq = frequencies / divisor
+        with torch.no_grad():
+            logits = stock(tokens).logits[:, :-1]
+        losses = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
+        length = names["length"]
+        for band, some in enumerate((losses[:, : length - 1], losses[:, length - 1 :])):
+            assert_allclose(found.sel(edit=name)[band], some.mean(), rtol=1e-4)

@@ -164,7 +164,7 @@ def test_positions_by_pair_have_no_base_that_could_be_another(scheme, monkeypatc
         with refused(rf"layer 1 \({scheme}\) gives every rotary pair its own position"):
             logits(model, iv.rescaled(model, 1, **change))
     for method in (iv.lm_infinite(model, 8), iv.infllm(model, 8), iv.yarn(model, 2.0, 8)):
-        with refused("has no distance to cap|by one position per token"):
+        with refused("has no distance to change|by one position per token"):
             logits(model, method)
     assert allowed_methods(as_decoder(model)) == ("plain", "interpolation")
     mixed = model_of(f"rope,{scheme},rope")
@@ -209,5 +209,5 @@ def test_a_bias_by_distance_of_another_package_is_extended_as_alibi(monkeypatch)
         changed = logits(far, method(far, 4))
         assert not torch.allclose(changed, logits(far))
         assert_close(changed, logits(alibi, method(alibi, 4)), **NEAR)
-    with refused("has no distance to cap"):
+    with refused("has no distance to change"):
         logits(term, iv.lm_infinite(term, 8))

@@ -75,6 +75,8 @@ FORWARD = {
     "yarn": lambda model: iv.yarn(model, 4.0, 8),
     "lm_infinite": lambda model: iv.lm_infinite(model, 6, 2),
     "infllm": lambda model: iv.infllm(model, 6),
+    "hidden keys": lambda model: iv.hidden_keys(model, lambda pair: pair.distance > 4, layers=1),
+    "distances": lambda model: iv.distances(model, lambda distance, pair: distance / 3, (2, 1)),
     "patching": lambda bridge: patching._named_shortly(as_decoder(bridge)),
 }
 SCHEMES = ("rope", "repo", "repo head", "repo layer")

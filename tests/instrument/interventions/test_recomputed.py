@@ -21,9 +21,11 @@ INTERVENTIONS = {
     "ablate_paths": partial(iv.ablate_paths, senders=(0, 1), receivers=[(1, 0), (2, 1)], into="queries"),
     "clipped": partial(iv.clipped, low=0.0, high=3.0),
     "copied": partial(iv.copied, source=2),
+    "distances": partial(iv.distances, function=lambda distance, pair: distance.clamp(max=3)),
     "exchanged_keys": partial(iv.exchanged_keys, orders={1: torch.arange(11, -1, -1).expand(2, -1)}),
     "frozen": iv.frozen,
     "hard_attention": iv.hard_attention,
+    "hidden_keys": partial(iv.hidden_keys, hidden=lambda pair: pair.distance > 3, heads=(1, 2)),
     "infllm": partial(iv.infllm, length=2),
     "interpolated": partial(iv.interpolated, factor=2.0),
     "linearised": iv.linearised,
@@ -35,6 +37,7 @@ INTERVENTIONS = {
     "rescaled": partial(iv.rescaled, layer=1, head=2, linear=3.0),
     "rounded": iv.rounded,
     "scaled": partial(iv.scaled, factor=0.5),
+    "scaled_values": partial(iv.scaled_values, factor=0.5, tokens=[0, 3]),
     "segmented": partial(iv.segmented, starts=[4, 9]),
     "set_positions": partial(iv.set_positions, layer=1, head=2, values=lambda z: 2 * z + 1),
     "shifted": partial(iv.shifted, by=9.0, tokens=[3, 4]),
@@ -44,9 +47,15 @@ INTERVENTIONS = {
     "transplanted": lambda model: iv.transplanted(model, iv.positions_of(model, TOKENS.flip(0))),
     "yarn": partial(iv.yarn, factor=4.0, training_length=8),
 }  # fmt: skip
-NO_CONTEXTS = {"Change", "PassContext", "Shift", "heads_with_positions", "positions_of"} | {
-    *("query_key_means", "get_act_patch_positions_all_pos", "get_act_patch_positions_by_pos")
-}
+NO_CONTEXTS = {
+    "Change",
+    "ModelEdit",
+    "PassContext",
+    "Shift",
+    "TokenPairs",
+    "heads_with_positions",
+    "positions_of",
+} | {*("query_key_means", "get_act_patch_positions_all_pos", "get_act_patch_positions_by_pos")}
 CROSSING = ("ablate_paths",)
 """Refused where a block is computed alone: their paths cross layers."""
 

@@ -352,6 +352,7 @@ def along_tokens(inputs, change, logits):
         },
         position_logits=inputs.position_logits and logits,
         read_residual=lambda: change(inputs.residual, -2),
+        read_values=lambda: change(inputs.values, -2),
     )
 
 

@@ -21,7 +21,7 @@ import repo_interp as ri
 from repo_interp.errors import Note
 from repo_interp.experiments.prompt_sets import cut, prompts_by_length, scoring_of
 from repo_interp.experiments.responses import forced_responses
-from repo_interp.interventions import extension, infllm, interpolated, lm_infinite, yarn
+from repo_interp.interventions import infllm, interpolated, lm_infinite, pair_distances, yarn
 from repo_interp.interventions.extension import METHODS, extended
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.decoder import as_decoder
@@ -135,7 +135,7 @@ def test_blocks_of_rows_are_the_whole_map_and_lm_infinite_makes_no_far_score(
     scheme, first, monkeypatch
 ):
     model, shapes = spread(scheme), []
-    monkeypatch.setattr(extension, "ROWS", 3)
+    monkeypatch.setattr(pair_distances, "ROWS", 3)
     with capped(model, 6, first), torch.no_grad():
         for attention in as_decoder(model).layers:
             attention.weigh = lambda scores, *rest, weigh=attention.weigh: (
@@ -155,12 +155,14 @@ def test_blocks_of_rows_are_the_whole_map_and_lm_infinite_makes_no_far_score(
 def test_lm_infinite_sees_the_mask_of_padded_prompts(monkeypatch):
     model, mask = repositioned("rope"), torch.ones_like(TOKENS)
     mask[1, 13:] = 0
-    monkeypatch.setattr(extension, "ROWS", 4)
+    monkeypatch.setattr(pair_distances, "ROWS", 4)
     with lm_infinite(model, 5, 2), torch.no_grad():
         both = model(TOKENS, attention_mask=mask).logits
         assert_close(both[1:, :13], model(TOKENS[1:, :13]).logits, **CLOSE)
-        with refused("pad prompts on the right"):
-            model(TOKENS, attention_mask=mask.flip(1))
+        left, index = mask.flip(1), (mask.flip(1).cumsum(1) - 1).clamp_min(0)
+        tokens = torch.cat([TOKENS[1:, 13:], TOKENS[1:, :13]], 1).expand(2, -1)
+        padded = model(tokens, attention_mask=left, position_ids=index).logits
+        assert_close(padded[1:, 7:], both[1:, :13], **CLOSE)
 
 
 @pytest.mark.parametrize("scheme", ["repo", "repo_alibi", "fire"])

@@ -75,11 +75,14 @@ def test_a_pair_turns_by_its_angle_and_what_does_not_rotate_is_content_alone(bri
             assert_allclose(parts[name], scale * expected.real, rtol=1e-4, atol=1e-5)
 
 
-def test_a_pattern_is_the_models_and_nan_where_a_key_is_not_seen(bridge):
+def test_a_pattern_is_the_models_and_0_where_a_key_is_not_seen(bridge):
     pattern = ri.attention_pattern(bridge, PROMPT, 1, 2)
     models = seen(bridge, "hook_pattern")[2].numpy()
-    assert_allclose(np.nan_to_num(pattern.values), models, atol=1e-5)
-    assert np.isnan(pattern.values[np.triu_indices(24, 1)]).all()
+    assert_allclose(pattern.values, models, atol=1e-5)
+    assert_allclose(pattern.sum("key"), 1, atol=1e-5)
+    upper = np.triu(np.ones((24, 24), bool), 1)
+    assert (pattern.values[upper] == 0).all()
+    assert (pattern["seen"].values == ~upper).all()
     assert pattern.dims == ("query", "key")
     of_layer = ri.attention_pattern(bridge, PROMPT, 1)
     assert of_layer.dims == ("head", "query", "key") and "head" not in of_layer.attrs
@@ -127,8 +130,38 @@ def test_the_figures_show_every_part_and_every_weight():
     pattern = ri.attention_pattern(bridge, PROMPT, 1, 2)
     np.testing.assert_array_equal(
         artist(ri.plots.attention_pattern(pattern), "pattern").get_array().filled(np.nan),
-        pattern.values,
+        pattern.where(pattern["seen"]).values,
     )
+
+
+def test_a_pattern_of_a_long_prompt_shows_what_a_window_hides():
+    bridge = ri.bridge(ri.reposition(tiny("gemma2"), "rope"))
+    prompt = torch.randint(3, 64, (1, 530), generator=torch.Generator().manual_seed(0))
+    pattern = ri.attention_pattern(bridge, prompt, 0, 1)  # a window of 8
+    _, cache = bridge.run_with_cache(prompt)
+    models = cache["blocks.0.attn.hook_pattern"][0, 1].detach().numpy()
+    assert_allclose(pattern.values, models, atol=1e-5)
+    assert pattern["seen"].sum("key").values.tolist() == [*range(1, 8), *[8] * 523]
+    assert ri.attention_pattern(bridge, prompt, 1, 1)["seen"].sum() == 530 * 531 / 2
+
+
+def test_a_pattern_of_packed_documents_is_that_of_each():
+    model = ri.reposition(tiny("llama"), "rope")
+    packed = ri.prompt(PROMPT, model, position_ids=[*range(10), *range(14)])
+    found = ri.attention_pattern(model, packed, 2, 3)
+    for some in (slice(0, 10), slice(10, 24)):
+        alone = ri.attention_pattern(model, PROMPT[some], 2, 3)
+        assert_allclose(found[some, some], alone, atol=1e-6)
+    assert not found["seen"][10:, :10].any() and not found[10:, :10].any()
+    jumping = ri.prompt(PROMPT, model, position_ids=[*range(10), *range(30, 44)])
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        ids, mask = torch.tensor([jumping.position_ids]), torch.ones(1, 24, dtype=torch.long)
+        given = {"position_ids": ids, "attention_mask": mask, "output_attentions": True}
+        expected = model(torch.tensor([PROMPT]), **given).attentions[2][0, 3]
+    assert_allclose(ri.attention_pattern(model, jumping, 2, 3), expected, atol=1e-6)
+    with refused("position ids"):
+        ri.explain_logit(model, packed, 2, 3, 9, 4)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +173,7 @@ def test_the_figures_show_every_part_and_every_weight():
         ((PROMPT, 0, 0, 20, 5), "no more than 7 earlier"),
         ((PROMPT, 0, None, 3, 2), "head is None; wanted a whole number"),
         ((PROMPT, 0, 0, -1, 0), "query is -1; wanted a whole number"),
-        ((PROMPT * 22, 0, 0), "the prompt has 528 tokens, and patterns are made of up to 512"),
+        ((PROMPT * 342, 0, 0), "has 8208 tokens, and patterns are made of up to 8192"),
         (([PROMPT, PROMPT], 0, 0), "one prompt was wanted; got 2"),
     ],
 )

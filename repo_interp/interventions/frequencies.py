@@ -1,0 +1,233 @@
+"""Rotate heads, layers or a whole model by other frequencies while a context lasts.
+
+    theta_r   <-   theta_r / s, theta'^(-r/n), YaRN's, NTK's, f_r theta_r, or function(theta)
+
+Each head, layer or rotary pair may have its own. Cosines and sines are scaled with YaRN's. Knows
+nothing about prompts beyond the training length (`extension`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Interval
+from torch import Tensor, nn
+
+from repo_interp.checkpoint_files.architectures import training_length
+from repo_interp.errors import InputError
+from repo_interp.interventions.replacing import (
+    Heads,
+    Layers,
+    choose_heads,
+    finite_positions,
+    number_of,
+)
+from repo_interp.models.attention import RepositionedAttention
+from repo_interp.models.decoder import as_decoder
+from repo_interp.models.lasting import intervention, model_edit, patch_attribute
+from repo_interp.models.layer_probe import differs_by_pair
+from repo_interp.positions.scaling import (
+    interpolate,
+    ntk_frequencies,
+    with_base,
+    yarn_attention_scaling,
+    yarn_frequencies,
+)
+from repo_interp.values import checked
+
+Factor = Annotated[float, Interval(ge=1e-9, le=1e9)]
+"""Divisors of distances."""
+_BY_BASE = ("yarn", "theta", "ntk")
+"""Changes that read theta_r as a rate of one position."""
+
+
+@model_edit
+def rescaled(
+    model: nn.Module,
+    layer: Layers = None,
+    head: int | None = None,
+    *,
+    heads: Heads = None,
+    yarn: float | None = None,
+    theta: float | None = None,
+    linear: float | None = None,
+    ntk: float | None = None,
+    factors: Sequence[float] | Tensor | None = None,
+    function: Callable[[Tensor], Tensor] | None = None,
+) -> Iterator[None]:
+    """Rotate heads, layers or the whole model by other frequencies while the context lasts.
+
+        with iv.rescaled(model, factors=[1.0] * 24 + [0.0] * 8):  # p-RoPE: no slow pairs
+
+    Args:
+        model: Repositioned model or bridge.
+        layer: One layer or several; None: all that rotate.
+        head: One head of one `layer`; None: all heads.
+        heads: (layer, head) pairs, in place of `layer` and `head`.
+        yarn: Factor of YaRN, from the model's training length.
+        theta: Another base, theta_r = theta^(-r/n) of n pairs.
+        linear: Factor of position interpolation.
+        ntk: Factor of NTK-aware scaling (`positions.scaling.ntk_frequencies`).
+        factors: One number per pair, the fastest pair first as in `inv_freq`; 0 stops the pair.
+        function: New frequencies [pair] in radians per position, given the present ones.
+
+    Yields:
+        None.
+
+    Raises:
+        InputError: Not exactly one change was given, a layer or the model does not rotate, or by
+            a position of each pair, which has no base; the change leaves all frequencies as they
+            are; the model lacks a head; or the frequencies are not finite or not one per pair.
+    """
+    named: dict[str, Any] = {"yarn": yarn, "theta": theta, "linear": linear, "ntk": ntk}
+    given = {
+        name: value
+        # 0 is a value too, refused below, and a tensor has no truth value
+        for name, value in (*named.items(), ("factors", factors), ("function", function))
+        if value is not None
+    }
+    if len(given) != 1:
+        raise InputError(
+            f"one of {', '.join(named)}, factors and function was wanted; got "
+            f"{', '.join(given) or 'none'}"
+        )
+    name: str
+    value: Any
+    ((name, value),) = given.items()
+    if name in named:
+        value = checked(value, Factor, "the factor of an extension")
+    if head is not None:
+        several = isinstance(layer, Sequence) or isinstance(head, Sequence)
+        if heads is not None or layer is None or several:
+            raise InputError("a head of one layer was wanted; give heads=[(layer, head), ...]")
+        heads, layer = [(layer, number_of(head, "a head"))], None  # pyright: ignore[reportAssignmentType]
+    decoder = as_decoder(model)
+    by_base = name in _BY_BASE
+    rotating = [
+        attention.layer_idx
+        for attention in decoder.layers
+        if rotates(attention) and not (by_base and differs_by_pair(attention))
+    ]
+    if heads is None and layer is None and not rotating:
+        schemes = ", ".join(dict.fromkeys(decoder.schemes))
+        how = " by one position for all pairs of a token" if by_base else ""
+        raise InputError(f"no layer of this model ({schemes}) rotates{how}; choose another model")
+    chosen = choose_heads(decoder, heads, layer, rotating)
+    scaling = yarn_attention_scaling(value) if name == "yarn" else 1.0
+    same = name in named and value != 1 and scaling == 1.0
+    with intervention(decoder) as undo:
+        for attention in decoder.attentions(chosen):
+            require_rotation(attention)
+            if by_base and differs_by_pair(attention):
+                raise InputError(
+                    f"layer {attention.layer_idx} ({attention.scheme}) gives every rotary pair its "
+                    f"own position, so it has no frequencies of a base for {name} to change; give "
+                    "linear, factors or a function"
+                )
+            before = attention.frequencies
+            change = partial(_changed_frequencies, attention, name, value)
+            some = None if heads is None else chosen[attention.layer_idx]
+            retune(undo, attention, change, scaling, some)
+            now = attention.frequencies
+            same = same and torch.equal(now, before.expand_as(now))
+        if same:
+            raise InputError(
+                f"{name}={value:g} changes nothing: the frequencies of "
+                f"{', '.join(dict.fromkeys(decoder.schemes))} stay as they are; leave it out"
+            )
+        yield
+
+
+def rotates(attention: RepositionedAttention) -> bool:
+    """Tell whether a layer rotates by positions.
+
+    Args:
+        attention: A layer.
+
+    Returns:
+        Whether it has frequencies and assigns positions.
+    """
+    return attention.frequencies is not None and attention.assigner is not None
+
+
+def require_rotation(attention: RepositionedAttention) -> None:
+    """Refuse a layer that does not rotate.
+
+    Args:
+        attention: A layer.
+
+    Raises:
+        InputError: Its scheme rotates nothing.
+    """
+    if not rotates(attention):
+        raise InputError(
+            f"layer {attention.layer_idx} ({attention.scheme}) does not rotate, so it has no "
+            "frequencies to change"
+        )
+
+
+def _changed_frequencies(
+    attention: RepositionedAttention, name: str, value: Any, frequencies: Tensor
+) -> Tensor:
+    changes: Mapping[str, Callable[[], Any]] = {
+        "yarn": lambda: yarn_frequencies(frequencies, value, training_length(attention.config)),
+        "linear": lambda: interpolate(frequencies, value),
+        "theta": lambda: with_base(frequencies, attention.rotation.unscaled.to(frequencies), value),
+        "ntk": lambda: ntk_frequencies(frequencies, value),
+        "factors": lambda: value,
+        "function": lambda: value(frequencies),
+    }
+    new = finite_positions(
+        changes[name](), frequencies, f"the {name} of layer {attention.layer_idx}"
+    )
+    count, rotating = len(frequencies), int((attention.rotation.frequencies != 0).sum())
+    if new.ndim != 1 or len(new) not in (count, rotating):
+        raise InputError(
+            f"the {name} of layer {attention.layer_idx} are {list(new.shape)}; wanted one number "
+            f"for each of {rotating} pairs"
+        )
+    # Pairs beyond those that rotate have the frequency 0, and keep it.
+    new = torch.nn.functional.pad(new.to(frequencies), (0, count - len(new)))
+    return frequencies * new if name == "factors" else new
+
+
+def retune(
+    undo: ExitStack,
+    attention: RepositionedAttention,
+    change: Callable[[Tensor], Tensor],
+    scaling: float,
+    heads: frozenset[int] | None = None,
+) -> None:
+    """Change the frequencies of heads, and scale their attention scaling.
+
+    Args:
+        undo: Takes the callbacks that undo this.
+        attention: The layer.
+        change: Maps frequencies [component] to new ones.
+        scaling: Factor of cosines and sines.
+        heads: Numbers of heads; None: all.
+    """
+
+    def changed(present: Tensor) -> Tensor:
+        if present.ndim == 1 and heads is None:
+            return change(present)
+        # [head, 1, component], the form in which `rotate` takes frequencies that differ by head
+        by_head = present.expand(attention.heads, 1, -1)
+        return torch.stack(
+            [
+                change(row[0]) if heads is None or number in heads else row[0]
+                for number, row in enumerate(by_head)
+            ]
+        )[:, None]
+
+    factors: Any = attention.rotation.by_pair(scaling)
+    if heads is not None:
+        sizes = attention.heads, 1, attention.d_head // 2
+        of_heads, factors = factors, torch.ones(sizes, dtype=torch.float32)
+        factors[sorted(heads)] = of_heads
+    patch_attribute(undo, attention, "frequencies", changed)
+    patch_attribute(undo, attention, "attention_scaling", lambda present: present * factors)

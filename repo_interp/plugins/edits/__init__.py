@@ -1,0 +1,1 @@
+"""What edits of a model cost: the loss of every token, with and without them."""

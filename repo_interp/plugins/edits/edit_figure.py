@@ -1,0 +1,85 @@
+"""What edits cost, as a figure: a row an edit, a mark a band.
+
+    dot           change of the loss by the edit, with its 95 % interval
+    hollow dot    the same of its control
+
+Draws what `ri.try_edits` returns. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.lines import Line2D
+
+from repo_interp.errors import InputError, quoted
+from repo_interp.plots.marks import legend_below
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_APART = 0.62
+"""Height of the marks of one edit; a row is 1 high."""
+
+
+@style()
+def edit_costs(found: xr.Dataset) -> PaperFigure:
+    """Draw the change of the loss by edits, and by their controls.
+
+    Args:
+        found: What `ri.try_edits` returns.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: `found` is not such a dataset.
+    """
+    if not isinstance(found, xr.Dataset) or not {"change", "change_low", "mean_loss"} <= set(found):
+        raise InputError(f"costs of edits are what ri.try_edits returns; got {quoted(found)}")
+    plain, names = str(found["edit"].values[0]), found["edit"].values[1:]
+    bands = found["band"].values
+    figure = paper_figure(PAGE_WIDTH, 1.0 + 0.15 * len(names) * max(2, len(bands)))
+    ax = figure.subplots()
+    steps = _APART * (np.arange(len(bands)) - (len(bands) - 1) / 2) / max(2, len(bands))
+    handles: list[Line2D] = []
+    for place, (band, step) in enumerate(zip(bands, steps, strict=True)):
+        colour = _COLOURS[place % len(_COLOURS)]
+        of_plain = float(found["mean_loss"].sel(edit=plain, band=band))
+        for kind, face in (("control_change", "white"), ("change", colour)):
+            if kind not in found:
+                continue
+            values, low, high = (
+                found[f"{kind}{end}"].sel(edit=names, band=band).values
+                for end in ("", "_low", "_high")
+            )
+            marks = ax.errorbar(
+                values,
+                np.arange(len(names)) + step,
+                # A single unit has no interval
+                xerr=np.nan_to_num(np.stack([values - low, high - values])),
+                fmt="o",
+                color=colour,
+                markerfacecolor=face,
+                markersize=3.6,
+                elinewidth=0.9,
+            )
+            marks[0].set_gid(f"{kind} {band}")
+        label = f"{'answer' if band == 'answer' else f'tokens {band}'}: {of_plain:.2f} {plain}"
+        handles.append(Line2D([], [], marker="o", linestyle="", color=colour, label=label))
+    ax.axvline(0, color="#333333", linewidth=0.6)
+    ax.set_yticks(range(len(names)), [str(name) for name in names])
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlabel(f"change of the loss (nats), with 95 % intervals over {found.attrs['unit']}")
+    if "control_change" in found:
+        look: dict[str, Any] = {
+            "marker": "o",
+            "linestyle": "",
+            "color": "#333333",
+            "markerfacecolor": "white",
+        }
+        handles.append(Line2D([], [], **look, label="the edit's control"))
+    legend_below(figure, handles, length=1.0)
+    return figure

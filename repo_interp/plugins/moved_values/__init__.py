@@ -1,0 +1,1 @@
+"""What attention moves: norms of values, and an edit of them."""
