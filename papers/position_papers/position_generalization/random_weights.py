@@ -154,7 +154,7 @@ def r_by_length(means: xr.Dataset) -> PaperFigure:
     lengths = means["length"].values
     with style():
         figure = paper_figure(PAGE_WIDTH, 2.3)
-        axes = figure.subplots(1, means.sizes["text"], sharey=True)
+        axes, lines = figure.subplots(1, means.sizes["text"], sharey=True), []
         for ax, text in zip(axes, means["text"].values, strict=True):
             shown = means["r"].sel(text=text).transpose("layer", "length")
             lines = [

@@ -129,7 +129,7 @@ def of_many_pairs(by_distance: ByDistance) -> ByDistance:
         Without distance 0, a token with itself, and without the last n / 16 distances: means over
         few pairs, such as the one of the last token and the first, would set the scale.
     """
-    at = by_distance["distance"].values
+    at = np.asarray(by_distance["distance"])
     # `default`: a prompt of one token has distance 0 alone
     last = at.max(initial=0) - len(at) // FEW_PAIRS
     return by_distance.sel(distance=slice(1, last))
