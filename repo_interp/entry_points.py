@@ -80,6 +80,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "stability": "repo_interp.plugins.distance.view:STABILITY",
         "symbols": "repo_interp.plugins.distance.view:SYMBOLS",
         "octaves": "repo_interp.plugins.distance.view:OCTAVES",
+        "value_norms": "repo_interp.plugins.moved_values.view:VIEW",
         "activations": "repo_interp.plugins.distance.view:ACTIVATIONS",
         "gates": "repo_interp.plugins.cope.view:VIEW",
         "segments": "repo_interp.plugins.segments.view:VIEW",

@@ -110,4 +110,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     # Functions alone: a reader looks for what can be done
-    return sorted(name for name in __all__ if name[0].islower())
+    return sorted({name for name in (*__all__, *_edits()) if name[0].islower()})

@@ -113,7 +113,7 @@ def pages(tmp_path_factory, rope) -> Path:
     directory = tmp_path_factory.mktemp("pages")
     with without_pictures(), pytest.MonkeyPatch.context() as none_found:
         # pages without any, but where a test is about them
-        none_found.setattr(report, "findings", lambda run: [])
+        none_found.setattr(report, "findings", lambda *_: [])
         report_page(small_run(), directory / "small.html")
         report_page(word_run(), directory / "words.html")
         report_page(
@@ -150,7 +150,7 @@ def pages(tmp_path_factory, rope) -> Path:
         # so that the test may look into it
         (directory / "framed.html").write_text(framed.replace("sandbox=", "data-sandbox="))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(report, "findings", lambda run: FOUND)
+            patch.setattr(report, "findings", lambda *_: FOUND)
             report_page(small_run(), directory / "found.html")
         assert not write_report(
             ri.compare(sides), directory / "compared.html", directory / "figures"
@@ -799,7 +799,7 @@ def long_prompts(pages) -> xr.DataTree:
         induction = Finding(
             "Induction heads: L1 H2.", "above .1", 0.9, "atlas", 1, 2, variable="induction"
         )
-        patch.setattr(report, "findings", lambda run: [induction])
+        patch.setattr(report, "findings", lambda *_: [induction])
         report_page(run, pages / "induction.html")
     return run
 

@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from repo_interp.measures.kernels.seen_pairs import once
+
 COUNTS = 4
 """Resolution in tokens up to which a row counts them."""
 ORDERED = 0.8
@@ -58,15 +60,16 @@ def order_by_distance(
     Returns:
         Orders from -1 to 1, float64; NaN where no pair stands so far apart.
     """
-    count = values.shape[-1]
+    count, given = values.shape[-1], present
     values, present, _ = torch.broadcast_tensors(values, present, equal)
     held = distances[: int(np.searchsorted(distances, count))]
     found = values.new_full((*values.shape[:-1], len(distances)), torch.nan, dtype=torch.float64)
     # All distances of a short text in one step: an accelerator waits for every small one
     at_once = max(1, AT_ONCE // max(1, values.numel()))
     for first in range(0, len(held), at_once):
-        apart = torch.as_tensor(held[first : first + at_once], device=values.device)[:, None]
-        later = torch.arange(count, device=values.device) + apart
+        some = held[first : first + at_once]
+        # All layers of a pass share their mask, so what is copied to a device is copied once
+        later = once(("later", *some), lambda some=some: _later(count, some, values.device), given)
         places = later.clamp_max(count - 1)
         # Present numbers stand first, so where the later one is present the earlier one is
         pairs = present[..., places] & (later < count)
@@ -74,8 +77,16 @@ def order_by_distance(
         told = (step > equal[..., None]).double() - (step < -equal[..., None]).double()
         # No number, no order; beyond the present numbers nothing counts
         told = told.masked_fill_(step != step, torch.nan).masked_fill_(~pairs, 0)
-        found[..., first : first + len(apart)] = told.sum(-1) / pairs.sum(-1)
+        found[..., first : first + len(some)] = told.sum(-1) / pairs.sum(-1)
     return found
+
+
+def _later(
+    count: int, distances: Int[np.ndarray, " distance"], device: torch.device
+) -> Int[Tensor, "distance token"]:
+    """The places that stand so far behind each place."""
+    apart = torch.as_tensor(distances, device=device)[:, None]
+    return torch.arange(count, device=device) + apart
 
 
 @dataclass(frozen=True)
@@ -143,12 +154,21 @@ def told_by(
     held = (longest > DISTANCES) & ((longest >= FEWEST * DISTANCES) | np.isin(DISTANCES, DOUBLING))
     order = order_by_distance(values, present, DISTANCES[held], equal)
     lengths = np.asarray(tokens)[:, None, None]
-    tells = torch.as_tensor(lengths >= FEWEST * DISTANCES[held], device=order.device)
-    spans = torch.as_tensor((lengths - 1) // DISTANCES[held], device=order.device)
+    tells, spans, places, doubling = once(
+        ("told_by", *tokens),
+        lambda: [
+            torch.as_tensor(array, device=order.device)
+            for array in (
+                lengths >= FEWEST * DISTANCES[held],
+                (lengths - 1) // DISTANCES[held],
+                np.flatnonzero(held),
+                np.flatnonzero(np.isin(DISTANCES[held], DOUBLING)),
+            )
+        ],
+        present,
+    )
     known = tells & (order == order)
     parts = [order.nan_to_num() * known, (order > 0) & known, known, spans * known]
     sums = order.new_zeros((len(parts), order.shape[1], len(DISTANCES)))
-    sums[..., torch.as_tensor(np.flatnonzero(held), device=order.device)] = torch.stack(
-        [part.double().sum(0) for part in parts]
-    )
-    return order[..., np.flatnonzero(np.isin(DISTANCES[held], DOUBLING))], sums
+    sums[..., places] = torch.stack([part.double().sum(0) for part in parts])
+    return order[..., doubling], sums

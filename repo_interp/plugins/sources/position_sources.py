@@ -151,8 +151,10 @@ class PositionSources(SegmentMeasure):
             if inputs.gate_features is None:  # gates that rise with the token index tell no order
                 # Of all tokens, as in `patterns`; the index has no rounding
                 rows = torch.from_numpy(known.astype(float))
-                equal = equal_within(rows) if inputs.learned else torch.zeros(1, 1)
-                whole = torch.ones((1, 1, len(tokens)), dtype=torch.bool)
+                equal = (
+                    equal_within(rows) if inputs.learned else torch.zeros(1, 1, device=rows.device)
+                )
+                whole = torch.ones((1, 1, len(tokens)), dtype=torch.bool, device=rows.device)
                 sums = told_by(rows[None], whole, np.array([len(tokens)]), equal)[1].numpy()
             # From 1: the first token has no previous one. Drawn by content, so batches play no part
             index = 1 + np.sort(np.random.default_rng(content).permutation(len(tokens) - 1)[:count])

@@ -227,7 +227,7 @@ def test_one_text_and_documents_can_be_said(tmp_path):
 
 def test_defaults_leave_out_what_takes_all_tokens_for_one_text():
     with (
-        pytest.warns(Note, match="left out, since they take all tokens.*components, three_axis"),
+        pytest.warns(Note, match="left out, since they take all tokens.*components"),
         pytest.warns(Note, match="without experiments"),
     ):
         run = ri.analyze(decoder(), Prompt(TOKENS, position_ids=PACKED))

@@ -199,7 +199,7 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     """On a checkpoint that ships, and beside the run that `make figures` leaves; what `make
     analyze` calls is tested as its default.
 
-    Not `explore`, which waits for its page (tests/browser/test_explorer.py).
+    Not `explore`, which waits for its page (tests/browser/test_explorer.py), and not `fetch`.
     """
     readme = DOCS.parent / "README.md"
     monkeypatch.chdir(tmp_path)
@@ -207,7 +207,9 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
     assert main(first.split()) == 0
     prompts = ri.tasks.make_task("reversal").prompts(2, test_set="5")
     ri.write_prompts(prompts, tmp_path / "prompts.jsonl")
-    lines = re.findall("^repo-interp (?!explore).*$", "".join(blocks(readme, "")), re.MULTILINE)
+    lines = re.findall(
+        "^repo-interp (?!explore|fetch).*$", "".join(blocks(readme, "")), re.MULTILINE
+    )
     assert len(lines) >= 3
     for line in lines:
         # a network, and minutes

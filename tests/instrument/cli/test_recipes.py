@@ -60,7 +60,7 @@ def test_every_recipe_is_short_and_has_its_output():
 @pytest.mark.parametrize("title", [*CODE][5:7] + [*CODE][8:10] + [*CODE][15:18] + [*CODE][19:])
 def test_a_recipe_runs(title, tmp_path, monkeypatch):
     printed, _ = ran(title, tmp_path, monkeypatch)
-    assert len(printed.splitlines()) >= 3
+    assert len(printed.splitlines()) >= 2
 
 
 def test_norms_of_pairs_are_those_of_the_stock_projections(stock, tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
     )
     assert main([*words.split(), f"{tmp_path}/p.jsonl", "--out", f"{tmp_path}/out"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "experiments perturbation, which run the model 10 more times" in said
+    assert "experiments perturbation (10 more passes)" in said
     group = ri.read_run(tmp_path / "out")["perturbation"]
     assert group.attrs["metric"] == "log perplexity" and group.attrs["higher_is_better"] == "False"
     assert_allclose(group["task_score"], group["log_perplexity"], rtol=1e-6)

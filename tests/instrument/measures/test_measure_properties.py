@@ -108,6 +108,8 @@ DIFFERS: dict[str, dict[str, dict[str, Callable[[xr.DataArray], xr.DataArray] | 
     "duplication": {
         "components": {"distance_pairs": lambda pairs: 2 * pairs},
         **{name: dict.fromkeys(variables) for name, variables in BY_NUMBER.items()},
+        # twice as many texts hold twice as many spans, and so judge longer distances
+        "patterns": dict.fromkeys(("order_told", "order_prompts", "resolution", "counts_tokens")),
     },
     # over all layers, or of the layer that sees most
     "layers": {
@@ -230,7 +232,9 @@ def whole(name):
 def test_something_is_measured(whole):
     """Else the tests below compare NaN with NaN."""
     for name, values in whole.data_vars.items():
-        if name == "reach":  # of no head here; test_fake_distance has one
+        # Of no head here: test_fake_distance has a reach. Nulls of more tokens than these prompts
+        # have are in test_position_sources
+        if name in ("reach", "alone_null", "segments_ahead_null"):
             continue
         assert values.size and bool(values.notnull().any()), name
 

@@ -188,7 +188,10 @@ def test_a_finding_needs_a_clear_difference_and_names_the_tokens_that_lose_most(
     about = f"{int(run['kinds']['heads'].sel(kind=kind))} heads whose positions"
     clear = edited(run, kind, change=own, controls=others, difference=(0.35, 0.34, 0.36))
     (sentence,) = sentences(clear, about)
-    assert "costs 0.400 nats (95 %: 0.390" in sentence and "other heads 0.0500" in sentence
+    assert (
+        "changes the loss by 0.400 nats (95 %: 0.390" in sentence
+        and "other heads 0.0500" in sentence
+    )
     assert "on copies 3.5" in sentence
     less = edited(run, kind, 0, change=others, controls=own, difference=(-0.35, -0.36, -0.34))
     assert "on copies" not in sentences(less, about)[0]

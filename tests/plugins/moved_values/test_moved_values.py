@@ -5,6 +5,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from families import TOKENS, repositioned, tiny
 from numpy.testing import assert_allclose
 from refusals import refused
@@ -12,6 +13,7 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp import interventions as iv
+from repo_interp.plugins.moved_values.view import VIEW
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -55,6 +57,26 @@ def test_norms_are_those_of_transformers_attentions_and_values(family):
         }
         for name, value in expected.items():
             assert_allclose(found[name].sel(prompt=number), value, **CLOSE)
+
+
+@pytest.mark.parametrize(("value", "said"), [(0.2, 1), (0.9, 0)])
+def test_a_first_token_that_is_looked_at_and_moves_little_is_a_finding(value, said):
+    parts = {"first_weight": 0.8, "first_value": value, "first_moved": 0.3, "output": 0.5}
+    group = xr.Dataset(
+        {
+            name: (("prompt", "layer", "head"), np.full((2, 1, 2), part))
+            for name, part in parts.items()
+        },
+        {"layer": [3], "head": [0, 1]},
+    )
+    found = list(VIEW.findings(xr.DataTree.from_dict({"value_norms": group})))
+    assert len(found) == said
+    if found:
+        assert found[0].sentence == (
+            "Of 2 heads that give most attention to the first token, 2 find a small value there: 0.20 "
+            "of the median of other tokens, so that it is 30 % of what they move"
+        )
+        assert (found[0].layer, found[0].head) == (3, 0)
 
 
 def test_of_packed_documents_the_first_token_is_that_of_each():
