@@ -270,8 +270,11 @@ def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
     of = f"{title}, mean over {positions.sizes['prompt']} prompts"
     hint = text_of(browser, "section[aria-label=Heads] .hint")
     assert hint.startswith(f"Color and number of a head: {of}.")
-    mean, drawn = browser.run("document.querySelector('.tile').title").split(". Drawn: ")
-    assert mean.endswith(f"{of}: {text_of(browser, '.tile .tile-score')}")
+    # Of layer 5, whose positions are learned; those of layer 0 are the token index
+    last = "[...document.querySelectorAll('.tile')].at(-1)"
+    mean, drawn = browser.run(f"{last}.title").split(". Drawn: ")
+    score = browser.run(f"{last}.querySelector('.tile-score').textContent")
+    assert mean.endswith(f"{of}: {score}")
     assert drawn.startswith("the chosen prompt")
     before = shown_heads(browser)
     wanted = next(head for head in reversed(tiles(browser)) if head not in before)
