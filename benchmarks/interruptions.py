@@ -40,7 +40,7 @@ import numpy as np
 from forked import Forked, say
 
 from benchmarks.running import Row, row
-from repo_interp.files import LEFT_BEHIND, digest_of
+from repo_interp.storage.files import LEFT_BEHIND, digest_of
 
 Work = str | Callable[[], int]
 """A command, or a function that returns an exit code."""
@@ -316,10 +316,10 @@ def files(directory: Path, clocked: tuple[str, ...] = ()) -> dict[str, str]:
 def resumed() -> int:
     """Analyse here; every batch and every point of the experiment is kept at once."""
     import repo_interp as ri
-    from repo_interp import processes
     from repo_interp.analysis.score import task_of
+    from repo_interp.checkpoint_files.shipped import zoo_path
     from repo_interp.plugins.causes.saliency import Saliency
-    from repo_interp.shipped import zoo_path
+    from repo_interp.runtime import processes
 
     with processes.together():
         bridge = ri.zoo("niah/repo")

@@ -512,7 +512,7 @@ def _directory(subject: str, folder: str) -> str:
     """
     from benchmarks.shapes import checkpoint_of
     from repo_interp.checkpoint_files.fetched import fetched_directory
-    from repo_interp.shipped import zoo_path
+    from repo_interp.checkpoint_files.shipped import zoo_path
 
     with suppress(InputError):
         if found := fetched_directory(subject):

@@ -27,7 +27,7 @@ from typing import Any
 from lazy_loader import attach_stub
 
 from repo_interp import moved_modules
-from repo_interp.collection import collection_paused
+from repo_interp.runtime.collection import collection_paused
 
 __version__ = "0.1.0"
 moved_modules.install()

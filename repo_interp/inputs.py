@@ -23,10 +23,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.errors import InputError
-from repo_interp.memory import CORE, memory_for
 from repo_interp.positions.layouts import SCHEMES
 from repo_interp.positions.logits import cap_logits
 from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
+from repo_interp.runtime.memory import CORE, memory_for
 
 Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 """Named sets of tokens: a mask over the tokens of the batch's prompts by name."""

@@ -25,8 +25,8 @@ import numpy as np
 import xarray as xr
 
 from repo_interp.errors import InputError, one_line, quoted
-from repo_interp.files import file_to_write, path_of, replace_whole, sealed, unsealed
 from repo_interp.positions.layouts import LEARNED
+from repo_interp.storage.files import file_to_write, path_of, replace_whole, sealed, unsealed
 from repo_interp.values import shortened
 
 TABLES = ("atlas.csv", "atlas.parquet")
@@ -312,7 +312,7 @@ def netcdf_of(content: bytes, file: Path) -> xr.DataTree:
             than numbers and texts.
     """
     # Imported here: h5py takes 11 MB, and an analysis in memory needs no file
-    from repo_interp.plain_hdf5 import FileContent, require_plain
+    from repo_interp.storage.plain_hdf5 import FileContent, require_plain
 
     try:
         require_plain(content)

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from places import OFFICIAL
 
-from repo_interp.files import cache_directory
+from repo_interp.storage.files import cache_directory
 
 # A shell's background job ignores Ctrl-C, and so would the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from repo_interp import shipped
+from repo_interp.checkpoint_files import shipped
 
 REGISTRY = "registry.csv"
 _PACKAGE = Path(__file__).parent

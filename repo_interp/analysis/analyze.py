@@ -25,7 +25,6 @@ import torch
 import xarray as xr
 from torch import nn
 
-from repo_interp import processes
 from repo_interp.analysis.batches import LabelledPrompts
 from repo_interp.analysis.coercion import Prompts
 from repo_interp.analysis.computed import store_of
@@ -40,18 +39,19 @@ from repo_interp.analysis.notes import (
     run_notes,
 )
 from repo_interp.analysis.stored_statistics import BATCHES
-from repo_interp.console import Console
 from repo_interp.entry_points import EXPERIMENTS, called
 from repo_interp.errors import InputError, NotFinite, warn
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import Measure, Statistics, accumulate, merge
 from repo_interp.models.lasting import at_rest
-from repo_interp.processes import from_first
-from repo_interp.progress import steps
+from repo_interp.models.side_by_side import BatchSize
 from repo_interp.run import KEPT, checked_group, make_run, require_name
-from repo_interp.side_by_side import BatchSize
-from repo_interp.store import Progress, Store
+from repo_interp.runtime import processes
+from repo_interp.runtime.console import Console
+from repo_interp.runtime.processes import from_first
+from repo_interp.runtime.progress import steps
+from repo_interp.storage.store import Progress, Store
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Task
 from repo_interp.values import PositiveOrZero, checked

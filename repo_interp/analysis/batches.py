@@ -20,11 +20,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from repo_interp import side_by_side
 from repo_interp.inputs import Spans
 from repo_interp.measures.labels import described, described_group
 from repo_interp.measures.statistics import Measure
-from repo_interp.side_by_side import BatchSize
+from repo_interp.models import side_by_side
+from repo_interp.models.side_by_side import BatchSize
 from repo_interp.tasks.prompt import Prompt, copies_next
 from repo_interp.tasks.prompt.structure import prompt_structure
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from repo_interp.files import path_of
 from repo_interp.models.capture import decode
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.provenance import identity
 from repo_interp.run import versions
-from repo_interp.store import Store
+from repo_interp.storage.files import path_of
+from repo_interp.storage.store import Store
 from repo_interp.tasks.prompt import Prompt
 
 

@@ -32,7 +32,6 @@ from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, VIEWS, called
 from repo_interp.errors import InputError, one_line, quoted
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.experiment_catalogue import experiments_named, planned
-from repo_interp.failures import is_out_of_memory
 from repo_interp.inputs import AttentionInputs
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import parameter_attributes
@@ -51,8 +50,9 @@ from repo_interp.models.lasting import require_weights
 from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import observable
+from repo_interp.models.side_by_side import BatchSize
 from repo_interp.run import KEPT, checked_group, require_name, versions, with_schemes
-from repo_interp.side_by_side import BatchSize
+from repo_interp.runtime.failures import is_out_of_memory
 from repo_interp.tasks.prompt import NEXT, Prompt, copies_next, main_span
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import Task

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from repo_interp import processes
 from repo_interp.errors import InputError
-from repo_interp.memory import machine_memory
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.feed_forward import block_of
 from repo_interp.models.pass_limits import bytes_per_token
-from repo_interp.side_by_side import SideBySide
+from repo_interp.models.side_by_side import SideBySide
+from repo_interp.runtime import processes
+from repo_interp.runtime.memory import machine_memory
 
 _BYTES_PER_TOKEN = 150
 """Of a prompt: its token as a number and as text."""

@@ -28,9 +28,10 @@ from typing import Any, Literal
 
 import xarray as xr
 
-from repo_interp import processes
 from repo_interp.errors import InputError, Taken, Unfinished
-from repo_interp.files import (
+from repo_interp.run import TABLES, write_run
+from repo_interp.runtime import processes
+from repo_interp.storage.files import (
     LOCK,
     Claim,
     claim,
@@ -40,7 +41,6 @@ from repo_interp.files import (
     require_writable,
     write_text,
 )
-from repo_interp.run import TABLES, write_run
 
 RUN, COMPARISON = "run.nc", "compare.nc"
 """Data files of the two kinds of results."""

@@ -30,8 +30,8 @@ from repo_interp.experiments.test_set_scores import Cost, sets_named, task_score
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.provenance import identity
+from repo_interp.models.side_by_side import BatchSize
 from repo_interp.run import make_run, versions
-from repo_interp.side_by_side import BatchSize
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.few_shot_text import few_shot_prompts, few_shot_questions, following
 from repo_interp.tasks.harness import harness_documents

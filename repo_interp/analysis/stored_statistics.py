@@ -13,7 +13,7 @@ from repo_interp.analysis.faults import Fault
 from repo_interp.errors import as_input_errors
 from repo_interp.measures.statistics import STATISTICS, Statistics
 from repo_interp.run import read_netcdf, write_netcdf
-from repo_interp.store import Form
+from repo_interp.storage.store import Form
 
 
 def _write(results: Mapping[str, Statistics | Fault], file: Path) -> None:

@@ -15,9 +15,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from repo_interp.checkpoint_files.shipped import training_record
 from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError, one_line
-from repo_interp.shipped import training_record
 from repo_interp.tasks import Task, make_task, recorded_task
 
 RECORD = "training.toml"

@@ -15,7 +15,7 @@ from typing import Any
 from repo_interp.checkpoint_files.transformers_source import decoders, rope_types
 from repo_interp.errors import InputError
 from repo_interp.positions.layouts import NO_ATTENTION
-from repo_interp.records import abbreviate
+from repo_interp.storage.records import abbreviate
 
 # transformers lists these as causal models, since a setting (is_decoder) makes decoders of them.
 _ENCODERS = (

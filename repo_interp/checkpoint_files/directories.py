@@ -20,10 +20,10 @@ from typing import Any
 
 from repo_interp.checkpoint_files.fetched import PACKAGED, fetched_directory
 from repo_interp.checkpoint_files.readers import converted, reader_for
+from repo_interp.checkpoint_files.shipped import means_zoo, zoo_path
 from repo_interp.errors import InputError, as_input_errors, nearest, one_line
-from repo_interp.files import path_of, regular
-from repo_interp.records import require_no_code
-from repo_interp.shipped import means_zoo, zoo_path
+from repo_interp.storage.files import path_of, regular
+from repo_interp.storage.records import require_no_code
 
 FETCHED = ("*.json", "*.safetensors", "*.model", "merges.txt")
 """Files that are downloaded from a hub repository: none that could be run."""

@@ -17,9 +17,9 @@ from pathlib import Path
 from repo_interp.checkpoint_files.readers import version_of, write_converted
 from repo_interp.checkpoint_files.stored import is_complete
 from repo_interp.errors import InputError
-from repo_interp.files import cache_directory
-from repo_interp.records import require_no_code
-from repo_interp.wheels import Wheel, download, require_digest
+from repo_interp.storage.files import cache_directory
+from repo_interp.storage.records import require_no_code
+from repo_interp.storage.wheels import Wheel, download, require_digest
 
 
 @dataclass(frozen=True)

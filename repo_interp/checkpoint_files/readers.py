@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from repo_interp.checkpoint_files.stored import is_complete
 from repo_interp.entry_points import READERS, find, names
 from repo_interp.errors import InputError, one_line
-from repo_interp.files import cache_directory, digest_of, remove, replace_whole
+from repo_interp.storage.files import cache_directory, digest_of, remove, replace_whole
 
 if TYPE_CHECKING:
     from torch import Tensor

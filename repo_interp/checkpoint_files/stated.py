@@ -33,12 +33,12 @@ from repo_interp.checkpoint_files.fetched import fetched_directory
 from repo_interp.checkpoint_files.fields import LAYER_TYPES, Base, Fields
 from repo_interp.checkpoint_files.options import scheme_options
 from repo_interp.checkpoint_files.released import released_layout
+from repo_interp.checkpoint_files.shipped import means_zoo, shipped_directories, zoo_path
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.checkpoint_files.transformers_source import class_defaults
 from repo_interp.errors import InputError, as_input_errors, nearest, one_line, warn
 from repo_interp.positions.layouts import NO_ATTENTION, scheme_names
-from repo_interp.records import abbreviate, read_json, validate
-from repo_interp.shipped import means_zoo, shipped_directories, zoo_path
+from repo_interp.storage.records import abbreviate, read_json, validate
 
 OURS = "repo_interp"
 HUGGING_FACE = "hugging face"

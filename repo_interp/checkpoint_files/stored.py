@@ -19,8 +19,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from safetensors import SafetensorError, safe_open
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.files import digest_of, regular
-from repo_interp.records import read_json, validate
+from repo_interp.storage.files import digest_of, regular
+from repo_interp.storage.records import read_json, validate
 from repo_interp.values import shortened
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

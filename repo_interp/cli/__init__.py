@@ -23,11 +23,12 @@ from functools import cache, partial
 from threading import Timer
 from typing import Any, NoReturn
 
-from repo_interp import __version__, processes
+from repo_interp import __version__
 from repo_interp.entry_points import COMMANDS, OWN, called, failure_of, find, names
 from repo_interp.errors import InputError, Note, one_line, shown_as
-from repo_interp.failures import is_out_of_memory
-from repo_interp.interruptible import abandoned
+from repo_interp.runtime import processes
+from repo_interp.runtime.failures import is_out_of_memory
+from repo_interp.runtime.interruptible import abandoned
 
 SILENCE = 1.0
 """Seconds until a command that has written nothing says that it imports libraries."""

@@ -10,7 +10,6 @@ from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repo_interp import processes
 from repo_interp.cli.arguments import (
     add_batch_size,
     add_device,
@@ -42,7 +41,8 @@ from repo_interp.entry_points import (
     topics,
 )
 from repo_interp.errors import InputError, Unfinished
-from repo_interp.failures import is_out_of_memory
+from repo_interp.runtime import processes
+from repo_interp.runtime.failures import is_out_of_memory
 from repo_interp.values import field_value, with_field
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
     from repo_interp.analysis.job import Job
     from repo_interp.analysis.publication import Results
-    from repo_interp.console import Console
-    from repo_interp.progress import Step
+    from repo_interp.runtime.console import Console
+    from repo_interp.runtime.progress import Step
 
 SUMMARY = (
     "Measure what the heads of a checkpoint do with positions: a run file, figures "
@@ -204,7 +204,7 @@ def run(arguments: argparse.Namespace) -> int:
         InputError: A name, a path or a value is refused.
     """
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
-    from repo_interp.console import Console, on_one_line
+    from repo_interp.runtime.console import Console, on_one_line
 
     console, name = Console(), arguments.checkpoint or DEFAULT
     # Before the imports below, which take seconds
@@ -213,7 +213,7 @@ def run(arguments: argparse.Namespace) -> int:
     command.require_claimable()
     from repo_interp.analysis.publication import claim_results
     from repo_interp.models.rescaling import acting_scaling
-    from repo_interp.progress import steps
+    from repo_interp.runtime.progress import steps
 
     # Before anything is loaded: finished results need no model.
     if (code := command.resume_finished(console)) is not None:
@@ -383,7 +383,7 @@ def _announce(console: Console, name: str, job: Job) -> None:
     from repo_interp.analysis.memory_needed import require_memory_for_run
     from repo_interp.analysis.notes import notes_on
     from repo_interp.cli.console_tables import print_notes
-    from repo_interp.console import bold
+    from repo_interp.runtime.console import bold
 
     # Refused before the first pass rather than after an hour
     require_memory_for_run(job.decoder, job.lengths, job.size, job.passes)

@@ -20,7 +20,7 @@ def find_checkpoint(name: str) -> str:
     Returns:
         Path or hub id.
     """
-    from repo_interp.shipped import means_zoo, zoo_path
+    from repo_interp.checkpoint_files.shipped import means_zoo, zoo_path
 
     # A folder of the user goes before a name of the package.
     if means_zoo(name) and not Path(name).exists():

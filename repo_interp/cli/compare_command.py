@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from repo_interp.analysis.publication import COMPARISON, claim_results, require_claimable
     from repo_interp.comparison.align import compare_named
-    from repo_interp.console import Console
+    from repo_interp.runtime.console import Console
 
     # Before the imports below, which take seconds
     named = [_name_and_path(text) for text in arguments.runs]
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.plots.findings import findings
     from repo_interp.plots.pages.report import write_report
     from repo_interp.plots.view_catalogue import tables
-    from repo_interp.progress import steps
+    from repo_interp.runtime.progress import steps
 
     console = Console()
     with claim_results(

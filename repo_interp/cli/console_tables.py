@@ -21,13 +21,13 @@ from rich.cells import cell_len
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from repo_interp.console import Console, span_of
 from repo_interp.errors import one_line
-from repo_interp.failures import until_failure
 from repo_interp.plots.findings import EVERY, findings
 from repo_interp.plots.marks.finding import Finding
 from repo_interp.plots.marks.table import Cell, Table
 from repo_interp.plots.view_catalogue import views_of
+from repo_interp.runtime.console import Console, span_of
+from repo_interp.runtime.failures import until_failure
 
 MOST_ROWS = 12
 """Rows that are printed of a table of a run at most."""

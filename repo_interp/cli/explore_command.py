@@ -93,8 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
     import threading
     import webbrowser
 
-    from repo_interp.console import Console, bold
     from repo_interp.explorer.server import HOST, kept_token, listening, server
+    from repo_interp.runtime.console import Console, bold
 
     # The port is taken before the model is loaded, so that a port in use is refused at once.
     place = _listen(listening, arguments.port)
@@ -144,8 +144,8 @@ def _given(arguments: argparse.Namespace) -> _Given:
     Raises InputError where one of them, the second checkpoint or the prompts cannot be read.
     """
     from repo_interp.checkpoint_files.fetched import fetched_directory
+    from repo_interp.checkpoint_files.shipped import means_zoo, zoo_path
     from repo_interp.run import read_run
-    from repo_interp.shipped import means_zoo, zoo_path
     from repo_interp.tasks.prompt.jsonl import require_readable
 
     load_kwargs(arguments)

@@ -45,8 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from repo_interp.checkpoint_files.architectures import key_value_heads, training_length
     from repo_interp.checkpoint_files.inspected import inspect_checkpoint
-    from repo_interp.console import Console, bold, on_one_line, span_of
     from repo_interp.positions.layouts import NO_ATTENTION, format_layout, meaning
+    from repo_interp.runtime.console import Console, bold, on_one_line, span_of
 
     found = inspect_checkpoint(find_checkpoint(arguments.checkpoint), configure)
     # Only plain decoders are compared by tables; others are compared

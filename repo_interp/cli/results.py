@@ -15,16 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from repo_interp import processes
 from repo_interp.cli.checkpoint import find_checkpoint
 from repo_interp.errors import InputError, Taken, shown_as
+from repo_interp.runtime import processes
 
 if TYPE_CHECKING:
     import xarray as xr
 
     from repo_interp.analysis.publication import Published, Results
-    from repo_interp.console import Console
-    from repo_interp.progress import Step
+    from repo_interp.runtime.console import Console
+    from repo_interp.runtime.progress import Step
 
 
 KEEP_EVERY = 30.0
@@ -115,9 +115,9 @@ class Command:
         if not self.resume:
             return None
         from repo_interp.analysis.publication import claim_results, stage
-        from repo_interp.console import on_one_line
         from repo_interp.plots.pages.report import write_report
         from repo_interp.run import read_run
+        from repo_interp.runtime.console import on_one_line
 
         out = Path(str(self.out))
         # Asked once, since the first process may finish before the others look
@@ -187,7 +187,7 @@ class Command:
         Raises:
             Taken: There is such work and no `--overwrite`; the work is kept.
         """
-        from repo_interp.store import OtherQuestion
+        from repo_interp.storage.store import OtherQuestion
 
         def show(kept: str) -> None:
             console.print(
@@ -289,7 +289,7 @@ def print_results(console: Console, results: Results, published: Published) -> i
     Returns:
         The exit code: 1 after a failure, else 0.
     """
-    from repo_interp.console import bold, on_one_line
+    from repo_interp.runtime.console import bold, on_one_line
 
     if results.page in published.files:
         console.print(bold(results.page, "  the page to look at"))

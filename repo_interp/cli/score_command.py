@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repo_interp import processes
 from repo_interp.cli.arguments import (
     add_batch_size,
     add_device,
@@ -29,14 +28,15 @@ from repo_interp.cli.arguments import (
 from repo_interp.cli.checkpoint import find_readable, stem
 from repo_interp.entry_points import TASKS, require_names
 from repo_interp.errors import InputError
+from repo_interp.runtime import processes
 from repo_interp.values import Count, value_of
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from repo_interp.console import Console
     from repo_interp.experiments.test_set_scores import Cost
-    from repo_interp.progress import Step
+    from repo_interp.runtime.console import Console
+    from repo_interp.runtime.progress import Step
     from repo_interp.tasks import Task
 
 RULER = "ruler"
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from repo_interp.checkpoint_files.directories import directory_of
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
-    from repo_interp.console import Console
+    from repo_interp.runtime.console import Console
 
     # Before the imports below, which take seconds
     path = find_readable(arguments.checkpoint)
@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.models.decoder import as_decoder
     from repo_interp.models.load import open_model
     from repo_interp.models.rescaling import IdleScaling
-    from repo_interp.progress import steps
+    from repo_interp.runtime.progress import steps
 
     if (code := command.resume_finished(console)) is not None:
         return code
@@ -197,7 +197,7 @@ class _Shown:
         self._done = (0, 0)
 
     def announce(self, cost: Cost) -> None:
-        from repo_interp.console import bold
+        from repo_interp.runtime.console import bold
 
         line = (
             f": {cost.prompts:,} prompts of up to {cost.longest:,} tokens, {cost.tokens:,} tokens "

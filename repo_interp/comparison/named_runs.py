@@ -15,9 +15,9 @@ from pathlib import Path
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.files import path_of
 from repo_interp.positions.layouts import format_layout
 from repo_interp.run import read_run
+from repo_interp.storage.files import path_of
 
 Run = xr.DataTree | str | os.PathLike[str]
 """A run in memory, its run file, or the directory that holds run.nc - and, in folders score*, those

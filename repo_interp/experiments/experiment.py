@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError
 from repo_interp.measures.fitting import Layers
-from repo_interp.store import Progress, Store
+from repo_interp.storage.store import Progress, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import check_fields

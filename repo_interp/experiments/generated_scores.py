@@ -25,8 +25,8 @@ from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.generation import continue_greedily, end_tokens
-from repo_interp.side_by_side import BatchSize, batches, by_prompt, restore_order
-from repo_interp.store import NOT_KEPT, Store
+from repo_interp.models.side_by_side import BatchSize, batches, by_prompt, restore_order
+from repo_interp.storage.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, niah_scores
 
 

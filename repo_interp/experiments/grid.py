@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Shaped
 
-from repo_interp.store import NOT_KEPT, Progress, Store
+from repo_interp.storage.store import NOT_KEPT, Progress, Store
 
 
 @dataclass(frozen=True)

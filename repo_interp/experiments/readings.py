@@ -43,7 +43,7 @@ from repo_interp.experiments.responses import (
 from repo_interp.interventions.replacing import replaced
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.resuming import Recording, record_pass, resume_pass
-from repo_interp.side_by_side import WORTHWHILE
+from repo_interp.models.side_by_side import WORTHWHILE
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
 

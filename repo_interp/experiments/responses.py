@@ -26,7 +26,7 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.lasting import at_rest
 from repo_interp.models.padding import right_padding
-from repo_interp.side_by_side import BatchSize, batches, restore_order
+from repo_interp.models.side_by_side import BatchSize, batches, restore_order
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.prompt import require_index
 from repo_interp.tasks.task import Scoring

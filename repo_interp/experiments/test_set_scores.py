@@ -25,8 +25,8 @@ from repo_interp.experiments.responses import forced_responses, generated_respon
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.labels import described, described_group
 from repo_interp.models.decoder import Decoder
-from repo_interp.side_by_side import BatchSize, batches, by_prompt
-from repo_interp.store import NOT_KEPT, Store
+from repo_interp.models.side_by_side import BatchSize, batches, by_prompt
+from repo_interp.storage.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response, Task
 from repo_interp.tasks.task import PlainText
 

@@ -49,8 +49,8 @@ from repo_interp.plots.marks.panels import MISSING, scale
 from repo_interp.plots.marks.reading import described_prompts, ordered_spans, prompt_tokens
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
 from repo_interp.plots.view_catalogue import heads_of_run
-from repo_interp.records import validate
 from repo_interp.run import require_run
+from repo_interp.storage.records import validate
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt import GENERATED, REST, main_span
 from repo_interp.values import as_json

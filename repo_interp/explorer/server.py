@@ -35,8 +35,8 @@ from starlette.routing import Route
 
 from repo_interp.errors import InputError, one_line, warn
 from repo_interp.explorer.messages import Asked, Explored, message
-from repo_interp.files import cache_directory
-from repo_interp.records import parse_json
+from repo_interp.storage.files import cache_directory
+from repo_interp.storage.records import parse_json
 
 HOST = "127.0.0.1"
 MOST_BYTES = 8 << 20

@@ -33,7 +33,7 @@ from repo_interp.measures.fitting import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.kernels.seen_pairs import on_host
 from repo_interp.measures.labels import Arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
-from repo_interp.memory import memory_for
+from repo_interp.runtime.memory import memory_for
 
 _ROWS = 32
 """Rows whose logits exist at a time, at least: enough that reading the unembedding does not cost

@@ -9,6 +9,6 @@ Knows no task and no measure. The files of a checkpoint are read in `checkpoint_
 `interventions` changes a pass.
 """
 
-from repo_interp.libraries import require
+from repo_interp.runtime.libraries import require
 
 require("torch", "transformers", "transformer-lens")

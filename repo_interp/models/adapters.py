@@ -36,7 +36,7 @@ from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import (
     with_layout,
 )
-from repo_interp.records import abbreviate, read_json, validate
+from repo_interp.storage.records import abbreviate, read_json, validate
 from repo_interp.values import shortened
 
 CONFIGURATION = "adapter_config.json"

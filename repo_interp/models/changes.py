@@ -24,9 +24,9 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from repo_interp.memory import SHARED, memory_for
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.tables import TABLE
+from repo_interp.runtime.memory import SHARED, memory_for
 
 _RECORDING = (
     *("transformers.", "transformer_lens.model_bridge."),

@@ -78,7 +78,7 @@ from repo_interp.models.reposition import (
 )
 from repo_interp.models.text_part import larger_config, text_model
 from repo_interp.positions.layouts import format_layout
-from repo_interp.records import validate
+from repo_interp.storage.records import validate
 
 
 class LoadOptions(TypedDict, total=False):

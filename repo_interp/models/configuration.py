@@ -33,7 +33,7 @@ from repo_interp.checkpoint_files.stated import (
     resolve_layers,
 )
 from repo_interp.errors import InputError, as_input_errors, quoted
-from repo_interp.records import abbreviate
+from repo_interp.storage.records import abbreviate
 
 
 def identify(path: str | os.PathLike[str], **hub: Any) -> Checkpoint:

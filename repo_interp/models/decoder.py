@@ -24,10 +24,10 @@ from repo_interp.errors import InputError, quoted
 from repo_interp.models.attention import RepositionedAttention, scheme_of
 from repo_interp.models.offloading import device_of
 from repo_interp.models.rotation import depends_on_length, rotaries
+from repo_interp.models.side_by_side import BatchSize, SideBySide, limit
 from repo_interp.models.tables import TABLE, position_table, positions_in
 from repo_interp.models.wrapped import model_of, unwrapped
 from repo_interp.positions.layouts import NO_ATTENTION
-from repo_interp.side_by_side import BatchSize, SideBySide, limit
 
 _DECODER = "_repo_interp_decoder"
 """The one attribute of a model for all of this: unlike the entry of a weak table it goes with

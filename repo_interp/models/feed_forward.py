@@ -18,9 +18,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from repo_interp.memory import memory_for
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.lasting import patch_attribute
+from repo_interp.runtime.memory import memory_for
 
 _CELLS = 2**22
 """Numbers of one array of intermediate size at a time on a processor."""

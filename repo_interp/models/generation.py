@@ -18,7 +18,7 @@ from repo_interp.errors import NotFinitePrediction
 from repo_interp.models.attention import cache_argument
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.lasting import at_rest
-from repo_interp.side_by_side import BatchSize, batches
+from repo_interp.models.side_by_side import BatchSize, batches
 
 
 def end_tokens(decoder: Decoder) -> list[int]:

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from repo_interp.collection import collection_paused
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.errors import InputError, warn
 from repo_interp.models.changes import remember_computation
 from repo_interp.models.checkpoints import LoadOptions, load_model, load_tokenizer
@@ -31,7 +31,7 @@ from repo_interp.models.provenance import Origin, origin, remember_origin
 from repo_interp.models.reposition import with_layout
 from repo_interp.models.rescaling import IdleScaling, scaling_remark
 from repo_interp.models.tokenizing import set_tokenizer
-from repo_interp.shipped import zoo_path
+from repo_interp.runtime.collection import collection_paused
 
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge

@@ -17,10 +17,10 @@ from typing import Literal
 
 import torch
 
-from repo_interp import processes
-from repo_interp.memory import free_memory, machine_memory
 from repo_interp.models.decoder import Decoder
-from repo_interp.side_by_side import WORTHWHILE, BatchSize, SideBySide
+from repo_interp.models.side_by_side import WORTHWHILE, BatchSize, SideBySide
+from repo_interp.runtime import processes
+from repo_interp.runtime.memory import free_memory, machine_memory
 
 _SHARE = 0.25
 """Of the memory, for one pass."""

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from repo_interp.checkpoint_files.architectures import training_length
+from repo_interp.checkpoint_files.shipped import training_record
 from repo_interp.checkpoint_files.stated import Checkpoint, digested
 from repo_interp.checkpoint_files.stored import digest_of, weight_files
 from repo_interp.checkpoint_files.weights import tied_parameters
 from repo_interp.errors import InputError
-from repo_interp.files import cache_directory, write_text
 from repo_interp.models.changes import changes, fingerprints, remember_weights
 from repo_interp.models.decoder import Decoder, Origin
 from repo_interp.models.offloading import parameter_value
 from repo_interp.models.rescaling import acting_scaling
-from repo_interp.shipped import training_record
+from repo_interp.storage.files import cache_directory, write_text
 
 TRAINED = "training.toml"
 """The file that `repo-interp train` writes into the directory of the weights."""

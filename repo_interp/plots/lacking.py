@@ -17,7 +17,7 @@ import xarray as xr
 
 from repo_interp.entry_points import OWN, VIEWS
 from repo_interp.errors import InputError, one_line
-from repo_interp.failures import is_out_of_memory
+from repo_interp.runtime.failures import is_out_of_memory
 
 _NAMED = re.compile(
     # `group["x"]` and `group.x`; labels; an axis

@@ -42,8 +42,8 @@ from matplotlib.text import Text
 from matplotlib.transforms import ScaledTranslation
 
 from repo_interp.errors import InputError, one_line, quoted
-from repo_interp.files import path_of
 from repo_interp.plots.glyphs import FONTS, make_legible
+from repo_interp.storage.files import path_of
 from repo_interp.values import checked
 
 Drawn = TypeVar("Drawn")

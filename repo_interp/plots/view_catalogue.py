@@ -26,8 +26,6 @@ from matplotlib.figure import Figure
 
 from repo_interp.entry_points import OWN, VIEWS, called, find, given_by, names
 from repo_interp.errors import InputError
-from repo_interp.failures import until_failure
-from repo_interp.files import path_of, require_directory
 from repo_interp.plots.compared import view_of_runs
 from repo_interp.plots.lacking import reading
 from repo_interp.plots.marks import (
@@ -48,6 +46,8 @@ from repo_interp.plots.marks import (
 from repo_interp.plots.style import FORMATS, rendered, write_pictures
 from repo_interp.plots.view import View
 from repo_interp.run import require_run
+from repo_interp.runtime.failures import until_failure
+from repo_interp.storage.files import path_of, require_directory
 
 _TEXTS = ("token_text", "next_text", "name", "band", "kind", "prompts_digest")
 """Variables of our groups that hold text."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.files import regular
+from repo_interp.storage.files import regular
 
 # Lookbehinds in re have a fixed width, so every abbreviation has one
 SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.) (?=[\"'(]?[A-Z0-9])")

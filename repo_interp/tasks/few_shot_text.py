@@ -33,7 +33,7 @@ import numpy as np
 from jaxtyping import Float
 
 from repo_interp.errors import InputError
-from repo_interp.records import read_text
+from repo_interp.storage.records import read_text
 from repo_interp.tasks.haystacks import NOISE
 from repo_interp.tasks.prompt import GENERATED, Prompt
 from repo_interp.tasks.prompt.text import (

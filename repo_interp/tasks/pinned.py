@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.files import cache_directory
-from repo_interp.wheels import Wheel, digest_of, download
+from repo_interp.storage.files import cache_directory
+from repo_interp.storage.wheels import Wheel, digest_of, download
 
 TEXTS = "texts"
 """Their common name in `repo-interp fetch`."""

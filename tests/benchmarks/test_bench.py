@@ -30,8 +30,8 @@ import repo_interp as ri
 from benchmarks import cost, launches, outputs, peers, robustness, running
 from benchmarks.running import cost as cost_of
 from benchmarks.running import time_command
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.plugins.fake_distance.maps import Maps
-from repo_interp.shipped import zoo_path
 
 GIVEN = Namespace()
 COLUMNS = ("what", "cpu_seconds", "note")

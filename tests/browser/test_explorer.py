@@ -33,6 +33,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import repo_interp as ri
 from benchmarks.tiny_models import small_model
 from repo_interp.analysis.trained_task import trained_task
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.cli import _parser, main
 from repo_interp.cli.explore_command import _explored, _given
 from repo_interp.explorer import Edit, Session
@@ -40,7 +41,6 @@ from repo_interp.explorer.messages import Explored, message, over_the_same_texts
 from repo_interp.explorer.server import application, listening, server
 from repo_interp.explorer.session_edits import POSITIONS
 from repo_interp.plugins.heads.atlas import Atlas
-from repo_interp.shipped import zoo_path
 
 CHROMIUM = executable()
 in_browser = pytest.mark.skipif(

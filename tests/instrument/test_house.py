@@ -33,7 +33,18 @@ The neighbours stand below them all, side by side.
 """
 PAPERS = tuple(path.parent.name for path in sorted(LABORATORY.glob("*/paper.py")))
 FORBIDDEN = {
-    "positions": (*NEIGHBOURS, *ABOVE, "checkpoint_files", "run", "inputs", "errors"),
+    "positions": (
+        *NEIGHBOURS,
+        *ABOVE,
+        "checkpoint_files",
+        "storage",
+        "runtime",
+        "run",
+        "inputs",
+        "errors",
+    ),
+    "runtime": (*NEIGHBOURS, *ABOVE, "checkpoint_files", "storage", "inputs", "run"),
+    "storage": (*NEIGHBOURS, *ABOVE, "checkpoint_files", "inputs", "run"),
     "checkpoint_files": (*NEIGHBOURS, *ABOVE, "inputs", "run"),
     **{
         floor: tuple(other for other in NEIGHBOURS if other != floor) + ABOVE

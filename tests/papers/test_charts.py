@@ -72,7 +72,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(drawing_here, tmp_path):
         ("os:getcwd", "no chart 'os:getcwd'"),
         ("position_papers.kit.charts:gone", "no chart 'position_papers.kit.charts:gone'"),
         ("position_papers.gone:gone", "no chart 'position_papers.gone:gone'"),
-        ("repo_interp.files:write_text", "it draws nothing"),
+        ("repo_interp.storage.files:write_text", "it draws nothing"),
     ):
         with pytest.raises(InputError, match=why):
             read_charts([{**record, "function": name}], file)

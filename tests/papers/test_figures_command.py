@@ -26,11 +26,11 @@ from position_papers.kit.judge.claims import UNMEASURABLE
 from position_papers.kit.scale import Scale, ours_and_theirs, scale_beside, scale_of
 from position_papers.kit.subjects import given, stem
 from position_papers.zoo_directory import DIRECTORY as ZOO
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.cli import _parser, main
 from repo_interp.errors import InputError
 from repo_interp.models.reposition import reposition
 from repo_interp.models.saving import save
-from repo_interp.shipped import zoo_path
 
 SIZES = {
     "sequences": 2,

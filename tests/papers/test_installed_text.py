@@ -23,9 +23,9 @@ from position_papers.tasks.texts import (
     pinned_texts,
     without_repeats,
 )
-from repo_interp import wheels
 from repo_interp.cli import main
 from repo_interp.errors import InputError
+from repo_interp.storage import wheels
 from repo_interp.tasks import make_task, pinned
 
 SENTENCE = (

@@ -15,9 +15,9 @@ from position_papers.kit.cache import Cache
 from position_papers.kit.learned_positions import LEAST_RISE, PROMPTS, against, from_token, why_not
 from position_papers.kit.subjects import subject
 from position_papers.repo.options import Options
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.interventions import replaced
 from repo_interp.models.checkpoints import load_model
-from repo_interp.shipped import zoo_path
 
 OPTIONS = Options()
 

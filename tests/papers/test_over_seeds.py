@@ -31,7 +31,7 @@ from position_papers.kit.seeds import over_seeds
 from position_papers.kit.subjects import records_of, seeds_of, subject
 from position_papers.training.trained import on_texts_of_seed_0, recorded_scores
 from position_papers.zoo_directory import DIRECTORY as ZOO
-from repo_interp.shipped import zoo_path
+from repo_interp.checkpoint_files.shipped import zoo_path
 
 CLAIM = Claim("X1", "the share is large", "nowhere", "0.9", AtLeast("the share", 0.5), "part")
 

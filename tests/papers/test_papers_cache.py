@@ -14,7 +14,7 @@ from trained_tiny import left_by_training
 from position_papers.kit.cache import Cache
 from position_papers.kit.scores import ScoreOptions
 from position_papers.kit.subjects import subject
-from repo_interp.store import Store
+from repo_interp.storage.store import Store
 
 DEPENDS = {"checkpoint": "abc", "seed": 0}
 

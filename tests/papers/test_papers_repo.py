@@ -44,9 +44,9 @@ from position_papers.repo.ranges import FAR_BELOW, GROWS, R5, UNEVEN, spreading
 from position_papers.repo.reversal import REVERSAL
 from position_papers.repo.segments import SEGMENTS, prompts_for
 from position_papers.training.trained import recorded_scores
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.models.reposition import reposition
 from repo_interp.models.saving import save
-from repo_interp.shipped import zoo_path
 from repo_interp.tasks import make_task
 
 TINY = Options(

@@ -11,11 +11,11 @@ from position_papers.training.plan import PLAN, Planned, planned_runs
 from position_papers.training.trained import recorded_scores, zoo_runs
 from position_papers.zoo_directory import DIRECTORY
 from repo_interp.analysis.trained_task import trained_task
+from repo_interp.checkpoint_files.shipped import training_record, zoo_names, zoo_path, zoo_seeds
 from repo_interp.checkpoint_files.stored import weight_files
 from repo_interp.errors import InputError
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.checkpoints import identify, load_model, load_tokenizer
-from repo_interp.shipped import training_record, zoo_names, zoo_path, zoo_seeds
 
 RUNS = planned_runs(PLAN)
 FREE = {"checkpoint_every", "log_every", "score_every", "device", "deterministic", "continue_from"}

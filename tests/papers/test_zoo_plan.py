@@ -27,10 +27,11 @@ from position_papers.training.shipping import (
 )
 from position_papers.training.trained import recorded_scores
 from position_papers.zoo_directory import DIRECTORY
-from repo_interp import cli, shipped
+from repo_interp import cli
+from repo_interp.checkpoint_files import shipped
+from repo_interp.checkpoint_files.shipped import zoo_names
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import load_model
-from repo_interp.shipped import zoo_names
 
 RUNS = planned_runs(PLAN)
 TINY = {

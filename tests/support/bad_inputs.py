@@ -52,9 +52,9 @@ class Case:
     @property
     def line(self) -> str:
         """What is to be said."""
+        from repo_interp.checkpoint_files.shipped import shipped_names
         from repo_interp.experiments.experiment_catalogue import experiment_names
         from repo_interp.measures.measure_catalogue import measure_names
-        from repo_interp.shipped import shipped_names
 
         line = self.given.get("line", "")
         known = {

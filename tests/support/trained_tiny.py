@@ -14,8 +14,8 @@ from position_papers.training.folder import TrainingFolder
 from position_papers.training.loop import train
 from position_papers.training.preparation import prepare
 from position_papers.training.trained import make_configuration, zoo_runs
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.checkpoint_files.stated import tokens_of
-from repo_interp.shipped import zoo_path
 
 TINY: dict[str, Any] = {
     "layers": 1,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from position_papers import ALL, FORMATS, PAPERS, named, require_papers
 from position_papers.items import items_of, require_items
-from repo_interp import processes
 from repo_interp.cli.arguments import add_settings, count, require_device_kind, seed
 from repo_interp.cli.checkpoint import find_checkpoint, find_readable
 from repo_interp.errors import InputError
-from repo_interp.files import require_directory, require_writable
+from repo_interp.runtime import processes
+from repo_interp.storage.files import require_directory, require_writable
 
 SHARED = True
 OUT = "runs/figures"
@@ -122,8 +122,8 @@ def run(arguments: argparse.Namespace) -> int:
             require_directory(Path(call.out))
             require_writable(Path(call.out))
     require_device_kind(arguments.device)
-    from repo_interp.console import Console
     from repo_interp.models.checkpoints import device_named
+    from repo_interp.runtime.console import Console
 
     device = str(device_named(arguments.device))
     if processes.count() > 1 and (arguments.jobs or 1) > 1:
@@ -200,7 +200,7 @@ def _at(place: str) -> Iterator[None]:
 def _execute(console, arguments: argparse.Namespace, builds, cache: Path) -> int:
     """Measure and make one call; what is measured is kept in `cache`."""
     from position_papers.kit.build import fitting_jobs, measure_together
-    from repo_interp.progress import steps
+    from repo_interp.runtime.progress import steps
 
     processes.meet()
     try:
@@ -227,8 +227,8 @@ def _execute(console, arguments: argparse.Namespace, builds, cache: Path) -> int
 def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
     """Measure what is not kept yet, draw and write; print what became of every claim."""
     from position_papers.kit.gallery import headlines, judge_again, page_above, write_gallery
-    from repo_interp.console import bold
-    from repo_interp.progress import steps
+    from repo_interp.runtime.console import bold
+    from repo_interp.runtime.progress import steps
 
     out, papers = Path(arguments.out), list(named(()).values())
     over_all, again = page_above(out) or out, []

@@ -56,9 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write."""
     from position_papers.hope.over_training import read_steps, write_steps
     from position_papers.hope.replicates import Sampling
-    from repo_interp.console import Console, bold
     from repo_interp.models.checkpoints import device_named
-    from repo_interp.progress import steps
+    from repo_interp.runtime.console import Console, bold
+    from repo_interp.runtime.progress import steps
 
     console = Console()
     arguments.device = str(device_named(arguments.device))

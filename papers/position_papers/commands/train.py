@@ -36,14 +36,14 @@ from repo_interp.cli.arguments import (
 )
 from repo_interp.cli.checkpoint import find_checkpoint, find_readable
 from repo_interp.errors import InputError
-from repo_interp.files import require_writable
+from repo_interp.storage.files import require_writable
 from repo_interp.values import checked
 
 if TYPE_CHECKING:
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.preparation import Prepared
-    from repo_interp.console import Console
-    from repo_interp.progress import Step
+    from repo_interp.runtime.console import Console
+    from repo_interp.runtime.progress import Step
 
     Run = tuple[TrainingConfiguration, TrainingFolder]
 
@@ -133,7 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, with a bar, and print what came of it."""
-    from repo_interp.console import Console, on_one_line
+    from repo_interp.runtime.console import Console, on_one_line
 
     _require_known_names(arguments)
     console = Console()
@@ -367,7 +367,7 @@ def _train_here(console: Console, runs: Sequence[Run], arguments: argparse.Names
     from position_papers.training.loop import train
     from position_papers.training.preparation import prepare
     from position_papers.training.processes import stoppable
-    from repo_interp.progress import steps
+    from repo_interp.runtime.progress import steps
 
     ((configuration, folder),) = runs
     prepared = prepare(configuration)
@@ -390,7 +390,7 @@ def _train_several(console: Console, runs: Sequence[Run], arguments: argparse.Na
     """Runs side by side. Returns whether all came to their end."""
     from position_papers.training.loop import train_side_by_side
     from position_papers.training.preparation import prepare
-    from repo_interp.progress import steps
+    from repo_interp.runtime.progress import steps
 
     seeds = ", ".join(str(configuration.seed) for configuration, _ in runs)
     _announce(
@@ -437,8 +437,8 @@ def _begin(
 
 def _announce(console: Console, prepared: Prepared, seeds: str) -> None:
     """Print what will be trained, with which `seeds`."""
-    from repo_interp.console import bold
     from repo_interp.models.reposition import added_parameters
+    from repo_interp.runtime.console import bold
 
     asked = prepared.configuration
     continued = f", continuing {asked.continue_from}" if asked.continue_from else ""
@@ -481,7 +481,7 @@ def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:
     """
     from rich.table import Table
 
-    from repo_interp.console import bold
+    from repo_interp.runtime.console import bold
 
     scores = [json.loads(folder.scores.read_text(encoding="utf-8")) for folder in folders]
     table = Table("test sets", *(folder.directory.name for folder in folders))

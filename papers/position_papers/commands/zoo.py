@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from position_papers.training.plan import AHEAD, PLAN, RUNS, PlannedRun, chosen, planned_runs
-from repo_interp import processes
+from repo_interp.checkpoint_files.shipped import shipped_names, zoo_path, zoo_seeds
 from repo_interp.cli.arguments import count, require_device_kind
 from repo_interp.errors import InputError
-from repo_interp.files import require_directory, require_writable, write_text
-from repo_interp.shipped import shipped_names, zoo_path, zoo_seeds
+from repo_interp.runtime import processes
+from repo_interp.storage.files import require_directory, require_writable, write_text
 from repo_interp.values import duration
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from repo_interp.console import Console
+    from repo_interp.runtime.console import Console
 
 SHARED = True
 SUMMARY = (
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the checkpoints, or train them. Returns the exit code."""
-    from repo_interp.console import Console
+    from repo_interp.runtime.console import Console
 
     console = Console()
     if arguments.action != "list":
@@ -173,7 +173,7 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.shipping import make, unfinished
     from repo_interp.models.checkpoints import device_named
-    from repo_interp.progress import steps
+    from repo_interp.runtime.progress import steps
 
     if processes.count() > 1 and arguments.jobs > 1:
         raise InputError(
@@ -216,7 +216,7 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
 def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Namespace) -> int:
     """Measure saved steps, put what ships into its place, and print where."""
     from position_papers.training.shipping import install, write_registry, zoo_page
-    from repo_interp.console import bold
+    from repo_interp.runtime.console import bold
 
     for planned in runs:
         _keep_steps(console, planned)

@@ -23,10 +23,10 @@ from position_papers.kit.paper_directory import Written, claims_in, provenance_o
 from position_papers.kit.subjects import Given, Subject, seeds_of
 from position_papers.tasks.corpus import text_record
 from position_papers.training.processes import end_when_asked, side_by_side, threads
-from repo_interp import processes
 from repo_interp.errors import InputError
-from repo_interp.memory import machine_memory
 from repo_interp.run import versions
+from repo_interp.runtime import processes
+from repo_interp.runtime.memory import machine_memory
 from repo_interp.values import value_of
 
 LIBRARIES, COPIES = 2 * 2**30, 6

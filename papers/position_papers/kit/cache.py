@@ -26,7 +26,7 @@ from filelock import FileLock
 
 from repo_interp import __version__
 from repo_interp.run import read_netcdf, write_netcdf
-from repo_interp.store import Store
+from repo_interp.storage.store import Store
 
 Kept = TypeVar("Kept", xr.Dataset, xr.DataTree)
 SMALL = 1_000_000

@@ -21,7 +21,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from repo_interp.errors import InputError
-from repo_interp.records import read_text, validate
+from repo_interp.storage.records import read_text, validate
 
 WANTED = "a plan in TOML, with a table [[figures]] for each call"
 Value = int | float | str | list[int | float | str]

@@ -47,7 +47,7 @@ from position_papers.kit.paper_directory import (
     write_verdicts,
 )
 from repo_interp.errors import InputError
-from repo_interp.files import write_text
+from repo_interp.storage.files import write_text
 
 HEADING = "# The papers' figures, made again"
 REAL = {

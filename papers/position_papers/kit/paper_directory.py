@@ -59,9 +59,9 @@ from position_papers.kit.scale import scale_beside
 from position_papers.kit.subjects import stem
 from position_papers.training.trained import recorded_scores, trained_configuration
 from repo_interp.errors import InputError
-from repo_interp.files import replace_whole
 from repo_interp.plots.style import save_figure
 from repo_interp.run import write_netcdf
+from repo_interp.storage.files import replace_whole
 
 VERDICTS, NUMBERS, PAGE = "verdicts.csv", "numbers.csv.gz", "page.json"
 LARGEST = 2_000

@@ -28,8 +28,8 @@ from position_papers.kit.cache import Cache, Kept
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.trained import seed_of, trained_configuration, zoo_runs
 from position_papers.zoo_directory import DIRECTORY, recorded_at
-from repo_interp import shipped
 from repo_interp.analysis.trained_task import trained_name, trained_task
+from repo_interp.checkpoint_files import shipped
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError

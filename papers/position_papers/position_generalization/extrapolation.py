@@ -54,7 +54,7 @@ from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plugins.lengths.extrapolation import Extrapolation, output_traces
 from repo_interp.plugins.lengths.extrapolation_view import output_traces as traces_in_plane
-from repo_interp.store import Store
+from repo_interp.storage.store import Store
 from repo_interp.tasks import Prompt, digest
 
 SHARE_OF_PLAIN = 0.5

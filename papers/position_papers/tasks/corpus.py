@@ -25,8 +25,8 @@ from jaxtyping import Int
 from position_papers.tasks.texts import installed_texts, pinned_texts
 from repo_interp.checkpoint_files.tokenizer_files import read_tokenizer
 from repo_interp.errors import InputError
-from repo_interp.files import regular
-from repo_interp.records import require_no_code
+from repo_interp.storage.files import regular
+from repo_interp.storage.records import require_no_code
 from repo_interp.tasks.essay import standard_library_sources
 from repo_interp.tasks.pinned import PINNED, packages
 from repo_interp.tasks.vocabulary import BOS, PAD

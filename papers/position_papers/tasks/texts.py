@@ -30,7 +30,7 @@ from contextlib import suppress
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from repo_interp.files import cache_directory, digest_of, replace_whole, sealed, unsealed
+from repo_interp.storage.files import cache_directory, digest_of, replace_whole, sealed, unsealed
 from repo_interp.tasks import essay, pinned
 from repo_interp.tasks.essay import docstring_prose, standard_library_sources
 from repo_interp.tasks.pinned import TEXTS, pinned_modules

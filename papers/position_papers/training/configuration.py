@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from annotated_types import Interval
 
 from repo_interp.errors import InputError
-from repo_interp.files import regular
+from repo_interp.storage.files import regular
 from repo_interp.values import (
     Count,
     CountOrNone,

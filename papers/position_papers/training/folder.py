@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field
 
 from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.errors import InputError, one_line
-from repo_interp.files import (
+from repo_interp.storage.files import (
     claim,
     is_left_behind,
     remove,
@@ -35,7 +35,7 @@ from repo_interp.files import (
     require_directory,
     write_text,
 )
-from repo_interp.records import validate
+from repo_interp.storage.records import validate
 from repo_interp.values import PositiveOrZero
 
 if TYPE_CHECKING:

@@ -33,15 +33,15 @@ from position_papers.training.step import (
     training_question,
 )
 from position_papers.training.trained import require_begun
-from repo_interp import processes
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.errors import InputError, Unfinished
 from repo_interp.experiments.responses import forced_responses, prompts_of
-from repo_interp.failures import is_out_of_memory
 from repo_interp.models.adapter_training import round_trained
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import mix_with_index
-from repo_interp.side_by_side import SideBySide
+from repo_interp.models.side_by_side import SideBySide
+from repo_interp.runtime import processes
+from repo_interp.runtime.failures import is_out_of_memory
 
 SCORED = SideBySide(prompts=32, tokens=32_768)
 """Prompts that are scored together: of 24 with 8,192 tokens, attention makes 54 GiB of scores in

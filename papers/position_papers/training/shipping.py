@@ -34,13 +34,13 @@ from position_papers.training.trained import (
     trained_configuration,
 )
 from position_papers.zoo_directory import DIRECTORY, REGISTRY
-from repo_interp import shipped
 from repo_interp.analysis.trained_task import trained_task
+from repo_interp.checkpoint_files import shipped
 from repo_interp.experiments.test_set_scores import task_scores
-from repo_interp.files import replace_whole, write_text
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
-from repo_interp.processes import from_first
+from repo_interp.runtime.processes import from_first
+from repo_interp.storage.files import replace_whole, write_text
 from repo_interp.tasks import make_task
 
 WEIGHTS = "model.safetensors"

@@ -35,10 +35,10 @@ from position_papers.training.configuration import (
     to_toml,
 )
 from position_papers.zoo_directory import REGISTRY, recorded_at
+from repo_interp.checkpoint_files.shipped import RUNS
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.errors import InputError, Taken
-from repo_interp.files import write_text
-from repo_interp.shipped import RUNS
+from repo_interp.storage.files import write_text
 from repo_interp.tasks import Task, make_task
 
 SAME_TEXTS = "scores_on_texts_of_seed_0"

@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.measures.kernels.seen_pairs import once, shift_earlier, signed_keys
-from repo_interp.memory import CORE, memory_for
+from repo_interp.runtime.memory import CORE, memory_for
 
 CHUNK = 128
 """Most tokens of a chunk."""

@@ -23,8 +23,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.memory import SHARED, memory_for
 from repo_interp.positions.contextual import gates
+from repo_interp.runtime.memory import SHARED, memory_for
 
 
 @dataclass(frozen=True)

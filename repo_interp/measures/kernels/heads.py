@@ -33,8 +33,8 @@ from repo_interp.inputs import AttentionInputs, changes_of
 from repo_interp.measures.kernels.causal_pairs import CausalPairs, chunk_size
 from repo_interp.measures.kernels.profiles import component_profiles
 from repo_interp.measures.kernels.seen_pairs import PairCounts, is_whole, once, pair_counts
-from repo_interp.memory import CORE, SHARED, memory_for, working_memory
 from repo_interp.positions.rotary import by_pair, pair_tables
+from repo_interp.runtime.memory import CORE, SHARED, memory_for, working_memory
 
 ILL_CONDITIONED = 26.0
 """Sum of the absolute terms over the sum that they give, from where on float32 features are treated

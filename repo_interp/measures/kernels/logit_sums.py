@@ -22,7 +22,7 @@ from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.causal_pairs import CHUNK
 from repo_interp.measures.kernels.heads import HeadBlock, Reduction, over_heads, reduced
 from repo_interp.measures.kernels.solvers import Axes
-from repo_interp.memory import SHARED, memory_for
+from repo_interp.runtime.memory import SHARED, memory_for
 
 
 @dataclass(frozen=True)

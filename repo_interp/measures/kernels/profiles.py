@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repo_interp.measures.kernels.seen_pairs import fast_length
-from repo_interp.memory import CORE, memory_for
+from repo_interp.runtime.memory import CORE, memory_for
 
 
 def component_profiles(

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.measures.kernels.seen_pairs import is_whole, once, pair_counts
-from repo_interp.memory import SHARED, memory_for
+from repo_interp.runtime.memory import SHARED, memory_for
 
 EDGES = (
     0.0,

@@ -49,7 +49,7 @@ from scipy import sparse
 from scipy.sparse.linalg import SuperLU, splu
 from torch import Tensor
 
-from repo_interp.memory import memory_for
+from repo_interp.runtime.memory import memory_for
 
 LEAST_RIDGE = 1e-12
 """Ridge per token of a triangle, at least."""

@@ -15,12 +15,12 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from repo_interp.failures import until_failure
 from repo_interp.plots.lacking import reading
 from repo_interp.plots.marks import HeadRows, Heads, NextTokens, evenly_spaced, runs_of
 from repo_interp.plots.pages.frame import template
 from repo_interp.plots.view import Interactive, PageOptions
 from repo_interp.plots.view_catalogue import views_of
+from repo_interp.runtime.failures import until_failure
 
 SIDES = 2
 """Runs that are shown side by side."""

@@ -26,8 +26,6 @@ from typing import Any
 import xarray as xr
 
 from repo_interp.errors import InputError, quoted
-from repo_interp.failures import record_failure, until_failure
-from repo_interp.files import file_to_write, write_text
 from repo_interp.plots.findings import EVERY, findings
 from repo_interp.plots.lacking import reading
 from repo_interp.plots.marks import Heads, Table, checkpoint_name, format_cell, has_runs, runs_of
@@ -36,6 +34,8 @@ from repo_interp.plots.pages.linked import linked_sides
 from repo_interp.plots.style import FORMATS, rendered, write_pictures
 from repo_interp.plots.view import Interactive, PageOptions, View
 from repo_interp.plots.view_catalogue import figures_of, views_of
+from repo_interp.runtime.failures import record_failure, until_failure
+from repo_interp.storage.files import file_to_write, write_text
 
 BUDGET = 16.0
 """Megabytes of positions that are embedded by default."""

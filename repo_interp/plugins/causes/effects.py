@@ -61,7 +61,7 @@ from repo_interp.measures.fitting import Layers
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.run import with_schemes
-from repo_interp.store import NOT_KEPT, Store
+from repo_interp.storage.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, CountOrNone, Finite, Positive, Seed

@@ -57,11 +57,11 @@ from repo_interp.experiments.responses import target_logits, to_question
 from repo_interp.measures.labels import described_group
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.models.side_by_side import SideBySide, batches
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.run import with_schemes
-from repo_interp.side_by_side import SideBySide, batches
-from repo_interp.store import NOT_KEPT, Store
+from repo_interp.storage.store import NOT_KEPT, Store
 from repo_interp.tasks import Batch, Prompt
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import CountOrNone

@@ -22,16 +22,16 @@ from torch.nn.functional import cross_entropy
 
 from repo_interp.analysis.batches import PaddedBatch, make_batches
 from repo_interp.analysis.coercion import Prompts, as_prompts, require_known_tokens
-from repo_interp.console import Console
 from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.experiments.grid import stack_padded
 from repo_interp.experiments.responses import MOST_LOGITS
 from repo_interp.models.capture import decode, next_token_logits
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.pass_limits import batch_limit
-from repo_interp.progress import steps
-from repo_interp.side_by_side import BatchSize
-from repo_interp.store import Progress
+from repo_interp.models.side_by_side import BatchSize
+from repo_interp.runtime.console import Console
+from repo_interp.runtime.progress import steps
+from repo_interp.storage.store import Progress
 from repo_interp.tasks import Prompt
 
 LONG_NAME = "-log p of the token after those before it"

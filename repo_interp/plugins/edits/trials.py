@@ -25,12 +25,12 @@ from torch import nn
 
 from repo_interp.analysis.coercion import Prompts
 from repo_interp.analysis.computed import store_of
-from repo_interp.console import Console
 from repo_interp.errors import InputError, quoted
 from repo_interp.experiments.grid import Grid
 from repo_interp.intervals import half_interval
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.side_by_side import BatchSize
 from repo_interp.plugins.edits.edit_digest import edit_digest
 from repo_interp.plugins.edits.token_losses import (
     PromptLosses,
@@ -38,9 +38,9 @@ from repo_interp.plugins.edits.token_losses import (
     losses_of_batch,
     prompt_batches,
 )
-from repo_interp.progress import steps
-from repo_interp.side_by_side import BatchSize
-from repo_interp.store import Progress
+from repo_interp.runtime.console import Console
+from repo_interp.runtime.progress import steps
+from repo_interp.storage.store import Progress
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.prompt import digest
 from repo_interp.values import Tokens, checked

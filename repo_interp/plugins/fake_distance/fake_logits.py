@@ -29,7 +29,7 @@ from torch import Tensor
 
 from repo_interp.measures.kernels.rounding import ROUNDING
 from repo_interp.measures.kernels.seen_pairs import is_whole, once
-from repo_interp.memory import SHARED, memory_for
+from repo_interp.runtime.memory import SHARED, memory_for
 
 
 @dataclass(frozen=True)

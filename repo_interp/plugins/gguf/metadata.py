@@ -21,7 +21,7 @@ from repo_interp.checkpoint_files.fields import Fields, Theta
 from repo_interp.errors import InputError
 from repo_interp.plugins.gguf.header import Header
 from repo_interp.plugins.gguf.tokenizer import special_ids, split_rule
-from repo_interp.records import validate
+from repo_interp.storage.records import validate
 from repo_interp.values import PositiveOrZero, checked, shortened
 
 _REQUIRED = {

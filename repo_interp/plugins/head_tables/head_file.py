@@ -23,8 +23,8 @@ import pandas as pd
 import xarray as xr
 
 from repo_interp.errors import InputError
-from repo_interp.files import write_text
 from repo_interp.positions.layouts import NO_ATTENTION
+from repo_interp.storage.files import write_text
 from repo_interp.values import Tokens, TokensOrNone, as_json, checked
 
 SCORE = "retrieval"

@@ -43,7 +43,7 @@ from repo_interp.plugins.heads.head_scores import (
 )
 from repo_interp.plugins.heads.twins import kept_scores
 from repo_interp.run import with_schemes
-from repo_interp.store import Store
+from repo_interp.storage.store import Store
 from repo_interp.tasks.prompt import SPECIAL, Prompt, digest
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, CountOrNone, Seed, Share

@@ -46,6 +46,7 @@ from repo_interp.measures.positions import position_range
 from repo_interp.models.capture import decode, next_token_logits, observing
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.pass_limits import batch_limit
+from repo_interp.models.side_by_side import batches
 from repo_interp.plugins.heads.head_patterns import (
     ContentSums,
     departure_sums,
@@ -57,7 +58,6 @@ from repo_interp.plugins.heads.head_patterns import (
 )
 from repo_interp.plugins.paths.direct_path import DirectPath, direct_path
 from repo_interp.positions.rotary import expand_heads
-from repo_interp.side_by_side import batches
 from repo_interp.tasks.prompt import Prompt
 
 # 16 MB in float32, so that a long prompt needs no map of its heads

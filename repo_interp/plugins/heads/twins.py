@@ -23,10 +23,10 @@ import torch
 import transformers
 
 from repo_interp.errors import InputError, warn
-from repo_interp.files import cache_directory
 from repo_interp.models.configuration import own_layout_of, stock_config
 from repo_interp.models.decoder import Decoder
-from repo_interp.store import POINTS, Damaged
+from repo_interp.storage.files import cache_directory
+from repo_interp.storage.store import POINTS, Damaged
 
 _PACKAGES = ("positions", "models", "measures", "experiments")
 """Packages whose code decides a twin and its scores."""

@@ -64,10 +64,10 @@ from repo_interp.models.capture import capture, next_token_logits
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.resuming import Recording, record_pass, resume_pass
+from repo_interp.models.side_by_side import batches
 from repo_interp.plugins.sources.names import GROUP_OF, GROUPS
 from repo_interp.plugins.sources.position_sources import PositionSources
-from repo_interp.side_by_side import batches
-from repo_interp.store import Store
+from repo_interp.storage.store import Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.prompt.structure import prompt_structure
 from repo_interp.tasks.task import Scoring

@@ -65,6 +65,7 @@ from repo_interp.models.capture import decode
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.outputs import attention_outputs, layer_tensors, outputs_over_windows
 from repo_interp.models.pass_limits import batch_limit
+from repo_interp.models.side_by_side import batches
 from repo_interp.plugins.lengths.gaussians import (
     VectorSums,
     fold_sums,
@@ -74,8 +75,7 @@ from repo_interp.plugins.lengths.gaussians import (
     vector_sums,
 )
 from repo_interp.run import with_schemes
-from repo_interp.side_by_side import batches
-from repo_interp.store import NOT_KEPT, Store
+from repo_interp.storage.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, CountOrNone, Seed, Tokens, TokensOrNone

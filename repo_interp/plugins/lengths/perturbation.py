@@ -68,9 +68,9 @@ from repo_interp.interventions.keys import has_keys_to_move
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.outputs import attention_outputs
+from repo_interp.models.side_by_side import restore_order
 from repo_interp.run import with_schemes
-from repo_interp.side_by_side import restore_order
-from repo_interp.store import NOT_KEPT, Store
+from repo_interp.storage.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import CountOrNone, Seed, Share, Tokens

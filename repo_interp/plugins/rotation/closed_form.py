@@ -33,9 +33,9 @@ from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.causal_pairs import CausalPairs, gram_products
 from repo_interp.measures.kernels.heads import ILL_CONDITIONED, HeadBlock, Reduction, over_heads
 from repo_interp.measures.kernels.logit_sums import row_blocks
-from repo_interp.memory import SHARED, memory_for
 from repo_interp.plugins.three_axis.axis_fit import pearson
 from repo_interp.positions.rotary import rotate
+from repo_interp.runtime.memory import SHARED, memory_for
 
 Semantic = Literal["signed", "printed"]
 

@@ -48,9 +48,9 @@ from repo_interp.measures.kernels.rotation_angles import largest_difference
 from repo_interp.measures.kernels.seen_pairs import is_whole, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
-from repo_interp.memory import CORE, memory_for
 from repo_interp.plugins.rotation.closed_form import ClosedForm, Semantic
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.runtime.memory import CORE, memory_for
 from repo_interp.values import PositiveOrZero, Tokens
 
 _MEANS = {

@@ -45,9 +45,9 @@ from repo_interp.measures.kernels.seen_pairs import (
     signed_keys,
 )
 from repo_interp.measures.kernels.solvers import Axes, conjugate_gradients, gauges
-from repo_interp.memory import SHARED, memory_for
 from repo_interp.plugins.three_axis.axis_fit import pearson
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.runtime.memory import SHARED, memory_for
 
 TOLERANCE = 1e-6
 """Residual of conjugate gradients, relative to that at the start."""

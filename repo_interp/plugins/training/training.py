@@ -39,7 +39,6 @@ from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.defaults import choose, resolve_measures
 from repo_interp.analysis.job import Job, results_of
 from repo_interp.errors import InputError, warn
-from repo_interp.files import path_of, require_directory
 from repo_interp.measures.statistics import Measure, as_measure
 from repo_interp.models.decoder import as_decoder, require_model
 from repo_interp.models.lasting import patch_attribute
@@ -49,8 +48,9 @@ from repo_interp.models.reposition import with_layout
 from repo_interp.models.wrapped import model_of
 from repo_interp.plots.findings import findings
 from repo_interp.positions.layouts import FIXED
-from repo_interp.processes import alone
 from repo_interp.run import require_run, write_run
+from repo_interp.runtime.processes import alone
+from repo_interp.storage.files import path_of, require_directory
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.values import Count, CountOrNone, checked
 

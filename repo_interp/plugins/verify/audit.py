@@ -28,7 +28,6 @@ from transformers import AutoModelForCausalLM
 
 from repo_interp.checkpoint_files.architectures import native_layout, training_length
 from repo_interp.errors import InputError, quoted, warn
-from repo_interp.files import path_of
 from repo_interp.models.checkpoints import load_model, open_checkpoint
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import require_weights
@@ -59,6 +58,7 @@ from repo_interp.plugins.verify.rotation_faults import (
 )
 from repo_interp.plugins.verify.second_model import differences
 from repo_interp.positions.layouts import LEARNED
+from repo_interp.storage.files import path_of
 
 UNSEEN = (
     "values, what attention writes, feed-forward parts, norms between layers, embeddings and masks"

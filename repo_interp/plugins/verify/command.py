@@ -73,8 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
         InputError: A name, a path or a file is refused.
     """
     from repo_interp.cli.checkpoint import find_checkpoint, find_readable
-    from repo_interp.console import Console, bold
-    from repo_interp.files import require_directory, require_writable
+    from repo_interp.runtime.console import Console, bold
+    from repo_interp.storage.files import require_directory, require_writable
 
     # Before minutes of measuring, and without leaving the directory yet
     if arguments.out is not None:
@@ -154,7 +154,7 @@ def _offsets(ran: Any, dtype: str) -> str:
 def _verify_cache(arguments: argparse.Namespace) -> int:
     """Print where the keys of a cache stand."""
     from repo_interp.cli.checkpoint import find_checkpoint, find_readable
-    from repo_interp.console import Console, bold
+    from repo_interp.runtime.console import Console, bold
 
     if arguments.other is not None:
         raise InputError(f"--cache is compared with one checkpoint; leave out {arguments.other}")

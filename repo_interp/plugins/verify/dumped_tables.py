@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from repo_interp.errors import InputError, as_input_errors
-from repo_interp.files import regular
+from repo_interp.storage.files import regular
 
 SUFFIXES = (".npz", ".safetensors")
 """Names of files of tables end so."""

@@ -22,8 +22,8 @@ from torch import Tensor
 from transformers import cache_utils
 
 from repo_interp.errors import InputError, as_input_errors, quoted
-from repo_interp.files import path_of, regular
 from repo_interp.plugins.verify.dumped_tables import read_arrays
+from repo_interp.storage.files import path_of, regular
 from repo_interp.values import shortened
 
 Keys = Float[Tensor, "kv_head slot entry"]

@@ -26,8 +26,8 @@ from annotated_types import Interval, Len
 from pydantic import BaseModel, ConfigDict
 
 from repo_interp.errors import InputError, quoted, warn
-from repo_interp.files import path_of, regular, write_text
-from repo_interp.records import abbreviate, parse_json, validate
+from repo_interp.storage.files import path_of, regular, write_text
+from repo_interp.storage.records import abbreviate, parse_json, validate
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt
 from repo_interp.tasks.prompt.logged import (
     LoggedText,

@@ -28,7 +28,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from repo_interp.errors import InputError
-from repo_interp.records import parse_json, validate
+from repo_interp.storage.records import parse_json, validate
 from repo_interp.tasks.prompt import GENERATED, Intervals
 
 MOST_BYTES = 1 << 30

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Int
 
 from repo_interp.errors import InputError, as_input_errors, quoted
-from repo_interp.interruptible import interruptible
+from repo_interp.runtime.interruptible import interruptible
 from repo_interp.tasks.prompt import GENERATED, Intervals, Prompt, check_spans
 
 if TYPE_CHECKING:

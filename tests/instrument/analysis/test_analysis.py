@@ -34,7 +34,7 @@ from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity
 from repo_interp.plots.view_catalogue import write_figures
 from repo_interp.plugins.causes.effects import Effects
-from repo_interp.store import OtherQuestion, Store
+from repo_interp.storage.store import OtherQuestion, Store
 from repo_interp.tasks.prompt import Prompt
 
 ANALYSIS = np.load(OFFICIAL / "expected_analysis.npz")

@@ -18,11 +18,11 @@ from repo_interp.analysis.coercion import as_prompts
 from repo_interp.analysis.job import Job
 from repo_interp.analysis.notes import Remark
 from repo_interp.analysis.trained_task import trained_task
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.cli import _parser
 from repo_interp.cli.analyze_command import _job
 from repo_interp.explorer import Session
 from repo_interp.models.decoder import as_decoder
-from repo_interp.shipped import zoo_path
 
 
 @pytest.fixture(scope="module")

@@ -21,18 +21,18 @@ from places import tree
 
 import repo_interp as ri
 from benchmarks.tiny_models import small_model
-from repo_interp import processes
 from repo_interp.analysis import memory_needed as memory
 from repo_interp.analysis.job import Job
 from repo_interp.analysis.publication import stage
 from repo_interp.analysis.trained_task import task_of
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.models import pass_limits
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import observable
-from repo_interp.shipped import zoo_path
-from repo_interp.side_by_side import SideBySide, batches
+from repo_interp.models.side_by_side import SideBySide, batches
+from repo_interp.runtime import processes
 
 ANALYZE = (
     *("analyze", "reversal/repo", "--length", "8", "--count", "5", "--batch-size", "2"),

@@ -18,8 +18,8 @@ from forked import forked
 from repo_interp.cli import main
 from repo_interp.errors import Note
 from repo_interp.explorer.server import kept_token
-from repo_interp.files import cache_directory
 from repo_interp.models import load as loading
+from repo_interp.storage.files import cache_directory
 
 
 @pytest.fixture(scope="module", autouse=True)

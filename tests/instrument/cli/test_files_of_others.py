@@ -31,13 +31,13 @@ from transformers import (
 
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.cli import _parser, main
 from repo_interp.cli.explore_command import _explored, _given
-from repo_interp.files import sealed
 from repo_interp.models.adapter_training import attach, save_adapter
 from repo_interp.models.adapters import base_reference
 from repo_interp.models.checkpoints import identify, load_model
-from repo_interp.shipped import zoo_path
+from repo_interp.storage.files import sealed
 
 WORD = "quetzalcoatlus"
 SIZES = {

@@ -12,8 +12,8 @@ import pytest
 from forked import forked
 
 from repo_interp.cli import main
-from repo_interp.files import LOCK
-from repo_interp.interruptible import abandoned, interruptible
+from repo_interp.runtime.interruptible import abandoned, interruptible
+from repo_interp.storage.files import LOCK
 from repo_interp.tasks.essay import Essay
 
 

@@ -13,7 +13,7 @@ from places import DOCS
 from transformers import AutoModelForCausalLM
 
 import repo_interp as ri
-from repo_interp.shipped import zoo_path
+from repo_interp.checkpoint_files.shipped import zoo_path
 
 SPEC = importlib.util.spec_from_file_location("recipes", DOCS / "recipes.py")
 assert SPEC is not None and SPEC.loader is not None

@@ -11,12 +11,12 @@ from torch import nn
 
 import repo_interp as ri
 from repo_interp import interventions as iv
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.cli import main
 from repo_interp.cli.arguments import rope_scaling
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.rescaling import IdleScaling
 from repo_interp.positions.assigners import TokenIndex
-from repo_interp.shipped import zoo_path
 
 
 def frequencies(bridge):

@@ -93,7 +93,7 @@ def test_a_forced_score_is_one_pass_per_batch(tmp_path):
 
 def test_without_a_terminal_progress_names_the_layer_of_the_pass():
     from repo_interp.cli.score_command import _Shown
-    from repo_interp.console import Console
+    from repo_interp.runtime.console import Console
 
     said = []
     model = ri.open_model("reversal/repo")

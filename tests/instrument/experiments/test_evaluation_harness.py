@@ -13,7 +13,7 @@ from places import DOCS
 from transformers import AutoTokenizer
 
 import repo_interp as ri
-from repo_interp.shipped import zoo_path
+from repo_interp.checkpoint_files.shipped import zoo_path
 
 CHECKPOINT = str(zoo_path("reversal/repo"))
 TASK = """

@@ -14,6 +14,7 @@ from refusals import refused
 
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.cli import main
 from repo_interp.experiments import Atlas, Effects, Extrapolation, Kinds, Perturbation, Saliency
 from repo_interp.experiments.experiment_catalogue import experiment_named, experiment_names, planned
@@ -21,8 +22,7 @@ from repo_interp.experiments.prompt_sets import prompts_by_length, scoring_of
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plugins.three_axis.three_axis import ThreeAxis
-from repo_interp.shipped import zoo_path
-from repo_interp.store import Store
+from repo_interp.storage.store import Store
 from repo_interp.tasks import Prompt, Response, make_task
 
 TASK = make_task("reversal", longest=6, longest_test=12)

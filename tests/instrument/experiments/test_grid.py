@@ -9,7 +9,7 @@ from numpy.testing import assert_array_equal
 
 from repo_interp.experiments import Grid
 from repo_interp.experiments.grid import stack_padded
-from repo_interp.store import Store
+from repo_interp.storage.store import Store
 
 
 def test_values_stand_at_their_labels():

@@ -22,14 +22,14 @@ import repo_interp as ri
 from repo_interp import cli
 from repo_interp.analysis.score import score_few_shot
 from repo_interp.analysis.trained_task import task_of
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.experiments.responses import generated_responses
 from repo_interp.experiments.test_set_scores import task_scores
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.provenance import identity
 from repo_interp.plots.views.task_scores import VIEW, map_table, score_grid, score_table
-from repo_interp.shipped import zoo_path
-from repo_interp.store import OtherQuestion
+from repo_interp.storage.store import OtherQuestion
 from repo_interp.tasks import make_task
 
 

@@ -20,13 +20,13 @@ from refusals import refused
 
 import repo_interp as ri
 from repo_interp.analysis.trained_task import trained_task
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.errors import InputError
 from repo_interp.explorer import Edit, Session
 from repo_interp.explorer.messages import Asked, Explored, message
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.arrays import heads_where
-from repo_interp.records import validate
-from repo_interp.shipped import zoo_path
+from repo_interp.storage.records import validate
 
 TOKENS = [3 + (7 * place) % 50 for place in range(24)]
 EDITS = {

@@ -11,9 +11,9 @@ from numpy.testing import assert_allclose
 from transformers import AutoModelForCausalLM
 
 import repo_interp as ri
+from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.measures.attention_mass import ROWS, AttentionMass
 from repo_interp.measures.attention_rows import strongest_keys
-from repo_interp.shipped import zoo_path
 from repo_interp.tasks.prompt import copies_next
 
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from repo_interp.inputs import select_prompts
 from repo_interp.measures.attention_rows import AttentionRows
-from repo_interp.memory import working_memory
+from repo_interp.runtime.memory import working_memory
 
 
 def kept_rows(inputs, spans=None, **parameters):

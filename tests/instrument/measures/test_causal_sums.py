@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from repo_interp.measures.kernels.heads import reduced
 from repo_interp.measures.kernels.logit_sums import LogitSums
 from repo_interp.measures.kernels.seen_pairs import pair_counts
-from repo_interp.memory import working_memory
+from repo_interp.runtime.memory import working_memory
 
 
 def causal_sums(queries, keys, valid=None, window=None, scale=1.0, memory=2**24):

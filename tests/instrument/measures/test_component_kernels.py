@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from repo_interp.measures.kernels.heads import head_blocks, reduced
 from repo_interp.measures.kernels.rotary_components import ComponentSums, component_moments
-from repo_interp.memory import working_memory
+from repo_interp.runtime.memory import working_memory
 
 FEW, NONE, ALL = [1, 1, 0, 0, 0, 0], [0] * 6, [1] * 6
 BANDS = torch.tensor([FEW, [0, 0, 1, 0, 1, 1], NONE, ALL]).bool()

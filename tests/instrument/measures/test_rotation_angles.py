@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from repo_interp.measures.kernels.rotation_angles import EDGES, largest_difference, rotation_angles
-from repo_interp.memory import working_memory
+from repo_interp.runtime.memory import working_memory
 
 FREQUENCIES = torch.tensor([1.0, 0.1, 0.003, 0.0], dtype=torch.float64)
 

@@ -23,6 +23,7 @@ from position_papers.training.loop import train
 from position_papers.training.preparation import prepare
 from position_papers.training.trained import recorded_scores, trained_configuration
 from repo_interp.analysis.trained_task import trained_task
+from repo_interp.checkpoint_files.shipped import shipped_names, zoo_names, zoo_path
 from repo_interp.checkpoint_files.stored import ADAPTER
 from repo_interp.cli import main
 from repo_interp.models import adapter_training, adapters
@@ -32,7 +33,6 @@ from repo_interp.models.checkpoints import load_model, load_tokenizer
 from repo_interp.models.configuration import identify
 from repo_interp.models.reposition import layout, reposition, with_layout
 from repo_interp.models.saving import save
-from repo_interp.shipped import shipped_names, zoo_names, zoo_path
 from repo_interp.tasks import make_task
 
 LAYERS = 3

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from repo_interp.files import cache_directory
 from repo_interp.models import provenance
 from repo_interp.models.provenance import checkpoint_digest
+from repo_interp.storage.files import cache_directory
 
 
 @pytest.fixture

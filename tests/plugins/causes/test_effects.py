@@ -32,10 +32,10 @@ from repo_interp.experiments.readings import AnswerBatch
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.resuming import record_pass, resume_pass
+from repo_interp.models.side_by_side import WORTHWHILE
 from repo_interp.plugins.causes.effects import drawn_sets, sets_of_heads, to_confirm
 from repo_interp.plugins.causes.effects_view import VIEW, effect_maps, effect_tables
-from repo_interp.side_by_side import WORTHWHILE
-from repo_interp.store import Store
+from repo_interp.storage.store import Store
 from repo_interp.tasks import Prompt, make_task
 
 TASK = make_task("reversal", longest=6, longest_test=12)

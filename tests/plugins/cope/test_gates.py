@@ -20,10 +20,10 @@ from repo_interp.measures.kernels.gate_sums import (
     attention_from_position,
     gates_of_rows,
 )
-from repo_interp.memory import working_memory
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plugins.cope.gates import Gates
+from repo_interp.runtime.memory import working_memory
 
 OFFICIAL = places.OFFICIAL / "cope"
 ROWS = torch.arange(24)

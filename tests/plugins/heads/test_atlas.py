@@ -27,7 +27,7 @@ from repo_interp.plugins.heads.head_names import RULES, Rule, name_heads, null_o
 from repo_interp.plugins.heads.overview import clustered, standardised
 from repo_interp.plugins.heads.view import VIEW, embed
 from repo_interp.run import TABLES
-from repo_interp.store import Damaged
+from repo_interp.storage.store import Damaged
 from repo_interp.tasks import make_task
 
 TASK = make_task("reversal")

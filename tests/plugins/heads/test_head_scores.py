@@ -19,6 +19,7 @@ from benchmarks.tiny_models import small_model
 from repo_interp.measures.kernels.mirror import mirror, mirror_score, mirror_scores
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import with_layout
+from repo_interp.models.side_by_side import SideBySide
 from repo_interp.models.wrapped import model_of
 from repo_interp.plugins.heads import head_scores as scoring
 from repo_interp.plugins.heads.head_patterns import (
@@ -35,7 +36,6 @@ from repo_interp.plugins.heads.head_scores import (
     random_scores,
     repeated_tokens,
 )
-from repo_interp.side_by_side import SideBySide
 from repo_interp.tasks import Prompt, make_task
 
 THEIRS = ("previous_token", "duplicate_token", "induction")

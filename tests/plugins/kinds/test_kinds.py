@@ -19,6 +19,7 @@ from repo_interp.analysis.defaults import default_experiments
 from repo_interp.experiments import Kinds
 from repo_interp.experiments.experiment_catalogue import planned
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.side_by_side import SideBySide
 from repo_interp.plots.marks import number
 from repo_interp.plugins.causes.effects import drawn_sets
 from repo_interp.plugins.kinds import kinds
@@ -33,7 +34,6 @@ from repo_interp.plugins.kinds.kinds import (
 )
 from repo_interp.plugins.kinds.view import VIEW, kind_table, losses_by_kind
 from repo_interp.plugins.sources.names import GROUP_OF, GROUPS, NAMES
-from repo_interp.side_by_side import SideBySide
 from repo_interp.tasks import Prompt, make_task
 
 WORDS = ("one two three \n four 5 six \n " * 13).split(" ")[:100]

@@ -38,7 +38,7 @@ from repo_interp.plugins.lengths.gaussians import (
     vector_sums,
 )
 from repo_interp.run import make_run
-from repo_interp.store import NOT_KEPT
+from repo_interp.storage.store import NOT_KEPT
 from repo_interp.tasks import Prompt, make_task
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}

@@ -10,7 +10,6 @@ from numpy.testing import assert_allclose
 from three_axis_reference import RIDGE, correlation, dense_r, design, maps, of_kind, ridge_solve
 
 from repo_interp.measures.kernels.logit_sums import logit_sums
-from repo_interp.memory import working_memory
 from repo_interp.plugins.three_axis.axis_fit import additive_pairs, fit_axes
 from repo_interp.plugins.three_axis.position_cells import (
     binned_pairs,
@@ -23,6 +22,7 @@ from repo_interp.plugins.three_axis.three_axis import (
     shuffle_distances,
     without_trend,
 )
+from repo_interp.runtime.memory import working_memory
 
 
 def measured(inputs, name, extra, **options):

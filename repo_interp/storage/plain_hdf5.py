@@ -24,7 +24,7 @@ import numpy as np
 from h5py import h5a, h5d, h5g, h5l, h5o, h5s, h5t, h5z  # pyright: ignore[reportAttributeAccessIssue]
 
 from repo_interp.errors import InputError, one_line
-from repo_interp.memory import machine_memory
+from repo_interp.runtime.memory import machine_memory
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _MOST_PACKED = 1 << 14

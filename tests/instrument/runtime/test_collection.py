@@ -4,11 +4,11 @@ import gc
 import subprocess
 import sys
 
-from repo_interp.collection import collection_paused
+from repo_interp.runtime.collection import collection_paused
 
 GARBAGE = """
 import gc, weakref
-from repo_interp.collection import collection_paused
+from repo_interp.runtime.collection import collection_paused
 
 class Node:
     def __init__(self):

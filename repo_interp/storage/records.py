@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from repo_interp.errors import InputError
-from repo_interp.files import regular
+from repo_interp.storage.files import regular
 from repo_interp.values import shortened
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from places import tree
 from safetensors.torch import save_file
 
 import repo_interp as ri
-from repo_interp.files import remove, replace_whole, write_text
+from repo_interp.storage.files import remove, replace_whole, write_text
 
 
 def test_a_directory_is_replaced_as_a_whole_and_stays_where_nothing_is_written(tmp_path):

@@ -15,7 +15,7 @@ import rich.console
 from rich.text import Text
 
 from repo_interp.errors import one_line
-from repo_interp.launcher import is_first
+from repo_interp.runtime.launcher import is_first
 
 
 class Console(rich.console.Console):

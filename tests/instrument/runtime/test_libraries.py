@@ -8,7 +8,7 @@ import sys
 
 from places import ROOT
 
-from repo_interp.libraries import require
+from repo_interp.runtime.libraries import require
 
 
 def test_what_is_installed_here_is_of_the_ranges():

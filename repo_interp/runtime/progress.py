@@ -17,7 +17,7 @@ from threading import Event, Lock, Thread
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from repo_interp.console import Console
+from repo_interp.runtime.console import Console
 from repo_interp.values import duration
 
 FIRST, EVERY = 1.5, 10.0

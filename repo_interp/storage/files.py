@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from repo_interp.errors import InputError, Taken, quoted
-from repo_interp.launcher import launched, machine
+from repo_interp.runtime.launcher import launched, machine
 
 LOCK = ".lock"
 """Name of the file in a claimed directory by which others see that it is."""

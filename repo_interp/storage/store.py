@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from repo_interp import processes
 from repo_interp.errors import Note, warn
-from repo_interp.files import replace_whole, sealed, unsealed, write_text
+from repo_interp.runtime import processes
+from repo_interp.storage.files import replace_whole, sealed, unsealed, write_text
 
 _WRITING_SHARE = 0.1
 """Of the time, at most, that goes into writing where writing takes long beside computing, as with

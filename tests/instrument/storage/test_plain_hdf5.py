@@ -16,9 +16,9 @@ from refusals import refused
 
 import repo_interp as ri
 from repo_interp.analysis.stored_statistics import BATCHES
-from repo_interp.files import sealed
 from repo_interp.run import read_netcdf, write_netcdf
-from repo_interp.store import Damaged, Store
+from repo_interp.storage.files import sealed
+from repo_interp.storage.store import Damaged, Store
 
 WORD = b"quetzalcoatlus"
 Change = Callable[[h5py.File], object]
@@ -184,7 +184,7 @@ def test_more_than_half_of_the_memory_is_not_unpacked(file, monkeypatch):
     array_of_zeros = zlib.compress(bytes(1 << 20), 9)
     change(file, lambda to: filled(to, array_of_zeros, 1 << 20))
     assert ri.read_run(file)["group/own"].size == 1 << 20
-    monkeypatch.setattr("repo_interp.plain_hdf5.machine_memory", lambda: 8.0 * (1 << 20))
+    monkeypatch.setattr("repo_interp.storage.plain_hdf5.machine_memory", lambda: 8.0 * (1 << 20))
     with refused("half of this machine's memory"):
         ri.read_run(file)
 

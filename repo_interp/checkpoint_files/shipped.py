@@ -20,7 +20,7 @@ from typing import Any
 from repo_interp.entry_points import CHECKPOINTS, called, find, names
 from repo_interp.errors import InputError, as_input_errors, nearest, quoted, warn
 
-DIRECTORY = Path(__file__).parent / "zoo"
+DIRECTORY = Path(__file__).parents[1] / "zoo"
 """The checkpoints of this package."""
 RUNS = "runs.jsonl"
 """Beside TASK/NAME: one line per training run of the task, the seeds of a checkpoint ascending.

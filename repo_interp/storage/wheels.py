@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repo_interp.errors import InputError
-from repo_interp.files import digest_of
+from repo_interp.storage.files import digest_of
 
 
 @dataclass(frozen=True)

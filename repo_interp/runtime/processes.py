@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from repo_interp.entry_points import failure_of
 from repo_interp.errors import InputError, one_line
-from repo_interp.launcher import is_first, launched, local_count, number_of_launcher
+from repo_interp.runtime.launcher import is_first, launched, local_count, number_of_launcher
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

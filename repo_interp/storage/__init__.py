@@ -1,0 +1,1 @@
+"""Files on the disk: written whole, sealed, claimed, read with suspicion, and fetched."""
