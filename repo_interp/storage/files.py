@@ -1,7 +1,6 @@
-"""Files and directories that appear whole or not at all, or belong to one process at a time.
+"""Files and directories that appear whole or not at all.
 
     with replaced(path) as unfinished: ...     `unfinished`, a file or directory, takes its place
-    claim(directory) ... release()             refused where another process holds the directory
     unsealed(sealed(content)) == content       and damaged content is refused
 
 `path` stays as it was when writing fails, for lack of room, by an error or an interruption. Knows
@@ -18,20 +17,19 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from repo_interp.errors import InputError, Taken, quoted
-from repo_interp.runtime.launcher import launched, machine
+from platformdirs import user_cache_path
 
-LOCK = ".lock"
-"""Name of the file in a claimed directory by which others see that it is."""
+from repo_interp.errors import InputError, quoted
+from repo_interp.runtime.launcher import launched, machine
+from repo_interp.storage.claims import LOCK
+
 LEFT_BEHIND = (".unfinished", ".previous")
 """Ends of the names, which begin with a dot, of remainders of a killed process."""
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 _TOLD_IN_RUST = re.compile(r"\(os error (\d+)\)|\bOs \{ code: (\d+)")
 """How safetensors and tokenizers, which are written in Rust, report errors of the system."""
 _HERE, _EXCHANGE = -100, 2
@@ -43,23 +41,21 @@ def cache_directory() -> Path:
     """Return where converted and fetched files are kept.
 
     Returns:
-        $REPO_INTERP_CACHE, else repo_interp in the user's cache directory.
+        $REPO_INTERP_CACHE, else repo_interp in the user's cache directory, as platformdirs finds it.
 
     Raises:
         InputError: The user has no home.
     """
     chosen = os.environ.get("REPO_INTERP_CACHE")
-    try:
-        return (
-            Path(chosen)
-            if chosen
-            else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repo_interp"
-        )
-    # Path.home raises this where neither HOME nor the system knows the user.
-    except RuntimeError:
+    if chosen:
+        return Path(chosen)
+    found = user_cache_path("repo_interp", appauthor=False)
+    # Where neither HOME nor the system knows the user, "~" stays.
+    if not found.is_absolute():
         raise InputError(
             "there is no home directory to keep files in; name a directory with REPO_INTERP_CACHE"
-        ) from None
+        )
+    return found
 
 
 @contextmanager
@@ -153,75 +149,6 @@ def _exchange(unfinished: Path, path: Path, previous: Path) -> None:
         os.replace(previous, path)
         raise
     remove(previous)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A directory to which this process alone writes, until it releases it or ends."""
-
-    directory: Path
-    lock: int
-    """Its open lock file."""
-    made: tuple[Path, ...]
-    """Directories that were made for it, the deepest first."""
-
-    def release(self) -> None:
-        """Let others write here; remove directories in which nothing is left."""
-        # Removed before it is closed: whoever opens the name from now on makes a new file.
-        (self.directory / LOCK).unlink(missing_ok=True)
-        os.close(self.lock)
-        with suppress(OSError):  # not empty
-            self.directory.rmdir()
-            for directory in self.made:
-                directory.rmdir()
-
-
-def claim(directory: Path) -> Claim:
-    """Claim a directory for this process.
-
-    Args:
-        directory: The directory; made if missing.
-
-    Returns:
-        The claim.
-
-    Raises:
-        Taken: Another process has it.
-        OSError: It cannot be made or locked.
-    """
-    import fcntl  # POSIX alone has it
-
-    file, made = (
-        # Noted before they are made, so that release removes no directory of somebody else's
-        directory / LOCK,
-        tuple(parent for parent in directory.parents if not parent.exists()),
-    )
-    while True:
-        directory.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = os.open(file, os.O_CREAT | os.O_RDWR, 0o666)
-        except FileNotFoundError:  # another process has just removed the directory
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The holder may have removed the file between our open and our
-            # lock: then the lock is on nothing.
-            if os.path.samestat(os.fstat(lock), os.stat(file)):
-                return Claim(directory, lock, made)
-        except BlockingIOError:
-            os.close(lock)
-            raise Taken(
-                f"another process writes to {directory}; wait for it, or give another --out"
-            ) from None
-        except FileNotFoundError:  # its holder has removed it, so that the next one makes another
-            pass
-        except OSError as error:
-            if error.errno in _NO_LOCKS:  # a network disk without locks: nothing keeps others out
-                return Claim(directory, lock, made)
-            os.close(lock)
-            raise
-        # Begin anew with the file that stands there now.
-        os.close(lock)
 
 
 def is_left_behind(name: str) -> bool:

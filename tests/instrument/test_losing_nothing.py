@@ -26,7 +26,7 @@ from position_papers.training.folder import TrainingFolder
 from repo_interp.cli import main
 from repo_interp.models.checkpoints import identify, load_tokenizer
 from repo_interp.plots.pages.report import write_report
-from repo_interp.storage.files import claim
+from repo_interp.storage.claims import claim
 
 SHORT = ["analyze", "reversal/repo", "--length", "8", "--count", "3", "--measures", "positions"]
 

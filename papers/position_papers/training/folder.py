@@ -27,8 +27,8 @@ from pydantic import BaseModel, Field
 
 from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.errors import InputError, one_line
+from repo_interp.storage.claims import claim
 from repo_interp.storage.files import (
-    claim,
     is_left_behind,
     remove,
     replace_whole,
