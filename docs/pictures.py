@@ -46,7 +46,7 @@ FIGURES = {
     "pattern_shares": ("needles", "pattern_shares"),
     "perturbation": ("lengths", "perturbation_log_perplexity"),
     "position_ranges": ("text", "position_ranges"),
-    "positions": ("reversal", "positions_layer2_head0"),
+    "positions": ("reversal", "positions_layer2_head2"),
     "rotating_pairs": ("logits", "rotating_pairs_layer3_head0"),
     "rows_of_positions": ("reversal", "rows_of_positions"),
     "saliency": ("reversal", "integrated_gradients_layer2_head0"),
