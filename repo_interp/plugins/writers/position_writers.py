@@ -14,8 +14,7 @@ components at their means, for f_phi alone or for all readers, against as many o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,23 +29,17 @@ from repo_interp.analysis.coercion import Prompts
 from repo_interp.console import Console
 from repo_interp.errors import InputError
 from repo_interp.experiments.grid import stack_padded
-from repo_interp.intervals import half_interval
-from repo_interp.measures.kernels.order import OrderSums, told_by
-from repo_interp.measures.kernels.rounding import equal_within
 from repo_interp.measures.labels import described_group
 from repo_interp.models.capture import decode
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.lasting import called_at
-from repo_interp.plugins.edits.token_losses import checked_prompts, losses_of_batch
-from repo_interp.plugins.writers.stream import (
-    EMBEDDING,
-    MLP,
-    Assign,
-    Component,
-    Means,
-    Stream,
-    at_mean,
+from repo_interp.plugins.edits.token_losses import checked_prompts
+from repo_interp.plugins.writers.at_means import (
+    READERS,
+    choose_components,
+    component_name,
+    components_at_means,
 )
+from repo_interp.plugins.writers.stream import Assign, Means, Stream
 from repo_interp.progress import steps
 from repo_interp.store import Progress
 from repo_interp.tasks import Prompt
@@ -54,9 +47,6 @@ from repo_interp.values import Count, CountOrNone, Seed, checked
 
 NODES = 48
 """Points of the Gauss-Legendre sum."""
-BLOCK = 32
-"""Tokens of a unit of a single text, as in `try_edits`."""
-READERS = ("f_phi", "all")
 _TEXTS = {
     "contribution": "what a component adds to the position, from its mean on [position]",
     "position": "position of a token [position]",
@@ -145,10 +135,14 @@ def position_writers(
         parts = [_apart(stream, means, batch, row, advance) for batch in batches]
         contribution = [part[1] for part in parts]
         values = _shares(given, [part[0] for part in parts], contribution)
-        writers, controls = _chosen(components, values["clock_share"], together, draws, seed)
-        checks = _checks(stream, means, given, batches, row, [writers, *controls], advance)
-    names = [_name(component) for component in components]
-    removed = ["nothing", *(" + ".join(map(_name, some)) for some in (writers, *controls))]
+        writers, controls = choose_components(
+            components, values["clock_share"], together, draws, seed
+        )
+        checks = components_at_means(
+            stream, means, given, batches, row, [writers, *controls], advance
+        )
+    names = [component_name(component) for component in components]
+    removed = ["nothing", *(" + ".join(map(component_name, some)) for some in (writers, *controls))]
     width = max(len(prompt.tokens) for prompt in given)
     group: dict[str, Any] = {name: (("component",), values[name]) for name in ("word_share",)}
     group |= {
@@ -177,11 +171,11 @@ def position_writers(
         writer_head=("component", [one[1] for one in components]),
     )
     found.attrs |= {"layer": layer, "row": row, "scheme": stream.reader.scheme}
-    found.attrs["finding"] = _finding(found, [_name(one) for one in writers])
+    found.attrs["finding"] = _finding(found, [component_name(one) for one in writers])
     return found
 
 
-def _means(stream: Stream, batches: Sequence[PaddedBatch], advance: Any) -> Means:
+def _means(stream: Stream, batches: Sequence[PaddedBatch], advance: Callable[[], None]) -> Means:
     """Mean over all tokens of what enters layers, and of what heads write."""
     means, tokens = Means(), sum(batch.tokens.shape[1] for batch in batches)
 
@@ -211,7 +205,7 @@ def _decode(stream: Stream, batch: PaddedBatch) -> None:
 
 
 def _apart(
-    stream: Stream, means: Means, batch: PaddedBatch, row: int, advance: Any
+    stream: Stream, means: Means, batch: PaddedBatch, row: int, advance: Callable[[], None]
 ) -> tuple[Float[np.ndarray, " token"], Float[np.ndarray, "component token"], float]:
     """Return positions of a prompt, contributions to them, and the position of the mean."""
     entered: dict[int, Tensor] = {}
@@ -295,96 +289,6 @@ def _shares(
             "by_prompt": with_index / np.array(of_positions),
             "word_share": parts @ whole / (whole @ whole),
         }
-
-
-def _chosen(
-    components: Sequence[Component],
-    shares: Float[np.ndarray, " component"],
-    together: int,
-    draws: int,
-    seed: int,
-) -> tuple[list[Component], list[list[Component]]]:
-    """Components of the largest shares, and draws of as many others of their kinds."""
-    order = [components[place] for place in np.argsort(-shares, kind="stable")]
-    writers = [one for one in order if one != EMBEDDING][:together]
-    kinds = {one[1] == MLP for one in writers}
-    others = [one for one in components if one != EMBEDDING and one not in writers]
-    alike = [one for one in others if (one[1] == MLP) in kinds]
-    # Two of two MLPs have no others
-    others = alike if len(alike) >= together else others
-    random = np.random.default_rng(seed)
-    picked = [random.choice(len(others), together, replace=False) for _ in range(draws)]
-    return writers, [[others[place] for place in sorted(some)] for some in picked]
-
-
-def _checks(
-    stream: Stream,
-    means: Means,
-    prompts: Sequence[Prompt],
-    batches: Sequence[PaddedBatch],
-    row: int,
-    sets: Sequence[Sequence[Component]],
-    advance: Any,
-) -> dict[str, Float[np.ndarray, "reader removed"]]:
-    """Resolution, trend and loss with nothing, and with sets of components, at their means."""
-    decoder, made = stream.decoder, []
-
-    def measured(chosen: Sequence[Component], reader: str) -> tuple[float, float, np.ndarray]:
-        seen: list[np.ndarray] = []
-
-        def keep(attention: Any, positions: Tensor) -> None:
-            seen.append(positions[0, row].double().cpu().numpy())
-
-        units = []
-        for batch in batches:
-            with ExitStack() as edit:
-                if chosen:
-                    edit.enter_context(at_mean(stream, means, chosen, reader == "all"))
-                edit.enter_context(called_at(decoder, "positions", keep, [stream.layer]))
-                (losses,) = losses_of_batch(decoder, prompts, batch)
-            units.append(losses.loss[1:])
-            advance()
-        if len(units) == 1:
-            units = [units[0][start : start + BLOCK] for start in range(0, len(units[0]), BLOCK)]
-        return *_order(seen), np.array([np.nanmean(unit) for unit in units])
-
-    plain = measured((), "all")
-    for reader in READERS:
-        found = [plain, *(measured(chosen, reader) for chosen in sets)]
-        changes = np.stack([losses - plain[2] for *_, losses in found])
-        mean, half = changes.mean(-1), half_interval(changes)
-        made.append(
-            {
-                "resolution": [resolution for resolution, *_ in found],
-                "trend": [trend for _, trend, _ in found],
-                "loss": [losses.mean() for *_, losses in found],
-                "change": mean,
-                "change_low": mean - half,
-                "change_high": mean + half,
-            }
-        )
-    return {name: np.array([one[name] for one in made], dtype=float) for name in made[0]}
-
-
-def _order(positions: Sequence[Float[np.ndarray, " token"]]) -> tuple[float, float]:
-    """Resolution in tokens, as the measure `position_sources` has it, and rise by token."""
-    sums, rise, spread = 0, 0.0, 0.0
-    for z in positions:
-        values = torch.from_numpy(z)[None]
-        present = torch.ones((1, 1, len(z)), dtype=torch.bool)
-        tokens, equal = np.array([len(z)]), equal_within(values)
-        sums = sums + told_by(values[None], present, tokens, equal)[1].numpy()
-        index = np.arange(len(z)) - (len(z) - 1) / 2
-        rise, spread = rise + float(z @ index), spread + float(index @ index)
-    return float(OrderSums(*sums).resolution[0]), rise / spread  # pyright: ignore[reportGeneralTypeIssues]
-
-
-def _name(component: Component) -> str:
-    """`L5 H3`, `L5 MLP` or `embedding`."""
-    layer, head = component
-    if component == EMBEDDING:
-        return "embedding"
-    return f"L{layer} MLP" if head == MLP else f"L{layer} H{head}"
 
 
 def _finding(found: xr.Dataset, writers: Sequence[str]) -> str:
