@@ -90,7 +90,7 @@ class Stream:
     @property
     def components(self) -> list[Component]:
         """The embedding, then heads and MLP of every earlier layer; layers without heads: one."""
-        found = [EMBEDDING]
+        found: list[Component] = [EMBEDDING]
         for layer in range(self.layer):
             heads = self.attentions[layer].heads if layer in self.attentions else 0
             found += [(layer, head) for head in (*range(heads), MLP)]

@@ -46,13 +46,21 @@ def position_writers(found: xr.Dataset) -> PaperFigure:
     shares = {name: _by_layer(found[name]) for name in _MAPS}
     largest = max(float(np.nanmax(np.abs(share))) for share in shares.values())
     look: dict[str, Any] = {"cmap": "RdBu_r", "norm": CenteredNorm(0, largest)}
+    images = [
+        draw_cells(ax, shares[name], look | {"gid": name})
+        for ax, name in zip(maps, _MAPS, strict=True)
+    ]
     for ax, (name, title) in zip(maps, _MAPS.items(), strict=True):
-        image = draw_cells(ax, shares[name], look | {"gid": name})
         embedding = float(found[name].sel(component="embedding"))
-        ax.set_title(f"{title}; embedding {percent(embedding)}")
-    colour_bar(figure, image, maps, "share", fraction=0.046)
+        # Rounded first: -0.1 % is no "-0 %"
+        ax.set_title(f"{title}; embedding {percent(round(embedding, 2) + 0.0)}")
+    # Both have one scale
+    colour_bar(figure, images[0], maps, "share", fraction=0.046)
     _draw_check(right, found)
-    figure.suptitle(f"Layer {found.attrs['layer']}, row {found.attrs['row']} of positions")
+    figure.suptitle(
+        f"Layer {found.attrs['layer']}, row {found.attrs['row']} of positions; right: "
+        f"{found['removed'].values[1]} at the mean, hollow: as many others"
+    )
     return figure
 
 
@@ -87,5 +95,5 @@ def _draw_check(ax: Axes, found: xr.Dataset) -> None:
         )  # fmt: skip
         ax.plot([place], values[:1], "o", color=_COLOUR, markersize=4.5, gid=f"writer {place}")
     ax.set_xticks(range(len(rest)), [f"for {reader}" for reader in resolution["reader"].values])
-    ax.set(xlim=(-0.5, len(rest) - 0.5), ylim=(0, None), ylabel="resolution (tokens)")
-    ax.set_title(f"{resolution['removed'].values[1]} at its mean; hollow: others")
+    highest = float(np.nanmax(resolution))
+    ax.set(xlim=(-0.5, len(rest) - 0.5), ylim=(0, 1.1 * highest), ylabel="resolution (tokens)")

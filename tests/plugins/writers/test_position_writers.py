@@ -237,15 +237,21 @@ def test_the_clock_of_a_real_model_has_a_writer_and_equal_calls_are_equal():
 def test_the_figure_shows_the_shares():
     prompts = ri.tasks.make_task("reversal").prompts(3)
     found = ri.position_writers(ri.open_model("reversal/repo"), prompts, 2, 0)
-    left, middle, right, *_ = ri.plots.position_writers(found).axes
+    drawn = ri.plots.position_writers(found)
+    left, middle, right, *_ = drawn.axes
     share = found["clock_share"].sel(component="L1 H1")
     assert_allclose(left.images[0].get_array()[1, 1], share)
-    assert_allclose(
-        middle.images[0].get_array()[0, -1], found["word_share"].sel(component="L0 MLP")
-    )
-    assert str(found["removed"].values[1]) in right.get_title() or "no distance" in str(
-        [text.get_text() for text in right.texts]
-    )
+    share = found["word_share"].sel(component="L0 MLP")
+    assert_allclose(middle.images[0].get_array()[0, -1], share)
+    # 46 tokens are too few for a resolution
+    assert [text.get_text() for text in right.texts] == ["no distance tells the order"]
+    assert "L1 H1 at the mean" in drawn.get_suptitle()
+    told = found.assign(resolution=found["resolution"].fillna(8.0))
+    told["resolution"][:, 1] = 20.0
+    right = ri.plots.position_writers(told).axes[2]
+    dots = {line.get_gid(): list(line.get_ydata()) for line in right.lines}
+    assert dots["writer 0"] == dots["writer 1"] == [20]
+    assert dots["controls 1"] == [8] * 4 and dots["as it is"] == [8, 8]
     with refused("writers of positions are what ri.position_writers returns"):
         ri.plots.position_writers(found[["position"]])
 
