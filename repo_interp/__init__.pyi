@@ -48,6 +48,7 @@ from .plugins.verify.audit import verify as verify
 from .plugins.verify.scheme_audit import verify_scheme as verify_scheme
 from .plugins.verify_batch.batch_audit import verify_batch as verify_batch
 from .plugins.verify_cache.cache_audit import verify_cache as verify_cache
+from .plugins.writers.position_writers import position_writers as position_writers
 from .run import read_run as read_run
 from .run import write_run as write_run
 from .tasks.prompt.jsonl import read_prompts as read_prompts

@@ -37,6 +37,7 @@ _PLACES = {
     "plugins.sources.view": ("head_kinds",),
     "plugins.three_axis.fit_figure": ("three_axis_fit",),
     "plugins.three_axis.view": ("fit_correlations",),
+    "plugins.writers.writers_figure": ("position_writers",),
 }
 """Names by module, from the top of the package."""
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}

@@ -40,3 +40,4 @@ from repo_interp.plugins.segments.view import segment_scores as segment_scores
 from repo_interp.plugins.sources.view import head_kinds as head_kinds
 from repo_interp.plugins.three_axis.view import fit_correlations as fit_correlations
 from repo_interp.plugins.three_axis.view import three_axis_fit as three_axis_fit
+from repo_interp.plugins.writers.writers_figure import position_writers as position_writers

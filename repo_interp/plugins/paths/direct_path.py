@@ -162,7 +162,7 @@ def direct_path(decoder: Decoder) -> Iterator[DirectPath]:
                 continue
             after = added[attention.layer_idx][0]
             if after is not None:
-                store = _norm_hook(
+                store = norm_hook(
                     lambda norm, layer=attention.layer_idx: path.after_attention.__setitem__(
                         layer, norm
                     )
@@ -170,7 +170,7 @@ def direct_path(decoder: Decoder) -> Iterator[DirectPath]:
                 hooks.callback(after.register_forward_hook(store).remove)
             _remember_gate(attention, path.gates, hooks)
         if final is not None:
-            hooks.callback(final.register_forward_hook(_norm_hook(store_final)).remove)
+            hooks.callback(final.register_forward_hook(norm_hook(store_final)).remove)
         yield path
 
 
@@ -187,8 +187,15 @@ def added_outputs(decoder: Decoder) -> dict[int, tuple[nn.Module | None, float]]
     return _measure(decoder)[1]
 
 
-def _norm_hook(store: Callable[[Norm], None]) -> Callable:
-    """A hook that gives `store` the norm's gain and factor of a pass."""
+def norm_hook(store: Callable[[Norm], None]) -> Callable:
+    """Return a forward hook of a norm that measures its gain and its factor in a pass.
+
+    Args:
+        store: Called with them.
+
+    Returns:
+        The hook.
+    """
 
     def hook(module: nn.Module, arguments: tuple, normed: Tensor) -> None:
         given, norm = arguments[0].float(), inner(module).forward  # no hook is called

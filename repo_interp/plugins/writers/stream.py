@@ -1,0 +1,283 @@
+"""What writes the residual stream that a layer reads: embedding, earlier heads, earlier MLPs.
+
+    x_L    = x_0 + sum_{l < L} (sum_h c_lh + m_l)      x_l: the residual stream that enters layer l
+    c_lh,i = r_l n_li o_lh,i W_O^h (G_l)               o: the head's output, behind a gate
+    m_l    = x_(l+1) - x_l - sum_h c_lh                the MLP, and biases
+
+r_l is the factor of attention's output when it is added. n_li and G_l are factor and gain of its
+norm, in families that have one there (OLMo-2, Gemma 2 and 3), so that all heads share the norm of
+their sum. Layers that compute attention and MLP side by side need nothing else, since m_l is a
+difference. Knows nothing about which components matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from repo_interp.errors import InputError
+from repo_interp.models.attention import CACHES, RepositionedAttention, require_one_position
+from repo_interp.models.decoder import Decoder
+from repo_interp.models.lasting import called_at, intervention
+from repo_interp.plugins.paths.direct_path import Norm, added_outputs, inner, norm_hook
+from repo_interp.positions.assigners import RememberingAssigner
+
+MLP = -1
+"""Number of the MLP beside those of the heads of a layer."""
+EMBEDDING = (-1, MLP)
+Component = tuple[int, int]
+"""Layer and head, or MLP."""
+Assign = Callable[[Tensor], Tensor]
+"""Positions [prompt, row, token] of a residual stream [prompt, token, width]."""
+
+
+class _Assigned(Exception):
+    """Ends a layer that has assigned its positions, its argument."""
+
+
+@dataclass
+class Means:
+    """Means over tokens of what enters layers and of what their heads write, before W_O."""
+
+    entered: dict[int, Float[Tensor, " width"]] = field(default_factory=dict)
+    wrote: dict[int, Float[Tensor, " inner"]] = field(default_factory=dict)
+
+
+class Stream:
+    """The residual stream up to a layer that learns positions."""
+
+    def __init__(self, decoder: Decoder, layer: int) -> None:
+        """Find the writers; costs one short pass.
+
+        Raises:
+            InputError: The layer learns no positions, or not from the hidden state of the token
+                alone; or an earlier layer adds no output of heads to one residual stream.
+        """
+        (self.reader,) = decoder.attentions([layer])
+        if not self.reader.learned:
+            raise InputError(
+                f"layer {layer} ({self.reader.scheme}) learns no positions; those of this model "
+                f"that do are {', '.join(map(str, decoder.learned_layers)) or 'none'}"
+            )
+        if isinstance(self.reader.assigner, RememberingAssigner):
+            raise InputError(
+                f"layer {layer} ({self.reader.scheme}) takes a position from several tokens; "
+                "writers are known where it follows from the hidden state of its token"
+            )
+        if layer == 0:
+            raise InputError("layer 0 reads the embedding alone; name a later layer")
+        self.decoder, self.layer, self.added = decoder, layer, added_outputs(decoder)
+        self.blocks = list(decoder.blocks)[: layer + 1]
+        earlier = [one for one in decoder.layers if one.layer_idx <= layer]
+        self.attentions = {one.layer_idx: one for one in earlier[:-1]}
+        for one in earlier:
+            number = one.layer_idx
+            inside = number < len(self.blocks) and one.module in [*self.blocks[number].modules()]
+            if not inside or (number < layer and number not in self.added):
+                raise InputError(
+                    f"layer {number} of this {decoder.config.model_type} adds no outputs of heads "
+                    "to one residual stream, so what they write is not known one by one"
+                )
+        self.norms: dict[int, Norm] = {}
+
+    @property
+    def components(self) -> list[Component]:
+        """The embedding, then heads and MLP of every earlier layer; layers without heads: one."""
+        found: list[Component] = [EMBEDDING]
+        for layer in range(self.layer):
+            heads = self.attentions[layer].heads if layer in self.attentions else 0
+            found += [(layer, head) for head in (*range(heads), MLP)]
+        return found
+
+    def matrix(self, layer: int, width: int) -> Float[Tensor, "inner width"]:
+        """Return the map from the outputs of a layer's heads, times n, to the residual stream.
+
+        Args:
+            layer: Of an earlier layer that has run.
+            width: Numbers of all heads.
+
+        Returns:
+            Float32 matrix.
+        """
+        projection = inner(self.attentions[layer].output_projection)
+        weight = next(projection.parameters())
+        # By its own forward pass, whatever its storage or quantization; less a bias
+        one = torch.eye(width, dtype=weight.dtype, device=self.decoder.device)
+        with torch.no_grad():
+            written = (projection.forward(one) - projection.forward(0 * one[:1])).float()
+        norm, factor = self.norms.get(layer), self.added[layer][1]
+        if norm is not None:
+            written = written - written.mean(-1, keepdim=True) if norm.centred else written
+            written = written * norm.gain
+        return factor * written
+
+    @contextmanager
+    def observed(
+        self,
+        entered: Callable[[int, Tensor], Tensor | None],
+        wrote: Callable[[int, Tensor], Tensor | None],
+        reached: Callable[[Tensor, Assign], Tensor | None] = lambda stream, assign: None,
+    ) -> Iterator[None]:
+        """Show, or change, the residual stream of every pass while the context lasts.
+
+        Args:
+            entered: Called with a layer and the residual stream that enters it
+                [prompt, token, width]; the layer goes on with its result, unless that is None.
+            wrote: Called with an earlier layer and the outputs of its heads, times n,
+                [prompt, token, inner]; its result is subtracted from what they write.
+            reached: Called at the layer with the residual stream and its map to positions; the
+                layer goes on with its result as positions, unless that is None.
+
+        Yields:
+            None.
+
+        Raises:
+            AssertionError: The layer ended without positions, which it has.
+        """
+        running, put, shape = False, None, torch.Size()
+
+        def enter(layer: int, block: nn.Module, arguments: tuple, keywords: dict) -> Any:
+            nonlocal running, put, shape
+            if running:
+                return None
+            hidden = arguments[0] if arguments else keywords["hidden_states"]
+            shape, changed = hidden.shape[:2], entered(layer, hidden)
+            hidden = hidden if changed is None else changed.to(hidden)
+
+            def given(stream: Tensor) -> tuple[tuple, dict]:
+                if arguments:
+                    return (stream, *arguments[1:]), keywords
+                return (), keywords | {"hidden_states": stream}
+
+            def assign(stream: Tensor) -> Tensor:
+                nonlocal running
+                some, further = given(stream.to(hidden.dtype))
+                running = True
+                try:
+                    # Without a cache, which would get keys twice
+                    block(*some, **further | {name: None for name in CACHES if name in further})
+                except _Assigned as found:
+                    return found.args[0]
+                finally:
+                    running = False
+                raise AssertionError("a layer that learns positions assigns them")
+
+            if layer == self.layer:
+                put = reached(hidden, assign)
+            return given(hidden)
+
+        def at_positions(attention: RepositionedAttention, positions: Tensor) -> Tensor | None:
+            require_one_position(attention, positions)
+            if running:
+                raise _Assigned(positions)
+            return put
+
+        def at_projection(layer: int, module: nn.Module, arguments: tuple, out: Tensor) -> Any:
+            outputs[layer] = arguments[0].reshape(*shape, -1)
+            return None if self.added[layer][0] is not None else less(layer, 1.0, out)
+
+        def at_norm(layer: int, module: nn.Module, arguments: tuple, out: Tensor) -> Any:
+            norm_hook(partial(self.norms.__setitem__, layer))(module, arguments, out)
+            return less(layer, self.norms[layer].factor[..., None], out)
+
+        def less(layer: int, factor: Tensor | float, out: Tensor) -> Tensor | None:
+            change = wrote(layer, factor * outputs.pop(layer).float())
+            if change is None:
+                return None
+            return out - (change / self.added[layer][1]).to(out).reshape(out.shape)
+
+        outputs: dict[int, Tensor] = {}
+        with intervention(self.decoder) as undo:
+            for layer, block in enumerate(self.blocks):
+                hook: Any = partial(enter, layer)
+                undo.callback(block.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            for layer, attention in self.attentions.items():
+                projection, norm = attention.output_projection, self.added[layer][0]
+                assert projection is not None  # `added_outputs` has seen it
+                hook = partial(at_projection, layer)
+                undo.callback(projection.register_forward_hook(hook).remove)
+                if norm is not None:
+                    hook = partial(at_norm, layer)
+                    undo.callback(norm.register_forward_hook(hook).remove)
+            undo.enter_context(called_at(self.decoder, "positions", at_positions, [self.layer]))
+            yield
+
+
+@contextmanager
+def at_mean(
+    stream: Stream, means: Means, chosen: Sequence[Component], everywhere: bool
+) -> Iterator[None]:
+    """Set components to their means, for f_phi of the layer alone or for all that reads them.
+
+    Args:
+        stream: The residual stream.
+        means: Its means.
+        chosen: Heads and MLPs.
+        everywhere: For all readers; else f_phi reads x less what they write beyond their means.
+
+    Yields:
+        None.
+    """
+    apart: dict[int, Tensor] = {}
+    removed: list[Tensor] = []
+    heads = attended_by(chosen)
+
+    def entered(layer: int, hidden: Tensor) -> Tensor | None:
+        deviation = hidden.float() - means.entered[layer].to(hidden.device)
+        if layer == 0:
+            removed.clear()
+            apart.clear()
+        elif (layer - 1, MLP) in chosen:
+            # `apart` is what entered the layer before, and what its heads added
+            written = deviation - apart[layer - 1]
+            if everywhere:
+                hidden, deviation = hidden - written.to(hidden), deviation - written
+            else:
+                removed.append(written)
+        apart[layer] = deviation
+        return hidden
+
+    def wrote(layer: int, outputs: Tensor) -> Tensor | None:
+        if layer not in heads and (layer, MLP) not in chosen:
+            return None
+        deviation = outputs - means.wrote[layer].to(outputs.device)
+        matrix = stream.matrix(layer, outputs.shape[-1])
+        count = stream.attentions[layer].heads
+        some = torch.zeros(count, device=outputs.device)
+        some[heads.get(layer, [])] = 1
+        part = (deviation * some.repeat_interleave(outputs.shape[-1] // count)) @ matrix
+        apart[layer] = apart[layer] + deviation @ matrix
+        if everywhere:
+            apart[layer] = apart[layer] - part
+            return part
+        removed.append(part)
+        return None
+
+    def reached(hidden: Tensor, assign: Assign) -> Tensor | None:
+        return None if everywhere else assign(hidden.float() - sum(removed))
+
+    with stream.observed(entered, wrote, reached):
+        yield
+
+
+def attended_by(chosen: Sequence[Component]) -> Mapping[int, list[int]]:
+    """Return the heads among components, by layer.
+
+    Args:
+        chosen: Heads and MLPs.
+
+    Returns:
+        Numbers of heads.
+    """
+    found: dict[int, list[int]] = {}
+    for layer, head in chosen:
+        if head != MLP:
+            found.setdefault(layer, []).append(head)
+    return found
