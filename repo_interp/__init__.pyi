@@ -21,7 +21,6 @@ from .errors import InputError as InputError
 from .explorer import explore as explore
 from .interventions import set_positions as set_positions
 from .interventions.ablation import ablate as ablate
-from .runtime.memory import working_memory as working_memory
 from .models.bridge import bridge as bridge
 from .models.checkpoints import load_model as load_model
 from .models.checkpoints import reposition as reposition
@@ -51,6 +50,7 @@ from .plugins.verify_cache.cache_audit import verify_cache as verify_cache
 from .plugins.writers.position_writers import position_writers as position_writers
 from .run import read_run as read_run
 from .run import write_run as write_run
+from .runtime.memory import working_memory as working_memory
 from .tasks.prompt.jsonl import read_prompts as read_prompts
 from .tasks.prompt.jsonl import write_prompts as write_prompts
 

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from repo_interp.analysis.batches import PaddedBatch, make_batch
 from repo_interp.analysis.coercion import Prompts
-from repo_interp.console import Console
 from repo_interp.errors import InputError
 from repo_interp.experiments.grid import stack_padded
 from repo_interp.measures.labels import described_group
@@ -40,8 +39,9 @@ from repo_interp.plugins.writers.at_means import (
     components_at_means,
 )
 from repo_interp.plugins.writers.stream import Assign, Means, Stream
-from repo_interp.progress import steps
-from repo_interp.store import Progress
+from repo_interp.runtime.console import Console
+from repo_interp.runtime.progress import steps
+from repo_interp.storage.store import Progress
 from repo_interp.tasks import Prompt
 from repo_interp.values import Count, CountOrNone, Seed, checked
 
