@@ -54,7 +54,6 @@ FIGURES = {
     "pattern_shares": ("needles", "pattern_shares"),
     "perturbation": ("lengths", "perturbation_log_perplexity"),
     "position_ranges": ("text", "position_ranges"),
-    "position_sources": ("reversal", "position_sources"),
     "positions": ("reversal", "positions_layer2_head0"),
     "rotating_pairs": ("logits", "rotating_pairs_layer3_head0"),
     "rows_of_positions": ("texts", "rows_of_positions"),
