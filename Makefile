@@ -78,10 +78,11 @@ pictures: env
 # Whether docs/pictures shows what the code draws, and docs/recipes.md what its recipes print. Recipes of models
 # that cannot be fetched are named and not compared.
 shown: env
-	OMP_NUM_THREADS=1 $(BIN)/python docs/pictures.py --check
 	-$(BIN)/repo-interp fetch smollm2-135m
 	-$(BIN)/repo-interp fetch gemma3-270m
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python docs/pictures.py --check
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python docs/recipes.py --check
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python docs/learned_positions.py --check
 
 # Every checkpoint that comes with the packages, trained again by the plan: hours. Interrupted, the next time goes on.
 zoo: env

@@ -17,7 +17,7 @@ FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"), key=lambda path: int(path.name.partition("_")[0]))
 LONG = ("8_", "9_", "11_")
 """Prefixes of the notebooks that take a minute or more; 9 and 11 need `repo-interp fetch
-smollm2-135m`, 11 `repo-interp fetch texts`.
+smollm2-135m`.
 """
 ALL = "REPO_INTERP_ALL_NOTEBOOKS"
 """Set this environment variable to run the long ones too."""
