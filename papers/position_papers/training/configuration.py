@@ -174,6 +174,16 @@ class TrainingConfiguration:
                 raise InputError(f"{name} is {getattr(self, name)!r}; wanted {words}")
 
     @property
+    def key_value_heads(self) -> int:
+        """Key-value heads of a fresh model."""
+        return self.kv_heads or self.heads
+
+    @property
+    def feed_forward_width(self) -> int:
+        """Width of the feed-forward layers of a fresh model."""
+        return self.feed_forward or -(-8 * self.width // (3 * 16)) * 16
+
+    @property
     def is_deterministic(self) -> bool:
         """Whether deterministic algorithms are asked for; by default on a processor alone."""
         return self.device == "cpu" if self.deterministic is None else self.deterministic
