@@ -59,7 +59,9 @@ class TrainingConfiguration:
     """Options of the task, in its own names; those that are left out are as its size has them."""
 
     scheme: str = _option(
-        "repo", "position scheme or layout, such as rope, nope, repo, repo@1/3, r2n1"
+        "repo",
+        "position scheme or layout, such as rope, nope, repo, repo@1/3, r2n1; "
+        "FILE.py:FUNCTION in the place of a name is a function of a Python file, which is run",
     )
     scheme_options: Mapping[str, int | float | str] = field(default_factory=dict)
     """Choices within schemes, as `reposition` takes them: assignment (kv_head, head, layer), gates,
