@@ -4,7 +4,6 @@ Knows no model, no task and no measure.
 
 directories, stored, fetched        places of checkpoints, their files, fetched models
 stated, fields, options, released   config.json, checked
-functions                           which function a scheme of no package was made with
 architectures, transformers_source  families, read from the source of transformers
 readers                             files of other formats, such as GGUF, as directories
 inspected                           all of that, for `repo-interp inspect`; no module up to

@@ -31,8 +31,7 @@ from repo_interp.checkpoint_files.architectures import (
 from repo_interp.checkpoint_files.directories import directory_of
 from repo_interp.checkpoint_files.fetched import fetched_directory
 from repo_interp.checkpoint_files.fields import LAYER_TYPES, Base, Fields
-from repo_interp.checkpoint_files.functions import other_functions, read_functions
-from repo_interp.checkpoint_files.options import scheme_options
+from repo_interp.checkpoint_files.options import other_functions, read_functions, scheme_options
 from repo_interp.checkpoint_files.released import released_layout
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.checkpoint_files.transformers_source import class_defaults

@@ -59,7 +59,7 @@ def read_scheme_files(given: Sequence[str]) -> str | None:
             raise InputError(f"--scheme {text!r:.80}: wanted {_SHOWN}, such as t5.py:build")
     if not given:
         return None
-    from repo_interp.checkpoint_files.functions import functions_of
+    from repo_interp.checkpoint_files.options import functions_of
 
     named = functions_of(layout_of_files(",".join(given))[0].split(","))
     return ", ".join(f"{name} ({it['function']}, {it['sha256']})" for name, it in named.items())

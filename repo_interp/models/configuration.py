@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import (
 
 from repo_interp.checkpoint_files.architectures import class_name, native_layout, require_family
 from repo_interp.checkpoint_files.fields import OF_FAMILIES
-from repo_interp.checkpoint_files.functions import functions_of
+from repo_interp.checkpoint_files.options import functions_of
 from repo_interp.checkpoint_files.stated import (
     COUNTED,
     OURS,

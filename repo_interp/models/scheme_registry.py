@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repo_interp.checkpoint_files.functions import source_of
+from repo_interp.checkpoint_files.options import describe_source
 from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
 from repo_interp.entry_points import called, find
 from repo_interp.errors import InputError
@@ -39,7 +39,7 @@ def register_scheme(name: str, build: Callable[[Any, Rotation, int], SchemeParts
     Raises:
         InputError: The name is taken or cannot stand in a layout, or `build` cannot be called.
     """
-    register_function(name, build, source_of(build))
+    register_function(name, build, describe_source(build))
 
 
 def register_function(
@@ -50,7 +50,7 @@ def register_function(
     Args:
         name: Name in layouts.
         build: The function.
-        source: As `source_of` describes it.
+        source: As `describe_source` describes it.
 
     Raises:
         InputError: As `register_scheme`.

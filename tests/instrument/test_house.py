@@ -429,9 +429,9 @@ def test_every_plugin_has_a_readme_of_a_screen_and_tests():
 DOORS = {
     "analysis/analyze.py": (105, 112_000),
     "models/load.py": (71, 72_000),
-    "measures/patterns.py": (22, 27_000),
-    "plots/views/patterns.py": (32, 34_500),
-    "plots/pages/report.py": (41, 42_800),
+    "measures/patterns.py": (22, 27_300),
+    "plots/views/patterns.py": (32, 34_600),
+    "plots/pages/report.py": (41, 43_500),
     "explorer/session.py": (92, 114_000),
 }
 """By door, most files and code tokens that it needs by imports, wherever in a file these stand."""

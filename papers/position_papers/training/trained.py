@@ -35,7 +35,7 @@ from position_papers.training.configuration import (
     to_toml,
 )
 from position_papers.zoo_directory import REGISTRY, recorded_at
-from repo_interp.checkpoint_files.functions import (
+from repo_interp.checkpoint_files.options import (
     Functions,
     functions_of,
     other_functions,
