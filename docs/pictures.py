@@ -1,22 +1,28 @@
 """Draws the pictures of docs/pictures: `python docs/pictures.py`, or `--check` to compare them.
 
-Each is a figure of a command that anybody can give. `--check` draws them again and names those
-that show anything else than the ones that are there; CI runs it.
+Each is a figure of a command that anybody can give. `{texts}` is a file with the texts of notebook
+11; its picture needs `repo-interp fetch smollm2-135m`, and is left out without. `--check` draws all
+again and names those that show anything else than the ones that are there; CI runs it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from learned_positions import cells
 from PIL import Image
+from recipes import printed
 
 from repo_interp import read_run
 from repo_interp.cli import main as command
+from repo_interp.errors import InputError
 from repo_interp.plots.style import rendered
 from repo_interp.plots.view_catalogue import figures_of
 
@@ -31,6 +37,8 @@ COMMANDS = {
     "--measures predictions --set extrapolation.sequences=8",
     "text": "language/repo --count 8 --length 512 --experiments none --measures positions,segments",
     "gates": "language/cope --count 8 --length 256 --experiments none --measures gates",
+    "texts": "smollm2-135m/repo --prompts {texts} --experiments none "
+    "--measures positions,patterns,position_sources",
 }
 """Arguments of `repo-interp analyze`, by the name of the run."""
 FIGURES = {
@@ -48,7 +56,7 @@ FIGURES = {
     "position_ranges": ("text", "position_ranges"),
     "positions": ("reversal", "positions_layer2_head2"),
     "rotating_pairs": ("logits", "rotating_pairs_layer3_head0"),
-    "rows_of_positions": ("reversal", "rows_of_positions"),
+    "rows_of_positions": ("texts", "rows_of_positions"),
     "saliency": ("reversal", "integrated_gradients_layer2_head0"),
     "segments": ("text", "segment_scores_paragraphs"),
     "three_axis_fit": ("logits", "three_axis_layer2_head1"),
@@ -75,6 +83,12 @@ def draw(into: Path) -> list[Path]:
     with tempfile.TemporaryDirectory() as place:
         for run, arguments in COMMANDS.items():
             out = Path(place, run)
+            if "{texts}" in arguments:
+                file = Path(place, "texts.jsonl")
+                if reason := write_texts(file):
+                    sys.stderr.write(f"pictures of {arguments.split()[0]} are left out: {reason}\n")
+                    continue
+                arguments = arguments.format(texts=file)
             if command(["analyze", *arguments.split(), "--out", str(out)]):
                 raise SystemExit(f"repo-interp analyze {arguments} failed")
             drawings = {one.name: one for one in figures_of(read_run(out / "run.nc"))}
@@ -84,6 +98,19 @@ def draw(into: Path) -> list[Path]:
                     content = rendered(drawings[figure].figure, ("png",), dpi=RESOLUTION)
                     paths[-1].write_bytes(content["png"])
     return paths
+
+
+def write_texts(file: Path) -> str:
+    """Write the texts of notebook 11 as prompts, or say what has to be fetched first."""
+    names: dict[str, Any] = {}
+    try:
+        printed(cells()[0][0], "code cell 1", names)
+    except InputError as error:
+        if "repo-interp fetch" not in str(error):
+            raise
+        return str(error)
+    file.write_text("".join(json.dumps({"text": text.text}) + "\n" for text in names["texts"]))
+    return ""
 
 
 def differs(old: Path, new: Path) -> str:

@@ -348,8 +348,8 @@ def failure_of(error: BaseException) -> str | None:
     Returns:
         Package, place and reason; None where no such code was called.
     """
-    packages = {
-        point.module.partition(".")[0]: package_of(point)
+    owners = {
+        point.module.partition(".")[0]: _owner(group, point)
         for group in OWN
         for point in installed_points(group)
     }
@@ -358,17 +358,22 @@ def failure_of(error: BaseException) -> str | None:
     # From the innermost frame outwards: the deepest code of another package is at fault.
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package in packages and package != of_ours:
+        if package in owners and package != of_ours:
             place = (
                 f"{os.path.basename(frame.f_code.co_filename)}, line {line}, in "
                 f"{frame.f_code.co_name}"
             )
             reason = one_line(f"{type(error).__name__}: {error}", 200)
-            return (
-                f"code of the package {packages[package]} failed ({place}): {reason}; "
-                "fix or uninstall it"
-            )
+            owner, remedy = owners[package]
+            return f"code of the {owner} failed ({place}): {reason}; {remedy}"
     return None
+
+
+def _owner(group: str, point: EntryPoint | RegisteredPoint) -> tuple[str, str]:
+    """Whose code an entry point is, and what to do about it."""
+    if isinstance(point, RegisteredPoint):
+        return f"{_kind(group)} {point.name!r}", "fix it"
+    return f"package {package_of(point)}", "fix or uninstall it"
 
 
 def _kind(group: str) -> str:

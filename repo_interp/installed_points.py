@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -22,6 +23,9 @@ class RegisteredPoint:
     name: str
     module: str
     value: Any
+
+    source: Mapping[str, str] = field(default_factory=dict)
+    """What tells the object from another one that has its name later."""
 
     dist: None = None
     """No package: `EntryPoint` has this field as well."""
@@ -38,15 +42,17 @@ class RegisteredPoint:
 _REGISTERED: dict[str, dict[str, RegisteredPoint]] = {}
 
 
-def register(group: str, name: str, value: Any) -> None:
+def register(group: str, name: str, value: Any, source: Mapping[str, str] | None = None) -> None:
     """Give an object a name until the process ends.
 
     Args:
         group: Group of entry points.
         name: Name, which must be free; an object that was registered under it is replaced.
         value: The object.
+        source: What tells it from another one of that name; None: nothing does.
     """
-    point = RegisteredPoint(name, getattr(value, "__module__", None) or "__main__", value)
+    module = getattr(value, "__module__", None) or "__main__"
+    point = RegisteredPoint(name, module, value, source or {})
     _REGISTERED.setdefault(group, {})[name] = point
 
 

@@ -31,7 +31,7 @@ from repo_interp.checkpoint_files.architectures import (
 from repo_interp.checkpoint_files.directories import directory_of
 from repo_interp.checkpoint_files.fetched import fetched_directory
 from repo_interp.checkpoint_files.fields import LAYER_TYPES, Base, Fields
-from repo_interp.checkpoint_files.options import scheme_options
+from repo_interp.checkpoint_files.options import other_functions, read_functions, scheme_options
 from repo_interp.checkpoint_files.released import released_layout
 from repo_interp.checkpoint_files.shipped import means_zoo, shipped_directories, zoo_path
 from repo_interp.checkpoint_files.stored import stored_digest
@@ -153,6 +153,8 @@ def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: A
             f"lacks {taken}: transformers' default for {config.model_type}; add the key if "
             "the model was trained with another"
         )
+    if form == OURS and (remark := function_remark(raw)):
+        remarks.append(remark)
     for remark in remarks:
         warn(f"{file} {remark}")
     # Quantised weights are refused when they are read, by their dtype;
@@ -558,6 +560,23 @@ def _defaults(raw: Mapping[str, Any], config: Any) -> dict[str, float]:
     return defaults
 
 
+def function_remark(raw: Mapping[str, Any]) -> str:
+    """Compare the functions that made a checkpoint with those that open it.
+
+    Args:
+        raw: Keys of config.json, whose layout was read.
+
+    Returns:
+        What differs, for the user; "" where nothing does.
+    """
+    layout = raw.get("position_layout")
+    others = other_functions(layout.get("functions", {}) if isinstance(layout, Mapping) else {})
+    return others and (
+        f"was made with another function of a scheme ({others}): what it computes may differ from "
+        "what was trained"
+    )
+
+
 def read_layout(
     raw: Mapping[str, Any], layers: int, source: str
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -588,13 +607,15 @@ def read_layout(
             f"{layers} layers"
         )
     known = (*scheme_names(), NO_ATTENTION)
+    functions = options.pop("functions", {})
     for layer, scheme in enumerate(schemes):
         if scheme not in known:
             raise InputError(
                 f"{source}: the scheme {scheme!r:.80} of layer {layer} is not known here; "
-                f"{nearest(scheme, known)}install the package that has it, or name it by "
-                "ri.register_scheme before the checkpoint is loaded"
+                f"{nearest(scheme, known)}install the package that has it, name its file "
+                "by --scheme, or its function by ri.register_scheme before the checkpoint is loaded"
             )
+    read_functions(functions, schemes, source)
     # Checked now although `reposition` checks too: here the message can name the file.
     try:
         scheme_options(options)

@@ -30,6 +30,7 @@ from repo_interp.cli.arguments import (
     without_owner,
 )
 from repo_interp.cli.checkpoint import DEFAULT, configure, find_checkpoint, find_readable, stem
+from repo_interp.cli.scheme_files import add_scheme_files, read_scheme_files
 from repo_interp.entry_points import (
     EXPERIMENTS,
     MEASURES,
@@ -177,6 +178,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generated.add_argument("--seed", type=seed, help="seed of the prompts (default: 0)")
     add_scaling(parser)
     add_device(parser)
+    add_scheme_files(parser)
     add_batch_size(parser, default="auto")
     add_formats(parser)
     parser.add_argument(
@@ -207,6 +209,8 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.runtime.console import Console, on_one_line
 
     console, name = Console(), arguments.checkpoint or DEFAULT
+    # What the files hold is part of the question
+    arguments.scheme = read_scheme_files(arguments.scheme)
     # Before the imports below, which take seconds
     _require_given(arguments, name)
     command = Command(arguments, name, "analysis")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repo_interp.cli.arguments import add_device, load_kwargs
 from repo_interp.cli.checkpoint import DEFAULT, find_checkpoint, find_readable
+from repo_interp.cli.scheme_files import add_scheme_files, read_scheme_files
 from repo_interp.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-browser", action="store_true", help="print the address and open no browser"
     )
     add_device(parser)
+    add_scheme_files(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{missing[0]} is not installed, and explore needs it; pip install "
             "'repo-interp[explore]'"
         )
+    arguments.scheme = read_scheme_files(arguments.scheme)
     # Before the imports below, which take seconds
     given = _given(arguments)
     import threading

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from repo_interp.cli.checkpoint import configure, find_checkpoint
+from repo_interp.cli.scheme_files import add_scheme_files, read_scheme_files
 
 if TYPE_CHECKING:
     from repo_interp.checkpoint_files.inspected import Inspection
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHECKPOINT",
         help="a directory, a hub id, a GGUF file, or the name of a zoo checkpoint",
     )
+    add_scheme_files(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0.
     """
+    read_scheme_files(arguments.scheme)
     from rich.table import Table
 
     from repo_interp.checkpoint_files.architectures import key_value_heads, training_length

@@ -26,6 +26,7 @@ from repo_interp.cli.arguments import (
     without_owner,
 )
 from repo_interp.cli.checkpoint import find_readable, stem
+from repo_interp.cli.scheme_files import add_scheme_files, read_scheme_files
 from repo_interp.entry_points import TASKS, require_names
 from repo_interp.errors import InputError
 from repo_interp.runtime import processes
@@ -112,6 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{FEW_SHOT}, shots=1,5 and rows=FILE, a table like GLUE's",
     )
     add_device(parser)
+    add_scheme_files(parser)
     add_batch_size(parser, default=32)
     add_formats(parser)
 
@@ -129,6 +131,8 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.runtime.console import Console
 
+    # What the files hold is part of the question
+    arguments.scheme = read_scheme_files(arguments.scheme)
     # Before the imports below, which take seconds
     path = find_readable(arguments.checkpoint)
     _require_fitting_options(arguments)

@@ -21,10 +21,12 @@ from transformers.models.auto.configuration_auto import (
 
 from repo_interp.checkpoint_files.architectures import class_name, native_layout, require_family
 from repo_interp.checkpoint_files.fields import OF_FAMILIES
+from repo_interp.checkpoint_files.options import functions_of
 from repo_interp.checkpoint_files.stated import (
     COUNTED,
     OURS,
     Checkpoint,
+    function_remark,
     plain_keys,
     read_checkpoint,
     read_layout,
@@ -32,7 +34,7 @@ from repo_interp.checkpoint_files.stated import (
     require_keys,
     resolve_layers,
 )
-from repo_interp.errors import InputError, as_input_errors, quoted
+from repo_interp.errors import InputError, as_input_errors, quoted, warn
 from repo_interp.storage.records import abbreviate
 
 
@@ -118,6 +120,8 @@ class RepositionedConfig(PretrainedConfig):
             "config.json",
         )
         layers, options = read_layout(raw, int(raw.get("num_hidden_layers", 0)), "config.json")
+        if remark := function_remark(raw):
+            warn(f"config.json {remark}")
         return_unused = kwargs.pop("return_unused_kwargs", False)
         config = make_config(plain_keys(raw, "config.json"), "config.json")
         config.name_or_path = kwargs.pop("name_or_path", "")
@@ -143,7 +147,12 @@ def repositioned(
     # Not a new object: modules of the decoder hold this one, and each writes what the user sets on
     # it.
     config.__class__ = repositioned_class(config.model_type)
-    config.position_layout = {"layers": list(schemes), **options}
+    functions = functions_of(schemes)
+    config.position_layout = {
+        "layers": list(schemes),
+        **options,
+        **({"functions": functions} if functions else {}),
+    }
 
 
 def written_configuration(decoder: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import time
@@ -82,7 +83,8 @@ def identity(decoder: Decoder) -> dict[str, str | int]:
 
     Returns:
         Attributes of a run. `positions_dtype` is there where learned positions have another
-        precision than the model, `scaling` where rotation of some layer was scaled on loading, `changed` where
+        precision than the model, `functions` where a scheme is one of no package (name and SHA-256
+        of its source, JSON), `scaling` where rotation of some layer was scaled on loading, `changed` where
         the model changed since: the digest of the checkpoint then says where it began.
     """
     checkpoint = decoder.origin
@@ -91,13 +93,24 @@ def identity(decoder: Decoder) -> dict[str, str | int]:
         "dtype": _dtype_name(decoder.dtype),
         "positions_dtype": _dtype_name(decoder.positions_dtype),
         "training_length": decoder.training_length,
+        "functions": json.dumps(_functions(decoder)),
         "scaling": acting_scaling(decoder, checkpoint.scaling) if checkpoint else "",
         "changed": changes(decoder),
         "checkpoint": checkpoint.name if checkpoint else "",
         "checkpoint_digest": checkpoint.digest if checkpoint else weights_digest(decoder),
     }
-    usual = {"positions_dtype": stated["dtype"], "scaling": "", "changed": ""}
+    usual = {
+        "positions_dtype": stated["dtype"],
+        "functions": "{}",
+        "scaling": "",
+        "changed": "",
+    }
     return {name: value for name, value in stated.items() if usual.get(name) != value}
+
+
+def _functions(decoder: Decoder) -> Mapping[str, Any]:
+    """The functions that built the model's schemes, whatever has their names since."""
+    return getattr(decoder.owner.config, "position_layout", {}).get("functions", {})
 
 
 def checkpoint_digest(directory: Path) -> str:

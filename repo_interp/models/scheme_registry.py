@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from repo_interp.checkpoint_files.options import describe_source
 from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
 from repo_interp.entry_points import called, find
 from repo_interp.errors import InputError
@@ -26,6 +27,8 @@ def register_scheme(name: str, build: Callable[[Any, Rotation, int], SchemeParts
     """Give a scheme a name in layouts, until the process ends.
 
     A package declares an entry point instead, so that every process and command knows the name.
+    Checkpoints keep the SHA-256 of the function's source, and loading warns where another function
+    has the name.
 
     Args:
         name: Name in lower case, with digits and underscores; a scheme that was registered under it
@@ -35,6 +38,22 @@ def register_scheme(name: str, build: Callable[[Any, Rotation, int], SchemeParts
 
     Raises:
         InputError: The name is taken or cannot stand in a layout, or `build` cannot be called.
+    """
+    register_function(name, build, describe_source(build))
+
+
+def register_function(
+    name: str, build: Callable[[Any, Rotation, int], SchemeParts], source: Mapping[str, str]
+) -> None:
+    """Do what `register_scheme` does, for a function of a known source.
+
+    Args:
+        name: Name in layouts.
+        build: The function.
+        source: As `describe_source` describes it.
+
+    Raises:
+        InputError: As `register_scheme`.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise InputError(
@@ -49,7 +68,7 @@ def register_scheme(name: str, build: Callable[[Any, Rotation, int], SchemeParts
     known = {*SCHEMES, *(point.name for point in installed_points(SCHEME_GROUP) if point.dist)}
     if name in known or re.fullmatch(r"([rn][1-9]){2}", name):  # such as r3n1, a period
         raise InputError(f"layouts know {name!r} already; give your scheme another name")
-    register(SCHEME_GROUP, name, build)
+    register(SCHEME_GROUP, name, build, source)
 
 
 def foreign_parts(builder: Any, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:

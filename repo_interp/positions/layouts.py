@@ -232,6 +232,11 @@ def _repeat(period: tuple[str, ...], start: int, layers: int) -> tuple[str, ...]
 
 def _require_known(scheme: str) -> None:
     if scheme not in SCHEMES and scheme != NO_ATTENTION and scheme not in (known := scheme_names()):
+        if ".py" in scheme:
+            raise ValueError(
+                f"the scheme {scheme!r:.80} is of a file, which --scheme of a command alone runs; "
+                "in Python give its function a name, by ri.register_scheme"
+            )
         close = get_close_matches(scheme, known, n=1, cutoff=0.75)
         meant = f"did you mean {close[0]}? " if close else ""
         raise ValueError(

@@ -46,6 +46,7 @@ from position_papers.kit.judge.claims import FAILS, HOLDS, UNDECIDED, UNMEASURAB
 from position_papers.kit.judge.differences import NOTHING, Sample, between, between_rises
 from position_papers.kit.perplexities import differences
 from position_papers.kit.scores import (
+    FREE,
     PLAIN,
     Scored,
     ScoreOptions,
@@ -387,6 +388,37 @@ def test_unequal_budgets_are_named():
     assert unequal_budgets({"a": one, "b": replaced(one, {"seed": 3, "scheme": "rope"})}) == ""
     said = unequal_budgets({"a": one, "b": replaced(one, {"steps": 7}), "c": one})
     assert said == "budgets differ: steps 1000 (a, c), 7 (b)"
+
+
+@pytest.mark.parametrize(
+    "option", dataclasses.fields(TrainingConfiguration), ids=lambda option: option.name
+)
+def test_every_field_is_of_the_budget_or_free(option):
+    """Found: feed_forward, kv_heads, precision, clip and six others differed without a word."""
+    others = {
+        **{"task": "counting", "task_size": "paper", "continue_from": "somewhere"},
+        **{"task_options": {"longest": 4}, "scheme_options": {"p_max": 8}, "kv_heads": 2},
+        **{"precision": "bfloat16", "execution": "compiled", "device": "cuda"},
+        **{"feed_forward": 1024, "scheme": "rope", "adapter_from": 1, "deterministic": False},
+        **{"index_share_until": 0.5, "curriculum": 0.5, "final_share": 0.5},
+        **{"width": 128, "heads": 8, "beta_1": 0.5, "beta_2": 0.5},
+    }
+    one = TrainingConfiguration(task="flip_flop")
+    # an adapter asks for a checkpoint beside
+    with_base = {"continue_from": "somewhere"} if option.name == "adapter" else {}
+    base = replaced(one, with_base)
+    other = others[option.name] if option.name in others else 1 + getattr(one, option.name)
+    said = unequal_budgets({"a": base, "b": replaced(base, {option.name: other})})
+    named = {part.split()[0] for part in said.removeprefix("budgets differ: ").split("; ") if part}
+    # both follow from another field where they are left out
+    following = {"width": {"feed_forward"}, "heads": {"kv_heads"}}.get(option.name, set())
+    assert named == (set() if option.name in FREE else {option.name} | following)
+
+
+def test_a_width_that_is_left_out_is_the_width_that_it_means():
+    one = TrainingConfiguration(task="flip_flop", width=64, heads=4)
+    same = replaced(one, {"kv_heads": 4, "feed_forward": 176})
+    assert unequal_budgets({"a": one, "b": same}) == ""
 
 
 # ---- trained checkpoints -------------------------------------------------------------------------

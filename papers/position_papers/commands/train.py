@@ -35,6 +35,7 @@ from repo_interp.cli.arguments import (
     without_owner,
 )
 from repo_interp.cli.checkpoint import find_checkpoint, find_readable
+from repo_interp.cli.scheme_files import layout_of_files
 from repo_interp.errors import InputError
 from repo_interp.storage.files import require_writable
 from repo_interp.values import checked
@@ -135,6 +136,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, with a bar, and print what came of it."""
     from repo_interp.runtime.console import Console, on_one_line
 
+    arguments.scheme_files = ()
+    if arguments.scheme is not None:
+        # Of the command line alone: a TOML file may be another's, and runs no code
+        arguments.scheme_layout = arguments.scheme
+        arguments.scheme, arguments.scheme_files = layout_of_files(arguments.scheme)
     _require_known_names(arguments)
     console = Console()
     runs = _runs(arguments)
@@ -168,6 +174,8 @@ def run(arguments: argparse.Namespace) -> int:
             if several
             else ""
         )
+        if arguments.scheme_files:
+            seeds += f" {shlex.join(['--scheme', arguments.scheme_layout])}"
         kept = "; ".join(filter(None, (folder.kept for _, folder in pending)))
         raise KeyboardInterrupt(
             f"{kept or 'the state is saved'}; go on with: repo-interp train --resume --out {out}{seeds}"
@@ -263,7 +271,7 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
     directory of its own.
     """
     from position_papers.training.folder import TrainingFolder
-    from position_papers.training.trained import trained_configuration
+    from position_papers.training.trained import require_functions, trained_configuration
 
     own = {} if seed is None else {"seed": seed}
     if arguments.out is None:
@@ -281,6 +289,7 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
         if not (folder.is_begun and arguments.overwrite):
             folder.require_free()
         return fresh, folder
+    require_functions(folder.directory)
     asked = _asked(arguments, vars(stored)) | own
     wanted = replaced(stored, asked)
     free = ("device", "deterministic")  # a run goes on anywhere
@@ -415,6 +424,7 @@ def _train_several(console: Console, runs: Sequence[Run], arguments: argparse.Na
             [(configuration, folder.directory) for configuration, folder in runs],
             arguments.jobs,
             watch,
+            scheme_files=arguments.scheme_files,
         )
 
 

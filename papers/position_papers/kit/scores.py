@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -42,22 +42,15 @@ from repo_interp.positions.layouts import format_layout, parse_layout
 from repo_interp.values import Count, Seed
 
 PLAIN = "plain"
-BUDGET = (
-    "task",
-    "task_size",
-    "task_options",
-    "continue_from",
-    "layers",
-    "width",
-    "heads",
-    "steps",
-    "batch",
-    "accumulation",
-    "learning_rate",
-    "warm_up",
-    "curriculum",
+FREE = (
+    *("scheme", "scheme_options", "seed"),
+    # Of these the result depends in the order of its sums alone
+    *("device", "deterministic", "threads", "execution"),
+    *("checkpoint_every", "log_every", "score_every", "score_prompts"),
 )
-"""What has to be equal for schemes to be compared; of `continue_from`, whether there is one."""
+"""Fields of a training that may differ between schemes that are compared; all others have to be
+equal (of `continue_from`, whether there is one).
+"""
 SHARES = ("exact match", "accuracy of reads", "share of the values found")
 """Metrics between 0 and 1."""
 
@@ -374,7 +367,9 @@ def unequal_budgets(configurations: Mapping[str, TrainingConfiguration]) -> str:
     500 (repo)"; "" where nothing does.
     """
     parts = []
-    for part in BUDGET:
+    for part in (option.name for option in fields(TrainingConfiguration)):
+        if part in FREE:
+            continue
         values: dict[str, list[str]] = {}
         for name, configuration in configurations.items():
             values.setdefault(_shown(part, configuration), []).append(name)
@@ -387,7 +382,11 @@ def unequal_budgets(configurations: Mapping[str, TrainingConfiguration]) -> str:
 
 
 def _shown(part: str, configuration: TrainingConfiguration) -> str:
-    value = getattr(configuration, part)
+    # 0 stands for a width that others may name
+    value = {
+        "kv_heads": configuration.key_value_heads,
+        "feed_forward": configuration.feed_forward_width,
+    }.get(part, getattr(configuration, part))
     if part == "continue_from":
         return "a checkpoint" if value else "nothing"
     return json.dumps(dict(sorted(value.items()))) if isinstance(value, Mapping) else str(value)

@@ -59,7 +59,9 @@ class TrainingConfiguration:
     """Options of the task, in its own names; those that are left out are as its size has them."""
 
     scheme: str = _option(
-        "repo", "position scheme or layout, such as rope, nope, repo, repo@1/3, r2n1"
+        "repo",
+        "position scheme or layout, such as rope, nope, repo, repo@1/3, r2n1; "
+        "FILE.py:FUNCTION in the place of a name is a function of a Python file, which is run",
     )
     scheme_options: Mapping[str, int | float | str] = field(default_factory=dict)
     """Choices within schemes, as `reposition` takes them: assignment (kv_head, head, layer), gates,
@@ -172,6 +174,16 @@ class TrainingConfiguration:
         for name, holds, words in wanted:
             if not holds:
                 raise InputError(f"{name} is {getattr(self, name)!r}; wanted {words}")
+
+    @property
+    def key_value_heads(self) -> int:
+        """Key-value heads of a fresh model."""
+        return self.kv_heads or self.heads
+
+    @property
+    def feed_forward_width(self) -> int:
+        """Width of the feed-forward layers of a fresh model."""
+        return self.feed_forward or -(-8 * self.width // (3 * 16)) * 16
 
     @property
     def is_deterministic(self) -> bool:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from position_papers.training.step import (
 )
 from position_papers.training.trained import require_begun
 from repo_interp.checkpoint_files.stored import stored_digest
+from repo_interp.cli.scheme_files import read_scheme_files
 from repo_interp.errors import InputError, Unfinished
 from repo_interp.experiments.responses import forced_responses, prompts_of
 from repo_interp.models.adapter_training import round_trained
@@ -261,31 +263,39 @@ def _due(step: int, every: int) -> bool:
 
 
 def train_side_by_side(
-    runs: Sequence[Run], jobs: int, watch: Callable[[], None], every: float = 0.5
+    runs: Sequence[Run],
+    jobs: int,
+    watch: Callable[[], None],
+    every: float = 0.5,
+    scheme_files: Sequence[str] = (),
 ) -> bool:
     """Train every one of `runs`, `jobs` at a time, as `side_by_side` does it.
 
-    Returns whether all came to their end.
+    `scheme_files`: every FILE.py:FUNCTION of the command line, which each process runs. Returns
+    whether all came to their end.
 
     Where several processes were launched together, each trains one run after another, whichever is
     next.
     """
 
+    work = partial(_train_one, tuple(scheme_files))
+
     def train_alone(run: Run) -> None:
-        side.side_by_side([run], _train_one, 1, lambda done: watch(), every)
+        side.side_by_side([run], work, 1, lambda done: watch(), every)
 
     try:
         if processes.count() > 1:
             processes.share_work(runs, train_alone)
         else:
-            side.side_by_side(runs, _train_one, jobs, lambda done: watch(), every)
+            side.side_by_side(runs, work, jobs, lambda done: watch(), every)
     except KeyboardInterrupt:
         return False
     return True
 
 
-def _train_one(run: Run) -> None:
+def _train_one(scheme_files: Sequence[str], run: Run) -> None:
     """Train in this process until the end, or until asked to stop."""
+    read_scheme_files(scheme_files)
     configuration, directory = run
     folder, prepared = TrainingFolder(directory), prepare(configuration)
     with folder.claimed():

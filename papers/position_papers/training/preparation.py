@@ -156,10 +156,10 @@ def _fresh_model(
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
-        intermediate_size=configuration.feed_forward or -(-8 * width // (3 * 16)) * 16,
+        intermediate_size=configuration.feed_forward_width,
         num_hidden_layers=configuration.layers,
         num_attention_heads=configuration.heads,
-        num_key_value_heads=configuration.kv_heads or configuration.heads,
+        num_key_value_heads=configuration.key_value_heads,
         max_position_embeddings=longest,
         initializer_range=configuration.initial_deviation,
         tie_word_embeddings=False,

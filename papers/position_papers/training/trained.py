@@ -35,9 +35,16 @@ from position_papers.training.configuration import (
     to_toml,
 )
 from position_papers.zoo_directory import REGISTRY, recorded_at
+from repo_interp.checkpoint_files.options import (
+    Functions,
+    functions_of,
+    other_functions,
+    read_functions,
+)
 from repo_interp.checkpoint_files.shipped import RUNS
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.errors import InputError, Taken
+from repo_interp.positions.layouts import named_schemes
 from repo_interp.storage.files import write_text
 from repo_interp.tasks import Task, make_task
 
@@ -49,12 +56,14 @@ whose sources are the text, "scores": one per window, by test set}
 
 
 def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, str]:
-    """The table `made_with` of training.toml: the command, versions, and the digest of the
-    checkpoint that the run went on from.
+    """The table `made_with` of training.toml: the command, versions, the functions of schemes that
+    no package gives, and the digest of the checkpoint that the run went on from.
     """
     origin = {"command": command, "python": platform.python_version()}
     origin |= {name: version(name) for name in ("torch", "transformers", "numpy")}
     origin |= configured_task(configuration).sources()
+    if functions := functions_of(named_schemes(configuration.scheme)):
+        origin["functions"] = json.dumps(functions)
     if configuration.adapter:
         origin["peft"] = version("peft")
     if configuration.continue_from:
@@ -105,6 +114,35 @@ def require_begun(path: str | os.PathLike[str], configuration: TrainingConfigura
         raise Taken(
             f"{path} has another training run than the one to be trained there; give another --out"
         )
+    require_functions(path)
+
+
+def require_functions(path: str | os.PathLike[str]) -> None:
+    """Raise Taken where a scheme of the run that was begun in `path` has another function now, or
+    none.
+    """
+    stated = _stated_functions(Path(path) / "training.toml")
+    if lost := ", ".join(name for name in stated if not functions_of([name])):
+        raise Taken(
+            f"{path} was begun with the scheme {lost} of a function that is not named here; give "
+            "its file again, by --scheme FILE.py:FUNCTION"
+        )
+    if others := other_functions(stated):
+        raise Taken(
+            f"{path} was begun with another function: {others}; put it back, or give another --out"
+        )
+
+
+def _stated_functions(record: Path) -> Functions:
+    """The functions that a training.toml states; none where there is no such file."""
+    if not record.is_file():
+        return {}
+    try:
+        made: Any = tomllib.loads(record.read_text(encoding="utf-8")).get("made_with", {})
+        stated = json.loads(made.get("functions", "{}"))
+        return read_functions(stated, list(stated), str(record))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{record} has functions that cannot be read: {error}") from None
 
 
 def zoo_runs(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
