@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
 from repo_interp.errors import InputError
-from repo_interp.installed_points import installed_points
+from repo_interp.installed_points import RegisteredPoint, installed_points
 from repo_interp.positions.layouts import CONTEXTUAL, LEARNED, SCHEMES, GateSource
 from repo_interp.storage.records import abbreviate
 from repo_interp.values import Finite, PositiveOrZero, TokensOrNone, check_fields
@@ -183,7 +183,7 @@ def functions_of(schemes: Collection[str]) -> Functions:
     sources = {
         point.name: dict(point.source)
         for point in installed_points(SCHEME_GROUP)
-        if getattr(point, "source", None)
+        if isinstance(point, RegisteredPoint) and point.source
     }
     return {name: sources[name] for name in sorted(set(schemes) & sources.keys())}
 

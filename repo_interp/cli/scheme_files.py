@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any, cast
 
 from repo_interp.errors import InputError, one_line
 from repo_interp.storage.files import regular
@@ -124,7 +125,7 @@ def _register(name: str, file: Path, function: str) -> None:
     from repo_interp.models.scheme_registry import register_function
 
     # Of the text that was run, whatever is written into the file meanwhile
-    register_function(name, build, {"function": function, "sha256": digest})
+    register_function(name, cast("Any", build), {"function": function, "sha256": digest})
 
 
 def _module(file: Path) -> tuple[ModuleType, str]:
