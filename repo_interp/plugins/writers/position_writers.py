@@ -297,6 +297,8 @@ def _finding(found: xr.Dataset, writers: Sequence[str]) -> str:
     share = float(found["clock_share"].sel(component=[*writers]).sum())
     spread = by_prompt.sum("component").values
     between = f" ({spread.min():.0%} to {spread.max():.0%} by prompt)" if len(spread) > 1 else ""
+    several = len(writers) > 1
+    verb, at_mean = ("write", "at their means") if several else ("writes", "at its mean")
     told = []
     for reader, words in zip(READERS, ("f_phi alone", "all readers"), strict=True):
         one = found.sel(reader=reader)
@@ -305,11 +307,11 @@ def _finding(found: xr.Dataset, writers: Sequence[str]) -> str:
         beside = (
             f" (controls {_tokens(controls[0])} to {_tokens(controls[-1])})" if controls else ""
         )
-        told.append(f"{_tokens(resolution[1])} tokens at its mean for {words}{beside}")
+        told.append(f"{_tokens(resolution[1])} tokens {at_mean} for {words}{beside}")
     change = found.sel(reader="all").isel(removed=1)
     return (
-        f"{who} writes {share:.0%} of the covariance with the token index{between} of the positions "
-        f"of layer {found.attrs['layer']}, row {found.attrs['row']}: their resolution is "
+        f"{who} {verb} {share:.0%} of the covariance with the token index{between} of the positions "
+        f"of layer {found.attrs['layer']}, row {found.attrs['row']}, whose resolution is "
         f"{_tokens(float(found['resolution'][0, 0]))} tokens as it is, {', and '.join(told)}; the "
         f"loss changes by {float(change['change']):+.3f} [{float(change['change_low']):+.3f}, "
         f"{float(change['change_high']):+.3f}] nats"

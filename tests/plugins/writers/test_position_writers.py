@@ -206,6 +206,8 @@ def test_heads_at_their_means_for_all_are_an_ablation_with_means_and_losses_are_
     with at_mean(stream, means, heads, everywhere=True):
         assert loss() == pytest.approx(ablated, rel=1e-5)
     assert abs(ablated - loss()) > 1e-3
+    assert f"{found['removed'].values[1]} write " in found.attrs["finding"]
+    assert "at their means for f_phi alone" in found.attrs["finding"]
     for place, sets in enumerate(found["removed"].values[1:], 1):
         parts = [str(name).split() for name in str(sets).split(" + ")]
         chosen = [
