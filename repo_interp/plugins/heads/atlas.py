@@ -63,7 +63,7 @@ _NAMES = {
 
 
 def default_twins(decoder: Decoder) -> int:
-    """Choose the number of random-weight controls from the size of the model.
+    """Choose the number of models with random weights from the size of the model.
 
     Args:
         decoder: Decoder of the model.

@@ -327,8 +327,7 @@ _FILES = files("repo_interp.plugins.heads")
 _FOUND = {
     "mirror": (
         0.95,
-        "Mirror heads: {heads}; a copy gets a position near its source's, most so in {best} ({score:.2f} "
-        "of 1)",
+        "Mirror heads: {heads}; a copy gets a position near its source's ({best}: {score:.2f} of 1)",
         "on {texts}",
     ),
     "retrieval": (
@@ -420,11 +419,11 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _controls(atlas: xr.Dataset, label: str) -> str:
-    """What the random-weight controls of a name reach, in words."""
+    """What models with random weights reach for a name, in words."""
     null, twins = float(_reached(atlas.sel(label=label))), atlas.sizes["twin"]
     if not twins:
-        return "no random-weight controls were asked for"
-    return f"{counted(twins, 'random-weight control')} reach{'es' * (twins == 1)} {null:.2g}"
+        return "no models with random weights were asked for"
+    return f"{counted(twins, 'model')} with random weights reach{'es' * (twins == 1)} {null:.2g}"
 
 
 def _in_short(atlas: xr.Dataset) -> Finding | None:

@@ -138,7 +138,7 @@ def test_names_of_the_atlas_are_sentences_with_their_null():
         "Attention sink: L5 H0-H2 give more than half to token 0, from layer 5 on, most L5 H1 (97 %)"
     )
     assert finding.evidence.startswith("on random tokens; the score of a named head is above 0.5")
-    assert finding.evidence.endswith("2 random-weight controls reach 0.05")
+    assert finding.evidence.endswith("2 models with random weights reach 0.05")
     on_prompts = xr.zeros_like(run["atlas"]["sink"]) + 0.1
     on_prompts[1, 1] = 0.8
     run["atlas/sink_on_prompts"] = on_prompts
@@ -295,7 +295,7 @@ def test_heads_of_a_stock_model_are_counted_in_one_sentence_and_named_in_details
     assert short.sentence == (
         "Of 4 heads 3 rest on token 0 (sinks), 1 at what followed an earlier copy (induction)"
     )
-    assert "sink: 1 random-weight control reaches 0.03" in short.evidence
+    assert "sink: 1 model with random weights reaches 0.03" in short.evidence
     assert [one.variable for one in ri.findings(run, most=9)] == ["", "induction", "sink"]
     assert view_of("atlas").opening(run) == "atlas_strip"
     drawn = dict(view_of("atlas").figures(run))["atlas_strip"]

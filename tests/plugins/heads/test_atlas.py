@@ -163,7 +163,7 @@ def test_twins_can_be_declined_and_scores_chosen(run, monkeypatch):
     np.testing.assert_array_equal(atlas["threshold"], at_least)
     assert {"retrieval", "needle"} <= names(some)[2][1]
     (finding,) = (one for one in ri.findings(some) if one.variable == "retrieval")
-    assert "no random-weight controls were asked for" in finding.evidence
+    assert "no models with random weights were asked for" in finding.evidence
     assert "retrieval" in ri.atlas(some) and "distance" not in ri.atlas(some)
     with refused("retrieval are of answers, and no prompt marks a generated token and its source"):
         scored("reversal/repo", [[5, 6, 7]], "retrieval")
