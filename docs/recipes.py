@@ -13,13 +13,14 @@ import contextlib
 import io
 import re
 import sys
+import tempfile
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from repo_interp.errors import InputError
 
-PAGE = Path(__file__).parent / "recipes.md"
+PAGE = Path(__file__).resolve().parent / "recipes.md"
 RECIPE = re.compile(
     r"(^## (.+?)\n.*?^```python\n)(.*?)(^```\n\n```text\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL
 )
@@ -94,7 +95,9 @@ def main() -> int:
             differ.append(f"{number}. {found[2]} prints\n{output}and the page has\n{found[5]}")
         return found[1] + found[3] + found[4] + output + found[6]
 
-    written = RECIPE.sub(write, text)
+    # Recipes write where they run
+    with tempfile.TemporaryDirectory() as elsewhere, contextlib.chdir(elsewhere):
+        written = RECIPE.sub(write, text)
     if not arguments.check:
         PAGE.write_text(written, encoding="utf-8")
         return 0
