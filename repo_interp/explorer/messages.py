@@ -42,6 +42,7 @@ from repo_interp.explorer.session_edits import (
     rotating_pairs,
 )
 from repo_interp.explorer.steps import Steps
+from repo_interp.measures.kernels.mirror import MEANING
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
@@ -65,6 +66,8 @@ PROMPTS = 2
 """Prompts whose passes are kept."""
 PROBED: tuple[tuple[Any, float | None], ...] = (("ranked", None), ("linear", 1.0), ("yarn", 1.0))
 """Edits whose refusals, by layer, stand for those of all kinds: a kind and its value."""
+MEANINGS = {"mirror": MEANING}
+"""Scores of the map of heads whose name does not say what they are."""
 COLUMNS = ("name", "mirror", "retrieval", "induction", "previous_token", "sink", "position_range")
 """Columns of the atlas that a page shows, as far as the run has them."""
 
@@ -562,6 +565,7 @@ def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
             "values": as_json(values),
             "colours": colors,
             "ends": [float(norm.vmin or 0.0), float(norm.vmax or 0.0)],
+            "meaning": MEANINGS.get(str(name), ""),
         }
     outline = heads["outline"]
     # Positions that are the token index are one line in all heads, which tells nothing

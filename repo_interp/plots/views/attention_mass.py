@@ -399,7 +399,7 @@ many times that of equal weights.
 
 
 STEADY = 0.9
-"""Part of each prompt's largest mass that the head with the largest mean has, to be named alone."""
+"""Part of each prompt's largest mass that a head has, to be named for all prompts."""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
@@ -423,12 +423,13 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if found.mean() < 0.5:
         return
     places = heads_of(mass)
-    # Several heads that all look there are not several that share the work: the steadiest is named
-    steady = int(np.nanmean(by_prompt[known], 0).argmax())
-    if (by_prompt[known][found, steady] >= STEADY * most[found]).all():
-        best = np.full_like(best, steady)
-        most = by_prompt[known][:, steady]
-    heads = sorted({places[number] for number in best[found]})
+    # Heads that look there in all prompts do not share the work: each does it
+    (steady,) = (by_prompt[known][found] >= STEADY * most[found, None]).all(0).nonzero()
+    shares = most[found]
+    if len(steady):
+        best = np.full_like(best, steady[np.nanmean(by_prompt[known][:, steady], 0).argmax()])
+        most, shares = by_prompt[known][:, best[0]], by_prompt[known][found][:, steady]
+    heads = sorted({places[number] for number in (steady if len(steady) else best[found])})
     prompts = mass["prompt"].values[known]
     rows = group(run, "attention_rows") if has_groups(run, ["attention_rows"]) else {}
     # Runs without kept rows have nothing to prefer: all prompts count.
@@ -436,12 +437,13 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     # the strongest of those prompts in which a reader sees where heads look
     strongest = int(np.where(with_rows | ~with_rows.any(), most, -1.0).argmax())
     layer, head = places[int(best[strongest])]
-    least, largest = percent(most[found].min()), percent(most[found].max())
+    least, largest = percent(shares.min()), percent(shares.max())
     share = " to ".join(dict.fromkeys((least, largest)))
     needle = str(run.attrs.get("needle_is", "the needle"))
     some = f"in {found.sum()} of {known.sum()} prompts" if found.sum() < known.sum() else ""
-    if len(heads) == 1:
-        sentence = f"{heads_named(heads)} gives {share} of its attention to {needle}"
+    if len(heads) == 1 or len(steady):
+        gives = "gives {} of its" if len(heads) == 1 else "each give {} of their"
+        sentence = f"{heads_named(heads)} {gives.format(share)} attention to {needle}"
         sentence += f", {some}" if some else ""
     else:
         sentence = (

@@ -357,7 +357,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         moved = _word(measured, where["kind"], "does")
         sentence = (
             f"Of all {'heads' if 'head' in where else 'layers'}, the answer needs the positions of "
-            f"{name} most: {moved} costs {-lost:.2g} nats per token"
+            f"{name} most: {moved} costs {-lost:.2g} nats per token of the answer"
         )
         controls = f"{-control:.2g}" if abs(control) > error / STANDARD_ERRORS else "0"
         evidence = (

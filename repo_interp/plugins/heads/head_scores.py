@@ -39,7 +39,7 @@ from torch import Tensor
 
 from repo_interp.experiments.responses import MOST_LOGITS
 from repo_interp.inputs import AttentionInputs, select_prompts, weights_of
-from repo_interp.measures.kernels.mirror import mirror_scores
+from repo_interp.measures.kernels.mirror import MEANING, mirror_scores
 from repo_interp.measures.kernels.samples import middles
 from repo_interp.measures.patterns import PATTERNS, chunk_patterns
 from repo_interp.measures.positions import position_range
@@ -90,10 +90,7 @@ SCORES = {
         "contribution: what the head moves from the source adds to the answer's "
         "logit, directly [nat]"
     ),
-    "mirror": (
-        "mirror: how much nearer a copy's position is to its source's than to other places'; "
-        "1: the same"
-    ),
+    "mirror": f"mirror: {MEANING}",
     "distance": "mean attended distance [tokens]",
     "position_distance": "mean attended distance in positions [positions]",
     "departure": (

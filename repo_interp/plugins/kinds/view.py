@@ -175,11 +175,11 @@ def _of_all(kinds: xr.Dataset, answered: str, count: int, change: np.ndarray) ->
         words: costs.sel(kind=name).values for name, words in CASES.items() if name in kinds["kind"]
     }
     sentence = (
-        f"Freezing the positions of all {count} heads that learn them costs {_mean(change)} per token"
+        f"Freezing all learned positions (of {count} heads) costs {_mean(change)} per token"
         f"{_of_answer(answered)}"
     )
     if (index := cases.get(INDEX)) is not None:
-        sentence += f"; {INDEX} instead {_mean(index)}"
+        sentence += f"; {INDEX} in their place {_mean(index)}"
     evidence = "; ".join(
         f"{case} {_in_words(cost)}" for case, cost in {"each at its mean": change, **cases}.items()
     )

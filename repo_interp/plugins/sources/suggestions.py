@@ -10,6 +10,7 @@ from repo_interp.explorer.session import Session
 from repo_interp.explorer.session_edits import Edit
 from repo_interp.models.lasting import at_rest
 from repo_interp.plots.marks.arrays import heads_where
+from repo_interp.plots.marks.finding import heads_named
 from repo_interp.plugins.sources.names import NAMES
 
 MOVES: tuple[Any, ...] = ("linearised", "frozen")
@@ -34,7 +35,7 @@ def kinds(session: Session, progress: Callable[[int, int], None]) -> list[tuple[
     for name in NAMES:
         found = tuple(heads_where(sources["kind"] == name))
         for move in MOVES if found else ():
-            named = f"the {len(found)} heads of kind \u201c{name}\u201d"
+            named = f"{heads_named(found, 3)} ({name})"
             edit = Edit(kind=move, heads=found, named=named)
             tried.append((edit, session.log_probability((edit,)) - clean))
     return tried

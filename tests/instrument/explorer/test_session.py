@@ -26,6 +26,7 @@ from repo_interp.explorer import Edit, Session
 from repo_interp.explorer.messages import Asked, Explored, message
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.arrays import heads_where
+from repo_interp.plots.marks.finding import heads_named
 from repo_interp.storage.records import validate
 
 TOKENS = [3 + (7 * place) % 50 for place in range(24)]
@@ -281,13 +282,13 @@ def test_all_heads_of_a_kind_are_moved_by_one_suggestion(suggested, bridge, prom
     kinds = ri.analyze(bridge, [prompt], ("position_sources",))["position_sources"]["kind"]
     whole = {(each.kind, each.named): (each, effect) for each, effect in suggested if each.named}
     names = {
-        f"the {count} heads of kind “{kind}”"
-        for kind, count in zip(*np.unique(kinds, return_counts=True), strict=True)
+        f"{heads_named(heads_where(kinds == kind), 3)} ({kind})"
+        for kind in np.unique(kinds)
         if kind not in ("", "other", "constant")
     }
     assert {named for _, named in whole} == names
     readers = tuple(heads_where(kinds == "places words"))
-    name = f"the {len(readers)} heads of kind “places words”"
+    name = f"{heads_named(readers)} (places words)"
     frozen, effect = whole["frozen", name]
     assert frozen.heads == readers and frozen.sentence() == f"{name}: the mean position"
     moved = Edit(kind="frozen", heads=readers)

@@ -69,11 +69,11 @@ def test_one_head_is_named_alone_and_equal_weights_are_no_finding():
     )
 
 
-def test_heads_that_all_look_at_the_needle_do_not_share_it_and_the_steadiest_is_named():
+def test_heads_that_all_look_at_the_needle_do_not_share_it_and_each_is_named():
     taken = np.full((2, 1, 3), 0.01)
     taken[:, 0, 1], taken[:, 0, 2] = (0.97, 0.96), (0.96, 0.98)
     (finding,) = found(mass(taken), "attention_mass")
-    assert finding.sentence == "L0 H2 gives 96 % to 98 % of its attention to the needle"
+    assert finding.sentence == "L0 H1-H2 each give 96 % to 98 % of their attention to the needle"
     assert (finding.layer, finding.head, finding.prompt) == (0, 2, 1)
     taken[0, 0, 2] = 0.8  # less than .9 of what another head gives there
     (finding,) = found(mass(taken), "attention_mass")
@@ -275,7 +275,7 @@ def test_a_ceiling_is_said_as_one():
     assert "changes no score and costs 2.0e-07 nats" in finding.evidence
     (cost,) = found(kinds(-0.1), "kinds")
     assert cost.sentence == (
-        "Freezing the positions of all 4 heads that learn them costs nothing per token of the answer"
+        "Freezing all learned positions (of 4 heads) costs nothing per token of the answer"
     )
 
 

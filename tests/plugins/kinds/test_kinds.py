@@ -200,12 +200,12 @@ def test_a_finding_needs_a_clear_difference_and_names_the_tokens_that_lose_most(
 
 
 def test_the_finding_of_all_heads_has_the_special_cases(run):
-    (found,) = (one for one in VIEW.findings(run) if "all 8 heads" in one.sentence)
+    (found,) = (one for one in VIEW.findings(run) if "(of 8 heads)" in one.sentence)
     costs = run["kinds"]["loss_change"].sel(token_class="generated", of="change", bound="mean")
     frozen, lines, index = (number(float(costs.sel(kind=case))) for case in CASES)
     assert found.sentence == (
-        f"Freezing the positions of all 8 heads that learn them costs {frozen} nats per token of the "
-        f"answer; the token index instead {index} nats"
+        f"Freezing all learned positions (of 8 heads) costs {frozen} nats per token of the answer; "
+        f"the token index in their place {index} nats"
     )
     assert f"each at its mean {frozen} nats (" in found.evidence
     assert f"the straight line fitted to those of each head {lines} nats (" in found.evidence
@@ -213,8 +213,8 @@ def test_the_finding_of_all_heads_has_the_special_cases(run):
 
 
 def test_a_change_below_the_rounding_of_float32_is_no_number(run):
-    (sentence,) = sentences(edited(run, EVERY, change=2e-8), "all 8 heads")
-    assert "heads that learn them costs nothing per token of the answer" in sentence
+    (sentence,) = sentences(edited(run, EVERY, change=2e-8), "(of 8 heads)")
+    assert "(of 8 heads) costs nothing per token of the answer" in sentence
 
 
 def test_its_page_has_one_small_chart_and_one_table(run):

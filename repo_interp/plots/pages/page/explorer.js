@@ -11,6 +11,8 @@ import { MAP, headMap } from "./map.js";
 import { headTable } from "./table.js";
 import { tour } from "./tour.js";
 
+// A share of attention below which a sentence does not name a token; nats below which an edit changes nothing.
+const LEAST_SHARE = 1e-3, LEAST_NATS = 0.01;
 const QUICK = 64 * 256; // heads times tokens up to which edits are suggested unasked
 const MOST_SHOWN = 6; // heads side by side
 const MOST_TEXT = 1500; // tokens of text that stand in the page at a time
@@ -374,11 +376,12 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
         looking.textContent = "looking for the positions that the answer needs: " + Math.floor((100 * done) / total) + " %";
         return;
       }
-      const offer = ({ edit, sentence, effect, moves }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index") + " (" + (Math.abs(effect) < 0.01 ? "less than 0.01 nat" : number(effect) + " nat") + ")", () => update({ edits: [...state.edits, edit], ...moves }), { className: "suggested" });
-      const whole = suggested.filter(({ edit }) => edit.named), others = suggested.filter(({ edit }) => !edit.named);
+      const costs = (effect) => (effect > 0 ? "gains " : "costs ") + (Math.abs(effect) < LEAST_NATS ? "less than " + LEAST_NATS : number(Math.abs(effect), 3)) + " nats per token";
+      const offer = ({ edit, sentence, effect, moves }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index").replace(/^(.*): the mean position$/, "give $1 their mean position") + ": " + costs(effect), () => update({ edits: [...state.edits, edit], ...moves }), { className: "suggested" });
+      const whole = suggested.filter(({ edit }) => edit.named), others = suggested.filter(({ edit, effect }) => !edit.named && effect <= -LEAST_NATS);
       part.suggestions.replaceChildren(
-        el("p", { className: "hint", textContent: others.length ? "The answer loses most by these edits:" : "No single head or layer is needed for this answer." }), ...others.map(offer),
-        ...(whole.length ? [el("p", { className: "hint", textContent: "All heads of a kind at once:" }), ...whole.map(offer)] : []));
+        el("p", { className: "hint", textContent: others.length ? "Edits of one layer or head that cost the answer most:" : "No single head or layer is needed for this answer." }), ...others.map(offer),
+        ...(whole.length ? [el("p", { className: "hint", textContent: "All heads of a kind at once, by this prompt:" }), ...whole.map(offer)] : []));
     };
     try {
       await source.events(message("suggest"), take, ended.signal);
@@ -414,7 +417,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
   // ---- what is drawn --------------------------------------------------------------------------------------------------
 
   // Maps of heads as `headMap` draws them; a session gives its scores by name.
-  const mapsOf = ({ maps, scores }) => maps || Object.entries(scores).map(([title, map]) => ({ ...map, title, mean: view && view.heads ? "under the edits" : "", layers: model.layers, heads: model.heads }));
+  const mapsOf = ({ maps, scores }) => maps || Object.entries(scores).map(([title, map]) => ({ ...map, title, mean: "this prompt" + (view && view.heads ? ", under the edits" : ""), layers: model.layers, heads: model.heads }));
 
   function drawMap() {
     const heads = (view && view.heads) || prompt.heads, looking = view && state.selection ? lookingMap(view.looking, model) : null;
@@ -505,9 +508,9 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
       const block = Math.floor(key / size), one = blocks.get(block) || { first: key, share: 0 };
       if (value) blocks.set(block, { ...one, last: key, share: one.share + value });
     });
-    const best = [...blocks.values()].sort((one, other) => other.share - one.share).slice(0, 6), end = Math.min(prompt.tokens.length, size * (Math.floor(state.token / size) + 1)) - 1;
+    const best = [...blocks.values()].sort((one, other) => other.share - one.share).slice(0, 6).filter(({ share }, place) => place === 0 || Math.abs(share) >= LEAST_SHARE), end = Math.min(prompt.tokens.length, size * (Math.floor(state.token / size) + 1)) - 1;
     const words = ({ first, last }) => (prompt.texts === false ? "" : " “" + prompt.tokens.slice(first, Math.min(last, first + 3) + 1).map(visible).join(prompt.joint) + (last > first + 3 ? "…" : "") + "”");
-    const said = best.map((one) => (one.first === one.last ? one.first : one.first + "–" + one.last) + words(one) + " " + number(100 * one.share, 3) + " %");
+    const said = best.map((one) => (one.first === one.last ? one.first : one.first + "–" + one.last) + words(one) + " " + number(100 * one.share, 3) + " %").concat(blocks.size > best.length && !best.some(({ share }) => Math.abs(share) < LEAST_SHARE) && best.length < 6 ? ["each other one less than " + 100 * LEAST_SHARE + " %"] : []);
     const from = size > 1 ? "tokens " + size * Math.floor(state.token / size) + "–" + end : "token " + state.token;
     const known = values.filter((value) => value !== null), held = known.reduce((sum, value) => sum + value, 0);
     const estimate = size > 1 ? "; estimated from mean logits of blocks of " + size + " × " + size + " pairs" : view.kept && held < 0.999 ? "; " + view.kept + ", " + known.length + " of them, hold " + number(100 * held, 3) + " %" : "";
