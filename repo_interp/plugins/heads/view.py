@@ -45,6 +45,7 @@ from repo_interp.plots.marks import (
     strongest_head,
     unit_label,
 )
+from repo_interp.plots.marks.arrays import MEAN
 from repo_interp.plots.marks.head_strip import head_strip
 from repo_interp.plots.style import (
     PAGE_WIDTH,
@@ -60,12 +61,9 @@ from repo_interp.plugins.heads.overview import (
     standardised,
 )
 
+ON_RANDOM_TOKENS = ("induction", "previous_token", "duplicate_token", "sink", "place_u")
 MAPPED = (
-    "induction",
-    "previous_token",
-    "duplicate_token",
-    "sink",
-    "place_u",
+    *ON_RANDOM_TOKENS,
     "source_mass",
     "retrieval",
     "contribution",
@@ -320,7 +318,12 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
             caption="All numbers of heads, each less its mean over heads and in its deviations; alike "
             "heads and alike numbers stand together.",
         )
-    yield from (Heads(atlas[name]) for name in MAPPED if name in atlas)
+    count = int(atlas.attrs.get("prompts", 1))
+    over = "1 prompt" if count == 1 else f"mean over {count} prompts"
+    for name in MAPPED:
+        if name in atlas:
+            of = "random tokens" if name in ON_RANDOM_TOKENS else over
+            yield Heads(atlas[name].assign_attrs({MEAN: of}))
 
 
 _FILES = files("repo_interp.plugins.heads")
