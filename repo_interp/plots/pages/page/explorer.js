@@ -376,7 +376,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
         looking.textContent = "looking for the positions that the answer needs: " + Math.floor((100 * done) / total) + " %";
         return;
       }
-      const costs = (effect) => (effect > 0 ? "gains " : "costs ") + (Math.abs(effect) < LEAST_NATS ? "less than " + LEAST_NATS : number(Math.abs(effect), 3)) + " nats per token";
+      const costs = (effect) => (Math.abs(effect) < LEAST_NATS ? "changes less than " + LEAST_NATS : (effect > 0 ? "gains " : "costs ") + number(Math.abs(effect), 3)) + " nats per token";
       const offer = ({ edit, sentence, effect, moves }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index").replace(/^(.*): the mean position$/, "give $1 their mean position") + ": " + costs(effect), () => update({ edits: [...state.edits, edit], ...moves }), { className: "suggested" });
       const whole = suggested.filter(({ edit }) => edit.named), others = suggested.filter(({ edit, effect }) => !edit.named && effect <= -LEAST_NATS);
       part.suggestions.replaceChildren(
@@ -541,7 +541,9 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     if (!view.numbers.span_mass) return;
     const spans = view.numbers.span.values, mass = byState(view.numbers.span_mass);
     const states = Object.keys(mass);
-    part.mass.replaceChildren(el("table", {}, el("caption", { textContent: "Attention to spans (%)" }), el("thead", {}, el("tr", {}, el("th", { textContent: "head" }), ...spans.map((name) => el("th", { textContent: name })))),
+    const meet = (one, other) => one && other && one.at.some(([first, last]) => other.at.some(([from, to]) => first <= to && from <= last));
+    const twice = spans.filter((name, place) => (!prompt.spans[name] && name !== "rest") || spans.slice(0, place).some((other) => meet(prompt.spans[name], prompt.spans[other])));
+    part.mass.replaceChildren(el("table", {}, el("caption", { textContent: "Attention to spans (%)" + (twice.length ? "; tokens of " + twice.join(" and ") + " are in other spans too" : "") }), el("thead", {}, el("tr", {}, el("th", { textContent: "head" }), ...spans.map((name) => el("th", { textContent: name })))),
       el("tbody", {}, ...state.heads.flatMap((pair, shown) => states.map((which) => el("tr", {}, el("th", { scope: "row", textContent: nameOf(pair) + (which === "changed" ? ", changed" : "") }), ...mass[which][shown].map((value) => el("td", { className: "number", textContent: percent(value) }))))))));
   }
 
