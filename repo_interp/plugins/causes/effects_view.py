@@ -471,7 +471,7 @@ def _lowest(values: xr.DataArray) -> dict[str, Any]:
 
 VIEW = View(
     "effects",
-    "What the positions of heads cause",
+    "What it costs to change positions",
     "The positions of a head are changed during the pass, and the answer is read again: how "
     "much less likely it becomes. A head whose "
     "positions can go alone may still be needed, since others may replace it: layers and "

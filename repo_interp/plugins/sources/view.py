@@ -164,7 +164,7 @@ def source_table(run: xr.DataTree) -> Table:
         "resolution",
         "kind",
     )
-    return Table("position_sources", "What positions read", names, tuple(different.values()), note)
+    return Table("position_sources", "What explains the positions", names, tuple(different.values()), note)
 
 
 def _informative(run: xr.DataTree) -> bool:
@@ -320,7 +320,7 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
 
 VIEW = View(
     "position_sources",
-    "What positions read",
+    "What explains the positions",
     "The order of two tokens that positions tell, by the tokens between them; and shares of a head's "
     "position variance that a slow part, the token, the previous token, segments and line ends "
     "explain on stretches of text that were not fitted to, each beyond those before it; what is "
