@@ -92,7 +92,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.redo = button("Redo", redo, { title: "Ctrl+Y" });
     part.suggestions = el("div", { className: "suggestions", "aria-live": "polite" });
     part.suggest = button("Which positions does the answer need?", suggest);
-    part.heat = el("select", { onchange: () => update({ heat: part.heat.value }) }, option("clean", "as it is"), option("changed", "changed"), option("difference", "difference"));
+    part.heat = el("select", { onchange: () => update({ heat: part.heat.value }) }, option("clean", "without the edits"), option("changed", "with the edits"), option("difference", "difference"));
     part.text = el("div", { className: "text", tabIndex: 0, role: "group", "aria-label": "The prompt; arrow keys choose a token, with Shift they select", lang: "", dir: "auto", onkeydown: keys });
     part.said = el("p", { className: "said", "aria-live": "polite" });
     part.mass = el("div", { className: "scroll" });
@@ -522,6 +522,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     drawTokens();
     const rows = weights(), values = (rows[state.heat] || rows.clean)[0], most = values.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-9);
     part.heat.value = state.heat in rows ? state.heat : "clean";
+    if (part.heat.parentElement) part.heat.parentElement.hidden = !rows.changed; // there is nothing to choose yet
     part.token.value = state.token;
     part.sink.checked = state.sink;
     const answer = new Set(state.answer.length ? state.answer : prompt.answer);
@@ -536,7 +537,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     const at = part.tokens.get(state.token).offsetTop - part.text.scrollTop;
     if (at < 0 || at > part.text.clientHeight - 24) part.text.scrollTop += at - part.text.clientHeight / 2;
     const places = Object.values(byState(view.numbers.position)).pop().map((values) => values[state.token]);
-    part.said.textContent = "Token " + state.token + (prompt.texts === false ? "" : " (" + visible(prompt.tokens[state.token]) + ")") + " in " + (spansOf(state.token).join(", ") || "no span") + (model.bare ? "" : "; position " + places.map((value, shown) => number(value, 5) + " (" + nameOf(state.heads[shown]) + ")").join(", ")) + ". Click a token; drag over tokens to see which heads look at them.";
+    part.said.textContent = "Token " + state.token + (prompt.texts === false ? "" : " (" + visible(prompt.tokens[state.token]) + ")") + (Object.keys(prompt.spans).length ? " in " + (spansOf(state.token).join(", ") || "no span") : "") + (model.bare ? "" : "; position " + places.map((value, shown) => number(value, 5) + " (" + nameOf(state.heads[shown]) + ")").join(", ")) + ". Click a token; drag over tokens to see which heads look at them.";
     drawLooks(rows.changed ? rows.changed[0] : rows.clean[0]);
     if (!view.numbers.span_mass) return;
     const spans = view.numbers.span.values, mass = byState(view.numbers.span_mass);
