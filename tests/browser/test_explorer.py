@@ -212,7 +212,7 @@ def assert_shown(cells: list[str], percents: np.ndarray) -> None:
         if shown in ("< 0.001", "0"):
             assert percent < 1e-3
         else:
-            assert float(shown) == pytest.approx(percent, rel=1e-3)
+            assert float(shown) == pytest.approx(percent, rel=5e-3)
 
 
 @in_browser
@@ -478,7 +478,7 @@ def test_two_checkpoints_and_two_prompts_are_compared_and_linked(browser, prompt
         assert titles == ["Explorer: reversal/repo", "Explorer: blank"]
         share = """one.querySelector('[aria-label="Next tokens"] tbody .number').textContent"""
         shares = browser.run(f"{SIDES}.map((one) => {share})")
-        assert float(shares[1]) == pytest.approx(100 * blank, rel=1e-3)
+        assert float(shares[1]) == pytest.approx(100 * blank, rel=5e-3)
         assert shares[0] != shares[1]
         browser.wait(f"{SIDES}[1].querySelector('.suggestions').textContent !== ''")
         browser.run(

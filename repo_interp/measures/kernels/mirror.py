@@ -17,7 +17,10 @@ from jaxtyping import Float
 
 from repo_interp.measures.kernels.rounding import RANGE
 
-MEANING = "how much nearer a copy's position is to its source's than to other places'; 1: the same"
+MEANING = (
+    "how much nearer a copy's position is to its source's than to those of other words, and of the "
+    "same word elsewhere; 1: the same, 0: no nearer, below 0: farther"
+)
 """Of `mirror_score`, in words."""
 ROUNDING = 1e-4
 """Of the distance to other words: positions of one word that differ by less are the same."""

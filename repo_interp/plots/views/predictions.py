@@ -169,9 +169,11 @@ def _of_next_tokens(run: xr.DataTree) -> Iterator[Finding]:
     if expected < LEAST_ABOVE * commonest:
         return
     of = "the prompt" if int(run.attrs.get("prompts", 1)) == 1 else "the first prompt"
+    all_tokens = len(prompt.texts) - 1
+    read = "the" if len(known) == all_tokens else f"{len(known)} of the"
     sentence = (
-        f"The model's likeliest next token is right for {percent(expected)} of the {len(known)} tokens "
-        f"of {of}"
+        f"The model's likeliest next token is right for {percent(expected)} of {read} {all_tokens:,} "
+        f"tokens of {of}"
     )
     evidence = (
         f"the first token is not predicted; always naming the commonest one is right for "

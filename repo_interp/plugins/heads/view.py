@@ -366,9 +366,9 @@ its score was measured.
 """
 _COUNTED = {
     "sink": "{} rest on token 0 (sinks)",
-    "previous token": "{} look at the token before",
+    "previous token": "{} look at the token before (previous token)",
     "induction": "{} at what followed an earlier copy (induction)",
-    "duplicate token": "{} at earlier copies",
+    "duplicate token": "{} at earlier copies (duplicate token)",
 }
 """By name what a sentence says of all heads of a model without learned positions."""
 IN_SHORT = 0.3

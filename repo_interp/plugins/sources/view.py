@@ -164,7 +164,9 @@ def source_table(run: xr.DataTree) -> Table:
         "resolution",
         "kind",
     )
-    return Table("position_sources", "What explains the positions", names, tuple(different.values()), note)
+    return Table(
+        "position_sources", "What explains the positions", names, tuple(different.values()), note
+    )
 
 
 def _informative(run: xr.DataTree) -> bool:
@@ -188,7 +190,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     dataset, kinds = group(run, "position_sources"), clearest(run)
     if not kinds:
         return
-    texts, named = int(dataset["texts"]), dataset["kind"] != ""
+    texts, named, from_where = int(dataset["texts"]), dataset["kind"] != "", ""
     of = "positions" if learned_layers(dataset) else "gates"
     measured = f"{counted(int(dataset['counted_tokens']), 'token')} of {counted(texts, 'prompt')}"
     few = (
@@ -200,9 +202,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if of_clocks:
         from_where = ", ".join(f"{counts[kind]} {FROM[kind]}" for kind in of_clocks)
         clocks = sum(counts[kind] for kind in of_clocks)
-        does = [f"{of} of {clocks} order two tokens rightly in 90 % of pairs ({from_where})", *does]
-    # The noun once: "positions of 4 ..., those of 12 ..."
-    does = [does[0], *(text.replace(of, "those", 1) for text in does[1:])]
+        does = [f"{of} of {clocks} order two tokens rightly in 90 % of pairs", *does]
+        from_where = f"; clocks: {from_where}"
+    # The noun once: "positions of 4 ..., of 12 ..."
+    does = [does[0], *(text.removeprefix(f"{of} ") for text in does[1:])]
     shared = shared_rows(dataset[["alone", "share"]].to_array(), named)
     learned = f"learned {of}" if of == "positions" else of
     sentence = f"Of {counted(total, 'head')} with {learned}{shared}, {', '.join(does)}{few}"
@@ -210,7 +213,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         sentence = f"In all {total} heads with {learned}, {of} {READS[next(iter(counts))]}{few}"
     near = dataset["near_threshold"] == 1
     evidence = (
-        f"{measured}; the kind of {int((near & named).sum())} of {total} heads lies near a limit "
+        f"{measured}{from_where}; the kind of {int((near & named).sum())} of {total} heads lies near a limit "
         f"({ORDERED:g} of the order, {CLEAR:g} of the variance); nulls are positions shifted round "
         "each prompt, and tables of random words"
     )

@@ -42,7 +42,7 @@ export function written(text, most = 24) {
 export const number = (value, digits = 4) => (value === null || value === undefined || !Number.isFinite(value) ? "–" : Math.abs(value) < 1e-4 && value !== 0 ? value.toExponential(2) : String(Number(value.toPrecision(digits))));
 
 // A share in percent; one that is too small to matter is not told from 0 by its digits.
-export const percent = (share) => (share === null ? "–" : Math.abs(share) < 1e-5 ? (share ? "< 0.001" : "0") : String(Number((100 * share).toPrecision(4))));
+export const percent = (share) => (share === null ? "–" : Math.abs(share) < 1e-5 ? (share ? "< 0.001" : "0") : String(Number((100 * share).toPrecision(3))));
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 

@@ -380,8 +380,8 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
       const offer = ({ edit, sentence, effect, moves }) => button(sentence.replace(/^(.*): the token index$/, "give $1 the token index").replace(/^(.*): the mean position$/, "give $1 their mean position") + ": " + costs(effect), () => update({ edits: [...state.edits, edit], ...moves }), { className: "suggested" });
       const whole = suggested.filter(({ edit }) => edit.named), others = suggested.filter(({ edit, effect }) => !edit.named && effect <= -LEAST_NATS);
       part.suggestions.replaceChildren(
-        el("p", { className: "hint", textContent: others.length ? "Edits of one layer or head that cost the answer most:" : "No single head or layer is needed for this answer." }), ...others.map(offer),
-        ...(whole.length ? [el("p", { className: "hint", textContent: "All heads of a kind at once, by this prompt:" }), ...whole.map(offer)] : []));
+        el("p", { className: "hint", textContent: others.length ? "Try one: the edits of one layer or head that cost the answer most." : "No single head or layer is needed for this answer." }), ...others.map(offer),
+        ...(whole.length ? [el("p", { className: "hint", textContent: "All heads of one kind, as this prompt shows kinds:" }), ...whole.map(offer)] : []));
     };
     try {
       await source.events(message("suggest"), take, ended.signal);
@@ -510,7 +510,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     });
     const best = [...blocks.values()].sort((one, other) => other.share - one.share).slice(0, 6).filter(({ share }, place) => place === 0 || Math.abs(share) >= LEAST_SHARE), end = Math.min(prompt.tokens.length, size * (Math.floor(state.token / size) + 1)) - 1;
     const words = ({ first, last }) => (prompt.texts === false ? "" : " “" + prompt.tokens.slice(first, Math.min(last, first + 3) + 1).map(visible).join(prompt.joint) + (last > first + 3 ? "…" : "") + "”");
-    const said = best.map((one) => (one.first === one.last ? one.first : one.first + "–" + one.last) + words(one) + " " + number(100 * one.share, 3) + " %").concat(blocks.size > best.length && !best.some(({ share }) => Math.abs(share) < LEAST_SHARE) && best.length < 6 ? ["each other one less than " + 100 * LEAST_SHARE + " %"] : []);
+    const said = best.map((one) => (one.first === one.last ? one.first : one.first + "–" + one.last) + words(one) + " " + Number((100 * one.share).toFixed(1)) + " %").concat(blocks.size > best.length && !best.some(({ share }) => Math.abs(share) < LEAST_SHARE) && best.length < 6 ? ["each other one less than " + 100 * LEAST_SHARE + " %"] : []);
     const from = size > 1 ? "tokens " + size * Math.floor(state.token / size) + "–" + end : "token " + state.token;
     const known = values.filter((value) => value !== null), held = known.reduce((sum, value) => sum + value, 0);
     const estimate = size > 1 ? "; estimated from mean logits of blocks of " + size + " × " + size + " pairs" : view.kept && held < 0.999 ? "; " + view.kept + ", " + known.length + " of them, hold " + number(100 * held, 3) + " %" : "";
@@ -537,7 +537,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     const at = part.tokens.get(state.token).offsetTop - part.text.scrollTop;
     if (at < 0 || at > part.text.clientHeight - 24) part.text.scrollTop += at - part.text.clientHeight / 2;
     const places = Object.values(byState(view.numbers.position)).pop().map((values) => values[state.token]);
-    part.said.textContent = "Token " + state.token + (prompt.texts === false ? "" : " (" + visible(prompt.tokens[state.token]) + ")") + (Object.keys(prompt.spans).length ? " in " + (spansOf(state.token).join(", ") || "no span") : "") + (model.bare ? "" : "; position " + places.map((value, shown) => number(value, 5) + " (" + nameOf(state.heads[shown]) + ")").join(", ")) + ". Click a token; drag over tokens to see which heads look at them.";
+    part.said.textContent = "Token " + state.token + (prompt.texts === false ? "" : " (" + visible(prompt.tokens[state.token]) + ")") + (Object.keys(prompt.spans).length ? " in " + (spansOf(state.token).join(", ") || "no span") : "") + (model.bare ? "" : "; position " + places.map((value, shown) => number(value, 4) + " (" + nameOf(state.heads[shown]) + ")").join(", ")) + ". " + (answer.size ? "Bold: the answer. " : "") + "Click a token; drag over tokens to see which heads look at them.";
     drawLooks(rows.changed ? rows.changed[0] : rows.clean[0]);
     if (!view.numbers.span_mass) return;
     const spans = view.numbers.span.values, mass = byState(view.numbers.span_mass);

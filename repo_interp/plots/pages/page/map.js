@@ -164,6 +164,8 @@ export function headMap(place, { layers, heads, open, changed }) {
   return function draw({ maps, outlines: given, by_index: byIndex, alike, prompt }, settings, shown, colours) {
     const outlines = given && byIndex && byIndex.flat().every((one) => one) ? null : given && given.map((row, layer) => row.map((values, head) => (byIndex && byIndex[layer][head] ? false : values)));
     const focus = document.activeElement;
+    // A row of positions that all heads of a layer share is drawn once, also where nobody says so
+    if (!alike && outlines) alike = outlines.map((row) => row.length > 1 && Boolean(row[0]) && row.every((values) => same(values, row[0])));
     const named = maps.find((map) => map.title === settings.score) || maps[0], map = ofPrompts(named, settings.of, prompt);
     if (!same([...part.score.options].map((one) => one.value), maps.map((one) => one.title))) part.score.replaceChildren(...maps.map((one) => option(one.title, one.title)));
     const at = { ...settings, score: named ? named.title : "", from: settings.from ?? part.from.min, to: settings.to ?? part.to.max, least: settings.least ?? "" };
