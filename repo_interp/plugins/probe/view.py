@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 import xarray as xr
+from matplotlib.ticker import MaxNLocator
 
 from repo_interp.errors import InputError, quoted
 from repo_interp.plots.marks import Chart, CustomFigure, Finding, group
@@ -49,11 +50,13 @@ def position_probe(found: xr.Dataset | xr.DataTree) -> PaperFigure:
     layers = found["layer"].values
     ax.axhline(0, color="#222222", linewidth=0.5)
     for null, colour in _COLOURS.items():
-        ends = (found[name].sel(null=null) for name in ("null_low", "null_high"))
-        look = {"color": colour, "alpha": 0.45, "linewidth": 0, "gid": null}
-        ax.fill_between(layers, *ends, label=f"{null} null, 90 % of draws", **look)
-    ends = (found[f"r_squared_{end}"] for end in ("low", "high"))
-    ax.fill_between(layers, *ends, color="#0072B2", alpha=0.3, linewidth=0, gid="interval")
+        low, high = (found[f"null_{end}"].sel(null=null).values for end in ("low", "high"))
+        label = f"{null} null, 90 % of draws"
+        ax.fill_between(
+            layers, low, high, label=label, color=colour, alpha=0.45, linewidth=0, gid=null
+        )
+    low, high = (found[f"r_squared_{end}"].values for end in ("low", "high"))
+    ax.fill_between(layers, low, high, color="#0072B2", alpha=0.3, linewidth=0, gid="interval")
     ax.plot(
         layers, found["r_squared"], "o-", color="#0072B2", markersize=3, gid="r_squared",
         label="R² and its 95 % interval",
@@ -61,7 +64,7 @@ def position_probe(found: xr.Dataset | xr.DataTree) -> PaperFigure:
     # A null that misleads far below 0 would hide all else
     lowest = float(np.nanmin(found[["r_squared_low", "null_low"]].to_array(), initial=0.0))
     ax.set(xlabel="layer", ylabel="R² of the token index, held out", ylim=(max(lowest, -0.5), 1))
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.legend(fontsize=6, loc="best")
     return figure
 

@@ -107,8 +107,8 @@ def logit_writers(
     # They refuse what has no logit
     whole = explain_logit(model, prompt, layer, head, query, key)
     parts = {name: float(whole[name]) for name in ("logit", "soft_cap", "bias")}
-    if against is not None:
-        other = explain_logit(model, prompt, layer, head, query, against)
+    other = None if against is None else explain_logit(model, prompt, layer, head, query, against)
+    if other is not None:
         parts = {name: value - float(other[name]) for name, value in parts.items()}
     stream = Stream(decoder, layer)
     writers = [*stream.components, BIAS]
@@ -155,7 +155,7 @@ def logit_writers(
     )
     found.attrs |= {name: whole.attrs[name] for name in ("layer", "head", "query", "key", "scheme")}
     found.attrs |= {name: whole.attrs[name] for name in ("query_text", "key_text")}
-    if against is not None:
+    if other is not None:
         found.attrs |= {"against": against, "against_text": other.attrs["key_text"]}
     found.attrs["finding"] = _finding(found)
     return found
