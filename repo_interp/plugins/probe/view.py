@@ -62,8 +62,10 @@ def position_probe(found: xr.Dataset | xr.DataTree) -> PaperFigure:
         label="R² and its 95 % interval",
     )  # fmt: skip
     # A null that misleads far below 0 would hide all else
-    lowest = float(np.nanmin(found[["r_squared_low", "null_low"]].to_array(), initial=0.0))
-    ax.set(xlabel="layer", ylabel="R² of the token index, held out", ylim=(max(lowest, -0.5), 1))
+    lowest = float(np.nanmin(found[["r_squared_low", "null_low"]].to_array(), initial=-0.01))
+    highest = float(np.nanmax(found[["r_squared_high", "null_high"]].to_array(), initial=0.01))
+    limits = (max(lowest, -0.5), min(1.1 * highest, 1.02))
+    ax.set(xlabel="layer", ylabel="R² of the token index, held out", ylim=limits)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.legend(fontsize=6, loc="best")
     return figure
