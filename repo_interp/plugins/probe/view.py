@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib.ticker import MaxNLocator
 
 from repo_interp.errors import InputError, quoted
-from repo_interp.plots.marks import Chart, CustomFigure, Finding, group
+from repo_interp.plots.marks import Chart, CustomFigure, Finding, group, legend_below
 from repo_interp.plots.style import PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
@@ -67,7 +68,8 @@ def position_probe(found: xr.Dataset | xr.DataTree) -> PaperFigure:
     limits = (max(lowest, -0.5), min(1.1 * highest, 1.02))
     ax.set(xlabel="layer", ylabel="R² of the token index, held out", ylim=limits)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.legend(fontsize=6, loc="best")
+    handles: Any = ax.get_legend_handles_labels()[0]
+    legend_below(figure, handles)
     return figure
 
 
