@@ -32,6 +32,7 @@ Knows nothing about models.
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -123,7 +124,8 @@ def _standardized(vectors: Float[np.ndarray, "sample entry"]) -> Float[np.ndarra
     if scaled.shape[1] <= len(scaled):
         return scaled
     # A rotation into the span of the samples: a ridge fit is the same in any coordinates
-    return np.linalg.qr(scaled.T, mode="r").T
+    triangle: Any = np.linalg.qr(scaled.T, mode="r")
+    return triangle.T
 
 
 def _errors(

@@ -82,7 +82,7 @@ def _largest(product: xr.DataArray, side: str) -> xr.DataArray:
     """The writers of the largest sums of sizes, in their order, and all others as one."""
     if product.sizes[side] <= MOST + 1:
         return product
-    sizes = np.abs(product).sum([other for other in _SIDES if other != side])
+    sizes = abs(product).sum([other for other in _SIDES if other != side])
     kept = np.sort(np.argsort(-sizes.values, kind="stable")[:MOST])
     others = np.setdiff1d(np.arange(len(sizes)), kept)
     rest = product.isel({side: others}).sum(side).expand_dims({side: [f"{len(others)} others"]})
