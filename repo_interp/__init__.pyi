@@ -39,6 +39,7 @@ from .plugins.head_tables.atlas_table import atlas as atlas
 from .plugins.head_tables.head_numbers import head_table as head_table
 from .plugins.one_head.one_head import attention_pattern as attention_pattern
 from .plugins.one_head.one_head import explain_logit as explain_logit
+from .plugins.probe.position_probe import position_probe as position_probe
 from .plugins.results.failing_cell import explain_cell as explain_cell
 from .plugins.training.training import PositionsCallback as PositionsCallback
 from .plugins.training.training import measure_step as measure_step
@@ -47,6 +48,7 @@ from .plugins.verify.audit import verify as verify
 from .plugins.verify.scheme_audit import verify_scheme as verify_scheme
 from .plugins.verify_batch.batch_audit import verify_batch as verify_batch
 from .plugins.verify_cache.cache_audit import verify_cache as verify_cache
+from .plugins.writers.logit_writers import logit_writers as logit_writers
 from .plugins.writers.position_writers import position_writers as position_writers
 from .run import read_run as read_run
 from .run import write_run as write_run

@@ -52,6 +52,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "symbols": "repo_interp.plugins.distance.symbols:Symbols",
         "maps": "repo_interp.plugins.fake_distance.maps:Maps",
         "value_norms": "repo_interp.plugins.moved_values.value_norms:ValueNorms",
+        "position_probe": "repo_interp.plugins.probe.probe_measure:PositionProbe",
     },
     EXPERIMENTS: {
         "perturbation": "repo_interp.plugins.lengths.perturbation:Perturbation",
@@ -82,6 +83,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "octaves": "repo_interp.plugins.distance.view:OCTAVES",
         "value_norms": "repo_interp.plugins.moved_values.view:VIEW",
         "activations": "repo_interp.plugins.distance.view:ACTIVATIONS",
+        "position_probe": "repo_interp.plugins.probe.view:VIEW",
         "gates": "repo_interp.plugins.cope.view:VIEW",
         "segments": "repo_interp.plugins.segments.view:VIEW",
         "position_sources": "repo_interp.plugins.sources.view:VIEW",

@@ -32,11 +32,13 @@ _PLACES = {
     "plugins.lengths.extrapolation_view": ("output_traces",),
     "plugins.lengths.perturbation_view": ("perturbation_grid",),
     "plugins.one_head.one_head_figure": ("attention_pattern", "logit_parts"),
+    "plugins.probe.view": ("position_probe",),
     "plugins.rotation.view": ("rotating_pairs", "rotation_grid"),
     "plugins.segments.view": ("segment_positions", "segment_scores"),
     "plugins.sources.view": ("head_kinds",),
     "plugins.three_axis.fit_figure": ("three_axis_fit",),
     "plugins.three_axis.view": ("fit_correlations",),
+    "plugins.writers.logit_figure": ("logit_writers",),
     "plugins.writers.writers_figure": ("position_writers",),
 }
 """Names by module, from the top of the package."""

@@ -33,6 +33,7 @@ from repo_interp.plugins.lengths.extrapolation_view import output_traces as outp
 from repo_interp.plugins.lengths.perturbation_view import perturbation_grid as perturbation_grid
 from repo_interp.plugins.one_head.one_head_figure import attention_pattern as attention_pattern
 from repo_interp.plugins.one_head.one_head_figure import logit_parts as logit_parts
+from repo_interp.plugins.probe.view import position_probe as position_probe
 from repo_interp.plugins.rotation.view import rotating_pairs as rotating_pairs
 from repo_interp.plugins.rotation.view import rotation_grid as rotation_grid
 from repo_interp.plugins.segments.view import segment_positions as segment_positions
@@ -40,4 +41,5 @@ from repo_interp.plugins.segments.view import segment_scores as segment_scores
 from repo_interp.plugins.sources.view import head_kinds as head_kinds
 from repo_interp.plugins.three_axis.view import fit_correlations as fit_correlations
 from repo_interp.plugins.three_axis.view import three_axis_fit as three_axis_fit
+from repo_interp.plugins.writers.logit_figure import logit_writers as logit_writers
 from repo_interp.plugins.writers.writers_figure import position_writers as position_writers

@@ -106,6 +106,7 @@ def position_writers(
     decoder = as_decoder(model)
     given = checked_prompts(decoder, prompts)
     stream = Stream(decoder, checked(layer, CountOrNone, "layer"))
+    stream.require_positions()
     row = checked(row, CountOrNone, "row")
     together, draws = checked(together, Count, "together"), checked(draws, CountOrNone, "draws")
     seed = checked(seed, Seed, "seed")

@@ -28,6 +28,7 @@ from repo_interp.models.decoder import Decoder
 from repo_interp.models.lasting import called_at, intervention
 from repo_interp.plugins.paths.direct_path import Norm, added_outputs, inner, norm_hook
 from repo_interp.positions.assigners import RememberingAssigner
+from repo_interp.positions.logits import exact
 
 MLP = -1
 """Number of the MLP beside those of the heads of a layer."""
@@ -51,28 +52,16 @@ class Means:
 
 
 class Stream:
-    """The residual stream up to a layer that learns positions."""
+    """The residual stream up to a layer."""
 
     def __init__(self, decoder: Decoder, layer: int) -> None:
         """Find the writers; costs one short pass.
 
         Raises:
-            InputError: The layer learns no positions, or not from the hidden state of the token
-                alone; or an earlier layer adds no output of heads to one residual stream.
+            InputError: There is no such layer, or an earlier one adds no output of heads to one
+                residual stream.
         """
         (self.reader,) = decoder.attentions([layer])
-        if not self.reader.learned:
-            raise InputError(
-                f"layer {layer} ({self.reader.scheme}) learns no positions; those of this model "
-                f"that do are {', '.join(map(str, decoder.learned_layers)) or 'none'}"
-            )
-        if isinstance(self.reader.assigner, RememberingAssigner):
-            raise InputError(
-                f"layer {layer} ({self.reader.scheme}) takes a position from several tokens; "
-                "writers are known where it follows from the hidden state of its token"
-            )
-        if layer == 0:
-            raise InputError("layer 0 reads the embedding alone; name a later layer")
         self.decoder, self.layer, self.added = decoder, layer, added_outputs(decoder)
         self.blocks = list(decoder.blocks)[: layer + 1]
         earlier = [one for one in decoder.layers if one.layer_idx <= layer]
@@ -96,6 +85,26 @@ class Stream:
             found += [(layer, head) for head in (*range(heads), MLP)]
         return found
 
+    def require_positions(self) -> None:
+        """Refuse a layer that learns no positions of the hidden state of the token alone.
+
+        Raises:
+            InputError: The layer is such a one, or the first.
+        """
+        reader, layer = self.reader, self.layer
+        if not reader.learned:
+            raise InputError(
+                f"layer {layer} ({reader.scheme}) learns no positions; those of this model "
+                f"that do are {', '.join(map(str, self.decoder.learned_layers)) or 'none'}"
+            )
+        if isinstance(reader.assigner, RememberingAssigner):
+            raise InputError(
+                f"layer {layer} ({reader.scheme}) takes a position from several tokens; "
+                "writers are known where it follows from the hidden state of its token"
+            )
+        if layer == 0:
+            raise InputError("layer 0 reads the embedding alone; name a later layer")
+
     def matrix(self, layer: int, width: int) -> Float[Tensor, "inner width"]:
         """Return the map from the outputs of a layer's heads, times n, to the residual stream.
 
@@ -104,14 +113,14 @@ class Stream:
             width: Numbers of all heads.
 
         Returns:
-            Float32 matrix.
+            Matrix in float32, or float64.
         """
         projection = inner(self.attentions[layer].output_projection)
         weight = next(projection.parameters())
         # By its own forward pass, whatever its storage or quantization; less a bias
         one = torch.eye(width, dtype=weight.dtype, device=self.decoder.device)
         with torch.no_grad():
-            written = (projection.forward(one) - projection.forward(0 * one[:1])).float()
+            written = exact(projection.forward(one) - projection.forward(0 * one[:1]))
         norm, factor = self.norms.get(layer), self.added[layer][1]
         if norm is not None:
             written = written - written.mean(-1, keepdim=True) if norm.centred else written
@@ -123,7 +132,7 @@ class Stream:
         self,
         entered: Callable[[int, Tensor], Tensor | None],
         wrote: Callable[[int, Tensor], Tensor | None],
-        reached: Callable[[Tensor, Assign], Tensor | None] = lambda stream, assign: None,
+        reached: Callable[[Tensor, Assign], Tensor | None] | None = None,
     ) -> Iterator[None]:
         """Show, or change, the residual stream of every pass while the context lasts.
 
@@ -132,8 +141,9 @@ class Stream:
                 [prompt, token, width]; the layer goes on with its result, unless that is None.
             wrote: Called with an earlier layer and the outputs of its heads, times n,
                 [prompt, token, inner]; its result is subtracted from what they write.
-            reached: Called at the layer with the residual stream and its map to positions; the
-                layer goes on with its result as positions, unless that is None.
+            reached: Called at the layer, which learns positions, with the residual stream and its
+                map to positions; the layer goes on with its result as positions, unless that is
+                None.
 
         Yields:
             None.
@@ -169,7 +179,7 @@ class Stream:
                     running = False
                 raise AssertionError("a layer that learns positions assigns them")
 
-            if layer == self.layer:
+            if layer == self.layer and reached is not None:
                 put = reached(hidden, assign)
             return given(hidden)
 
@@ -188,7 +198,7 @@ class Stream:
             return less(layer, self.norms[layer].factor[..., None], out)
 
         def less(layer: int, factor: Tensor | float, out: Tensor) -> Tensor | None:
-            change = wrote(layer, factor * outputs.pop(layer).float())
+            change = wrote(layer, factor * exact(outputs.pop(layer)))
             if change is None:
                 return None
             return out - (change / self.added[layer][1]).to(out).reshape(out.shape)
@@ -206,7 +216,8 @@ class Stream:
                 if norm is not None:
                     hook = partial(at_norm, layer)
                     undo.callback(norm.register_forward_hook(hook).remove)
-            undo.enter_context(called_at(self.decoder, "positions", at_positions, [self.layer]))
+            if reached is not None:
+                undo.enter_context(called_at(self.decoder, "positions", at_positions, [self.layer]))
             yield
 
 

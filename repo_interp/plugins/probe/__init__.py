@@ -1,0 +1,1 @@
+"""What the residual stream knows of the token index."""

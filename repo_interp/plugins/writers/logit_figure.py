@@ -1,0 +1,89 @@
+"""Who makes one attention logit, as a figure: a map of pairs of writers, and its rotary pairs.
+
+    left     contribution by writer of the query (rows) and of the key (columns), over rotary pairs;
+             the `MOST` of each with the largest sums of sizes, and all others together
+    right    by rotary pair: the whole logit, and the largest product of two writers
+
+Draws what `ri.logit_writers` returns. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib.colors import CenteredNorm
+
+from repo_interp.errors import InputError, quoted
+from repo_interp.plots.marks import colour_bar, draw_cells, token_label
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+
+MOST = 9
+_SIDES = ("query_writer", "key_writer")
+
+
+@style()
+def logit_writers(found: xr.Dataset) -> PaperFigure:
+    """Draw who makes a logit.
+
+    Args:
+        found: What `ri.logit_writers` returns.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: `found` is not such a dataset.
+    """
+    if not isinstance(found, xr.Dataset) or not {"contribution", "rounding"} <= set(found):
+        raise InputError(
+            f"writers of a logit are what ri.logit_writers returns; got {quoted(found)}"
+        )
+    parts = found["contribution"].reset_coords(drop=True)
+    product = parts.sum("pair", keep_attrs=True)
+    largest = dict(
+        zip(_SIDES, np.unravel_index(product.values.argmax(), product.shape), strict=True)
+    )
+    one = parts.isel(largest)
+    for side in _SIDES:
+        product = _largest(product, side)
+    figure = paper_figure(PAGE_WIDTH, 3.0)
+    left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
+    norm = CenteredNorm(0, float(np.abs(product.values).max()) or 1.0)
+    look = {"cmap": "RdBu_r", "norm": norm, "gid": "products"}
+    image = draw_cells(left, product, look, pattern=".1f")
+    left.tick_params(axis="x", rotation=90)
+    left.set(xlabel="writer of the key", ylabel="writer of the query")
+    colour_bar(figure, image, left, "logits", fraction=0.046)
+    places = np.arange(parts.sizes["pair"])
+    words = " · ".join(str(one[side].item()) for side in _SIDES)
+    for values, aside, colour, name in (
+        (parts.sum(_SIDES), -0.2, "#333333", "all"),
+        (one, 0.2, "#D55E00", words),
+    ):
+        bars = right.bar(places + aside, values.values, 0.4, color=colour, label=name)
+        bars[0].set_gid(f"first bar of {name}")
+    names = ["rest" if pair == -1 else str(pair) for pair in parts["pair"].values]
+    every = -(-len(names) // 8)
+    right.set_xticks(places[::every], names[::every])
+    right.axhline(0, color="#222222", linewidth=0.5)
+    right.set(xlabel="rotary pair", ylabel="logits")
+    right.legend(fontsize=6)
+    attrs = found.attrs
+    tokens = (f"{attrs[side]} {token_label(attrs[f'{side}_text'])}" for side in ("query", "key"))
+    less = f" less that for key {attrs['against']}" if "against" in attrs else ""
+    figure.suptitle(
+        f"L{attrs['layer']} H{attrs['head']}, query {next(tokens)}, key {next(tokens)}{less}: logit "
+        f"{float(found['logit']):.2f}"
+    )
+    return figure
+
+
+def _largest(product: xr.DataArray, side: str) -> xr.DataArray:
+    """The writers of the largest sums of sizes, in their order, and all others as one."""
+    if product.sizes[side] <= MOST + 1:
+        return product
+    sizes = abs(product).sum([other for other in _SIDES if other != side])
+    kept = np.sort(np.argsort(-sizes.values, kind="stable")[:MOST])
+    others = np.setdiff1d(np.arange(len(sizes)), kept)
+    rest = product.isel({side: others}).sum(side).expand_dims({side: [f"{len(others)} others"]})
+    return xr.concat([product.isel({side: kept}), rest], side).transpose(*_SIDES)
