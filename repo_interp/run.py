@@ -1,4 +1,4 @@
-"""A run: labelled results of an analysis, with where they come from, in one netCDF file.
+"""A run: labeled results of an analysis, with where they come from, in one netCDF file.
 
 A run is an `xarray.DataTree` with one node per measure; `run.nc` holds it with one group per
 measure, opened by `xarray.open_datatree("run.nc")` too. Every variable has `long_name` and `units`;

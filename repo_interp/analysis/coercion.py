@@ -276,7 +276,7 @@ def _prompt(given: Any, tokenizer: Any, name: str) -> Prompt:
         kind = str(given.dtype)
         try:
             given = given.tolist()
-        except RuntimeError:  # on "meta", sparse, quantised
+        except RuntimeError:  # on "meta", sparse, quantized
             raise InputError(
                 f"{name} is a tensor of {kind} whose numbers cannot be read; {_WANTED}, on a "
                 "device and dense"

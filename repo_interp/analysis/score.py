@@ -282,7 +282,7 @@ def score_few_shot(
         lengths: Tokens of a prompt with its answer, each a test set; None: the training length,
             twice and four times it.
         shots: Numbers of examples, each with as many prompts.
-        rows: Table of labelled rows, such as GLUE's; None: built-in sentences.
+        rows: Table of labeled rows, such as GLUE's; None: built-in sentences.
         count: Prompts of every length and number of examples.
         seed: Seed of the prompts.
         batch_size: Prompts or tokens of a batch, or "auto".

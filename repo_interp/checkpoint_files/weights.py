@@ -172,7 +172,7 @@ def loaded_by_transformers(
     )
     for name, parameter in model.named_parameters():
         # some routers stay in float32
-        # A quantised model would be measured at another precision than the run states.
+        # A quantized model would be measured at another precision than the run states.
         if parameter.dtype not in (dtype, torch.float32) or getattr(model, "hf_quantizer", None):
             raise InputError(
                 f"{directory}: transformers loads {name} as {parameter.dtype}, quantised or "

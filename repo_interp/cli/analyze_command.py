@@ -194,7 +194,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Analyse, write and print.
+    """Analyze, write and print.
 
     Args:
         arguments: Parsed options.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 DEFAULT = "reversal/repo"
-"""The checkpoint that is analysed when none is named."""
+"""The checkpoint that is analyzed when none is named."""
 
 
 def find_checkpoint(name: str) -> str:

@@ -2,7 +2,7 @@
 
 A group that says nothing has one line.
 
-Neighbouring layers with the same numbers share a row. A table has as many rows as fit into the
+Neighboring layers with the same numbers share a row. A table has as many rows as fit into the
 window, twelve at most: of layers some from first to last, of ranked heads the first. The report
 page has all.
 """
@@ -245,10 +245,10 @@ def _without_dashes(table: Table) -> Table:
 
 
 def _group_layers(table: Table) -> Table:
-    """`table` with one row for neighbouring layers whose other cells are written the same."""
+    """`table` with one row for neighboring layers whose other cells are written the same."""
     rows: list[tuple[Cell, ...]] = []
     lines = zip(_layers(table), table.rows, table.formatted(), strict=True)
-    # Neighbours with the same text in all other cells, as rounding shows them
+    # Neighbors with the same text in all other cells, as rounding shows them
     for (is_layer, _), group in groupby(lines, key=lambda line: (line[0] is not None, line[2][1:])):
         same = list(group)
         if is_layer and len(same) > 1:

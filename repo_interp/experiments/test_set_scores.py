@@ -132,7 +132,7 @@ def _scored(
     answered: Mapping[str, Sequence[Response]],
     answers: str,
 ) -> xr.Dataset:
-    """Scores of the responses to as many prompts of every test set, labelled."""
+    """Scores of the responses to as many prompts of every test set, labeled."""
     # Every set has `count` prompts, so scores stack: [test_set, prompt]
     by_prompt = np.stack(
         [

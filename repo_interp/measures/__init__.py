@@ -1,4 +1,4 @@
-"""Attention inputs -> labelled statistics. Pure; knows no model, no task and no plot.
+"""Attention inputs -> labeled statistics. Pure; knows no model, no task and no plot.
 
     repo_interp.measures.Components(first_token=1)
             a measure with parameters, for `analyze(..., measures=[...])`

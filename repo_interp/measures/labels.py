@@ -228,7 +228,7 @@ def _align(
         labels[axis] = np.unique(np.concatenate(known))
         for place, some in zip(places, by_part, strict=True):
             if some is not None:
-                # Neighbouring labels are a slice, so that values are copied without an index.
+                # Neighboring labels are a slice, so that values are copied without an index.
                 found = np.searchsorted(labels[axis], some)
                 together = len(found) and (np.diff(found) == 1).all()
                 place[axis] = slice(found[0], found[-1] + 1) if together else found

@@ -39,7 +39,7 @@ STATISTICS = ("per_prompt", "sums", "first_prompt")
 
 
 class Statistics:
-    """Labelled arrays of some layers and prompts.
+    """Labeled arrays of some layers and prompts.
 
     Every variable has the axis `layer` with its coordinate; or, of predictions, none has.
 
@@ -192,7 +192,7 @@ def check_statistics(given: Any, measure: str) -> Statistics:
 class Measure(ABC):
     """Base of measures: a frozen dataclass whose fields are its parameters.
 
-    A measure reduces attention inputs to small labelled arrays.
+    A measure reduces attention inputs to small labeled arrays.
 
     A field states its type and range (`Annotated[float, Interval(gt=0)]`, see `values`); an object
     with another value is refused. A field `training_length` that is None gets the length that the

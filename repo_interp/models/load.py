@@ -87,7 +87,7 @@ def load(
 ) -> TransformerBridge:
     """Open a checkpoint as a TransformerBridge: a released one, one of ours, or a stock one.
 
-    Positions are analysed in float32 for good reason: in bfloat16 a position near 100 is rounded to
+    Positions are analyzed in float32 for good reason: in bfloat16 a position near 100 is rounded to
     steps of 0.5. Of a model in bfloat16, `positions_dtype` "float32" keeps learned positions
     unrounded.
 

@@ -1,4 +1,4 @@
-"""Labelled arrays of a run -> matplotlib figures, plain tables, one page.
+"""Labeled arrays of a run -> matplotlib figures, plain tables, one page.
 
 Knows no torch, no model, no measure and no task. Names are imported when they are first asked for;
 `__init__.pyi` has their types.

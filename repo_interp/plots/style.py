@@ -1,8 +1,8 @@
 r"""One look for every figure, with the same bytes every time.
 
-Figures have the column and page widths of a paper, and one colour per scheme, span and pattern.
+Figures have the column and page widths of a paper, and one color per scheme, span and pattern.
 
-The colours are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes
+The colors are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes
 and deuteranopes; the lightest are darkened where they have to be read as text. Fonts travel with
 the file: TrueType in PDF (fonttype 42), text in SVG.
 
@@ -14,7 +14,7 @@ A character that no font has is written as its code: "模型" -> "\u6a21\u578b".
 Your settings in rcParams, fonts above all, stay: the style sets only those that still have
 matplotlib's default.
 
-Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is
+Knows nothing about runs: names in, colors and figures out. It never touches pyplot, so nothing is
 left open and no state is global. A dollar sign is a dollar sign: names of checkpoints, spans and
 tokens are no mathematics.
 """
@@ -453,13 +453,13 @@ def _laid_out(figure: Figure) -> Iterator[None]:
 
 
 def scheme_colour(scheme: str) -> str:
-    """Return the colour of a position scheme.
+    """Return the color of a position scheme.
 
     Args:
-        scheme: Scheme; a variant ("hope_ab1") has the colour of its family.
+        scheme: Scheme; a variant ("hope_ab1") has the color of its family.
 
     Returns:
-        The colour; dark grey for an unknown family.
+        The color; dark gray for an unknown family.
     """
     return SCHEME_COLOURS.get(scheme, SCHEME_COLOURS.get(scheme.split("_")[0], _UNKNOWN))
 
@@ -477,16 +477,16 @@ def scheme_name(scheme: str) -> str:
 
 
 def span_colours(spans: Sequence[str]) -> dict[str, str]:
-    """Choose a colour for every span.
+    """Choose a color for every span.
 
-    Usual spans have fixed colours, others take the next free one, and a dotted part is darker than
+    Usual spans have fixed colors, others take the next free one, and a dotted part is darker than
     its parent.
 
     Args:
-        spans: Names of spans; the same names in the same order give the same colours.
+        spans: Names of spans; the same names in the same order give the same colors.
 
     Returns:
-        Colour by name.
+        Color by name.
     """
     colours: dict[str, str] = {}
     other = 0
@@ -505,14 +505,14 @@ def span_colours(spans: Sequence[str]) -> dict[str, str]:
 
 
 def darker(colour: str, share: float = 0.7) -> str:
-    """Darken a colour.
+    """Darken a color.
 
     Args:
-        colour: Colour of matplotlib.
+        colour: Color of matplotlib.
         share: Share of the light to keep.
 
     Returns:
-        Colour as hexadecimal text.
+        Color as hexadecimal text.
     """
     red, green, blue = to_rgb(colour)
     return to_hex((red * share, green * share, blue * share))

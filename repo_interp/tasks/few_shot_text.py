@@ -61,7 +61,7 @@ KIND, GRIM = _KIND.split(), _GRIM.split()
 
 @dataclass(frozen=True)
 class Row:
-    """A labelled example: named texts and a label."""
+    """A labeled example: named texts and a label."""
 
     texts: tuple[tuple[str, str], ...]
     label: str

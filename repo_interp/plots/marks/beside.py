@@ -134,7 +134,7 @@ def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
 def _over_steps(values: xr.DataArray, runs: Runs, suffix: str) -> Iterator[Lines]:
     """Chart `values` [run, layer, head] over training steps.
 
-    A line is a head, or their mean if there are more heads than colours.
+    A line is a head, or their mean if there are more heads than colors.
     """
     if runs.steps is not None:
         few = values.sizes["head"] <= len(LINE_COLOURS)

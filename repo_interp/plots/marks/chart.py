@@ -1,6 +1,6 @@
 """Charts: the parts of a view.
 
-A chart is a labelled array with all that the figure and the page need.
+A chart is a labeled array with all that the figure and the page need.
 
 Heads    a number per layer and head             Grid     cells of two axes, panels side by side
 Names    a name per layer and head               Lines, Dots    the means over all other axes

@@ -120,17 +120,17 @@ def colour_bar(
     label: str = "",
     **options: Any,
 ) -> Colorbar:
-    """Draw a colour bar without a frame beside some axes.
+    """Draw a color bar without a frame beside some axes.
 
     Args:
         figure: Figure or subfigure of the axes.
-        image: Image or collection with the colour map.
+        image: Image or collection with the color map.
         axes: Axes that give the bar its space.
         label: Label of the bar.
         **options: Passed to matplotlib's `colorbar`.
 
     Returns:
-        The colour bar.
+        The color bar.
     """
     bar = figure.colorbar(image, ax=axes, label=label, **options)
     cast(Any, bar.outline).set_visible(False)
@@ -188,7 +188,7 @@ def say(ax: Axes, text: str, place: float | None = None, colour: str = "#8A8A8A"
         ax: Axes to draw on.
         text: Text to write.
         place: x of text that is written upright; None: in the middle of the axes.
-        colour: Colour of the text.
+        colour: Color of the text.
     """
     along = ax.transAxes if place is None else ax.get_xaxis_transform()
     look: Any = {
@@ -208,7 +208,7 @@ def note(
     size: float,
     **look: Any,
 ) -> None:
-    """Write a text beside a point, centred vertically.
+    """Write a text beside a point, centered vertically.
 
     Args:
         ax: Axes to draw on.
@@ -277,7 +277,7 @@ def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray) ->
         ax: Axes to draw on.
         values: Numbers [row, column]; only finite ones are written.
         pattern: Format of a number, such as ".3g".
-        inks: Colour of the text of every cell.
+        inks: Color of the text of every cell.
     """
     for row, column in np.argwhere(np.isfinite(values)):
         # A small negative number would be written as minus zero
@@ -345,7 +345,7 @@ def number(value: float) -> str:
 
 
 def contiguous(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Group neighbouring indices: (3, 4, 5, 9) -> (3, 5), (9, 9).
+    """Group neighboring indices: (3, 4, 5, 9) -> (3, 5), (9, 9).
 
     Args:
         indices: Ascending indices.

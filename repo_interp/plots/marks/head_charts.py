@@ -120,7 +120,7 @@ class HeadImage(Chart):
 class HeadArrows(Chart):
     """Complex numbers [layer, head, component] as arrows from 0.
 
-    They are `real` + i `imaginary`; `strong` ones are coloured.
+    They are `real` + i `imaginary`; `strong` ones are colored.
     """
 
     title: str
@@ -278,7 +278,7 @@ def _base64(values: np.ndarray, kind: str = "<u2") -> str:
 
 
 def _halved(values: np.ndarray) -> np.ndarray:
-    """Average 2 x 2 neighbours along the last two axes, without NaN.
+    """Average 2 x 2 neighbors along the last two axes, without NaN.
 
     An odd last row or column stays by itself.
     """

@@ -220,14 +220,14 @@ def layer_scheme(dataset: xr.Dataset | xr.DataArray, layer: int) -> str:
 
 
 def layer_colour(dataset: xr.Dataset | xr.DataArray, layer: int) -> str:
-    """Return the colour of the position scheme of a layer.
+    """Return the color of the position scheme of a layer.
 
     Args:
         dataset: Group of a run.
         layer: Label of the layer.
 
     Returns:
-        Colour of matplotlib.
+        Color of matplotlib.
     """
     return scheme_colour(schemes(dataset)[layer])
 
@@ -239,7 +239,7 @@ def head_axes(dataset: xr.Dataset | xr.DataArray) -> dict[str, list]:
         dataset: Group of a run.
 
     Returns:
-        Layers with the names and colours of their schemes, and heads.
+        Layers with the names and colors of their schemes, and heads.
     """
     layers = [
         {"layer": layer, "name": scheme_name(kind), "colour": scheme_colour(kind)}

@@ -24,13 +24,13 @@ _MARKERS = ("o", "s", "^", "D")
 
 
 def layout_colour(layout: str) -> str:
-    """Return the colour of a layout of schemes.
+    """Return the color of a layout of schemes.
 
     Args:
         layout: Layout, such as "repo@1".
 
     Returns:
-        The colour of its scheme; of two schemes, that of the more frequent one.
+        The color of its scheme; of two schemes, that of the more frequent one.
     """
     name = layout.split("@")[0]
     return scheme_colour(_MIXED.get(name, (name, ""))[0])

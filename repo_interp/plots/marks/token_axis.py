@@ -33,7 +33,7 @@ def shade_spans(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[st
     Args:
         ax: Axes to draw on.
         spans: Tokens of the spans by name, as indices.
-        names: All span names of the figure; they fix the colours.
+        names: All span names of the figure; they fix the colors.
     """
     colours = span_colours(names)
     for name, tokens in spans.items():
@@ -51,12 +51,12 @@ def shade_spans(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[st
 def part_ribbon(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[str]) -> list[str]:
     """Draw the deepest parts of spans ("needle.1.key") as a ribbon along the top.
 
-    Parts have shades of the colour of their parent.
+    Parts have shades of the color of their parent.
 
     Args:
         ax: Axes to draw on.
         spans: Tokens of the spans by name, as indices.
-        names: All span names of the figure; they fix the colours.
+        names: All span names of the figure; they fix the colors.
 
     Returns:
         Names of the parts that were drawn.
@@ -86,7 +86,7 @@ def span_handles(spans: Iterable[str], names: Sequence[str]) -> list[Patch]:
 
     Args:
         spans: Names to list.
-        names: All span names of the figure; they fix the colours.
+        names: All span names of the figure; they fix the colors.
 
     Returns:
         One patch per span.
@@ -113,7 +113,7 @@ def label_tokens(
         tokens: Texts of the tokens; None: the axis has indices alone.
         ranked: Tokens to name, the most important first.
         most: Largest number of texts.
-        ink: Colour of the text of a token.
+        ink: Color of the text of a token.
         shown: Label of the axis if it has texts; {} stands for the kind of texts.
     """
     ax.locator_params(axis="x", nbins=10, integer=True)

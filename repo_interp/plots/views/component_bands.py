@@ -18,7 +18,7 @@ from repo_interp.plots.marks import group, over_prompts
 ByDistance = TypeVar("ByDistance", xr.DataArray, xr.Dataset)
 
 BAND_COLOURS: Mapping[str, str] = {"activated": "#D55E00", "low": "#0072B2", "high": "#A8A8A8"}
-"""Orange, blue and grey that colour-blind eyes keep apart."""
+"""Orange, blue and gray that color-blind eyes keep apart."""
 FEW_PAIRS = 16
 """Of a sequence of n tokens, distances above n (1 - 1/16) have fewer than n/16 pairs: they alone
 may make the ends of a U.

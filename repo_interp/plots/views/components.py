@@ -126,7 +126,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
             vaf_of_heads(subset)
             .assign_attrs(long_name=title, units="%")
             # [component, band]: NaN outside of its band, so that every band is a line with its
-            # colour.
+            # color.
             .where(kinds == named)
             .assign_coords(band=named)
         )
@@ -189,7 +189,7 @@ def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: i
     """Chart activated components of the first layer beyond the training length.
 
     If none is activated, the lower ones are taken. The unit is their range within the training
-    length; values are means over L / 16 neighbouring distances.
+    length; values are means over L / 16 neighboring distances.
     """
     # BAND_NAMES is in order of preference.
     kind = next(kind for kind in BAND_NAMES.values() if kind in kinds)

@@ -2,11 +2,11 @@
 
 RePo sec. 5.2, fig. 3.
 
-    share of pattern p = chunks labelled p / chunks                constant + mono + hybrid = 1
+    share of pattern p = chunks labeled p / chunks                constant + mono + hybrid = 1
     resolution         = least distance from which 90 % of pairs of tokens stand in one order
     trend              = rank correlation of positions and the token index, over the whole prompt
 
-Draws the group `patterns` of a run. Knows nothing about how a chunk is labelled.
+Draws the group `patterns` of a run. Knows nothing about how a chunk is labeled.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def caption_of(patterns: xr.Dataset) -> str:
 
 
 def _chunks(patterns: xr.Dataset) -> int:
-    """How many chunks of layers that learn positions are labelled."""
+    """How many chunks of layers that learn positions are labeled."""
     # -1 marks a chunk without positions, or beyond the end of a shorter prompt.
     return int((patterns["chunk_pattern"].sel(layer=learned_layers(patterns)) >= 0).sum())
 

@@ -110,7 +110,7 @@ def position_lines(
 ) -> PaperFigure:
     """Draw the positions of one head or several over one prompt (RePo fig. 8).
 
-    Spans are shaded, tokens are labelled, and the farthest outliers are named.
+    Spans are shaded, tokens are labeled, and the farthest outliers are named.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -180,7 +180,7 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
     Args:
         ax: Axes to draw on.
         values: Positions [token]; if all are NaN, a note is written.
-        colour: Colour of the line.
+        colour: Color of the line.
 
     Returns:
         `ax`.
@@ -235,7 +235,7 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
     low, high = fences(finite)
     distance = np.where(np.isfinite(values), np.maximum(values - high, low - values), -1)
     named: list[int] = []
-    # Neighbours of an outlier are often outliers too, so more are tried than are named.
+    # Neighbors of an outlier are often outliers too, so more are tried than are named.
     for token in np.argsort(-distance, kind="stable")[: 8 * NAMED_OUTLIERS].tolist():
         crowded = any(
             abs(token - other) < 0.07 * tokens.count
@@ -306,13 +306,13 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
 def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
     """Draw positions as a grid of small lines, scaled to their cells.
 
-    Cell (layer, head) is centred at x = head, y = layer; y points downwards. A constant head is a
+    Cell (layer, head) is centered at x = head, y = layer; y points downwards. A constant head is a
     flat line, and a dash stands for a head with NaN alone.
 
     Args:
         ax: Axes to draw on.
         values: Positions [layer, head, token].
-        colours: Colour of every layer.
+        colours: Color of every layer.
 
     Returns:
         `ax`.
@@ -334,7 +334,7 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
                 ax.text(head, layer, "no positions", **middle)
                 continue
             shown = envelope(cell, bins)
-            # A margin of .03 on either side keeps the lines of neighbours apart.
+            # A margin of .03 on either side keeps the lines of neighbors apart.
             x = head - 0.47 + 0.94 * (shown + 0.5) / count
             lines.append(
                 # Downwards axis, so large positions have small y; the top quarter is left to the

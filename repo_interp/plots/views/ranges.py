@@ -111,7 +111,7 @@ def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
             for other in (*first, *alike)
         ):
             continue
-        # Curves are centred and of length 1, so their product is the correlation; of either sign,
+        # Curves are centered and of length 1, so their product is the correlation; of either sign,
         # since a mirrored curve shows nothing new.
         near = any(abs(float(curves[head] @ curves[other])) >= ALIKE for other in first)
         (alike if near else first).append(head)

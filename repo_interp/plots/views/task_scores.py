@@ -39,7 +39,7 @@ from repo_interp.plots.view import Beside, View
 def score_grid(run: xr.DataTree) -> Panels:
     """Make a chart of the mean score over both axes of the task, in per cent.
 
-    Cells without a prompt are grey.
+    Cells without a prompt are gray.
 
     Args:
         run: Tree of a run, a group per measure.

@@ -3,8 +3,8 @@
 A map of heads per kind of change, the most needed heads beside other heads, screened and exact changes.
 
     map       mean change of log p(answer) when the positions of one head are changed
-    dot       the same of the most needed heads together, with its standard deviation over prompts     grey dots   as many other heads
-    dots      the exact change of the logit difference, a dot per head    grey bars   as one backward pass estimates it
+    dot       the same of the most needed heads together, with its standard deviation over prompts     gray dots   as many other heads
+    dots      the exact change of the logit difference, a dot per head    gray bars   as one backward pass estimates it
 
 Draws the group `effects`. Knows nothing about how positions were changed.
 """
@@ -45,7 +45,7 @@ from repo_interp.plots.view import View
 LISTED = 8
 """Heads of a kind that the table lists."""
 LINEAR = 0.01
-"""Nats that the colours of a map reach at least; logit difference below which the axes of the
+"""Nats that the colors of a map reach at least; logit difference below which the axes of the
 screening are linear.
 """
 _COLUMNS = (
@@ -67,7 +67,7 @@ _OF_HEADS = (
 
 
 NEEDED = "#D55E00"
-"""Colour of the most needed heads."""
+"""Color of the most needed heads."""
 
 
 @style()
@@ -109,7 +109,7 @@ def effect_grid(run: xr.DataTree) -> Panels:
             f"\n{int(effects.attrs['set_heads'])} others together: {ends}" if drawn.size else ""
         )
         panels[f"positions: {_word(effects, kind)}{others}"] = shown.sel(kind=kind)
-    # Symmetric about 0, and at least LINEAR wide, so that rounding is not drawn in full colours.
+    # Symmetric about 0, and at least LINEAR wide, so that rounding is not drawn in full colors.
     look = {"cmap": "PuOr", "norm": Normalize(-reach, reach, clip=True)}
     title = "Change of log p(answer), nats per token, by the head whose positions are changed"
     return Panels(

@@ -1,6 +1,6 @@
 """Which positions an answer depends on, by the derivatives of heads.
 
-The text of a prompt in the colours of one head's derivatives, and the size of those of every head.
+The text of a prompt in the colors of one head's derivatives, and the size of those of every head.
 
     shaded text    d log p(answer) / d z of every token, or its integrated gradient; both signs diverge from white; underlined: the answer
 
@@ -83,7 +83,7 @@ COLOURS = "PuOr_r"
 def saliency_text(
     run: xr.DataTree, layer: int, head: int, prompt: int = 0, value: str = "saliency"
 ) -> PaperFigure:
-    """Draw the text of a prompt, tokens in the colour of their value in one head.
+    """Draw the text of a prompt, tokens in the color of their value in one head.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -201,14 +201,14 @@ def draw_text(
     answer: set[int],
     norm: Normalize,
 ) -> Axes:
-    """Draw lines of tokens on fields in the colour of their values.
+    """Draw lines of tokens on fields in the color of their values.
 
     Args:
         ax: Axes to draw on.
         lines: Lines of (token, label), from `text_lines`.
         values: Values [token].
         answer: Tokens of the answer, which are underlined.
-        norm: Scale of the colours.
+        norm: Scale of the colors.
 
     Returns:
         `ax`.

@@ -225,7 +225,7 @@ def draw_gates(ax: Axes, gates: np.ndarray, separators: np.ndarray, colour: str)
         ax: Axes to draw on.
         gates: Gates [token].
         separators: Booleans [token].
-        colour: Colour of the bars.
+        colour: Color of the bars.
 
     Returns:
         `ax`.
@@ -261,7 +261,7 @@ def draw_counted(
         sums: Sums of gates [token].
         separators: Indices of the separators.
         largest: Largest position of the layer.
-        colour: Colour of the line.
+        colour: Color of the line.
 
     Returns:
         `ax`.

@@ -7,7 +7,7 @@ Position Generalization, eq. 3, 9-13.
     a_d = row mean - grand mean / 2,   b_j = column mean - grand mean / 2,
             r = Pearson(W', a_d + b_j)
 
-a needs the mean key only, b the mean rotation. With the Gram G of the centred keys,
+a needs the mean key only, b the mean rotation. With the Gram G of the centered keys,
 
     sum W'^2 = q . N q,   N = sum_d R_d^T G R_d,
             N_rs = sum of cos and sin (theta_r d) times cos and sin (theta_s d), times G_rs
@@ -38,7 +38,7 @@ class KeyMoments:
 
     mean: Float[Tensor, "prompt kv_head d_head"]
     gram: Float[Tensor, "prompt kv_head d_head d_head"]
-    """Gram of the centred keys."""
+    """Gram of the centered keys."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def turns(
 
     Args:
         start: First distance [prompt, 1 or head], positions, float64.
-        step: Distance between neighbours, of the same shape.
+        step: Distance between neighbors, of the same shape.
         valid: Mask [prompt, token].
         frequencies: Radians per position [component], float64.
 
@@ -198,7 +198,7 @@ def fake_fit(
     )
     turned = (blocks * turns.squares).sum((2, 4)).transpose(3, 4).reshape(gram.shape)
     within = _square(queries, turned)
-    # ... the part of the columns alone: the mean rotation of q against centred keys.
+    # ... the part of the columns alone: the mean rotation of q against centered keys.
     cosines, sines = turns.mean
     rotated = torch.addcmul(queries * cosines, _quarter(queries), sines)
     by_key = count * _square(rotated, gram)

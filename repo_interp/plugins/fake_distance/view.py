@@ -74,7 +74,7 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     rebuilt = by_distance[:, None] + by_key
     figure = paper_figure(PAGE_WIDTH, 3.0)
     grid = figure.add_gridspec(2, 3, width_ratios=(1, 0.28, 1.12), height_ratios=(0.28, 1))
-    # Both maps have the colours of the measured one, so that they can be compared.
+    # Both maps have the colors of the measured one, so that they can be compared.
     limits, colour = fit_figure.map_limits(shown.values), layer_colour(fit, layer)
     ax, along, beside, beneath = (
         figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2))

@@ -2,7 +2,7 @@
 
 Every tensor of the model comes from the file and every tensor of the file is used, in the model's
 shape, or the file is refused by name; how the model rotates and attends is read in `metadata`.
-Weights of a quantised file are those that its blocks stand for, in float32. A file is data: nothing
+Weights of a quantized file are those that its blocks stand for, in float32. A file is data: nothing
 of it is run, and files beside it are not looked at.
 """
 

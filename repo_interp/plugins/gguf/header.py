@@ -238,7 +238,7 @@ def _read(file: Path) -> Header:
                 f"{file}: {one_line(name, 100)} begins at byte {first + offset:,}; the "
                 f"tensor before it ends at {begin:,}"
             )
-        # Quantised numbers come in blocks with common scales, such as 32 or 256 of them.
+        # Quantized numbers come in blocks with common scales, such as 32 or 256 of them.
         in_block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         if not shape or shape[-1] % in_block:
             raise ValueError(

@@ -99,7 +99,7 @@ class HeadTable(pd.DataFrame):
         }
         by_head = self._of_all_heads(score)
         scores = (
-            # [layer, kv_head, query head of it]: heads that share a key-value head are neighbours
+            # [layer, kv_head, query head of it]: heads that share a key-value head are neighbors
             np.clip(by_head, 0, 1).reshape(len(by_head), int(self.attrs["kv_heads"]), -1).max(-1)
         )
         directory = Path(directory)

@@ -2,7 +2,7 @@
 
 The control is as many other heads. All heads are also put on straight lines, and at the token index.
 
-    dot     mean change of -log p with the positions of all heads of a kind changed, and its 95 % interval      grey: other heads
+    dot     mean change of -log p with the positions of all heads of a kind changed, and its 95 % interval      gray: other heads
 
 Draws the group `kinds`. Knows nothing about how positions were changed.
 """
@@ -50,7 +50,7 @@ def _answered(kinds: xr.Dataset) -> str:
 def losses_by_kind(run: xr.DataTree) -> Dots:
     """Draw the change of the loss with frozen positions, a row per kind of heads.
 
-    Grey marks show the change for as many other heads.
+    Gray marks show the change for as many other heads.
 
     Args:
         run: Tree of a run, a group per measure.

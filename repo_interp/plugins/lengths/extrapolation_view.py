@@ -123,7 +123,7 @@ def output_traces(run: xr.DataTree, layer: int | None = None) -> PaperFigure:
             "gid": f"trace {int(trace['trace'])}",
         }
         ax.add_collection(
-            # A segment has the colour of the step at which it ends.
+            # A segment has the color of the step at which it ends.
             LineCollection(list(pairwise(line)), array=traces["step"].values[1 : len(line)], **look)
         )
         ax.plot(

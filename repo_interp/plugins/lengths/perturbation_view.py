@@ -2,7 +2,7 @@
 
 Log perplexity, or a score, over gamma x l_max for every kind.
 
-A cell shows the value; its colour how much worse it is than without perturbation, on the same scale
+A cell shows the value; its color how much worse it is than without perturbation, on the same scale
 for all kinds and in all figures: linear to a 200th of its reach - 2 % of perplexity - and
 logarithmic beyond, so that half of all tokens do not swallow one per cent. Draws the group
 `perturbation`. Knows nothing about how tokens were moved.
@@ -28,7 +28,7 @@ KIND_NAMES = {
     "feature_placement": "Feature placement",
 }
 REACH = {"nat": 4.0, "1": 1.0}
-"""How much worse the colours reach, by the unit of a value: 4 nats per token, the most of a share.
+"""How much worse the colors reach, by the unit of a value: 4 nats per token, the most of a share.
 
 Worse values have the last one.
 """
@@ -112,7 +112,7 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
 
     Returns:
         The value [kind, l_max, gamma], how much worse it is than at gamma = 0, and the end of the
-        colours of the latter.
+        colors of the latter.
     """
     cells = over_heads(dataset[value])
     # A score falls where perplexity rises, so its loss has the other sign.
@@ -120,7 +120,7 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
     worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(
         *cells.dims
     )
-    # A value with another unit has no fixed reach: its largest change, but not 0, ends the colours.
+    # A value with another unit has no fixed reach: its largest change, but not 0, ends the colors.
     return (
         cells,
         worse,

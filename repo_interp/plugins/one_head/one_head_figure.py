@@ -163,7 +163,7 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
 
 
 def _bars(ax: Axes, bars: list[tuple[str, float, float, str]], title: str) -> None:
-    """Draw horizontal bars of (name, length, place of a dot, colour) with their numbers.
+    """Draw horizontal bars of (name, length, place of a dot, color) with their numbers.
 
     The first bar is the top one.
     """

@@ -15,7 +15,7 @@ paper's.
 
 f + g is a dot product u . v of 4 features per component, so its correlation with the logits over
 all seen pairs needs no map: its moments and its products with the logits come from chunks and Grams
-(see causal_pairs), with v centred first. O(n d chosen) per head beside the moments of the logits,
+(see causal_pairs), with v centered first. O(n d chosen) per head beside the moments of the logits,
 which are those of the pass (see heads). Knows nothing about how components are chosen.
 """
 
@@ -92,7 +92,7 @@ class ClosedForm(Reduction):
             within = (left.within * right.within).sum(-1).sum((-1, -2), dtype=torch.float64)
             crossed = gram_products(left.queries, right.queries, left.keys, right.keys)
             product += sign * (within + crossed.sum((-1, -2)))
-        # ours is u . v' with v' centred; the mean of v adds u_i . m to each of the pairs of row i
+        # ours is u . v' with v' centered; the mean of v adds u_i . m to each of the pairs of row i
         correlation = pearson(
             count=counts.total,
             total=logits.by_query.sum(-1),
@@ -140,14 +140,14 @@ class ClosedForm(Reduction):
     def _approximation(
         self, inputs: AttentionInputs, block: HeadBlock
     ) -> tuple[CausalPairs, Float[Tensor, "key member query"]]:
-        """Return f + g with v centred, as pairs, and the part of v's mean in every row."""
+        """Return f + g with v centered, as pairs, and the part of v's mean in every row."""
         made = block.extras.get(self)
         if made is None:
             left, right = _features(
                 inputs, self, block.prompt.expand_as(block.head), block.head, block.queries.dtype
             )
             left, right = (part.masked_fill_(~block.tokens[..., None], 0) for part in (left, right))
-            # v is centred first: float32 products lose digits where its mean is large.
+            # v is centered first: float32 products lose digits where its mean is large.
             mean = (
                 right.sum(-2, keepdim=True, dtype=torch.float64)
                 / block.tokens.sum(-1)[..., None, None]

@@ -8,7 +8,7 @@ Position Generalization fig. 4, 9.
 
 Filled color: slow dominating components (observation 1) by their means over all prompts; the
 others are gray. r is the mean over the prompts that have slow dominating components,
-from which the closed form of a prompt is built: a head can have an r and no colour, or colours and
+from which the closed form of a prompt is built: a head can have an r and no color, or colors and
 no r. Numbers at the heads are components, 0 the fastest; the longest arrows alone have circle and
 arc, and a number where it has room. Draws the group `rotation`. Knows nothing about how it was measured.
 """
@@ -65,7 +65,7 @@ CHOICES = (
     "f + g, whose components are chosen in each "
     "prompt by its own means, so that r and colors need not go together."
 )
-"""How slow dominating components are chosen for the colours and for r."""
+"""How slow dominating components are chosen for the colors and for r."""
 TITLE = (
     "Mean pairs, every head on its own scale. Colored: slow dominating by the means over "
     "all prompts.\n"
@@ -162,7 +162,7 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: f
     Args:
         ax: Axes to draw on.
         pairs: Variables [component] of the group `rotation`.
-        colour: Colour of the arrows.
+        colour: Color of the arrows.
         numbered: Largest number of arrows with a number.
         short: Share of half of the axes' extent; shorter arrows have no number.
 

@@ -3,7 +3,7 @@
 One head over its segments, and every head with its null.
 
     bands   segments, every other one shaded; marks above: the head's largest jumps, as many as there are edges
-    dots    eta^2 and F1 of every head; grey bars the same for shuffled edges; dashed: the token index
+    dots    eta^2 and F1 of every head; gray bars the same for shuffled edges; dashed: the token index
 
 Draws the groups `segments` and, for one head, `positions`. Knows nothing about how segments are
 found.

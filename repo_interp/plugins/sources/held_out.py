@@ -1,7 +1,7 @@
 """Squared errors of ridge regressions on samples that they were not fitted to.
 
     y_i = sum_c x_ic b_c + a_{k(i)} + e_i
-            minimising |e|^2 + shrinkage (|b|^2 + |a|^2) over the other folds
+            minimizing |e|^2 + shrinkage (|b|^2 + |a|^2) over the other folds
 
 Categories k have a diagonal normal matrix, so that their effects a are eliminated and the normal
 equations of b are solved exactly. A shift of all samples of a prompt is neither an error nor

@@ -1,6 +1,6 @@
 """Rows of positions by distance, and the text of a prompt, once per kind of heads.
 
-Its colours are the positions of the clearest head of a layer.
+Its colors are the positions of the clearest head of a layer.
 
     clearness    of a clock: 1 / its resolution; of another kind what its source explains of the
                  positions, held out

@@ -1,6 +1,6 @@
 """Sources of the positions of heads: the order they tell, kinds of heads by name, and shares.
 
-    map of the page    the largest share of a head's position variance, held out, in the colour of its source
+    map of the page    the largest share of a head's position variance, held out, in the color of its source
 
 Draws the group `position_sources`. Knows nothing about how shares were taken.
 """
@@ -77,7 +77,7 @@ def _kinds_grid(name: str, run: xr.DataTree, caption: str = "") -> Panels:
 
 
 def _kinds(dataset: xr.Dataset) -> Heads:
-    """Return the kind of every head as a map in the colours of the figure."""
+    """Return the kind of every head as a map in the colors of the figure."""
     kind = dataset["kind"].transpose("layer", "head")
     place = np.array(
         [[_KINDS.index(name) if name else np.nan for name in row] for row in kind.values]
@@ -86,7 +86,7 @@ def _kinds(dataset: xr.Dataset) -> Heads:
     numbers = kind.copy(data=place).assign_attrs(
         long_name="kind of head, by its positions", units=""
     )
-    # NaN needs some index here; `Heads` greys cells without a number anyway.
+    # NaN needs some index here; `Heads` grays cells without a number anyway.
     return Heads(numbers, colours=shades[np.nan_to_num(place).astype(int)], texts=kind)
 
 

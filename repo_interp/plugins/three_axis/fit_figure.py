@@ -33,7 +33,7 @@ from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 PIXELS = 600
 """Points of an axis that are drawn, at least."""
 SHOWN = (1, 99)
-"""Percentiles of a map at which its colours end."""
+"""Percentiles of a map at which its colors end."""
 
 
 @style()
@@ -153,7 +153,7 @@ def draw_map(
         ax: Axes to draw on.
         values: Block means [row, column].
         tokens: Number of tokens.
-        limits: Ends of the colours.
+        limits: Ends of the colors.
         title: Title of the axes.
         down: Label of the y axis.
     """
@@ -176,7 +176,7 @@ def draw_axis(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
     Args:
         ax: Axes to draw on.
         values: Values [token].
-        colour: Colour of the line.
+        colour: Color of the line.
         name: Name of the axis.
     """
     shown = envelope(values, PIXELS)
@@ -194,7 +194,7 @@ def map_limits(values: np.ndarray) -> tuple[float, float]:
     Returns:
         Lower and upper limit; 1 apart if they are equal.
     """
-    # A few extreme logits, often of the first token, would leave all others in one colour.
+    # A few extreme logits, often of the first token, would leave all others in one color.
     low, high = np.nanpercentile(values, SHOWN)
     return float(low), float(high) if high > low else float(low) + 1.0
 

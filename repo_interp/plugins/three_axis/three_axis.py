@@ -13,7 +13,7 @@ distance is a difference of token indices.
 
 Also fitted: learned positions in the place of indices, `r_position`, for the schemes that learn
 them (position_cells); on request the attention weights (O(n^2 d) time). Two controls, on request;
-the paper's - freshly initialised weights - is this measure on such a model.
+the paper's - freshly initialized weights - is this measure on such a model.
 
 `r_shuffled`: the map a_{s(i-j)} + b_i + c_j with s a random permutation of the distances that are
 seen. A trend a_t = alpha + beta t is no property of the distance axis: beta (i - j) is a row and a

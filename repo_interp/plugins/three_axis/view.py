@@ -58,7 +58,7 @@ def fit_correlations(run: xr.DataTree) -> PaperFigure:
     """Draw r of the run's fits for every layer and head.
 
     r is the mean over prompts; colors end at its smallest and largest value. Bars show the schemes of layers. A head that
-    fits exactly, since its logits are a sum of these axes by construction, is grey: r = 1 is no
+    fits exactly, since its logits are a sum of these axes by construction, is gray: r = 1 is no
     finding there.
 
     Args:

@@ -200,7 +200,7 @@ def text_of_chat(
 class EncodedText:
     """Tokens of a text.
 
-    `offsets` are half-open character ranges in the text as it was given, before any normalisation.
+    `offsets` are half-open character ranges in the text as it was given, before any normalization.
     """
 
     tokens: tuple[int, ...]
