@@ -140,7 +140,7 @@ def _of_prompt(
     steps: Int[Tensor, "step"],
     later_queries: int,
 ) -> tuple[Tensor, ...]:
-    """Return the sums of a prompt for the variables of the module."""
+    """Return mass, even mass, ends with sink mass, received, its queries, sink, even sink mass."""
     new = {"dtype": torch.float64, "device": first.device}
     # Even attention, equal for all heads, is the last head
     heads, tokens = inputs.heads + 1, len(first)

@@ -16,9 +16,10 @@ r"""Held-out shares of the variance of positions by source, and nulls that prese
 
 The nulls are as smooth as the positions. `alone_null` and `segments_ahead_null` are the maximum
 over `DRAWS` circular shifts of a row within its texts; chance exceeds it one time in 20.
-`shape_null` is the maximum over `SHIFTS` shifts. `share_null` is the 95 % quantile of `alone` and
-`share` for as many random tables of words and of previous words, since positions that follow only
-words mark no segment and no line. This module knows nothing about models.
+`shape_null` is the maximum over `SHIFTS` shifts. `share_null` is the 95 % quantile of `share`
+for as many random tables of words and of previous words, since positions that follow only
+words mark no segment and no line. The larger of both kinds of tables counts. This module knows
+nothing about models.
 """
 
 from __future__ import annotations
@@ -248,7 +249,7 @@ def _shapes(
 
 
 def _varying(values: Rows, prompts: Codes) -> tuple[Rows, Bool[np.ndarray, " row"]]:
-    """Rows minus the mean of every text, and a mask of rows that only vary by rounding (set to 0)."""
+    """Rows minus the mean of every text, and a mask of rows that vary by rounding only (now 0)."""
     of_text = one_hot(prompts)
     # A shift of a whole text changes no logit
     moved = values - of_text @ ((of_text.T @ values) / of_text.sum(axis=0)[:, None])
