@@ -95,7 +95,7 @@ def dispatch(
     devices: Mapping[str, str | int],
     dtype: torch.dtype,
 ) -> PreTrainedModel:
-    """Make a model ready to run: offloaded weights come to where they compute, and go again.
+    """Prepare a model to run: hooks load offloaded weights for use, and unload them afterwards.
 
     Args:
         model: Model whose weights are in place, except those on the disk.

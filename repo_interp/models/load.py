@@ -140,7 +140,7 @@ def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBr
         The bridge.
 
     Raises:
-        InputError: No such checkpoint ships; the message lists those that do.
+        InputError: There is no such checkpoint; the message lists all of them.
     """
     return load(zoo_path(name), device, dtype)
 
@@ -154,7 +154,7 @@ def require_parity(decoder: Decoder) -> None:
         decoder: Decoder of the model.
 
     Raises:
-        InputError: Outputs of a layer differ from those remade of its captured inputs.
+        InputError: Outputs of a layer differ from the outputs recomputed from its captured inputs.
     """
     layers = decoder.layers
     # A window is confirmed only by prompts that are longer.

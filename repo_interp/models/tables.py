@@ -78,7 +78,7 @@ def change_index(table: Any, change: Callable[[Int[Tensor, "any token"]], Tensor
         change: Maps indices [any, token], below 0 for padding, to new ones.
 
     Returns:
-        A handle, whose `remove` ends the change.
+        A handle; its `remove` ends the change.
     """
     names = list(inspect.signature(table.forward).parameters)
     # Ours calls it index, OPT position_ids, and nn.Embedding (GPT-2) input.

@@ -31,7 +31,7 @@ from repo_interp.plots.style import (
 )
 
 LEGEND_ENTRY, LEGEND_LETTER = 0.3, 0.054
-"""Inches that the mark of a legend entry and a letter of its text need."""
+"""Widths of the mark of a legend entry and of a letter of its text, in inches."""
 
 
 def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
@@ -62,7 +62,7 @@ def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
 def legend_below(
     figure: Figure, handles: Sequence[Patch | Line2D], length: float | None = None
 ) -> None:
-    """Put a legend below everything else, in as few rows as the width allows.
+    """Draw a legend below the figure, in as few rows as the width allows.
 
     Args:
         figure: Figure to write on.
@@ -84,7 +84,7 @@ def legend_below(
         ]
         # matplotlib fills columns one after the other; each is as wide as its widest entry
         columns = next(
-            # The fewest rows whose columns fit into the figure; columns = widths / rows, rounded up
+            # The least number of rows that fits the width; columns = widths / rows, rounded up
             -(-len(widths) // rows)
             for rows in range(1, len(widths) + 1)
             if rows == len(widths)
@@ -101,7 +101,7 @@ def legend_below(
 
 
 def lone_entry(handles: Sequence[Patch | Line2D], mark: str) -> str:
-    """Write a legend of one entry, which is not drawn, in words: "shaded: needle".
+    """Write a legend of one entry in words instead of drawing it: "shaded: needle".
 
     Args:
         handles: Legend entries.
@@ -162,7 +162,7 @@ def panels(
     rows = -(-count // columns)
     width = (PAGE_WIDTH if columns > 1 else COLUMN_WIDTH) if width is None else width
     figure = paper_figure(width, min(PAGE_HEIGHT, around + height * rows))
-    # a caller's axes hold a figure that asks for one alone
+    # On a caller's axes only a figure with one panel can be drawn
     if count == 1:
         return figure, [figure.subplots()]
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
@@ -187,7 +187,7 @@ def say(ax: Axes, text: str, place: float | None = None, colour: str = "#8A8A8A"
     Args:
         ax: Axes to draw on.
         text: Text to write.
-        place: x of text that is written upright; None: in the middle of the axes.
+        place: x of vertical text; None: horizontal text in the middle of the axes.
         colour: Color of the text.
     """
     along = ax.transAxes if place is None else ax.get_xaxis_transform()
@@ -229,12 +229,12 @@ def note(
 
 
 def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:
-    """Draw a bar in the color of its scheme beside every layer of an axis.
+    """Draw a bar in the color of the scheme beside every layer of an axis.
 
     Where all layers have one scheme, the label of the axis names it, and there are no bars.
 
     Args:
-        ax: Axes to draw on, whose axis has its label.
+        ax: Axes to draw on; the axis must have its label already.
         schemes: Scheme by place along the axis; "" draws no bar.
         axis: Axis whose unit steps are layers.
     """
@@ -246,7 +246,7 @@ def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"
         label.set_text(" ".join([label.get_text(), *(f"({name})" for name in known)]))
         return
     along = ax.get_yaxis_transform() if axis == "y" else ax.get_xaxis_transform()
-    # Points, not data: the bars stay as thin and as near whatever the size of the map
+    # In points, not data: thickness and distance of the bars do not depend on the size of the map
     aside = offset_copy(
         along,
         ax.get_figure(root=True),

@@ -61,7 +61,7 @@ def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int 
     Args:
         heads: Labels (layer, head).
         most: Largest number of entries; neighboring heads of a layer are one entry.
-        per_layer: Heads in a layer; a layer whose heads are all listed becomes "L3". 0: unknown.
+        per_layer: Heads of a layer; if all are listed, the entry is "L3". 0: unknown.
 
     Returns:
         The text.
@@ -124,5 +124,5 @@ def percent(share: float) -> str:
     Returns:
         The text.
     """
-    # Rounding would write 0 %, which says that there is none
+    # Rounding to 0 % would mean none
     return "less than 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

@@ -53,7 +53,7 @@ RANGE = "smallest to largest prompt"
 LOG_ABOVE = 50.0
 """Ratio of the largest to the smallest value of a head from which an axis is logarithmic."""
 TICK = 0.18
-"""Inches of the label of a layer."""
+"""Width of the label of a layer in inches."""
 ROW = 3
 """Panels of dots in a row."""
 _LEVEL: Mapping[str, Any] = {"color": "#222222", "linestyle": "--", "linewidth": 0.7}
@@ -73,7 +73,7 @@ class Heads(Drawing):
     prompts: xr.DataArray | None = None
     """The same [prompt, layer, head], of which `values` are the means."""
     colours: np.ndarray | None = None
-    """Colors [layer, head], where they stand for something else than the values."""
+    """Colors [layer, head], if they do not represent the values."""
     texts: xr.DataArray | None = None
     """Texts [layer, head] that `values` are numbers of, such as kinds, and "" for none."""
     live: bool = field(default=True, kw_only=True)
@@ -159,10 +159,11 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
 
 @dataclass(frozen=True)
 class HeadDots(Drawing):
-    """Panels by their titles of one dot per head, beside gray bars of its null.
+    """Panels with one dot per head and a gray bar of its null, by title.
 
-    Dots go from left to right within their layer; a thin line goes from the smallest to the largest
-    prompt. Attributes of values: `limits` of the axis, and `least`, a change below which is rounding.
+    Heads of a layer are drawn from left to right; a thin line spans the smallest to the largest
+    prompt. Attributes of values: `limits` of the axis, and `least`, below which a change is
+    rounding.
     """
 
     name: str = field()
@@ -198,7 +199,7 @@ class HeadDots(Drawing):
         ink = scheme_colour(next(iter(kinds)))
         several = any(values.sizes.get("prompt", 1) > 1 for values, _ in self.panels.values())
         marks = {
-            # Of one scheme, which the axis names, the legend says what a dot is
+            # With one scheme, which the axis names, the legend explains the dot
             "head": {"color": ink, "marker": "o", "markersize": 4, "linestyle": "none"},
             RANGE: {"color": ink, "linewidth": 0.6, "alpha": 0.45} if several else {},
             self.control: {"color": CONTROL, "linewidth": 1.4},

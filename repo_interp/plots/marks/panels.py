@@ -40,7 +40,7 @@ from repo_interp.plots.style import (
 MISSING = "#D9D9D9"
 """Color of a cell without a value."""
 WRITTEN = (16, 8)
-"""Most layers and heads of a map whose values are written in its cells."""
+"""Most layers and heads of a map with values written in the cells."""
 UPPER = 0.5
 """Share of the largest value above which all others lie where a scale does not start at 0."""
 FEW, CLIPPED = 1024, 99.5
@@ -60,15 +60,15 @@ class Panels(Drawing):
     title: str = ""
     pattern: str = ".3g"
     look: Mapping[str, Any] = field(default_factory=dict)
-    """Color map and scale; without one those of all values together."""
+    """Color map and scale; by default from all values together."""
     looks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same of single panels."""
     shown: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Numbers that the colors of a panel stand for, if not its values."""
+    """Numbers that the colors of a panel represent, if not its values."""
     bar: Mapping[str, Any] | None = None
     """Options of matplotlib's `colorbar`; None: no bar."""
     handles: Sequence[Patch] = ()
-    """Legend of colors that stand for names; white lines then part the cells."""
+    """Legend of colors that represent names; white lines then separate the cells."""
     chosen: tuple[int, int] | None = None
     """Row and column of a cell with a frame."""
     cell: float = 0.26
@@ -80,7 +80,7 @@ class Panels(Drawing):
     def figure(self) -> PaperFigure:
         """The panels, the color bar to their right, the legend of schemes below."""
         arrays = list(self.panels.values())
-        # All panels have the same axes, so the first one stands for their size
+        # All panels have the same axes, so the first one determines their size
         rows, columns = arrays[0].shape
         width = self.width or min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.7 + 0.4 * columns * len(arrays)))
         # The cells have at least an inch of height; 0.95 is for titles, labels and the legend
@@ -138,7 +138,7 @@ def draw_cells(
         values: Numbers [row, column].
         look: Options of the image, such as its color map and scale.
         pattern: Format of the numbers in the cells; "" writes none.
-        shown: Numbers that the colors stand for; None: `values`.
+        shown: Numbers that the colors represent; None: `values`.
         most: Largest number of labels along an axis.
 
     Returns:

@@ -140,7 +140,7 @@ def described_prompts(run: xr.DataTree) -> xr.Dataset | None:
     groups = [
         node.to_dataset() for node in run.children.values() if "token_count" in node.data_vars
     ]
-    # `attention_rows` describes its first prompts alone, and `positions` all of them
+    # `attention_rows` describes only its first prompts, and `positions` all of them
     return max(groups, key=lambda dataset: dataset.sizes["prompt"], default=None)
 
 
@@ -207,7 +207,7 @@ def schemes(dataset: xr.Dataset | xr.DataArray) -> dict[int, str]:
 
 
 def layer_scheme(dataset: xr.Dataset | xr.DataArray, layer: int) -> str:
-    """Return the position scheme of a layer as papers write it.
+    """Return the position scheme of a layer in the spelling of papers.
 
     Args:
         dataset: Group of a run.
@@ -249,7 +249,7 @@ def head_axes(dataset: xr.Dataset | xr.DataArray) -> dict[str, list]:
 
 
 def learned_schemes(dataset: xr.Dataset | xr.DataArray) -> set[str]:
-    """List the schemes that learn positions, with those of other packages that layers have.
+    """List the schemes that learn positions, including schemes of other packages in the layers.
 
     Args:
         dataset: Group of a run.
@@ -262,7 +262,7 @@ def learned_schemes(dataset: xr.Dataset | xr.DataArray) -> set[str]:
 
 
 def learned_layers(dataset: xr.Dataset | xr.DataArray) -> list[int]:
-    """List the layers whose positions are learned.
+    """List the layers with learned positions.
 
     Args:
         dataset: Group of a run.

@@ -77,7 +77,7 @@ def with_run_axis(run: xr.DataTree, array: xr.DataArray) -> tuple[xr.DataArray, 
         array: Array of that run.
 
     Returns:
-        The array, and the run with the color of its scheme that learns positions, else of its most
+        The array, and the run with the color of a scheme that learns positions, or else of the most
         frequent scheme.
     """
     name, layout = checkpoint_name(run), str(run.attrs.get("layout", "")).split(",")

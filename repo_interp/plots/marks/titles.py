@@ -1,4 +1,4 @@
-"""Titles of figures: what is drawn, and a line on what was averaged.
+"""Titles of figures: the quantity, and a line on the averages.
 
 Knows arrays and figures.
 """
@@ -45,7 +45,7 @@ def averaged_over(values: xr.DataArray, *apart: Hashable | None, middle: str = "
 
 
 def title_of(values: xr.DataArray) -> str:
-    """Write what an array holds, with its units.
+    """Write the name of an array with its units.
 
     Args:
         values: Array with `long_name` and `units`.
