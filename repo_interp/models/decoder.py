@@ -123,7 +123,7 @@ class Decoder:
 
     @property
     def layer_count(self) -> int:
-        """Number of layers with or without attention; two attention modules (LongCat) count twice."""
+        """Number of layers with or without attention; double attention (LongCat) counts twice."""
         return max(len(self.blocks), 1 + self.layers[-1].layer_idx)
 
     @property

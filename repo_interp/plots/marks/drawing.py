@@ -108,7 +108,7 @@ def lone_entry(handles: Sequence[Patch | Line2D], mark: str) -> str:
         mark: Name of the entry's mark.
 
     Returns:
-        The text; empty where there are several entries, or none.
+        The text; empty without entries and with several.
     """
     return f"{mark}: {handles[0].get_label()}" if len(handles) == 1 else ""
 

@@ -31,12 +31,12 @@ from repo_interp.plots.views.explorer import EXPLORER
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """Map attention on token 0 and on the previous token; chart rows of every head.
 
-    Maps are means over the rows that are kept, where a key that is not kept of a row counts 0. The
-    rows are those of the first prompt and of others that the run keeps.
+    Maps are means over the stored rows; a key that is not stored in a row counts as 0. The rows
+    belong to the first prompt and to other prompts in the run.
     """
     rows, shown = group(run, "attention_rows"), first_prompt(run)
     first = 0 if shown is None else shown.prompt
-    # Token 0 sees itself alone, and has no previous token.
+    # Token 0 sees only itself, and has no previous token.
     later = rows.sel(query=rows["query"].values > 0)
     for name, key in (
         ("token 0", xr.zeros_like(later["query"])),

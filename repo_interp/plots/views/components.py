@@ -125,8 +125,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         vaf = (
             vaf_of_heads(subset)
             .assign_attrs(long_name=title, units="%")
-            # [component, band]: NaN outside of its band, so that every band is a line with its
-            # color.
+            # [component, band]: NaN outside of the component's band, so that every band is a line
+            # with a different color.
             .where(kinds == named)
             .assign_coords(band=named)
         )
@@ -147,7 +147,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def _in_tokens(by_distance: xr.DataArray) -> xr.DataArray:
-    """`by_distance` with the units of its distances."""
+    """`by_distance` with units of distance."""
     units = {"units": "tokens"}
     return by_distance.assign_coords(distance=by_distance["distance"].assign_attrs(units))
 
@@ -307,7 +307,7 @@ def _lead(run: xr.DataTree) -> str:
 
 
 def _bands_of(dataset: xr.Dataset) -> str:
-    """Return a sentence: which length the bands are about, and what pairs do over these prompts."""
+    """Return a sentence on the length L of the bands and on the rotation over these prompts."""
     if "band_length" not in dataset or "distance" not in dataset.sizes:
         return ""
     lengths = dataset["band_length"].values
