@@ -3,8 +3,9 @@
 They stop measures:
 
     tensors of a layer      `AttentionInputs.faults`: all measures that read a non-finite tensor
-    stop statistics              infinite, or NaN that the measure does not allow: this measure
-    stops outputs of a pass       reported; earlier results stay
+                            stop
+    statistics              infinite, or NaN that the measure does not allow: this measure stops
+    outputs of a pass       reported; earlier results stay
 
 A measure that stopped has no group; the run says why (`stopped`). Without faults the only cost is
 one norm per tensor, which is finite if all numbers are. This module knows nothing about models.

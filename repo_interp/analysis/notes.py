@@ -129,6 +129,7 @@ def run_notes(
         measures: Measures of the analysis.
         changed: Changes of the model since it was loaded.
         gaps: Gaps of the measures; None: no remark on gaps.
+
     Returns:
         One line per remark.
     """

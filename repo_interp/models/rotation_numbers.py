@@ -1,4 +1,5 @@
 """Frequencies and factor of a layer's rotation: as built, learned, or changed by interventions.
+
     number = c_n(... c_1(built))    built: a tensor of the scheme, or a parameter of the module as it
                                     is at this moment
 

@@ -1,10 +1,11 @@
 """The view of several runs: a tree with an axis `run`, made by `repo_interp.compare`.
 
     charts      charts of `View.beside`; other variables in `View.compared` by the rule of
-    `marks.beside` tables      one row per variable (and name), one column per run, then the tables
-    of `View.beside` cell        mean over all values of a run, by the schemes of layers; a variable
-    with equal values
-                in every run is only named
+                `marks.beside`
+    tables      one row per variable (and name), one column per run, then the tables of
+                `View.beside`
+    cell        mean over all values of a run, by the schemes of layers; a variable with equal
+                values in every run is only named
     difference  second run - first, for two runs;  +-  half width of its 95 % interval over prompts,
                 paired, if both runs have the same prompts (of the run, or of a test set)
 

@@ -194,6 +194,7 @@ def against_others(heads: str) -> Runs:
 
     Args:
         heads: Name of the heads in the legend.
+
     Returns:
         Both as runs.
     """

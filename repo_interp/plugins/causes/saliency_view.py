@@ -394,8 +394,7 @@ def _lead(run: xr.DataTree) -> str:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Find the head with the largest saliency, if it exceeds 3 times the median head's.
-    """
+    """Find the head with the largest saliency, if it exceeds 3 times the median head's."""
     size_of = group(run, "saliency")["saliency_size"]
     size = size_of.mean("prompt")
     largest, median = float(size.max()), float(size.median())

@@ -164,7 +164,9 @@ def source_table(run: xr.DataTree) -> Table:
         "resolution",
         "kind",
     )
-    return Table("position_sources", "What explains the positions", names, tuple(different.values()), note)
+    return Table(
+        "position_sources", "What explains the positions", names, tuple(different.values()), note
+    )
 
 
 def _informative(run: xr.DataTree) -> bool:
