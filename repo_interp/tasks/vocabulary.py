@@ -78,7 +78,7 @@ class Vocabulary:
         return tuple(self.words[token] for token in tokens)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Make a word-level tokenizer, to be saved beside a checkpoint.
+        """Make a word-level tokenizer, to save with a checkpoint.
 
         Returns:
             A Hugging Face tokenizer of this vocabulary.
