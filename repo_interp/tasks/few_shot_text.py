@@ -252,7 +252,7 @@ def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.nda
 
 
 def _draw(rng: random.Random, table: list[Row], shots: int) -> tuple[list[Row], Row]:
-    """Draw examples with as many labels as fit, in random order, and a question with one of these."""
+    """Draw shuffled examples with as many labels as fit, and a question with one of them."""
     labels = sorted({row.label for row in table})
     # With fewer shots than labels, another choice of labels is shown each time
     rng.shuffle(labels)
