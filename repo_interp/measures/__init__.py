@@ -3,7 +3,7 @@
     repo_interp.measures.Components(first_token=1)
             a measure with parameters, for `analyze(..., measures=[...])`
 
-The classes of our measures are names of this module, imported when they are first asked for;
+The classes of our measures are names of this module, imported at their first use;
 `dir(measures)` lists them.
 """
 

@@ -86,7 +86,7 @@ def shuffled_edges(
 
 
 def generator(seed: int, prompt: int, kind: str = "") -> np.random.Generator:
-    """Return the random numbers of one prompt and kind, in whichever batch the prompt stands.
+    """Return the random numbers of one prompt and kind, independent of the batch.
 
     Args:
         seed: Seed of the measure.
