@@ -6,8 +6,8 @@ The logit of query i and key j of a head is
            for j <= i, j in the window, both valid
 
 with q, k after any QK-norm and before rotation, in half-split order, z the positions. A sink is a
-further column of the softmax. Rotated queries and keys are derived here, not stored twice. Knows
-nothing about models, prompts or measures.
+further column of the softmax. Rotated queries and keys are derived here, not stored twice. This
+module knows nothing about models, prompts or measures.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ nodes with an axis `layer` have the coordinate `scheme (layer)`; attributes of t
 checkpoint and its digest, layout, dtype, prompts and their digest, and versions; those of groups
 state the parameters of measures. No clock time is stored: the same input gives the same bytes.
 
-Knows nothing about models or measures.
+This module knows nothing about models or measures.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     observe_layer(inputs, measures, batch, heads)     (measure, Statistics | Fault), ...
 
-Measures share one pass over the heads (`precompute`). Knows nothing about models and single
-measures.
+Measures share one pass over the heads (`precompute`). This module knows nothing about models and
+single measures.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
     statistics      = 8 * layers * heads * tokens of all prompts
                       one number per token and head, such as its position
 
-`models.pass_limits` has the bytes of a pass. Knows nothing about prompts but their lengths.
+`models.pass_limits` has the bytes of a pass. This module knows nothing about prompts but their
+lengths.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 They are printed before an analysis begins, and kept in the run as `notes`.
 
-Knows why a measurement may say less than it seems to; knows nothing about how it is made.
+This module knows why a measurement may say less than it seems to, and nothing about how it is
+made.
 """
 
 from __future__ import annotations

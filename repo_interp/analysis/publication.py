@@ -12,7 +12,7 @@ names failed drawings. Each of the three appears completely or not at all. Witho
 no file is left, except finished batches after an interruption or on a full disk, from which the
 same command continues.
 
-Knows run files; knows nothing about how a run is measured or drawn.
+This module knows run files, and nothing about how a run is measured or drawn.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ refused by name. Reading needs as much memory as the model, and one chunk.
 
 Weights of a stock checkpoint that transformers renames or merges on loading - experts stored one by
 one, for example - are read by transformers, just as strictly and without running code of the
-checkpoint. Knows nothing about layouts.
+checkpoint. This module knows nothing about layouts.
 """
 
 from __future__ import annotations

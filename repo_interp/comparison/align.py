@@ -14,7 +14,7 @@ everything that cannot be compared or was measured differently.
                (`performance`), and the attribute `performance`, a sentence about them
     a measure  every variable in at least two runs, with the axis `run` first; scheme (run, layer)
 
-Knows run files; knows nothing about models and the meaning of a measure.
+This module knows run files, and nothing about models and the meaning of a measure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Notes of a comparison: a line per item that was measured differently or cannot be compared.
 
-Knows the attributes that describe a measurement; nothing about how runs are joined.
+This module knows the attributes that describe a measurement, and nothing about how runs are joined.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     score       share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo
                 fig. 1)
 
-A test set is a length in tokens, the answer's among them. Knows nothing about files, checkpoints
-and how prompts are made.
+A test set is a length in tokens, the answer's among them. This module knows nothing about files,
+checkpoints and how prompts are made.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ and by length, the prompts of `extrapolation`:
     other tasks    test sets as they are      the one that a model is trained on, and longer ones; a
                                               length is that of the longest prompt
 
-Knows nothing about models but the length they were trained on.
+This module knows nothing about models but the length they were trained on.
 """
 
 from __future__ import annotations

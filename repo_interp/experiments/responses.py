@@ -4,8 +4,8 @@
     generated    argmax p(. | prompt, tokens generated so far), t by t, with a key-value cache
 
 Both agree on the first wrong token and so on exact match; after it they may differ. Sequences are
-padded on the right, where a causal model's answers cannot see it. Knows nothing about how answers
-are scored.
+padded on the right, where a causal model's answers cannot see it. This module knows nothing about
+how answers are scored.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Layers before the first edited one are taken from the pass without edits.
 
 An edit in layer l of L costs the L - l layers after it (`models.resuming`). The last `MOST` passes
 are kept, and forgotten in the order of their use. Hooks are gone when a call returns, also by an
-error. Knows nothing about pages.
+error. This module knows nothing about pages.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ Its methods are the answers that the explorer shows.
     print(session.as_python([(2, 0)], token=25))    a notebook cell with the same numbers
 
 Edits that are off are kept and have no effect. Between two calls no hook is attached, also between
-two tokens of a continuation. Each answer is an `xarray.Dataset` with units. Knows nothing about
-pages and servers.
+two tokens of a continuation. Each answer is an `xarray.Dataset` with units. This module knows
+nothing about pages and servers.
 """
 
 from __future__ import annotations

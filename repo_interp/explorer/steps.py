@@ -6,7 +6,7 @@
     steps.close()                                     ends `work` where it waits
 
 The work has a separate thread, and runs only while the next step is awaited: between two steps
-others may use the model. Knows nothing about models and pages.
+others may use the model. This module knows nothing about models and pages.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ sink (gpt-oss) gives the rest of its attention to it: `sink_mass`. `chance` is t
 weights on all tokens that a row sees. Only these rows are computed: O(rows n d) per head, no n x n
 map.
 
-Knows nothing about the meaning of spans.
+This module knows nothing about the meaning of spans.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ between them, with `keys` keys. Of the first `prompts` prompts, those of up to `
 token's `prompt_keys` strongest keys are kept besides. Computed in parts of rows: no n x n map of a
 long prompt is kept.
 
-Knows nothing about the meaning of spans.
+This module knows nothing about the meaning of spans.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ Prompts of one run may have different frequencies, where these depend on the len
 (dynamic NTK, longrope): then there is none for all (NaN), and `prompt_frequency` has those of every
 prompt.
 
-Knows nothing about models; the training length is given to it.
+This module knows nothing about models; the training length is given to it.
 """
 
 from __future__ import annotations

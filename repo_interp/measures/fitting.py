@@ -4,7 +4,7 @@
                 positions are the token index or none, with and without rotation
     complete    all layers of the model, so that its predictions are those of the analysis
 
-Knows nothing about how an analysis is made.
+This module knows nothing about how an analysis is made.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     Arrays      arrays with the names and labels of their axes: the contents of an xr.Dataset
 
 A layer of a batch leaves a handful of small arrays. Making a Dataset of all, and aligning Datasets,
-would take longer than measuring: they stay `Arrays` until all layers and prompts are together.
-Knows nothing about measures.
+would take longer than measuring: they stay `Arrays` until all layers and prompts are together. This
+module knows nothing about measures.
 """
 
 from __future__ import annotations

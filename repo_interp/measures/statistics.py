@@ -8,7 +8,7 @@ same way. Axes that grow with the prompt (`token`, `distance`, `chunk`) are
 aligned by their coordinate: absent entries of a sum count 0, absent entries of a per-prompt array
 are NaN (-1 for integers).
 
-Knows nothing about single measures.
+This module knows nothing about single measures.
 """
 
 from __future__ import annotations

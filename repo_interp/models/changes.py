@@ -7,10 +7,10 @@
     always                  layers with a rotation that differs from the configuration, which
                             digests of weights do not show either
 
-A checksum is made of sums over the words of a weight, at the speed of memory. It shows an edit, also
-one through `.data` or numpy, and rows or columns that changed places; it is no protection against
-somebody who wants to deceive. Offloaded weights (on "meta") are left out. Knows nothing about the
-purpose of a change.
+A checksum is made of sums over the words of a weight, at the speed of memory. It shows an edit,
+also one through `.data` or numpy, and rows or columns that changed places; it is no protection
+against somebody who wants to deceive. Offloaded weights (on "meta") are left out. This module knows
+nothing about the purpose of a change.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
     never offloaded       the token embeddings, norms, and parameters of position schemes: small,
                           and read by others than their module
 
-A pass through an offloaded layer takes at least as long as reading its weights. Knows nothing about
-layouts.
+A pass through an offloaded layer takes at least as long as reading its weights. This module knows
+nothing about layouts.
 """
 
 from __future__ import annotations

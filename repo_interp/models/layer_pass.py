@@ -3,7 +3,7 @@
     hidden states -> positions, queries, keys, values -> rotated queries and keys -> scores ->
     pattern -> attended
 
-Knows nothing about how they are computed.
+This module knows nothing about how they are computed.
 """
 
 from __future__ import annotations

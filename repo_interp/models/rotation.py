@@ -16,7 +16,7 @@ such rotation (a norm with gains after the rotation).
                                      rounding, else from the module
 
 Random weights make the copy independent of the model's precision, device and training, also on
-"meta". Knows no scheme.
+"meta". This module knows no scheme.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ Another package adds a scheme by an entry point of the group `repo_interp.scheme
 (builder, rotation, d_head), the arguments of `SchemeBuilder.build` after the name, that returns a
 layer's `SchemeParts`.
 
-Knows the names of the layout language and the modules of `positions`; knows nothing about
-checkpoints or bridges.
+This module knows the names of the layout language and the modules of `positions`; knows nothing
+about checkpoints or bridges.
 """
 
 from __future__ import annotations

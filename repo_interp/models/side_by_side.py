@@ -5,7 +5,7 @@
                                                      padding, at least one
     restore_order(cut, results)                      results by prompt, from those by batch
 
-Knows nothing about models and prompts.
+This module knows nothing about models and prompts.
 """
 
 from __future__ import annotations

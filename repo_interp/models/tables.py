@@ -3,8 +3,8 @@
     h_i <- h_i + e[change(i)]
 
 The table is ours (`reposition`, the scheme "learned") or the stock decoder's (GPT-2's wpe, OPT's
-embed_positions). Sinusoids count as none: they are computed, not learned. Knows nothing about
-attention.
+embed_positions). Sinusoids count as none: they are computed, not learned. This module knows nothing
+about attention.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 A failure becomes one line in a list that the caller shows; where there is no list, it is raised.
 Also `sys.exit`, called by somebody else's code, is such a failure; an interruption by the user is
-none. Knows nothing about the parts that fail.
+none. This module knows nothing about the parts that fail.
 """
 
 from __future__ import annotations

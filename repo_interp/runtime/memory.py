@@ -4,7 +4,8 @@
     accelerator    an eighth of the free memory, at most 4 GiB: a launch costs more than its work
     working_memory(bytes)    as many as given, on any device
 
-A kernel takes at least one head at a time, however little it may use. Knows nothing about kernels.
+A kernel takes at least one head at a time, however little it may use. This module knows nothing
+about kernels.
 """
 
 from __future__ import annotations

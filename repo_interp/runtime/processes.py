@@ -15,7 +15,8 @@ an item does not depend on the process, one process and a hundred give the same 
 items, and all raise the same error. If a process dies (it was killed, or its machine is gone), the
 others raise `Deserted`.
 
-Nothing here is loaded before it is needed: `--help` needs no torch. Knows nothing about the work.
+Nothing here is loaded before it is needed: `--help` needs no torch. This module knows nothing about
+the work.
 """
 
 from __future__ import annotations

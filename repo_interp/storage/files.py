@@ -3,8 +3,8 @@
     with replaced(path) as unfinished: ...     `unfinished`, a file or directory, takes its place
     unsealed(sealed(content)) == content       and damaged content is refused
 
-`path` stays as it was when writing fails, for lack of room, by an error or an interruption. Knows
-nothing about the content.
+`path` stays as it was when writing fails, for lack of room, by an error or an interruption. This
+module knows nothing about the content.
 """
 
 from __future__ import annotations

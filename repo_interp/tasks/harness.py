@@ -8,7 +8,7 @@ once in the prompt as a whole word. RULER's tasks make documents of a given leng
 'lm-eval[ruler]'`), at least 1,024 tokens: below, the harness does not terminate. The random states
 of Python and numpy are seeded, and restored.
 
-Knows nothing about models.
+This module knows nothing about models.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ reference, so exact match needs no generation. Tokens are padded on the right, s
 seen by a causal model and is never a target.
 
 A task is a frozen dataclass whose fields - numbers, words and truth values - are its options; they
-rebuild it (`make_task`). Knows nothing about models, losses or optimizers.
+rebuild it (`make_task`). This module knows nothing about models, losses or optimizers.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ so with M the right side and g_a = sum_i q_ia (P K)_ia + sum_b M_ab,
 
 with Y the sum of some of the components. sum C_r^2 needs running sums of k_r^2, k_r'^2 and k_r k_r'
 alone. Cost O(n d (d + chunk)) per head. Products of features are in their dtype, sums over chunks
-in float64. Knows nothing about logits or measures.
+in float64. This module knows nothing about logits or measures.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ every head, rotated features of a layer) ever exists as a whole.
 Products of float32 features lose digits where large terms cancel in a variance - a mean that dwarfs
 the spread, dimensions that cancel. Such heads, and only they, are gone through in float64.
 
-Knows nothing about reductions.
+This module knows nothing about reductions.
 """
 
 from __future__ import annotations

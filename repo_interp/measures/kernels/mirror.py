@@ -4,7 +4,7 @@
               z_same word elsewhere|
 
 A position that depends on the word alone is the same for a copy and its source, but for the same
-word elsewhere too: the second tells a mirror from that. Knows nothing about tasks.
+word elsewhere too: the second tells a mirror from that. This module knows nothing about tasks.
 """
 
 from __future__ import annotations

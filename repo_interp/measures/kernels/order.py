@@ -4,11 +4,11 @@
     resolution = least d from which |mean of order over texts| is ORDERED and more, in one direction
                  in all texts, up to the reach
 
-A text tells the order at d where it has 3 d tokens or more: a single step tells none. The reach is the largest d at which
-the texts together hold `SPANS` spans of d tokens side by side. A walk without drift moves one way
-over all of them with a probability of 2^(1 - SPANS), under 1 %, so it has no resolution. Distances
-are all up to `DENSE`, then `PER_OCTAVE` of an octave up to `LONGEST`. Knows nothing about
-positions.
+A text tells the order at d where it has 3 d tokens or more: a single step tells none. The reach is
+the largest d at which the texts together hold `SPANS` spans of d tokens side by side. A walk
+without drift moves one way over all of them with a probability of 2^(1 - SPANS), under 1 %, so it
+has no resolution. Distances are all up to `DENSE`, then `PER_OCTAVE` of an octave up to `LONGEST`.
+This module knows nothing about positions.
 """
 
 from __future__ import annotations

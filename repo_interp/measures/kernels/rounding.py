@@ -4,8 +4,8 @@
     |x - y| > equal_within(row)            else two numbers of a row are equal
 
 Tokens that are all equal have the same logits and positions wherever the index plays no part;
-ratios of their rounding errors would be noise that looks like a result. Knows nothing about
-measures.
+ratios of their rounding errors would be noise that looks like a result. This module knows nothing
+about measures.
 """
 
 from __future__ import annotations

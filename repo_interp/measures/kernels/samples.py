@@ -1,6 +1,6 @@
 """Representative queries and keys of a prompt, independent of the batch.
 
-Knows nothing about their use.
+This module knows nothing about their use.
 """
 
 from __future__ import annotations

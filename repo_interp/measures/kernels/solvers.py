@@ -33,7 +33,7 @@ A is positive semi-definite and its null space is known. Nothing of the exact s 
 rounding does, and would come back divided by the ridge: it is projected out of both. A is only ever
 applied, never made.
 
-Knows nothing about attention, heads or prompts.
+This module knows nothing about attention, heads or prompts.
 """
 
 from __future__ import annotations

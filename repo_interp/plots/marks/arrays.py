@@ -5,7 +5,7 @@ Means without NaN, means over prompts, heads in order, ranges of axes.
     focused range: [min kept - m, max kept + m],  m = 0.05 (max kept - min kept), or 1 where all are equal (the RePo authors' demo)
     kept = values in [Q1 - 1.5 IQR, Q3 + 1.5 IQR]        quartiles interpolated linearly, IQR = Q3 - Q1
 
-Fewer than six values: no range is suggested. Knows no measure.
+Fewer than six values: no range is suggested. This module knows no measure.
 """
 
 from __future__ import annotations

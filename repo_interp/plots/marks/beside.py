@@ -6,7 +6,7 @@
       names (span, pattern, kind)    `dots`, all layers and heads together       steps: `lines`, one per name; of a name, one per head
       numbers (distance, component)  `lines`, one per run, a panel per layer
 
-Knows shapes and looks; knows no measure.
+This module knows shapes and looks; knows no measure.
 """
 
 from __future__ import annotations

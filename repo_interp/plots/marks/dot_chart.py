@@ -2,7 +2,7 @@
 
     dots   [run, names, ...]    mean over all other axes; line: middle 90 % of heads; tick: a prompt; cross: the null
 
-Knows shapes and looks; knows no measure.
+This module knows shapes and looks; knows no measure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Marks that several figures share: legends, swatches of schemes, panels, color bars, notes.
 
-Knows axes and arrays; knows nothing about runs.
+This module knows axes and arrays, and nothing about runs.
 """
 
 from __future__ import annotations

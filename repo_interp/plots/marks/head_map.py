@@ -5,7 +5,7 @@ On a page, a click on the map opens a head.
     map    a cell per layer and head; values of both signs diverge from 0
     dot    mean over prompts of the head's score        gray bar   the same of its null
 
-Heads go from left to right within their layer. Knows no measure.
+Heads go from left to right within their layer. This module knows no measure.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     lines  [run, x, ...]        mean over all other axes; band: its middle half
 
-The x axis spans only measured values: a training length beyond them is written in words.
-Knows shapes and looks; knows no measure.
+The x axis spans only measured values: a training length beyond them is written in words. This
+module knows shapes and looks; knows no measure.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     maps   [run, row, column]   one per run with one color scale, and their differences to the first run
 
-Knows shapes and looks; knows no measure.
+This module knows shapes and looks; knows no measure.
 """
 
 from __future__ import annotations

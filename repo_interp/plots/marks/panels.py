@@ -1,6 +1,6 @@
 """Cells of two axes: a map on given axes, and panels of maps side by side on one color scale.
 
-Knows no measure.
+This module knows no measure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Readers of a run: a group, a prompt's tokens and spans, the scheme of a layer.
 
 A run is an `xarray.DataTree` as `definitions.md` describes it; a group that it lacks, or a layer,
-head or prompt that it does not hold, is an InputError that lists the present ones. Knows nothing about
-how a run came about, nor how it is drawn.
+head or prompt that it does not hold, is an InputError that lists the present ones. This module
+knows nothing about how a run came about, nor how it is drawn.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Titles of figures: the quantity, and a line on the averages.
 
-Knows arrays and figures.
+This module knows arrays and figures.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@ r"""An axis of tokens: their texts as labels, as many as have room, and spans th
 
     " the" -> "␣the"   newline -> "↵"   tab -> "⇥"   nothing -> "∅"   invisible or missing glyph -> "\u200b"
 
-Knows axes and texts; knows nothing about runs.
+This module knows axes and texts, and nothing about runs.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The first section of a comparison's page.
 
-A side has its map of heads, the text, and the charts of the chosen head and token. Of several
-runs the first and the last, such as of a training. Knows how a side of the page is put together;
-knows nothing about the content of the explorer.
+A side has its map of heads, the text, and the charts of the chosen head and token. Of several runs
+the first and the last, such as of a training. This module knows how a side of the page is put
+together; knows nothing about the content of the explorer.
 """
 
 from __future__ import annotations

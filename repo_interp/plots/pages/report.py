@@ -7,8 +7,8 @@ It is self-contained, works offline, without JavaScript and without a mouse, and
 
 A section for every view that shows something of the run (`catalogue`); other groups are named.
 Everything is in one file: the files of `page/`, those of the views, arrays as base64 float32, and
-plotly.js from the plotly package where an interactive part may use it. Knows how a page is put
-together; knows nothing about the content of a section.
+plotly.js from the plotly package where an interactive part may use it. This module knows how a page
+is put together; knows nothing about the content of a section.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ RePo sec. 5.1, table 4.
     mass(S) = mean over rows i of sum_{j in S} A_ij        rows: those that produced the generated tokens, or the generated ones
     mass per token = mass(S) / |S|, in units of 10^-2 as in table 4
 
-A_ij is attention after the softmax. Draws the group `attention_mass` of a run. Knows nothing about
-how mass is measured.
+A_ij is attention after the softmax. Draws the group `attention_mass` of a run. This module knows
+nothing about how mass is measured.
 """
 
 from __future__ import annotations

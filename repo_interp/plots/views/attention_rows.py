@@ -4,7 +4,7 @@ Group `attention_rows` of a run.
 
 A row is shown in the page, over the prompt's text, as bars, and as logits by distance. Where the
 run has no positions, as one of a RoPE model, this section also shows the text and the heads to
-choose. Knows nothing about how rows are measured.
+choose. This module knows nothing about how rows are measured.
 """
 
 from __future__ import annotations

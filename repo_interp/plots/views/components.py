@@ -5,7 +5,7 @@ Group `components` of a run.
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest, wavelength 2 pi / theta in tokens
 
 Bands are those of `component_bands`; the page follows one component, chosen by the slider of
-`component_slider`. Knows nothing about how components are measured.
+`component_slider`. This module knows nothing about how components are measured.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ RePo sec. 5.2, fig. 3.
     resolution         = least distance from which 90 % of pairs of tokens have one order
     trend              = rank correlation of positions and the token index, over the whole prompt
 
-Draws the group `patterns` of a run. Knows nothing about how a chunk is labeled.
+Draws the group `patterns` of a run. This module knows nothing about how a chunk is labeled.
 """
 
 from __future__ import annotations

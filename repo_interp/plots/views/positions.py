@@ -4,8 +4,8 @@
 
 Draws the group `positions` of a run, with the ranges of `ranges` and the explorer of `explorer`.
 Layers without positions (NoPE) are shown as such, never as zeros. Long prompts are drawn by the
-extremes within a pixel, so every point on paper is a token. Knows nothing about how positions were
-made.
+extremes within a pixel, so every point on paper is a token. This module knows nothing about how
+positions were made.
 """
 
 from __future__ import annotations

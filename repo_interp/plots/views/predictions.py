@@ -4,7 +4,8 @@ Group `predictions` of a run. The note of the table has the quality over all pro
 
     p(x_{i+1} | x_0 ... x_i) against i + 1        the token that follows token i, if the run kept it
 
-In the page the next tokens after the chosen one. Knows nothing about how predictions are made.
+In the page the next tokens after the chosen one. This module knows nothing about how predictions
+are made.
 """
 
 from __future__ import annotations

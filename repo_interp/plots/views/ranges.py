@@ -4,8 +4,8 @@ RePo sec. 5.2, fig. 2. It also decides which heads to show.
 
     d^{k,h} in positions, layer k, head h; a prompt of n tokens spans n - 1 under RoPE
 
-Draws `position_range` and `token_count` of the group `positions`. Knows nothing about how ranges
-are measured.
+Draws `position_range` and `token_count` of the group `positions`. This module knows nothing about
+how ranges are measured.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ Of samples_TASK_DATE.jsonl, a sample per line, or .json and .eval:
                    answers; `left_out`: parts that the model read or wrote but that are missing in
                    the text (reasoning, tool calls, images, ...)
 
-Unlike prompts.jsonl, a log may say more than is read here. Knows nothing about files on the disk,
-nor about tokenizers.
+Unlike prompts.jsonl, a log may say more than is read here. This module knows nothing about files on
+the disk, nor about tokenizers.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ code. Few-shot examples come only from spans. The token with the first character
 it, unless it only has white space of the segment: "\n    " ends a line. Token texts without any
 space are words, and are joined by spaces.
 
-Knows nothing about tokenizers, models or measures.
+This module knows nothing about tokenizers, models or measures.
 """
 
 from __future__ import annotations
