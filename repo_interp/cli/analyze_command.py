@@ -209,7 +209,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.runtime.console import Console, on_one_line
 
     console, name = Console(), arguments.checkpoint or DEFAULT
-    # What the files hold is part of the question
+    # The content of the files is part of the recorded options
     arguments.scheme = read_scheme_files(arguments.scheme)
     # Before the imports below, which take seconds
     _require_given(arguments, name)

@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.runtime.console import Console
 
-    # What the files hold is part of the question
+    # The content of the files is part of the recorded options
     arguments.scheme = read_scheme_files(arguments.scheme)
     # Before the imports below, which take seconds
     path = find_readable(arguments.checkpoint)

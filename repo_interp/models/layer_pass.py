@@ -194,7 +194,7 @@ class LayerPass:
     key_lengths: Float[Tensor, "batch key"] | None = None
     """`length` of the pass in which a cached key came."""
     tables: Any = None
-    """Those that the decoder gave the module."""
+    """Rotation tables that the decoder passed to the module."""
     turning: tuple[Tensor, Tensor] | None = None
     """Cosines and sines by which a cache has rotated the keys of this pass; None: it has not."""
     handed_on: bool = False

@@ -45,7 +45,7 @@ def equal_within(
 
     Args:
         values: Rows of numbers.
-        missing: Those that do not count; None: all count.
+        missing: Mask of numbers that do not count; None: all count.
 
     Returns:
         `EQUAL` times the range of the row, or two steps of float32 at its largest number where

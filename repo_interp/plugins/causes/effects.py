@@ -261,7 +261,7 @@ def _rank_correlations(screened: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Effects(Experiment):
-    """The experiment `effects`: what the positions of heads cause."""
+    """The experiment `effects`: causal effects of the positions of heads."""
 
     kinds: tuple[PositionChange, ...] = ()
     """Changes of positions (`position_changes`); empty: linearised where positions are learned,

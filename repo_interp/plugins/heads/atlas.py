@@ -132,7 +132,7 @@ def _special(config: PretrainedConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class Atlas(Experiment):
-    """The experiment `atlas`: what every head does, in numbers and by name (ours)."""
+    """The experiment `atlas`: scores and names of every head (ours)."""
 
     prompts: Count = 16
     """Most prompts of the analysis that are taken, its first ones."""

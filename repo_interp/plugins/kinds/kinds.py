@@ -270,7 +270,7 @@ def _read(
 
 @dataclass(frozen=True)
 class Kinds(Experiment):
-    """The experiment `kinds`: what the positions of each kind of heads are for (ours)."""
+    """The experiment `kinds`: the use of the positions of each kind of heads (ours)."""
 
     draws: Count = 3
     """Controls: different sets of as many other heads, as far as there are so many."""

@@ -79,7 +79,7 @@ class PositionsCallback(TrainerCallback):
     output directory), runs of an earlier training there, or after the step at which
     one is resumed, are moved to `out`/earlier-N;
     `ri.training_scalars` of all go to `state.log_history` and to whatever the Trainer reports to.
-    `measures` None: those that the command `analyze` chooses for the model. Prompts and measures
+    `measures` None: the defaults of the command `analyze` for the model. Prompts and measures
     that do not fit the model, and a second callback with the same `out`, are refused before the
     first step. A later step, or an evaluation,
     that cannot be measured - numbers are not finite, there is no space in memory or on the disk,
