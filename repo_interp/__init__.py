@@ -3,7 +3,7 @@
     bridge  = ri.load("path, hub-id or niah/repo")            a TransformerBridge
     prompts = ri.tasks.niah(bridge.tokenizer, length=4096)    prompts with named token spans
     prompts = ri.prompt(text, bridge)                         the same of a text
-    run     = ri.analyze(bridge, prompts)                     labelled results, a node per measure
+    run     = ri.analyze(bridge, prompts)                     labeled results, a node per measure
     tokens, valid = ri.tokens(prompts, bridge)                arguments of bridge.run_with_cache
     ri.findings(run)                                          sentences about the run, with evidence
     ri.show(run)                                              its page in a cell of a notebook

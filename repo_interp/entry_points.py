@@ -2,10 +2,10 @@
 
     [project.entry-points."repo_interp.measures"]     name = "package.module:object"
 
-Ours stand in `OWN` in the form in which other packages declare theirs, and are found by the same
-code. `names` reads names alone; `find` imports the one object that was asked for, so a package
-that nobody asks for costs nothing and breaks nothing. A name of ours always means ours. Knows
-nothing about the objects.
+`OWN` lists our entry points in the same form as other packages declare theirs, and the same code
+finds both. `names` reads only names; `find` imports only the requested object, so unused packages
+cost nothing and break nothing. Our names take precedence. This module knows nothing about the
+objects.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "verify": "repo_interp.plugins.verify.command",
     },
 }
-"""By group, names and objects of ours; views stand in the order of the page."""
+"""Our names and objects by group; views are in the order of the page."""
 _STATED = r'^    {}: ClassVar\[str\] = "(.*)"$'
 
 
@@ -122,7 +122,7 @@ def names(group: str) -> tuple[str, ...]:
         group: Group of entry points, such as `MEASURES`.
 
     Returns:
-        Our names in order, then those of other packages, sorted.
+        Our names in order, then sorted names from other packages.
     """
     ours = OWN.get(group, {})
     # Ours first, in the order of the page; a name of another package cannot take the place of ours.
@@ -130,13 +130,13 @@ def names(group: str) -> tuple[str, ...]:
 
 
 def descriptions(group: str) -> dict[str, str]:
-    """Read what our objects of a group say of themselves (`describes`); imports nothing.
+    """Read the descriptions (`describes`) of our objects in a group; imports nothing.
 
     Args:
         group: Group of entry points.
 
     Returns:
-        A few words by name, of those that have some.
+        A few words by name, for objects with a description.
     """
     return _stated(group, "describes")
 
@@ -157,14 +157,14 @@ def topics(group: str) -> dict[str, tuple[str, ...]]:
 
 
 def expand_topics(group: str, given: Iterable[Any]) -> list[Any]:
-    """Put the names of a topic in the place of each topic.
+    """Replace each topic by its names.
 
     Args:
         group: Group of entry points.
         given: Names, topics, and other values, which stay.
 
     Returns:
-        Names; those that stand in `given` themselves are not added again. Unknown ones stay.
+        Names; names that are in `given` already are not added again. Unknown names stay.
     """
     expanded, given = [], list(given)
     named = {value for value in given if isinstance(value, str)}
@@ -178,7 +178,7 @@ def expand_topics(group: str, given: Iterable[Any]) -> list[Any]:
 
 
 def _of_others(group: str, topic: str) -> tuple[str, ...]:
-    """Names of other packages whose object states a topic; packages that are broken are passed over."""
+    """Names from other packages for objects with a topic; broken packages are skipped."""
     found = []
     for name in names(group)[len(OWN[group]) :]:
         with suppress(InputError):
@@ -188,10 +188,10 @@ def _of_others(group: str, topic: str) -> tuple[str, ...]:
 
 
 def _stated(group: str, word: str) -> dict[str, str]:
-    """Texts by name that our objects of a group give `word`, those that do."""
+    """Texts by name that our objects in a group assign to `word`."""
     found, pattern = {}, re.compile(_STATED.format(word), re.MULTILINE)
     for name, place in OWN[group].items():
-        # The source, since importing a measure imports torch, for which nobody waits who asks for help
+        # From the source, since importing a measure imports torch, too slow for `--help`
         module = Path(__file__).parents[1].joinpath(*place.partition(":")[0].split("."))
         text = module.with_suffix(".py").read_text(encoding="utf-8")
         if (said := pattern.search(text)) is not None:
@@ -355,7 +355,7 @@ def failure_of(error: BaseException) -> str | None:
         for group in OWN
         for point in installed_points(group)
     }
-    # Entry points may lead into our package, whose mistakes keep their traceback.
+    # Entry points may refer to our package; our bugs keep their traceback.
     of_ours = __name__.partition(".")[0]
     # From the innermost frame outwards: the deepest code of another package is at fault.
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
@@ -372,7 +372,7 @@ def failure_of(error: BaseException) -> str | None:
 
 
 def _owner(group: str, point: EntryPoint | RegisteredPoint) -> tuple[str, str]:
-    """Whose code an entry point is, and what to do about it."""
+    """The owner of an entry point's code, and a remedy."""
     if isinstance(point, RegisteredPoint):
         return f"{_kind(group)} {point.name!r}", "fix it"
     return f"package {package_of(point)}", "fix or uninstall it"

@@ -4,11 +4,11 @@ An error is one line - wanted, given, remedy -; the command line prints it and e
 
     InputError        bad input from outside: a checkpoint, a prompts file, an option
       Taken           a directory of other results, of other files or of another process
-      Unfinished      work that stopped for a reason that can be fixed; the same call goes on
+      Unfinished      work that stopped for a reason that can be fixed; the same call continues it
       NotFinite       numbers that became NaN or infinite: which, in which layer, head and prompt
-    Note              a warning: results rest on it; the command line prints it and goes on
+    Note              a warning that affects results; the command line prints it and continues
 
-Whatever else is raised is a mistake of ours, or of another package.
+Any other error is a bug of ours, or of another package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PASSED_OVER = (__name__.partition(".")[0], "contextlib")
 class InputError(ValueError):
     """Bad input from outside.
 
-    The message is one printable line, whatever text it quotes.
+    The message is one printable line, for any quoted text.
     """
 
     def __init__(self, message: str) -> None:
@@ -98,7 +98,7 @@ class Taken(InputError):
 
 
 class Unfinished(InputError):
-    """Work stopped for a reason that a user can fix; the same call goes on from there."""
+    """Work stopped for a reason that a user can fix; the same call then continues."""
 
 
 class NotFinite(InputError):
@@ -109,7 +109,7 @@ class NotFinitePrediction(NotFinite):
     """The predictions of a model for a prompt are NaN or infinite."""
 
     def __init__(self, prompt: int, among: str = "") -> None:
-        """Make the error of a prompt; `among` says which prompts are numbered."""
+        """Make the error of a prompt; `among` names the set of numbered prompts."""
         super().__init__(
             f"the model's predictions for prompt {prompt}{f' of {among}' if among else ''} "
             "are NaN or infinite"
@@ -157,7 +157,7 @@ def as_input_errors(message: str, longest: int = 300) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        # The library's traceback says nothing about the file, which the message names.
+        # The message names the file; the library's traceback says nothing about it.
         raise InputError(f"{message}: {one_line(error, longest)}") from None
 
 
@@ -177,7 +177,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def one_line(text: object, longest: int = 300) -> str:
-    """Put text on one line without control characters.
+    """Write text on one line without control characters.
 
     Args:
         text: An error, a name, a path; an error without text is called by its type.
@@ -191,7 +191,7 @@ def one_line(text: object, longest: int = 300) -> str:
         type(text).__name__ if isinstance(text, BaseException) else ""
     )
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
-    # The end stays: remedies stand there, and library errors end with their cause.
+    # The end is kept: it has remedies, and the cause in library errors.
     end = min(100, (longest - 3) // 2)
     return line if len(line) <= longest else f"{line[: longest - 3 - end]}...{line[-end:]}"
 
@@ -204,7 +204,7 @@ def quoted(value: object, longest: int = 80) -> str:
         longest: Characters of a text or number that are kept.
 
     Returns:
-        The value as Python writes it; "a TYPE" for what is longer or takes several lines.
+        The value as Python writes it; "a TYPE" if that is longer or has several lines.
     """
     if isinstance(value, str | bytes | int | float):
         return one_line(repr(value), longest)

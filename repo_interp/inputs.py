@@ -1,4 +1,4 @@
-"""`AttentionInputs`, the record of a layer that capture hands to measures, and `Predictions`.
+"""`AttentionInputs`, the record of a layer that capture passes to measures, and `Predictions`.
 
 The logit of query i and key j of a head is
 
@@ -6,8 +6,8 @@ The logit of query i and key j of a head is
            for j <= i, j in the window, both valid
 
 with q, k after any QK-norm and before rotation, in half-split order, z the positions. A sink is a
-further column of the softmax. Rotated queries and keys are derived here, not stored twice. Knows
-nothing about models, prompts or measures.
+further column of the softmax. Rotated queries and keys are derived here, not stored twice. This
+module knows nothing about models, prompts or measures.
 """
 
 from __future__ import annotations
@@ -32,23 +32,22 @@ Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 """Named sets of tokens: a mask over the tokens of the batch's prompts by name."""
 
 TENSORS = ("positions", "queries", "keys", "gate_features")
-"""Tensors of a layer that must be finite, in the order in which they are looked at."""
+"""Tensors of a layer that must be finite, in the order of the check."""
 _BY_PROMPT = (*TENSORS, "valid", "prompts", "tokens", "documents", "hidden")
-"""Tensors whose first axis is that of the prompts."""
+"""Tensors with prompts as their first axis."""
 _ROWS = 8
 """Rows in which position logits of other packages' schemes are checked."""
 _LARGEST = 1e18
 """Of a logit: its square is a finite float32."""
 
 PositionLogits = Callable[[Int[Tensor, "row"]], Float[Tensor, "prompt head row key"]]
-"""The position part that a scheme adds to the logits, for the asked query rows only - never the
-whole map.
+"""Position logits that a scheme adds, only for given query rows and never the whole map.
 """
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions of a model for a batch of prompts, made for the rows that are asked for."""
+    """Predictions of a model for a batch of prompts, computed for given rows."""
 
     tokens: Int[Tensor, "prompt token"]
     valid: Bool[Tensor, "prompt token"]
@@ -56,8 +55,8 @@ class Predictions:
     """Numbers of the prompts of the batch within the whole analysis."""
     vocabulary: int
     logits: Callable[[int, Int[Tensor, "row"]], Float[Tensor, "row token_id"]]
-    """Next-token logits after the tokens `row` of one prompt of the batch, given by its place in
-    it, float32.
+    """Function of a prompt's place in the batch and tokens `row` that returns next-token logits,
+    float32.
     """
     documents: Int[Tensor, "prompt token"] | None = None
     """Number of the document that a token is of; None: every prompt is one."""
@@ -72,7 +71,7 @@ class Predictions:
 class AttentionInputs:
     """Inputs of one attention layer for a batch of prompts.
 
-    Token order is causal order; padding may stand on either side.
+    Token order is causal order; padding may be on either side.
     """
 
     layer: int
@@ -115,19 +114,19 @@ class AttentionInputs:
     there is none.
     """
     documents: Int[Tensor, "prompt token"] | None = None
-    """Number of the document that a token is of; a query sees keys of its document. None: one."""
+    """Number of the document of every token; a query sees keys of its document. None: one."""
     hidden: Bool[Tensor, "prompt row key"] | None = None
     """Further keys that a query does not see (chunks, sparse attention); None: there are none."""
     largest_position: float = math.inf
     """Contextual positions beyond this one are taken for it (CoPE's p_max - 1)."""
     read_values: Callable[[], Float[Tensor, "prompt kv_head token d_value"]] | None = None
-    """Gives `values`: nothing is copied or widened until a measure asks."""
+    """Function that returns `values`; copying and conversion wait until a measure reads them."""
     read_residual: Callable[[], Float[Tensor, "prompt token d_model"]] | None = None
     """Gives `residual` in the same way."""
     by_axis: bool = False
-    """Whether positions by pair are those of an image: steps of the index along the pair's axis."""
+    """Whether positions by pair come from an image: steps of the index along the pair's axis."""
     reads_content: Callable[[], bool] | None = None
-    """Tells whether `position_logits` depend on contents; None: on positions alone."""
+    """Returns whether `position_logits` depend on contents; None: only on positions."""
 
     @property
     def heads(self) -> int:
@@ -155,7 +154,7 @@ class AttentionInputs:
 
     @cached_property
     def logits_by_content(self) -> bool:
-        """Whether the scheme adds logits that depend on contents, not on positions alone."""
+        """Whether the scheme adds logits that depend on contents, not only on positions."""
         if self.position_logits is None:
             return False
         probed = self.reads_content is not None and self.reads_content()
@@ -203,13 +202,13 @@ class AttentionInputs:
 
     @property
     def keeps_rotated(self) -> bool:
-        """Whether rotated queries and keys may stand whole, which all measures then share."""
+        """Whether rotated queries and keys fit into memory as a whole, shared by all measures."""
         return 2 * self.queries.nbytes <= memory_for(self.queries.device, 0)
 
     @property
     def _keys_alike(self) -> int:
         """Rows of keys after rotation: as many as keys, positions or frequencies have."""
-        # Frequencies with three axes are [head, 1, component]: heads rotate by their own.
+        # Frequencies with three axes are [head, 1, component]: they differ by head.
         by_head = self.frequencies is not None and self.frequencies.ndim == 3
         rows = 1 if self.positions is None else self.positions.shape[1]
         return self.heads if by_head else max(self.kv_heads, rows)
@@ -315,10 +314,10 @@ class AttentionInputs:
             z = positions if positions.shape[1] == 1 else expand_heads(positions, shared)[:, some]
             # [prompt, key, 1, token, component]
             tables = [table[:, :, None] for table in self._tables(z, keys.dtype, some)]
-            # Keys take the tables of all tokens, queries those of their rows.
+            # Keys use the tables of all tokens, queries the tables of their rows.
             queries = turn(queries, *(table[..., rows, :] for table in tables))
             keys = turn(keys, *tables)
-        # [prompt, head, row, key], heads in their order as those of a key stand together
+        # [prompt, head, row, key]; heads are in order, since heads of a key are adjacent
         return (queries @ keys.mT * self.logit_scale).flatten(1, 2)
 
     @cached_property
@@ -428,7 +427,7 @@ class AttentionInputs:
             rows: Indices of the queries.
 
         Returns:
-            Weights [prompt, head, row, key]: the softmax over keys and sink, of keys alone.
+            Weights [prompt, head, row, key] of the keys: the softmax includes the sink.
         """
         return weights_of(self.logits(rows), self.sinks)
 
@@ -479,11 +478,11 @@ def weights_of(
 
 
 def _of_heads(factors: Any, heads: Any) -> Any:
-    """Frequencies or factors of some heads; of one head alone [component], as of a whole layer."""
+    """Frequencies or factors of some heads; for a single head [component], as for a whole layer."""
     if not isinstance(factors, Tensor) or factors.ndim < 2:
         return factors
     some = factors[heads]
-    # One head of several has the shape [component] of a layer, which kernels take.
+    # A single head has the shape [component] of a layer, which kernels expect.
     return some[0, 0] if len(some) == 1 else some
 
 
@@ -544,7 +543,7 @@ def _row_of_first(prompts: Int[Tensor, "prompt"]) -> int | None:
 
 
 def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInputs:
-    """Restrict a layer to some heads, whose keys are no longer shared.
+    """Restrict a layer to some heads; these no longer share keys.
 
     Args:
         inputs: Inputs of the layer.

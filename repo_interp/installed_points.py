@@ -1,8 +1,8 @@
 """Entry points of the installed packages by group, and objects that a program gave a name.
 
-Reading all declarations takes milliseconds, and the layout of thirty layers asks thirty
-times. The list counts until the import path, or a folder on it, has changed. Registered objects
-last as long as the process. Stands below every floor.
+Reading all declarations takes milliseconds, and a layout of thirty layers needs them thirty times.
+The list is cached until the import path, or a folder on it, changes. Registered objects exist as
+long as the process. This module imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RegisteredPoint:
     value: Any
 
     source: Mapping[str, str] = field(default_factory=dict)
-    """What tells the object from another one that has its name later."""
+    """Identity of the object, to distinguish it from a later object with the same name."""
 
     dist: None = None
     """No package: `EntryPoint` has this field as well."""
@@ -49,7 +49,7 @@ def register(group: str, name: str, value: Any, source: Mapping[str, str] | None
         group: Group of entry points.
         name: Name, which must be free; an object that was registered under it is replaced.
         value: The object.
-        source: What tells it from another one of that name; None: nothing does.
+        source: Identity of the object, to distinguish it from another one of this name; None: none.
     """
     module = getattr(value, "__module__", None) or "__main__"
     point = RegisteredPoint(name, module, value, source or {})
@@ -76,7 +76,7 @@ def _read(group: str, path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ..
 
 
 def _changed(folder: str) -> int:
-    """When something was put into a folder of the import path, or taken out of it."""
+    """Time of the last change of a folder's entries."""
     try:
         # Installing puts a folder of metadata into it, which changes its time.
         return os.stat(folder or ".").st_mtime_ns

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 def half_interval(values: Float[np.ndarray, "*any prompt"]) -> Float[np.ndarray, "*any"]:
     """Return half the width of the 95 % interval of a mean over prompts, Student's.
 
-    Of the differences of two measurements on the same prompts, it is the paired interval.
+    For differences of two measurements on the same prompts, it is the paired interval.
 
     Args:
         values: Numbers [..., prompt].

@@ -1,4 +1,4 @@
-"""A run: labelled results of an analysis, with where they come from, in one netCDF file.
+"""A run: labeled results of an analysis, with their provenance, in one netCDF file.
 
 A run is an `xarray.DataTree` with one node per measure; `run.nc` holds it with one group per
 measure, opened by `xarray.open_datatree("run.nc")` too. Every variable has `long_name` and `units`;
@@ -6,7 +6,7 @@ nodes with an axis `layer` have the coordinate `scheme (layer)`; attributes of t
 checkpoint and its digest, layout, dtype, prompts and their digest, and versions; those of groups
 state the parameters of measures. No clock time is stored: the same input gives the same bytes.
 
-Knows nothing about models or measures.
+This module knows nothing about models or measures.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from repo_interp.storage.files import file_to_write, path_of, replace_whole, sea
 from repo_interp.values import shortened
 
 TABLES = ("atlas.csv", "atlas.parquet")
-"""Tables of the atlas beside a run file; the second where pyarrow is installed."""
+"""Tables of the atlas next to a run file; the second one needs pyarrow."""
 _ENGINE = "h5netcdf"
 _ESCAPED = "escaped"
-"""Attribute of a variable whose texts are escaped."""
+"""Attribute of a variable with escaped texts."""
 _VERSIONED = ("numpy", "torch", "transformer-lens", "transformers", "xarray", "repo-interp")
 
 
 DESCRIBED = ("checkpoint", "layout", "checkpoint_digest", "prompts_digest", "dtype")
 """Attributes of a run that a comparison has as variables, along its axis `run`."""
 KEPT = ("run", *DESCRIBED, "training_step")
-"""Names beside which a comparison has no place for a group."""
+"""Names that a comparison needs, so that no group may have them."""
 
 
 MOST_LINES = 20
@@ -170,8 +170,8 @@ def with_schemes(
 ) -> xr.Dataset:
     """Add the coordinate `scheme (layer)` to a group.
 
-    Its attribute `learned` names schemes of other packages that learn positions: of ours, the name
-    says it.
+    The attribute `learned` names schemes of other packages that learn positions; for our schemes
+    the name shows it.
 
     Args:
         group: Dataset; unchanged where it has no axis `layer`.
@@ -293,7 +293,7 @@ def read_netcdf(file: Path) -> xr.DataTree:
         content = file.read_bytes()
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}") from None
-    # Before HDF5 reads it, whose messages about damaged bytes say little
+    # Checked before HDF5 reads it: messages of HDF5 about damaged bytes are uninformative
     return netcdf_of(unsealed(content, file), file)
 
 
@@ -317,17 +317,17 @@ def netcdf_of(content: bytes, file: Path) -> xr.DataTree:
     try:
         require_plain(content)
         with warnings.catch_warnings():
-            # Of files of others xarray warns with a line of ours, and goes on with a guess
+            # For files of other programs xarray warns, and continues with a guess
             warnings.simplefilter("error", UserWarning)
             warnings.simplefilter("error", RuntimeWarning)
             # Loaded, so that the file may be replaced while the run is in use; node by node, since
-            # `DataTree.load` forgets a variable of its group's name
+            # `DataTree.load` drops a variable with the name of its group
             with xr.open_datatree(FileContent(content), engine=_ENGINE) as stored:
                 return xr.DataTree.from_dict(
                     {node.path: node.to_dataset(inherit=False).load() for node in stored.subtree}
                 )
     except Exception as error:
-        # of a broken file HDF5 and its readers raise whatever they stumble over
+        # With a broken file HDF5 and its readers may raise any error
         raise InputError(f"{file} is not a run file: {one_line(error, 200)}") from None
 
 
@@ -385,7 +385,8 @@ def _with_plain_attributes(node: xr.Dataset) -> xr.Dataset:
 
 def _plain_attribute(value: Any) -> Any:
     if isinstance(value, list | tuple) and len(value) == 1:
-        return _plain_attribute(value[0])  # netCDF does not tell one number from a list of one
+        # netCDF has no difference between a number and a list of one
+        return _plain_attribute(value[0])
     if isinstance(value, np.ndarray) and value.size == 1:
         return value.item()
     return (
@@ -398,7 +399,7 @@ def _plain_attribute(value: Any) -> Any:
 
 
 def _escaped(node: xr.Dataset) -> xr.Dataset:
-    """Node as HDF5 can store it, whose texts end at the first NUL."""
+    """Escape texts of a node for HDF5, which ends texts at the first NUL."""
     for name, variable in node.variables.items():
         if variable.dtype.kind in "OU" and any("\0" in str(text) for text in variable.values.flat):
             # Backslashes are doubled first, so that the reverse is unique.
@@ -422,7 +423,7 @@ def _unescaped(node: xr.Dataset) -> xr.Dataset:
 
 
 def _with_texts(node: xr.Dataset, name: Hashable, change: Callable[[str], str]) -> xr.Dataset:
-    """`node` with the texts of one of its variables changed."""
+    """Return `node` with changed texts in one variable."""
     variable = node.variables[name]
     texts = np.array([change(str(text)) for text in variable.values.flat], dtype=object).reshape(
         variable.shape

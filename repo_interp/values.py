@@ -3,8 +3,8 @@
     epsilon: Annotated[float, Interval(ge=0, le=1e6)] = 0.2      type and range of a field
     "0.1,0.2" as tuple[float, ...] -> (0.1, 0.2)        95 seconds -> "2 min"        NaN -> None
 
-Ranges are those of `annotated_types`, and pydantic checks them; errors
-are said here, for options. No number is NaN or infinite. Knows nothing about the meaning of values.
+Ranges use `annotated_types`, and pydantic checks them; this module writes the errors, for options.
+No number is NaN or infinite. This module knows nothing about the meaning of values.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def value_of(text: str, kind: Any, name: str) -> Any:
     """Convert text to a value of a type.
 
     Args:
-        text: Items of a tuple stand between commas, and "3-7" are the whole numbers from 3 to 7;
-            "none" is None where `kind` allows it.
+        text: Items of a tuple are separated by commas, and "3-7" are the whole numbers from 3 to 7;
+            "none" is None if `kind` allows it.
         kind: Type with its range.
         name: Name of the option, for the message.
 
@@ -72,7 +72,7 @@ def value_of(text: str, kind: Any, name: str) -> Any:
     """
     from pydantic import ValidationError
 
-    # Before the type is asked: "none" would pass as a word.
+    # Before the type is checked: "none" would pass as a word.
     if _may_be_none(kind) and text.strip().lower() == "none":
         return None
     is_tuple = get_origin(_bare(kind)) is tuple
@@ -85,7 +85,7 @@ def value_of(text: str, kind: Any, name: str) -> Any:
 
 
 def _items(text: str, whole: bool) -> tuple[str | int, ...]:
-    """The items between commas; of whole numbers a range stands for all that are in it."""
+    """The items between commas; a range of whole numbers is expanded."""
     items: list[str | int] = []
     for part in filter(None, map(str.strip, text.split(","))):
         first, dash, last = part.partition("-")
@@ -213,7 +213,7 @@ def in_words(kind: Any) -> str:
     Returns:
         The words.
     """
-    # Types with None are described without it first, so that "or none" stands at the end.
+    # Types with None are described without it first, so that "or none" is at the end.
     if _may_be_none(kind):
         return f"{in_words(_without_none(kind))} or none"
     fewest = (

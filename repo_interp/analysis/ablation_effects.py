@@ -1,4 +1,4 @@
-"""Effect of heads on the log-probability of the answer, beside random heads.
+"""Effect of heads on the log-probability of the answer, compared with random heads.
 
 The controls are as many other heads of the same layers. In nats:
 
@@ -91,8 +91,8 @@ def ablation_effects(
 
         table = ri.ablation_effects(bridge, [(0, 0), (0, 3)], prompts)
 
-    A control is a set of as many other heads of the same layers. No set is drawn twice: where there
-    are fewer than `controls`, a warning says how many.
+    A control is a set of as many other heads of the same layers. All sets differ; a warning says if
+    there are fewer than `controls` sets.
 
     Args:
         bridge: Bridge or Hugging Face model.
@@ -194,7 +194,7 @@ def log_probabilities(
     scoring = scoring_of(prompts)
     read = np.empty((len(sets), len(prompts)))
     for number, prompt in enumerate(prompts):
-        # The sets of heads stand side by side in a pass, so prompts come one at a time
+        # A pass has all sets of heads side by side, so it has one prompt at a time
         batch = AnswerBatch(decoder, scoring, [prompt])
         # [set, reading, prompt]: the first reading is the log-probability
         read[:, number] = np.array(

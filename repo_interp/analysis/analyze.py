@@ -3,10 +3,10 @@
     prompts -> Job -> batches -> observe -> merge -> conclude -> run
     Job -> plans of experiments -> run
 
-A batch holds prompts of similar length, padded on the right. Finished batches, and finished points
-of an experiment, may be kept on disk (`store`), so that an interrupted analysis goes on where it
-stopped and ends with the same run. Of several processes (`processes`), every one observes some of
-the batches and computes some points, and all end with the same run.
+A batch has prompts of similar length, padded on the right. `store` keeps finished batches and
+finished points of experiments on disk, so that an interrupted analysis continues where it stopped
+and gives the same run. With several processes (`processes`), each observes some batches and
+computes some points, and all return the same run.
 
 Brings together models, tasks, measures and experiments; knows nothing about how any of them works.
 """
@@ -78,10 +78,11 @@ def analyze(
 ) -> xr.DataTree:
     """Measure prompts on a model, as `repo-interp analyze` does.
 
-    A model of Hugging Face that was not repositioned is observed as it is, and stays as it is. A
-    measure or experiment that meets NaN or infinity stops alone, and the run's attribute `stopped`
-    says where; so does a measure that cannot conclude, for which `store` keeps the observations.
-    `notes` has lines about the whole run, of which some also warn: no prompts were given, padding.
+    A Hugging Face model that is not repositioned is observed without changing it. A measure or
+    experiment that finds NaN or infinity stops, while others continue; the run's attribute
+    `stopped` says where. The same holds for a measure that cannot conclude; `store` then keeps the
+    observations. `notes` has lines about the whole run; some are warnings too (missing prompts,
+    padding).
 
     Args:
         bridge: Bridge, Hugging Face model or repositioned model.
@@ -98,10 +99,10 @@ def analyze(
         progress: Called with layers observed so far and in all; None here and for
             `experiment_progress`: a bar on standard error, or lines where that is no terminal.
         experiments: Names of the catalogue, objects that follow `Experiment`, or plans that
-            `planned` made; None: those of `defaults.default_experiments` where neither measures nor
-            layers are named, else none.
-        task: Task that experiments score `prompts` by; None: their generated tokens where all have
-            some, else the log perplexity of every token.
+            `planned` made; None: `defaults.default_experiments` if neither measures nor layers are
+            named, else none.
+        task: Task by which experiments score `prompts`; None: by generated tokens if all prompts
+            have some, else by the log perplexity of every token.
         experiment_progress: Called with the name of an experiment, and its points measured so far
             and in all.
         store_every: Seconds between writes to `store`; 0: every batch at once. An analysis that
@@ -174,13 +175,13 @@ def execute(
         groups, faults, passes = from_first(lambda: _measure(job, observed, faults))
         for plan in job.experiments:
             try:
-                # With the names so far: a second group of one name would replace the first
+                # Groups so far are passed, since a second group of a name would replace the first
                 groups |= _run_experiment(job, plan, kept, experiment_progress, groups)
             except NotFinite as error:
                 faults.setdefault(plan.experiment.name, Fault(str(error)))
         asked = [*(m.name for m in job.measures), *(p.experiment.name for p in job.experiments)]
         require_some(asked, faults, job.decoder.dtype)
-        # Statistics of a measure whose conclude() raised are kept until it is fixed.
+        # Statistics of measures whose conclude() raised are kept until it is fixed.
         unconcluded = any(fault.concluding for fault in faults.values())
         if unconcluded:
             kept.write()
@@ -208,8 +209,8 @@ def stream(
 ) -> dict[str, xr.Dataset]:
     """Measure any number of prompts in constant memory.
 
-    Prompts are drawn from an iterator as they are needed, and all statistics of the measures are
-    sums (`Components(prompts="mean")`), since those of single prompts would pile up.
+    Prompts come from an iterator on demand. All statistics of the measures must be sums
+    (`Components(prompts="mean")`), since statistics per prompt would accumulate.
 
     Args:
         bridge: Bridge, Hugging Face model or repositioned model.
@@ -228,7 +229,7 @@ def stream(
     parts: dict[str, list[Statistics]] = {measure.name: [] for measure in measures}
     source, begun, job = iter(prompts), 0, None
     while some := list(islice(source, batch_size)):
-        # A job per chunk: prompts are checked as they come, since nobody has seen them all
+        # A job per chunk, since prompts of an iterator are checked as they come
         job = Job(bridge, some, measures, layers, batch_size=batch_size)
         for batch in job.batches:
             # A job numbers its prompts from 0; statistics and faults name them by the whole stream
@@ -250,7 +251,7 @@ def stream(
 def _sound(results: Mapping[str, Value | Fault], job: Job) -> dict[str, Value]:
     """`results` without faults; raises NotFinite where there is one."""
     faults = {name: result for name, result in results.items() if isinstance(result, Fault)}
-    # A measure that stopped names layer and head; the fault of a pass says less, so it comes last
+    # The fault of a measure names layer and head; the fault of a pass says less, so it is last
     passed = faults.pop(PASS, None)
     require_some(list(faults)[:1], faults, job.decoder.dtype)
     if passed is not None:
@@ -261,10 +262,10 @@ def _sound(results: Mapping[str, Value | Fault], job: Job) -> dict[str, Value]:
 def _observe(
     job: Job, store: Store, stopped: Collection[str], progress: Progress | None
 ) -> Iterator[Results]:
-    """Results of all batches, in order; finished ones come from `store`.
+    """Yield the results of all batches in order; finished ones come from `store`.
 
-    One process observes a batch when it is asked for it, and leaves out measures that `stopped` by
-    then; several share the batches beforehand.
+    A single process observes a batch on demand, without measures that `stopped` so far. Several
+    processes divide the batches beforehand.
     """
     batches, layers, several = job.batches, len(job.layers), processes.count() > 1
 
@@ -295,7 +296,7 @@ def _measure(
     Groups hold the tokens of their prompts.
 
     Raises:
-        NotFinite: All measures stopped, and nothing else was asked for.
+        NotFinite: All measures stopped, and there is no experiment.
     """
     parts: dict[str, list[Statistics]] = {measure.name: [] for measure in job.measures}
     passes: list[str] = []

@@ -48,18 +48,18 @@ class PaddedBatch:
     structure: Spans = field(default_factory=dict)
     """Separators and segments, for the measures that need segments."""
     sources: Mapping[str, Int[Tensor, "prompt token"]] = field(default_factory=dict)
-    """`source`: the token that every generated token copies, -1 elsewhere, where answers have
-    needles of their own (`copies_next`); for the measures that need sources.
+    """`source`: the token that every generated token copies, -1 elsewhere, if every token of an
+    answer has a separate needle (`copies_next`). For measures that need sources.
     """
     position_ids: Int[Tensor, "*axis prompt token"] | None = None
     """Positions that the model is given, by axis where a prompt has several; None: the token index."""
     attention_mask: Int[Tensor, "prompt token"] | None = None
-    """What the model is given where positions jump within a text: without one transformers takes
-    jumps for documents. None: none.
+    """Mask for the model if positions jump within a text, since transformers without a mask reads
+    jumps as documents; else None.
     """
 
     def marks(self, measure: Measure) -> Spans:
-        """Collect what a measure is given of the prompts: spans, and what it `needs` beside them.
+        """Collect the spans of the prompts, and other marks that the measure `needs`.
 
         Args:
             measure: Measure.
@@ -95,7 +95,7 @@ def make_batches(
         Batches.
     """
     lengths = [len(prompt.tokens) for prompt in prompts]
-    # A pass has one mask or none for all of its prompts
+    # A pass has one mask for all its prompts, or no mask
     masked = [number for number, prompt in enumerate(prompts) if jumps_within(prompt)]
     others = sorted({*range(len(prompts))} - {*masked})
     batches = [
@@ -174,7 +174,7 @@ def _position_ids(
     # A prompt without position ids may share a batch with one that has some: it gets its index
     given = [list(prompt.position_ids or range(len(prompt.tokens))) for prompt in prompts]
     rows = [torch.tensor(ids + ids[-1:] * (tokens - len(ids)), device=device) for ids in given]
-    # Text beside images has the same position on every axis.
+    # Text in prompts with images has the same position on every axis.
     by_axis = torch.broadcast_tensors(*(row.reshape(tokens, -1) for row in rows))
     # [axis, prompt, token], or [prompt, token] where there is one axis
     return torch.stack(by_axis).permute(2, 0, 1).squeeze(0)

@@ -99,7 +99,7 @@ def _without_padding(ids: Any, mask: Any) -> Any:
 
 
 def indexed_prompts(prompts: Prompts, tokenizer: PreTrainedTokenizerBase | None) -> list[Prompt]:
-    """Return prompts as `as_prompts`, for passes whose positions are the token index.
+    """Return prompts as `as_prompts` does, for passes with the token index as positions.
 
     Args:
         prompts: Prompts in any form of the module.
@@ -124,7 +124,7 @@ def require_known_tokens(sequences: Iterable[Sequence[int]], vocabulary: int) ->
         vocabulary: Number of tokens that the model knows.
 
     Raises:
-        InputError: A token is none of them.
+        InputError: A token is not in the vocabulary.
     """
     for number, sequence in enumerate(sequences):
         if max(sequence) >= vocabulary:
@@ -150,7 +150,8 @@ def tokens(
         bridge: Bridge or Hugging Face model.
 
     Returns:
-        Token ids [prompt, token] and the mask of those that are no padding, on the model's device.
+        Token ids [prompt, token], and the mask of tokens that are no padding, on the model's
+        device.
 
     Raises:
         InputError: There are no prompts, an object is no prompt, a prompt has position ids, or the
@@ -276,7 +277,7 @@ def _prompt(given: Any, tokenizer: Any, name: str) -> Prompt:
         kind = str(given.dtype)
         try:
             given = given.tolist()
-        except RuntimeError:  # on "meta", sparse, quantised
+        except RuntimeError:  # on "meta", sparse, quantized
             raise InputError(
                 f"{name} is a tensor of {kind} whose numbers cannot be read; {_WANTED}, on a "
                 "device and dense"
@@ -362,7 +363,7 @@ def _is_whole(number: Any) -> bool:
 def _last_tokens(encoded: EncodedText, count: int) -> tuple[int, int]:
     """Return the characters of the last -`count` tokens that cover some.
 
-    A character of several tokens is taken with all of these.
+    If a character has several tokens, all are included.
     """
     # Special tokens cover no characters, so they are not counted
     covering = [(start, end) for start, end in encoded.offsets if start < end]

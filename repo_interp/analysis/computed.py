@@ -4,8 +4,9 @@
     computes = round(100 mean_i h_i / max |mean_i h_i|),
             h_i the last hidden state of token i of one prompt
 
-No name and no digest of files says that an intervention is under way, or that weights were edited
-in memory. The hidden states are coarse, so that another number of threads gives the same.
+Hidden states are part of the question because no name and no digest of files shows an active
+intervention, or weights edited in memory. They are rounded coarsely, so that the result does not
+depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def store_of(
     directory: str | Path | None,
     every: float = 0.0,
 ) -> Store:
-    """Return the store of one question to one model as it computes now.
+    """Return the store of one question to a model in its current state.
 
     Args:
         decoder: Decoder of the model.

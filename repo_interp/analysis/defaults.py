@@ -1,11 +1,12 @@
 """Defaults of an analysis: prompts, measures and experiments, for the command and for Python.
 
-    prompts        those of the task that the checkpoint was trained on, else one short text
-    measures       those that fit the layers and the prompts
-    experiments    those that offer themselves unasked, where their passes are few: tokens times
-                   parameters at most what they allow themselves
+    prompts        prompts of the task that the checkpoint was trained on, else one short text
+    measures       all measures that fit the layers and the prompts
+    experiments    all experiments whose `unasked` offers a run with few passes: tokens times
+                   parameters at most the limit that the experiment states
 
-Asks all that are installed; knows no measure and no experiment by name, and nothing about commands.
+This module asks all installed measures and experiments. It knows none by name, and nothing about
+commands.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def default_experiments(
         task: Task of the prompts; None: none.
 
     Returns:
-        Experiments; a warning names those that are left out since they take long.
+        Experiments; a warning names experiments that are left out because they take long.
     """
     if any(prompt.position_ids is not None for prompt in prompts):
         warn("without experiments, whose positions are the token index: prompts have position ids")
@@ -128,7 +129,7 @@ def default_experiments(
 
 
 def _offered(ask: Callable[[], Offer | None]) -> Offer | None:
-    """What a measure or an experiment answers; None, with a warning, where a package is broken."""
+    """Return the offer of a measure or experiment; None, with a warning, if a package is broken."""
     try:
         return ask()
     except InputError as error:
@@ -144,7 +145,7 @@ def choose(
     experiments: Sequence[str | Experiment | Plan] | None,
     task: Task | None,
 ) -> tuple[Sequence[str | Measure], Sequence[str | Experiment | Plan]]:
-    """Choose the measures and experiments that nobody named.
+    """Choose default measures and experiments.
 
     Args:
         decoder: Decoder of the model.
@@ -156,7 +157,7 @@ def choose(
         task: Task of the prompts.
 
     Returns:
-        Measures and experiments; those that were named as they are.
+        Measures and experiments; named ones are unchanged.
     """
     if experiments is None:
         unasked = measures is None and layers is None
@@ -186,8 +187,8 @@ def measured_layers(decoder: Decoder, layers: Sequence[int] | None = None) -> La
         layers: Layers to measure; None: all.
 
     Returns:
-        Schemes of all layers that attend. One of another package whose positions are the token
-        index, or none, counts as one of ours.
+        Schemes of all layers with attention. A scheme of another package with the token index as
+        position, or without positions, counts as one of ours.
     """
     schemes = []
     for attention in decoder.layers:
@@ -219,11 +220,11 @@ def default_measures(prompts: Sequence[Prompt], layers: Layers = ANY) -> tuple[s
 def resolve_measures(measures: Sequence[str | Measure]) -> list[Measure]:
     """Return measures as objects.
 
-    One that is given by name is taken as it is beside the others (`Measure.beside`); a topic, such as
-    "generalization", is all measures that state it.
+    A measure given by name may adapt to the others (`Measure.beside`); a topic, such as
+    "generalization", stands for all measures with this topic.
 
     Args:
-        measures: Names, topics and objects; one name alone is a list of one.
+        measures: Names, topics and objects; a single name is a list of one.
 
     Returns:
         Measures, in order.

@@ -2,13 +2,13 @@
 
 They stop measures:
 
-    tensors of a layer      `AttentionInputs.faults`: every measure that reads the one that is not
-                            finite stops
-    statistics              infinite, or NaN where a measure does not allow it: that measure stops
-    outputs of a pass       named; earlier results stay
+    tensors of a layer      `AttentionInputs.faults`: all measures that read a non-finite tensor
+                            stop
+    statistics              infinite, or NaN that the measure does not allow: this measure stops
+    outputs of a pass       reported; earlier results stay
 
-A measure that stopped gives no group; the run says why (`stopped`). One norm per tensor is all that
-this costs where all is well: it is finite where every number is. Knows nothing about models.
+A measure that stopped has no group; the run says why (`stopped`). Without faults the only cost is
+one norm per tensor, which is finite if all numbers are. This module knows nothing about models.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def require_some(names: Iterable[str], faults: Mapping[str, Fault], dtype: torch
     """Refuse to go on when nothing is left to measure.
 
     Args:
-        names: Measures and experiments that were asked for.
+        names: Requested measures and experiments.
         faults: Fault per measure or experiment that stopped, in order.
         dtype: Precision of the model.
 
@@ -65,11 +65,11 @@ def require_some(names: Iterable[str], faults: Mapping[str, Fault], dtype: torch
 
 
 def fault_in(statistics: Statistics, measure: Measure, without: bool, padded: bool) -> Fault | None:
-    """Find the first number in the statistics of a layer and batch that is not finite.
+    """Find the first non-finite number in the statistics of a layer and batch.
 
     Args:
         statistics: Statistics of one layer and batch.
-        measure: Measure that observed them; its `needs` say where NaN or infinity is a value.
+        measure: Measure that observed them; its `needs` say which variables allow NaN or infinity.
         without: Whether the layer has no positions or rotates nothing.
         padded: Whether prompts of the batch differ in length.
 
@@ -101,7 +101,7 @@ def fault_of_pass(
     valid: Bool[Tensor, "prompt token"],
     numbers: Iterable[int],
 ) -> Fault | None:
-    """Find the first prompt of a pass whose hidden states are not finite.
+    """Find the first prompt of a pass with non-finite hidden states.
 
     Args:
         hidden: Last hidden states.

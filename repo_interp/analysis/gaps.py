@@ -1,8 +1,8 @@
-"""What measures leave out of the layers of a model, by what the layers are, before any pass.
+"""Results that measures cannot give for layers of a model, found before any pass.
 
-A measure says it of one layer (`Measure.gap`), given a sample of its inputs (`models.layer_probe`).
-Notes of a run name the layers. Of a measure that gives nothing of any layer a warning says so, or it
-is refused, where it needs one (`Needs.layer`). Knows no single measure and no scheme.
+`Measure.gap` states the gap for one layer from a sample of its inputs (`models.layer_probe`). Notes
+of a run name the layers. If a measure has no result in any layer, a warning says so, or the measure
+is refused if it needs a layer (`Needs.layer`). This module knows no single measure and no scheme.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from repo_interp.values import format_ranges
 
 
 class Gaps:
-    """What measures leave out."""
+    """The gaps of measures in the layers of a model."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Gaps:
         self._measures = measures
         self._by_name = {measure.name: measure for measure in measures}
         self._found: dict[str, dict[Gap, list[int]]] = {measure.name: {} for measure in measures}
-        """Layers by what is left out, by measure."""
+        """Layers by gap, by measure."""
         self._skipped: dict[str, list[int]] = {measure.name: [] for measure in measures}
         """Layers of schemes that a measure is not about (`Needs.schemes`)."""
         for attention in self._asked:
@@ -60,7 +60,7 @@ class Gaps:
                     self._found[measure.name].setdefault(gap, []).append(layer)
 
     def of(self, measure: str) -> list[str]:
-        """Say what a measure leaves out, and why.
+        """Describe the gaps of a measure and their reasons.
 
         Args:
             measure: Its name.
@@ -93,7 +93,7 @@ class Gaps:
 
     @property
     def silent(self) -> dict[str, str]:
-        """Why measures give nothing of any layer, by the names of those that do."""
+        """Reasons by name, for measures without a result in any layer."""
         silent = {}
         for measure in self._measures:
             skipped = self._skipped[measure.name]

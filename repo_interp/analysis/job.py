@@ -73,7 +73,7 @@ class Job:
         batch_size: BatchSize | Literal["auto"] = "auto",
         prompts_from: str = "the caller",
     ) -> None:
-        """Check that everything fits together; arguments as those of `analyze`.
+        """Check that all arguments fit together; arguments as for `analyze`.
 
         Args:
             bridge: Bridge, Hugging Face model or repositioned model.
@@ -131,10 +131,10 @@ class Job:
         _require_prompts(self.prompts, self.measures, decoder.vocabulary_size)
         require_weights(decoder)
         self.gaps = Gaps(decoder, self.measures, self.prompts, self.layers)
-        """What the measures leave out of layers."""
+        """Gaps of the measures in the layers."""
         self.gaps.require_layers()
         self.experiments = planned(decoder, self.prompts, experiments, task)
-        # Prompts of experiments count too: a named token may be reached there alone
+        # Prompts of experiments count too: only they may reach a named token
         require_named_tokens(
             decoder, len(self.prompts), [*(self.lengths if self.measures else ()), *self.passes]
         )
@@ -157,7 +157,7 @@ class Job:
 
     @property
     def passes(self) -> list[int]:
-        """Tokens of every prompt that the experiments put through the model."""
+        """Number of tokens of every prompt that the experiments run."""
         return [length for plan in self.experiments for length in plan.passes]
 
     @cached_property
@@ -232,7 +232,7 @@ class Job:
         reading = [m for m in self.measures if m.needs.predictions and m.name not in stopped]
         # Without predictions the pass ends in the last layer that is measured.
         last = None if reading else max(self.layers, default=None)
-        # Of the last layer: whether a pass keeps documents apart is in its masks alone
+        # From the last layer: only the masks of a pass show whether it separates documents
         documents = deque[Tensor | None]([None], maxlen=1)
         with self.observation(batch, stopped, on_layer, documents.append) as (parts, faults):
             hidden = decode(
@@ -307,14 +307,14 @@ class Job:
         def receive(inputs: AttentionInputs) -> None:
             nonlocal observed
             going_on = [measure for measure in measures if measure.name not in faults]
-            # Such layers have NaN in numbers about positions or pairs, which is no fault of theirs
+            # Such layers have NaN in numbers about positions or pairs, which is no fault
             unplaced = not inputs.has_frequencies or inputs.differ_by_pair
             # Measures may compare token ids, which a layer does not see.
             whole = replace(inputs, tokens=batch.tokens.to(inputs.queries.device))
             for measure, result in observe_layer(whole, going_on, batch, self.heads):
                 unchecked.append((measure, result, unplaced))
-                # On an accelerator after the pass: statistics leave it once, and no layer waits
-                # for those before it.
+                # On an accelerator after the pass: statistics are copied once, and no layer waits
+                # for earlier ones.
                 if inputs.queries.device.type == "cpu":
                     check()
             observed += 1
@@ -365,7 +365,7 @@ class Job:
         )
 
     def _require_names(self) -> None:
-        """Raise InputError for results that would stand in the place of others, or vanish."""
+        """Raise InputError for results that would replace others, or be lost."""
         parts = [
             *((MEASURES, measure) for measure in self.measures),
             *((EXPERIMENTS, plan.experiment) for plan in self.experiments),
@@ -405,7 +405,7 @@ def results_of(
 
     Args:
         parts: Statistics of layers by measure.
-        faults: Faults by measure, which stand in the place of statistics.
+        faults: Faults by measure, which replace statistics.
 
     Returns:
         Statistics or fault per measure, faults first.

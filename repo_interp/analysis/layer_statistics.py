@@ -2,8 +2,8 @@
 
     observe_layer(inputs, measures, batch, heads)     (measure, Statistics | Fault), ...
 
-Measures share one pass over the heads (`precompute`). Knows nothing about models and single
-measures.
+Measures share one pass over the heads (`precompute`). This module knows nothing about models and
+single measures.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def observe_layer(
         inputs: Attention inputs of all heads.
         measures: Measures to observe.
         batch: Prompts that the inputs belong to.
-        heads: Heads to measure; None: all. A measure that names heads gets those instead.
+        heads: Heads to measure; None: all. A measure that names heads gets its named heads instead.
 
     Yields:
         Every measure with its statistics, or with the fault of a tensor that it reads; a measure
@@ -53,7 +53,7 @@ def observe_layer(
     measures = [measure for measure in measures if is_about(measure, inputs.scheme)]
     common = _select(inputs, heads)
     # Shared reductions must not read a broken tensor for a measure that stops anyway; measures
-    # that name heads have inputs of their own
+    # that name heads have separate inputs
     sound = [
         measure
         for measure in measures
@@ -98,7 +98,7 @@ def _select(
             f"single heads of layer {inputs.layer} are rescaled, and measures read one set of "
             "frequencies per layer; rescale the whole layer, or leave this layer out"
         )
-    # else of heads that nobody asked for
+    # Otherwise the faults are in heads that are not measured
     return selected, inputs.faults if heads is None or selected.faults else {}
 
 

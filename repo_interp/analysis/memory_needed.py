@@ -5,7 +5,8 @@
     statistics      = 8 * layers * heads * tokens of all prompts
                       one number per token and head, such as its position
 
-`models.pass_limits` has the bytes of a pass. Knows nothing about prompts but their lengths.
+`models.pass_limits` has the bytes of a pass. This module knows nothing about prompts but their
+lengths.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def require_memory_for_run(
     longest = max(lengths)
     together = min(len(lengths), size.of_length(longest))
     tokens = together * longest
-    # The feed-forward part runs in blocks of tokens, so a long pass never holds all of its width
+    # The feed-forward part runs in blocks of tokens, so a long pass never has its full width
     wide = min(tokens, block_of(decoder.intermediate_size, device)) * decoder.intermediate_size
     activations = float(decoder.dtype.itemsize) * (8 * tokens * config.hidden_size + 3 * wide)
     # 20 bytes per logit, for experiments that read an answer: in float32 and twice in float64
@@ -139,7 +140,7 @@ def _peak() -> float:
 
 
 def _of_status(field: str) -> float:
-    """A size of this process as the kernel says it; 0.0 where it says none."""
+    """A size of this process from the kernel; 0.0 if the kernel has none."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,8 +1,9 @@
-"""Remarks that a reader of a run needs beside its numbers, one line per remark.
+"""Remarks on a run that a reader needs in addition to its numbers, one line per remark.
 
 They are printed before an analysis begins, and kept in the run as `notes`.
 
-Knows why a measurement may say less than it seems to; knows nothing about how it is made.
+This module knows why a measurement may say less than it seems to, and nothing about how it is
+made.
 """
 
 from __future__ import annotations
@@ -44,9 +45,8 @@ def notes_on(
         decoder: Decoder of the model.
         prompts: Prompts of the analysis.
         measures: Measures of the analysis.
-        changed: Changes of the model since it was loaded, where they are known; None: they are
-            looked up.
-        gaps: What the measures leave out; None: nothing is said of it.
+        changed: Changes of the model since it was loaded, if known; None: they are determined here.
+        gaps: Gaps of the measures; None: no remark on gaps.
 
     Returns:
         One line per remark; empty where there is none.
@@ -100,7 +100,7 @@ def notes_on(
 
 
 def _on_position_ids(prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Say what position ids that do not count on are taken for."""
+    """Explain how position ids that do not increase by 1 are read."""
     for several, words in (
         (True, "for documents, which do not see each other; say documents=1 where it is one text"),
         (False, "for one text; say documents=N where every jump begins one of N documents"),
@@ -129,7 +129,7 @@ def run_notes(
         prompts: Prompts of the analysis.
         measures: Measures of the analysis.
         changed: Changes of the model since it was loaded.
-        gaps: What the measures leave out; None: nothing is said of it.
+        gaps: Gaps of the measures; None: no remark on gaps.
 
     Returns:
         One line per remark.
@@ -171,7 +171,7 @@ def padded_prompts(decoder: Decoder, prompts: Sequence[Prompt]) -> str | None:
     owners = (decoder.tokenizer, decoder.owner.config)
     pads = {getattr(owner, "pad_token_id", None) for owner in owners} - {None}
     for number, prompt in enumerate(prompts):
-        # One may be the BOS or the end of the text, where the padding has no token of its own
+        # One such token may be BOS or EOS, if the padding has no separate token
         for ends, tokens in (("ends", prompt.tokens[::-1]), ("begins", prompt.tokens)):
             if tokens[0] in pads and tokens[:2] == 2 * tokens[:1]:
                 count = len([*takewhile(tokens[0].__eq__, tokens)])

@@ -7,12 +7,12 @@ It holds run.nc or compare.nc, report.html, figures/, and atlas.csv and .parquet
         run = analyze(..., store=results.store)
         published = results.publish(run, write_report)
 
-The data file is written first. From then on it stays, whatever happens to the figures and the page:
-drawings that fail are named in `Published.failures`. All three appear whole or not at all. Where
-nothing is published, nothing is left - except finished batches after an interruption or on a full
-disk, from which the same command goes on.
+The data file is written first, and stays even if figures or the page fail: `Published.failures`
+names failed drawings. Each of the three appears completely or not at all. Without a published run
+no file is left, except finished batches after an interruption or on a full disk, from which the
+same command continues.
 
-Knows run files; knows nothing about how a run is measured or drawn.
+This module knows run files, and nothing about how a run is measured or drawn.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Published:
 
 
 class Results:
-    """A directory that this process alone writes results to; `claim_results` gives it."""
+    """A directory to which only this process writes results; made by `claim_results`."""
 
     def __init__(self, directory: Path, data_file: str, claim: Claim | None) -> None:
         """`claim`: None where another process of the command has claimed `directory`."""
@@ -92,7 +92,7 @@ class Results:
 
     @property
     def has_batches(self) -> bool:
-        """Whether finished batches or points are kept, from which the same analysis goes on."""
+        """Whether there are finished batches or points from which an analysis can continue."""
         return any(path.suffix in (".nc", ".json") for path in self.store.rglob("*"))
 
     def publish(self, run: xr.DataTree, draw: Draw) -> Published:
@@ -111,7 +111,7 @@ class Results:
     def write(self, run: xr.DataTree) -> None:
         """Write a run in the place of an older one.
 
-        Of several processes only the one that claimed the directory writes.
+        With several processes only the process that claimed the directory writes.
 
         Args:
             run: Run to write.
@@ -128,7 +128,7 @@ class Results:
                 f"{self.data_file} cannot be written ({error.strerror or error}); nothing "
                 "was changed"
             ) from None
-        # They show the older run, and a crash before `draw` must not leave them beside the new one
+        # They show the older run, and a crash before `draw` must not leave them with the new one
         for path in (self.page, self.figures, *(self.directory / name for name in TABLES)):
             remove(path)
 
@@ -175,7 +175,7 @@ class Results:
             remove(self.store)
 
     def release(self) -> None:
-        """Let others write here; a directory in which nothing is left goes."""
+        """Let other processes write here, and remove the directory if it is empty."""
         if self._claim is not None:
             self._claim.release()
 
@@ -226,8 +226,8 @@ def claim_results(
 ) -> Iterator[Results]:
     """Claim a directory of results for this process.
 
-    Errors leave nothing behind but finished batches, if the same command can go on from them. Of
-    several processes of one command the first claims it for all, and alone publishes.
+    Errors leave only finished batches, if the same command can continue from them. With several
+    processes of one command, the first claims the directory for all, and only it publishes.
 
     Args:
         directory: Directory, created if needed; None: runs/`default`, with a number where that
@@ -259,7 +259,7 @@ def claim_results(
     results = claimed[0] if claimed else Results(place, data_file, None)
     try:
         yield results
-    # These leave finished batches, from which the same command goes on.
+    # These leave finished batches, from which the same command can continue.
     except (KeyboardInterrupt, Taken, Unfinished):
         raise
     except OSError as error:
@@ -280,7 +280,7 @@ def claim_results(
 def require_claimable(
     directory: str | os.PathLike[str] | None, overwrite: bool = False, data_file: str = RUN
 ) -> None:
-    """Refuse what `claim_results` refuses, before there is anything to write.
+    """Check the conditions of `claim_results` before there is a run to write.
 
     Args:
         directory: Directory of results; None: one that is free.
@@ -293,7 +293,7 @@ def require_claimable(
     if directory is None or not processes.is_first():
         return
     place = Path(directory)
-    with suppress(OSError):  # such as of too long a name, which is said below
+    with suppress(OSError):  # such as a name that is too long, which is refused below
         _require_free(place, data_file, overwrite)
     require_writable(place)
     if (place / LOCK).exists():  # of a process that writes there, or was killed

@@ -6,8 +6,8 @@ On a task (`score`), on needles in a haystack or few-shot prompts in its tokens 
     model, task -> prompts of every test set -> answers -> score [test_set, prompt] -> run ->
     figures, page, run.nc
 
-A run of scores is a run like those of `analyze`: it is written, read, drawn and shown as they are.
-Brings together models, tasks and `experiments`; knows nothing about how an answer is judged.
+A run of scores is written, read, drawn and shown like a run of `analyze`. This module combines
+models, tasks and `experiments`; it knows nothing about how an answer is judged.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def score(
 
     Args:
         bridge: Bridge or Hugging Face model.
-        task: A task or its name: the task of the training as it was then, another at its small
-            size; None: the task of the training.
+        task: A task or its name: the task of the training with its options in training, or another
+            task at its small size; None: the task of the training.
         test_sets: Names of test sets; None: all that fit the model.
         count: Prompts of every test set.
         seed: Seed of the prompts.
-        answers: "forced": read off one teacher-forced pass; "generated": token by token.
+        answers: "forced": from one teacher-forced pass; "generated": token by token.
         batch_size: Prompts or tokens of a batch, or "auto".
         progress: Function of prompts done and in all.
         store: Directory that keeps the answers of finished batches, as that of `analyze`.
@@ -274,15 +274,15 @@ def score_few_shot(
 ) -> xr.DataTree:
     """Score how well a model follows the labels of examples, by length and number of examples.
 
-    Group `scores` as by `score_needles`; the score of a prompt is 1 where the answer begins with a
-    label of its examples (`tasks.few_shot_text`, HoPE, table 2).
+    Group `scores` as from `score_needles`. The score of a prompt is 1 if the answer begins with one
+    of the labels of its examples (`tasks.few_shot_text`, HoPE, table 2).
 
     Args:
         bridge: Bridge, or model with a tokenizer.
         lengths: Tokens of a prompt with its answer, each a test set; None: the training length,
             twice and four times it.
         shots: Numbers of examples, each with as many prompts.
-        rows: Table of labelled rows, such as GLUE's; None: built-in sentences.
+        rows: Table of labeled rows, such as GLUE's; None: built-in sentences.
         count: Prompts of every length and number of examples.
         seed: Seed of the prompts.
         batch_size: Prompts or tokens of a batch, or "auto".

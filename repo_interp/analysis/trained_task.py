@@ -1,6 +1,6 @@
 """The task of a checkpoint: one that is named, or the one that it was trained on.
 
-From the training.toml beside its weights, or from the record of a checkpoint of the package:
+From the training.toml in its directory, or from the record of a checkpoint of the package:
 
     task = "reversal"      the name of the task
     task_size = "small"    the size that has the defaults
@@ -28,14 +28,14 @@ def task_of(
 ) -> Task:
     """Return a task for a checkpoint: as in its training, or at a size.
 
-    A task that can be put into any tokens, such as language, is put into the checkpoint's.
+    A task that works with any tokens, such as language, uses the checkpoint's tokens.
 
     Args:
         directory: Directory of the checkpoint; None: none.
         name: Name of the task; None: the task of the training.
-        size: Size of the task; None: that of the training for the task of the training, else
+        size: Size of the task; None: for the task of the training, its size in training; else
             "small".
-        **options: Single options, which precede those of the size.
+        **options: Single options, which override those of the size.
 
     Returns:
         The task.
@@ -82,7 +82,7 @@ def trained_task(path: str | os.PathLike[str], **given: Any) -> Task | None:
         **given: Options of the user, which precede the recorded ones.
 
     Returns:
-        The task; None where the checkpoint has no record of its training.
+        The task; None if the checkpoint has no record of its training.
 
     Raises:
         InputError: training.toml is no TOML file or names a path, or the task or an option is
@@ -95,7 +95,7 @@ def trained_task(path: str | os.PathLike[str], **given: Any) -> Task | None:
     if not isinstance(options, dict):
         raise InputError(f"{source}: task_options is {options!r:.80}; wanted a table of options")
     name, size = str(fields.get("task")), str(fields.get("task_size", "small"))
-    # the tokens of the checkpoint are read, not those that the record names
+    # Tokens come from the checkpoint, not from the record
     if puts_into_any_tokens(make_task(name, size)):
         file = tokens_of(Path(path)) / "tokenizer.json"
         # As if the user had given it: recorded_task refuses files that a record chooses
@@ -110,7 +110,7 @@ def trained_name(path: str | os.PathLike[str]) -> str | None:
         path: Directory of the checkpoint.
 
     Returns:
-        The name; None where the checkpoint has no record of its training.
+        The name; None if the checkpoint has no record of its training.
     """
     fields = _record(Path(path))
     return None if fields is None else str(fields.get("task"))

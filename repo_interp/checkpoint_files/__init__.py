@@ -1,6 +1,6 @@
 """The files of a checkpoint: their places, statements and weights.
 
-Knows no model, no task and no measure.
+This package knows no model, no task and no measure.
 
 directories, stored, fetched        places of checkpoints, their files, fetched models
 stated, fields, options, released   config.json, checked

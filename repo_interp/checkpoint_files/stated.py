@@ -157,7 +157,7 @@ def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: A
         remarks.append(remark)
     for remark in remarks:
         warn(f"{file} {remark}")
-    # Quantised weights are refused when they are read, by their dtype;
+    # Quantized weights are refused when they are read, by their dtype;
     # the key may be all that is left.
     if isinstance(quantised := whole.get("quantization_config"), Mapping):
         warn(

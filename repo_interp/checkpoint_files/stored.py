@@ -1,8 +1,8 @@
 """The places of a checkpoint's weights, from the headers of its safetensors files alone.
 
 Which files are read is decided as Hugging Face does: `model.safetensors` before
-`model.safetensors.index.json`. Loads no torch and reads no values; `weights` does. Knows nothing
-about layouts and configurations.
+`model.safetensors.index.json`. Loads no torch and reads no values; `weights` does. This module
+knows nothing about layouts and configurations.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ refused by name. Reading needs as much memory as the model, and one chunk.
 
 Weights of a stock checkpoint that transformers renames or merges on loading - experts stored one by
 one, for example - are read by transformers, just as strictly and without running code of the
-checkpoint. Knows nothing about layouts.
+checkpoint. This module knows nothing about layouts.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def loaded_by_transformers(
     )
     for name, parameter in model.named_parameters():
         # some routers stay in float32
-        # A quantised model would be measured at another precision than the run states.
+        # A quantized model would be measured at another precision than the run states.
         if parameter.dtype not in (dtype, torch.float32) or getattr(model, "hf_quantizer", None):
             raise InputError(
                 f"{directory}: transformers loads {name} as {parameter.dtype}, quantised or "

@@ -1,13 +1,13 @@
 """The commands: parse, call, print. Nothing below prints.
 
 A command is a module with `SUMMARY`, `add_arguments(parser)` and `run(arguments) -> exit code`; it
-imports heavy modules inside `run`, so that `repo-interp --help` is fast. Bad input is one line and
-exit code 2, an interruption 130; 1 says that the numbers are there, but a figure, the page or the
-printed text is not. A Note, which refuses nothing, is one line beside.
+imports heavy modules inside `run`, so that `repo-interp --help` is fast. Bad input gives one line
+and exit code 2, an interruption 130. Exit code 1 means that numbers are written, but a figure, the
+page or the printed text failed. A Note is one more line, and refuses nothing.
 
 Launched as several processes (`accelerate launch -m repo_interp ...`), a command with `SHARED` is
-done by all of them, others by the first alone. One process prints, and one says why the command
-ends.
+run by all of them, other commands only by the first. One process prints, and one reports why the
+command ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from repo_interp.runtime.failures import is_out_of_memory
 from repo_interp.runtime.interruptible import abandoned
 
 SILENCE = 1.0
-"""Seconds until a command that has written nothing says that it imports libraries."""
+"""Seconds after which a silent command reports that it imports libraries."""
 LABORATORY = ("figures", "train", "train-steps", "zoo")
 """Commands of the distribution position-papers."""
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: Words of the command line; None: those of this process.
+        arguments: Words of the command line; None: the arguments of this process.
 
     Returns:
         The exit code.
@@ -60,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(error.command, str(error), 2)
     except KeyboardInterrupt:  # while the modules of the commands are imported
         return _report("repo-interp", "interrupted", 130)
-    # Libraries must neither look for a network nor talk over our progress bars; a hub id still goes
-    # to the hub.
+    # Libraries must neither use the network nor print over our progress bars; a hub id is still
+    # looked up on the hub.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # At its end Python looks for circles among all objects several times, which takes a second.
     atexit.register(gc.freeze)
     command = f"repo-interp {options.command}"
-    # A command that is not shared writes files of its own, so the other processes do nothing.
+    # A command that is not shared writes separate files, so the other processes do nothing.
     try:
         if not getattr(_module(options.command), "SHARED", False):
             return _run(options) if processes.is_first() else 0
@@ -134,7 +134,7 @@ def _run(options: argparse.Namespace) -> int:
         )
         # torch raises a RuntimeError too where memory runs out, so the message decides.
         if not is_out_of_memory(error) and (line := failure_of(error)) is None:
-            # A mistake of ours, whose traceback is wanted
+            # A bug of ours: show the traceback
             raise
         return _report(command, line, 2)
 
@@ -177,14 +177,14 @@ class _Output:
     def _try(self, act: Callable[[], object]) -> None:
         try:
             act()
-        # Nobody reads any more: the command ends, while a full disk costs the text alone.
+        # The reader has closed the pipe: the command ends. A full disk only loses the text.
         except BrokenPipeError:
             raise
         except OSError as error:
             self.failure = error.strerror or str(error)
             _close(self._stream)  # also for Python, which flushes it at the end
 
-    # rich asks a stream for its encoding, its terminal and more.
+    # rich reads the encoding of a stream, whether it is a terminal, and more.
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
@@ -237,7 +237,7 @@ def _interrupted(interruption: KeyboardInterrupt) -> str:
 
 
 def _report(command: str, line: str, code: int) -> int:
-    """Write one line on standard error, by one process of several; return `code`."""
+    """Write one line to standard error from one process only; return `code`."""
     if processes.speaks():
         _write(f"{command}: {line}")
     return code
@@ -277,12 +277,12 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"repo-interp {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # The command that was asked for may fail loudly; another one that fails may not stop it.
+    # The requested command may raise; another command that fails must not stop it.
     installed, wanted = names(COMMANDS), given[0].replace(" ", "-") if given else ""
     for name in installed:
         try:
             module = _module(name)
-            # Tried on a parser of its own, since argparse cannot take back half of a command.
+            # Tried on a separate parser, since argparse cannot undo half of a command.
             if name not in OWN[COMMANDS]:
                 module.add_arguments(_Parser())  # one that fails half way must leave nothing
             # argparse formats help with %, and would fail at "95 %".

@@ -194,7 +194,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Analyse, write and print.
+    """Analyze, write and print.
 
     Args:
         arguments: Parsed options.
@@ -209,7 +209,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.runtime.console import Console, on_one_line
 
     console, name = Console(), arguments.checkpoint or DEFAULT
-    # What the files hold is part of the question
+    # The content of the files is part of the recorded options
     arguments.scheme = read_scheme_files(arguments.scheme)
     # Before the imports below, which take seconds
     _require_given(arguments, name)
@@ -230,7 +230,7 @@ def run(arguments: argparse.Namespace) -> int:
         # Work that was kept for other options is noticed when the store is opened.
         with command.same_question(console), steps(console) as step:
             attributes = {ASKED: command.asked}
-            # one that changes nothing is in the notes alone
+            # A scaling without effect is only in the notes
             acts = acting_scaling(job.decoder, arguments.scaling or "")
             attributes |= {"scaling": acts} if acts else {}
             # The other processes have done their share, and one writes and draws.
@@ -302,7 +302,7 @@ def _require_within(arguments: argparse.Namespace, config: Any) -> None:
         (arguments.layers, "num_hidden_layers", "layer"),
         (arguments.heads, "num_attention_heads", "head"),
     ):
-        # Not every configuration has one number of heads: where not, the job alone looks.
+        # Some configurations have no single number of heads; then only the job checks.
         with suppress(RuntimeError):
             count = getattr(config, field, None)
             if isinstance(count, int) and (beyond := [one for one in chosen or () if one >= count]):
@@ -319,8 +319,8 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     step(f"loading {name}")
     from repo_interp.measures.measure_catalogue import measure_named
 
-    # Names and settings are checked before the model is loaded, which may take minutes, and those
-    # of measures, which need torch alone, before the imports of experiments and models.
+    # Names and settings are checked before the model is loaded, which may take minutes. Those of
+    # measures, which need only torch, are checked before experiments and models are imported.
     settings = [(*key.rpartition("."), text) for key, text in arguments.parameters]
     # Called for their errors: the parameters are set once the measures are known.
     for owner, _, option, text in settings:
@@ -367,7 +367,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
         as_decoder(bridge), prompts, arguments.measures, layers, arguments.experiments, task
     )
     if arguments.save_maps is not None:
-        # Pictures are a measure like others, added where they are asked for and once only.
+        # Pictures are a measure like others, added on request and only once.
         measures = tuple(dict.fromkeys((*measures, "maps")))
         parameters = [*parameters, ("maps.heads", arguments.save_maps)]
     measures, experiments = _with_parameters(
@@ -486,7 +486,7 @@ def _with_parameters(measures, experiments, parameters):
 
 
 def _require_none_made(arguments: argparse.Namespace) -> None:
-    """Raise InputError for options of made prompts beside given ones, or text beside a file."""
+    """Raise InputError for options of generated prompts with given ones, or text with a file."""
     if arguments.prompts is not None and arguments.text is not None:
         raise InputError(
             "--text gives a prompt, and --prompts a file of them; leave one of the two out"
@@ -548,7 +548,7 @@ def _make_prompts(
 ) -> tuple[list[Any], Any, str]:
     """Return prompts, their task, and their origin.
 
-    The task is None for ruler, whose prompts are judged by the tokens that they mark as generated.
+    The task is None for ruler: its prompts are scored by their generated tokens.
     """
     from repo_interp import tasks
     from repo_interp.analysis.defaults import COUNT, default_prompts, origin_of
@@ -564,9 +564,9 @@ def _make_prompts(
     origin = decoder.origin
     assert origin is not None  # a command has loaded it
     name = arguments.task or trained_name(origin.directory) or "ruler"
-    # ruler is no Task of ours: its options have arguments of their own.
+    # ruler is no Task of ours: its options have separate arguments.
     options = {} if name == "ruler" else _task_options(arguments, name)
-    # Nothing was said about prompts: the default of `ri.analyze` applies, whatever it is.
+    # Without options for prompts, the default of `ri.analyze` applies.
     if all(getattr(arguments, option) is None for option in _MADE_BY):
         prompts, task = default_prompts(decoder, **options)
         return prompts, task, origin_of(task)
@@ -579,7 +579,7 @@ def _make_prompts(
                 "this checkpoint has no tokenizer, so no prompts can be made for it; give "
                 "--prompts with token ids"
             )
-        # Making needles tokenizes long texts, which alone may take more memory than there is.
+        # Making needles tokenizes long texts, which may already exceed the memory.
         require_memory_for_prompts(count, length)
         require_memory_for_pass(
             decoder,
@@ -618,7 +618,7 @@ def _make_prompts(
 
 
 def _task_options(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Return the options of a task from the settings: those with its name, and its texts."""
+    """Return the options of a task: settings with the name of the task, and its texts."""
     from repo_interp.tasks import make_task
 
     task = make_task(name)

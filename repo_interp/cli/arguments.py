@@ -19,7 +19,7 @@ from repo_interp.installed_points import installed_points
 from repo_interp.values import Count, Seed, Tokens, field_value, in_words, shortened, value_of
 
 _FORMATS = ("png", "svg", "pdf")
-"""Those of `plots.style`, which would load matplotlib."""
+"""Equal to the formats of `plots.style`, which would import matplotlib."""
 # Bounds the memory that a typed range may take before anything checks it
 _LARGEST = 65_535
 """Largest number in a list of numbers: of layers, of heads, of seeds."""
@@ -65,7 +65,7 @@ def name_list(text: str) -> tuple[str, ...]:
         The names, in order.
 
     Raises:
-        argparse.ArgumentTypeError: There is no name, or one stands twice.
+        argparse.ArgumentTypeError: There is no name, or one is repeated.
     """
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     if not names:
@@ -86,7 +86,7 @@ def name_list_or_none(text: str) -> tuple[str, ...]:
         The names, in order; none for "none".
 
     Raises:
-        argparse.ArgumentTypeError: There is no name, one stands twice, or "none" is among others.
+        argparse.ArgumentTypeError: There is no name, one is repeated, or "none" is among others.
     """
     names = name_list(text)
     if "none" in names and len(names) > 1:
@@ -277,7 +277,7 @@ _SCALINGS: dict[str, Any] = {
     "ntk": _TIMES,
     "theta": Annotated[float, Interval(ge=2, le=1e15)],
 }
-"""By kind of `--scaling`, the range of its number."""
+"""Range of the number by kind of `--scaling`."""
 
 
 def add_scaling(parser: argparse.ArgumentParser) -> None:
@@ -328,7 +328,7 @@ def rope_scaling(text: str | None, config: Any) -> dict[str, str | float | int] 
         The table; None where nothing is scaled.
 
     Raises:
-        InputError: As `scaling_of`; or ntk is asked of a checkpoint without a single base.
+        InputError: As `scaling_of`; or ntk is requested for a checkpoint without a single base.
     """
     from repo_interp.checkpoint_files.architectures import training_length
 
@@ -336,7 +336,7 @@ def rope_scaling(text: str | None, config: Any) -> dict[str, str | float | int] 
         return None
     kind, value = parsed
     if kind == "ntk":
-        # Of several bases, one per type of layer, none is stated here.
+        # With several bases, one per type of layer, there is none here.
         stated = getattr(config, "rope_parameters", None) or {}
         base = stated.get("rope_theta")
         if base is None:
@@ -354,7 +354,7 @@ def rope_scaling(text: str | None, config: Any) -> dict[str, str | float | int] 
     if kind == "theta":
         return {"rope_type": "default", "rope_theta": value}
     return {"rope_type": kind, "factor": value} | (
-        # YaRN alone reads it: where its ramp between frequencies begins follows from that length.
+        # Only YaRN reads it: this length determines the start of its ramp between frequencies.
         {"original_max_position_embeddings": training_length(config)} if kind == "yarn" else {}
     )
 
@@ -437,13 +437,13 @@ def require_device_kind(name: str) -> None:
     """Refuse a device of a kind that torch does not have; imports no torch.
 
     Args:
-        name: Value of `--device`; whether the device is there, torch alone knows.
+        name: Value of `--device`; only torch knows whether the device exists.
 
     Raises:
         InputError: There is no such kind.
     """
     kind = name.partition(":")[0]
-    # A kind has a module in torch, or comes with another package; auto and meta are refused there.
+    # A kind has a module in torch, or comes with another package; auto and meta have neither.
     if (
         not re.fullmatch("[a-z]+", kind)
         or kind in ("auto", "meta")

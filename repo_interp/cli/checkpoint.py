@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 DEFAULT = "reversal/repo"
-"""The checkpoint that is analysed when none is named."""
+"""The checkpoint that is analyzed when none is named."""
 
 
 def find_checkpoint(name: str) -> str:
@@ -15,21 +15,21 @@ def find_checkpoint(name: str) -> str:
     A directory of that name precedes a checkpoint of the zoo.
 
     Args:
-        name: Path, hub id, or name of a checkpoint that comes with the package.
+        name: Path, hub id, or name of a checkpoint of the package.
 
     Returns:
         Path or hub id.
     """
     from repo_interp.checkpoint_files.shipped import means_zoo, zoo_path
 
-    # A folder of the user goes before a name of the package.
+    # A folder of the user takes precedence over a name of the package.
     if means_zoo(name) and not Path(name).exists():
         return str(zoo_path(name))
     return name
 
 
 def find_readable(name: str) -> str:
-    """Return what `find_checkpoint` does, once a configuration can be read there; imports no torch.
+    """Find a checkpoint as `find_checkpoint` does, and check its configuration; imports no torch.
 
     Args:
         name: As of `find_checkpoint`; the files of a hub id are downloaded.
@@ -83,5 +83,5 @@ def stem(name: str) -> str:
         Name without slashes.
     """
     parts = [part for part in name.strip("./").split("/") if part not in ("", "..", ".")]
-    # Of a seed three parts, as seed-1 alone says nothing about the checkpoint.
+    # Three parts for a seed, since "seed-1" does not identify the checkpoint.
     return "-".join(parts[-3:] if parts[-1:] and parts[-1].startswith("seed-") else parts[-2:])

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     console = Console()
     with claim_results(
-        # Named after the runs, whose names are known only now that they are open
+        # Named after the runs; their names are known only after opening them
         arguments.out,
         _stem(compared["/"].coords["run"].values.tolist()),
         arguments.overwrite,

@@ -1,8 +1,8 @@
 """Findings and tables of a run in the terminal.
 
-A group that says nothing has one line.
+A group without informative tables has one line.
 
-Neighbouring layers with the same numbers share a row. A table has as many rows as fit into the
+Neighboring layers with the same numbers share a row. A table has as many rows as fit into the
 window, twelve at most: of layers some from first to last, of ranked heads the first. The report
 page has all.
 """
@@ -32,12 +32,12 @@ from repo_interp.runtime.failures import until_failure
 MOST_ROWS = 12
 """Rows that are printed of a table of a run at most."""
 NOTE_LINES = 4
-"""Lines of notes that are printed of a run, beside a longer first one."""
+"""Most lines of notes that are printed, not counting a longer first note."""
 _FEWEST_ROWS = 5
 _WORD = 6
 """Letters that a column of words has at least, where its words break."""
 _FRAME, _END = 6, 14
-"""Lines that a table takes beside its rows, and lines of the findings and the paths."""
+"""Lines of a table without its rows, and lines of findings and paths."""
 
 
 def print_findings(console: Console, run: xr.DataTree) -> None:
@@ -82,7 +82,7 @@ def print_notes(console: Console, notes: Sequence[str]) -> None:
 
     Args:
         console: Console to print to.
-        notes: Notes, the first of which is printed whatever its length.
+        notes: Notes; the first one is always printed in full.
     """
     left = NOTE_LINES
     for place, note in enumerate(notes):
@@ -117,10 +117,10 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
             silent.append(view)
     rows = _rows_for(console, len(tables))
     left_out = 0
-    # A column of dashes alone says nothing, and takes the width of others.
+    # A column with only dashes takes the width of others.
     for table in tables:
         dense = _without_dashes(table)
-        # Only numbers count: a table whose numbers are all missing becomes a sentence.
+        # Only numbers count: a table without any number becomes a sentence.
         if len(dense.columns) < len(table.columns) and not any(
             isinstance(cell, float) for row in dense.rows for cell in row
         ):
@@ -169,8 +169,8 @@ def print_table(console: Console, table: Table) -> None:
 def _widths(table: Table, rows: Sequence[Sequence[str]], most: int) -> list[int] | None:
     """Return widths of the columns, together at most `most`; None where that is too narrow.
 
-    All texts whole where that fits, else no word broken, else no number. The rest goes to the
-    columns that lack most.
+    If possible, no text is broken, else no word, else no number. The remaining width goes to the
+    columns that are farthest from their full width.
     """
     columns = list(
         zip(
@@ -193,7 +193,7 @@ def _widths(table: Table, rows: Sequence[Sequence[str]], most: int) -> list[int]
     widths = next((some for some in (whole, words, numbers) if sum(some) <= most), None)
     if widths is not None:
         for _ in range(min(most, sum(whole)) - sum(widths)):
-            # The rest goes to the columns that are furthest from their full width.
+            # The remaining width goes to the columns that are farthest from their full width.
             widths[max(range(len(widths)), key=lambda place: whole[place] - widths[place])] += 1
     return widths
 
@@ -245,10 +245,10 @@ def _without_dashes(table: Table) -> Table:
 
 
 def _group_layers(table: Table) -> Table:
-    """`table` with one row for neighbouring layers whose other cells are written the same."""
+    """Merge rows of neighboring layers if all their other cells are equal as text."""
     rows: list[tuple[Cell, ...]] = []
     lines = zip(_layers(table), table.rows, table.formatted(), strict=True)
-    # Neighbours with the same text in all other cells, as rounding shows them
+    # Neighbors with the same text in all other cells, as rounding shows them
     for (is_layer, _), group in groupby(lines, key=lambda line: (line[0] is not None, line[2][1:])):
         same = list(group)
         if is_layer and len(same) > 1:
@@ -282,7 +282,7 @@ def _excerpt(table: Table, count: int) -> Table:
 
 
 def _layers(table: Table) -> list[int | None]:
-    """Return the layer (the first of several) or component of every row; None for others."""
+    """Return the layer (the first in a range) or component of every row; None for others."""
     if table.columns[0] not in ("layer", "layers", "component"):
         return [None] * len(table.rows)
     # Rows may name several layers already; their first one counts.
@@ -291,7 +291,7 @@ def _layers(table: Table) -> list[int | None]:
 
 
 def _nothing_to_say(run: xr.DataTree) -> str:
-    """Why a view says little: the layout."""
+    """Explain an uninformative view by the layout."""
     layout = str(run.attrs.get("layout", "")).split(",")
     parts, begun = [], 0
     for scheme, layers in groupby(layout):

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from importlib.util import find_spec
 
-    # Asked of find_spec, which imports nothing: importing both takes time.
+    # find_spec imports nothing: importing both takes time.
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
         raise InputError(
             f"{missing[0]} is not installed, and explore needs it; pip install "
@@ -134,7 +134,7 @@ def _listen(listening: Any, port: int | None) -> Any:
 
 
 class _Given(NamedTuple):
-    """What is explored: the path of the checkpoint, its name, and a run of it."""
+    """The explored model: path of the checkpoint, its name, and a run."""
 
     path: str
     name: str
@@ -167,8 +167,7 @@ def _given(arguments: argparse.Namespace) -> _Given:
     named = arguments.checkpoint or (
         arguments.what if measured is None else str(measured.attrs.get("checkpoint", ""))
     )
-    # A run comes from anywhere, so it may name a checkpoint of the package,
-    # but no folder of this machine.
+    # A run may be from another machine, so it may name a checkpoint of the package, but no folder.
     if measured is None or arguments.checkpoint is not None:
         path = find_readable(named)
     elif (

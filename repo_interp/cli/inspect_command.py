@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     table = Table(box=None, padding=(0, 3, 0, 0), show_edge=False)
     for column in ("layers", "scheme", "positions", "f_phi width", "parameters", "window"):
         table.add_column(column, no_wrap=True)
-    # Equal neighbours share a row, so that a model of many layers stays readable.
+    # Equal neighbors share a row, so that a model of many layers stays readable.
     rows = [(layer, _cells(found, layer)) for layer in range(config.num_hidden_layers)]
     for cells, layers in groupby(rows, key=lambda layer: layer[1]):
         table.add_row(span_of([number for number, _ in layers]), *cells)

@@ -1,7 +1,7 @@
 """The option --out of analyze and score: refuse, resume, draw, and print paths.
 
-asked  the options of a command that decide its numbers, as JSON, an attribute of its run:
-       `--resume` finishes no other question
+asked  the options of a command that affect its numbers, as JSON, an attribute of its run:
+       `--resume` only continues a run with equal options
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 KEEP_EVERY = 30.0
 """Seconds between writes of finished batches to disk, from which an interrupted or killed command
-goes on.
+can continue.
 """
 ASKED = "asked"
 """Attribute of a run: the options of the command that made it."""
@@ -63,7 +63,7 @@ class Command:
     ) -> None:
         """That of `arguments`.
 
-        Raises InputError for a `--resume` without `--out`, or beside `--overwrite`.
+        Raises InputError for `--resume` without `--out`, or with `--overwrite`.
         """
         if arguments.resume and arguments.overwrite:
             raise InputError("--resume goes on and --overwrite begins anew; give one of them")
@@ -84,7 +84,7 @@ class Command:
 
     @property
     def replaces(self) -> bool:
-        """Whether the results that stand in --out may be replaced."""
+        """Whether existing results in --out may be replaced."""
         # Resuming replaces results by the same ones.
         return self.resume or self.overwrite
 
@@ -120,9 +120,9 @@ class Command:
         from repo_interp.runtime.console import on_one_line
 
         out = Path(str(self.out))
-        # Asked once, since the first process may finish before the others look
+        # Determined once, since the first process may finish before the others check
         reached = processes.from_first(lambda: stage(out))
-        # Work that was only begun goes on in the ordinary way.
+        # Unfinished work continues in the usual way.
         if reached in ("nothing", "begun"):
             return None
         # The rest, drawing and printing, is for one process.
@@ -220,7 +220,8 @@ def _without_paths(value: Any) -> Any:
     """Replace paths of files in a value by their SHA-256, in hexadecimal."""
     if isinstance(value, list | tuple):
         return [_without_paths(part) for part in value]
-    # Whether a value is a path cannot be told from the option: an existing file counts as one.
+    # The option does not show whether a value is a path: the name of an existing file counts as
+    # one.
     try:
         return (
             hashlib.sha256(Path(value).read_bytes()).hexdigest()
@@ -274,7 +275,7 @@ def draw_results(
             partial(write_report, formats=formats, drawn=lambda figure: step(f"drawing {figure}")),
         )
     except KeyboardInterrupt:
-        # Numbers are written before, so the interruption costs figures alone.
+        # Numbers are written before, so an interruption only loses figures.
         raise KeyboardInterrupt(f"while drawing; the numbers are in {results.data_file}") from None
 
 

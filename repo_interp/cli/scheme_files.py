@@ -2,10 +2,10 @@
 
     FUNCTION(builder, rotation, d_head) -> SchemeParts
 
-The scheme is called as the function; where that is called `build`, as the file. In a layout the
-text stands in the place of a name: t5.py:build@1/3. This is the only code of the package that runs
-a file of the user, and commands alone call it: no checkpoint and no record of a training names
-code. A file is one source, whose SHA-256 checkpoints keep: what it imports beside has to be
+The scheme gets the name of the function, or of the file if the function is called `build`. In a
+layout the text replaces a name: t5.py:build@1/3. This is the only code of the package that runs a
+file of the user, and only commands call it: no checkpoint and no record of a training names code. A
+file is a single source; checkpoints store its SHA-256. Other modules that it imports must be
 installed.
 """
 
@@ -50,7 +50,7 @@ def read_scheme_files(given: Sequence[str]) -> str | None:
         given: Texts FILE.py:FUNCTION.
 
     Returns:
-        The functions with the SHA-256 of their sources, as what was asked; None where none is given.
+        The functions with the SHA-256 of their sources, for the recorded options; None without any.
 
     Raises:
         InputError: A text names no file and function, or they cannot be used.
@@ -70,10 +70,10 @@ def layout_of_files(layout: str) -> tuple[str, tuple[str, ...]]:
     """Run the files that a layout names, and register their schemes.
 
     Args:
-        layout: A layout, in which FILE.py:FUNCTION may stand in the place of names.
+        layout: A layout; FILE.py:FUNCTION may replace names.
 
     Returns:
-        The layout with names alone, and every FILE.py:FUNCTION in it.
+        The layout with only names, and every FILE.py:FUNCTION in it.
 
     Raises:
         InputError: A file or a function cannot be used, or two have one name.
@@ -124,7 +124,7 @@ def _register(name: str, file: Path, function: str) -> None:
         ) from None
     from repo_interp.models.scheme_registry import register_function
 
-    # Of the text that was run, whatever is written into the file meanwhile
+    # The digest of the text that ran, even if the file has changed since
     register_function(name, cast("Any", build), {"function": function, "sha256": digest})
 
 

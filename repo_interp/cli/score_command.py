@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
     from repo_interp.runtime.console import Console
 
-    # What the files hold is part of the question
+    # The content of the files is part of the recorded options
     arguments.scheme = read_scheme_files(arguments.scheme)
     # Before the imports below, which take seconds
     path = find_readable(arguments.checkpoint)
@@ -177,7 +177,7 @@ def run(arguments: argparse.Namespace) -> int:
         # The layer within a pass is shown, since a pass over a long prompt takes minutes.
         with register_module_forward_hook(shown.layer):  # of torch, so the model is unchanged
             scores = scored(store=results.store, progress=shown.progress, announce=shown.announce)
-        # one that changes nothing is in the notes alone
+        # A scaling without effect is only in the notes
         scaled = arguments.scaling if "scaling" in scores.attrs else "none"
         scores.attrs |= {"scaling": scaled, ASKED: command.asked}
         # Kept answers were shared, and the first process writes and draws.
@@ -216,7 +216,7 @@ class _Shown:
 
     def layer(self, module: Any, *_: Any) -> None:
         layer = getattr(module, "layer_idx", None)
-        # Other modules of a layer may have its number too, which shows the same line.
+        # Other modules of a layer may have the same number, which gives the same line.
         if layer is not None and self._done[1]:
             self._step("scoring prompts", *self._done, f"layer {layer + 1} of {self._layers}")
 
@@ -296,7 +296,7 @@ def _require_fitting_options(arguments: argparse.Namespace) -> None:
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of ruler or few_shot, whose files can be read; raises InputError for others."""
+    """Read the options of ruler or few_shot and their files; raises InputError for others."""
     from repo_interp.tasks.essay import essay
     from repo_interp.tasks.few_shot_text import read_rows
     from repo_interp.tasks.niah import DIALECTS, VARIANTS, one_of, require_depth

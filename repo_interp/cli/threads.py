@@ -1,9 +1,9 @@
 """How many threads of a processor a command uses.
 
-Operators of a small model end sooner than a second thread has begun: beside other work, threads that
-wait for each other at every operator took 3.4 times the CPU time of one, and gain next to nothing
-on a quiet machine (`make bench PARTS=threads`). A library leaves torch's number alone; a command
-chooses it.
+Operators of a small model finish before a second thread has started. On a busy machine, threads
+that wait for each other at every operator took 3.4 times the CPU time of one thread; on a quiet
+machine they gain almost nothing (`make bench PARTS=threads`). The library does not change torch's
+number of threads; commands set it.
 """
 
 from __future__ import annotations

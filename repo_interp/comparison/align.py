@@ -10,11 +10,11 @@ Layers, heads, tokens, distances and spans are aligned by their labels, never by
 everything that cannot be compared or was measured differently.
 
     root       checkpoint, layout, checkpoint_digest, prompts_digest, dtype (run);
-               training_step (run) for steps of one training; how well the runs do the task
-               (`performance`), and the attribute `performance` that says it
-    a measure  every variable that two runs or more have, with `run` first; scheme (run, layer)
+               training_step (run) for steps of one training; scores of the runs on the task
+               (`performance`), and the attribute `performance`, a sentence about them
+    a measure  every variable in at least two runs, with the axis `run` first; scheme (run, layer)
 
-Knows run files; knows nothing about models and the meaning of a measure.
+This module knows run files, and nothing about models and the meaning of a measure.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ def compare(runs: Sequence[Run] | Mapping[str, Run]) -> xr.DataTree:
     """Join runs along an axis `run`.
 
     Args:
-        runs: Runs, run files or directories, in a list or by name. In a list their checkpoints name
-            them, and a name that comes twice gets a number; different steps of one training are put
-            in order.
+        runs: Runs, run files or directories, in a list or by name. In a list, runs are named by
+            their checkpoints, with a number if a name repeats; steps of one training are sorted.
 
     Returns:
         One tree with one node per measure, every variable with the axis `run` first.
@@ -72,8 +71,8 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
     """Join pairs of name and run as `compare` does.
 
     Args:
-        runs: Pairs; None: the checkpoint names the run. Pairs of one name and one checkpoint are
-            one run.
+        runs: Pairs of name and run; None: the name of the checkpoint. Pairs of one name and one
+            checkpoint are one run.
 
     Returns:
         The tree that `compare` returns.
@@ -88,11 +87,11 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
             f"{', '.join(by_name) or 'none'}"
         )
     steps = training_steps(by_name)
-    # By step rather than as given, so that the axis `run` reads as training goes on
+    # Sorted by step, so that the axis `run` follows the training
     if steps is not None:
         order = sorted(zip(steps, by_name, strict=True))
         steps, by_name = [step for step, _ in order], {name: by_name[name] for _, name in order}
-    # Lines about differences come first; those about missing parts follow group by group.
+    # Lines about differences first, then lines about missing parts, group by group.
     lines = [*on_prompts(by_name), *on_runs(by_name)]
     shapes: list[str] = []
     measures: dict[str, xr.Dataset] = {}
@@ -104,7 +103,7 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
             if measure in run.children
         }
         missing = [name for name in by_name if name not in groups]
-        # A group of one run has nothing to stand beside.
+        # A group in only one run has nothing to compare with.
         if len(groups) < 2:
             single.setdefault(next(iter(groups)), []).append(measure)
             continue
@@ -130,7 +129,7 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
         raise InputError(
             f"these runs have no measure in common ({has}); analyse them with the same --measures"
         )
-    # The charts of a comparison need one main span; of several it has none.
+    # The charts of a comparison need one main span; if runs differ, there is none.
     main_spans = {str(run.attrs.get("main_span", "")) for run in by_name.values()}
     same_prompts = not on_prompts(by_name)
     sentence, means = performance(measures, same_prompts)
@@ -179,7 +178,7 @@ def _root(runs: Mapping[str, xr.DataTree], steps: Sequence[int] | None) -> xr.Da
 def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Hashable], list[str]]:
     """Variables that two of `groups` share with equal axes and units; a line for the others."""
     for name, group in groups.items():
-        # Alignment is by label, so a label that stands twice would take either value.
+        # Alignment is by label, so a repeated label would be ambiguous.
         if twice := [axis for axis, labels in group.indexes.items() if not labels.is_unique]:
             raise InputError(
                 f"{measure} of {name} has a label of the axis {twice[0]!r} twice, so that it "
@@ -257,7 +256,7 @@ def _joined(
         combine_attrs="override",
     )
     # Spans and kinds have the order of the page, and the outer join sorts labels by alphabet.
-    for dim in joined.dims:  # the join sorts names, which have an order of their own
+    for dim in joined.dims:  # the join sorts names, which have a given order
         order = list(
             dict.fromkeys(
                 label
@@ -284,7 +283,7 @@ def _joined(
         name: {run: group.attrs.get(name) for run, group in groups.items()}
         for name in plain[0].attrs
     }
-    # Only attributes that all runs agree on; the others stand in the notes.
+    # Only attributes that are equal in all runs; the notes have the others.
     joined.attrs = {
         name: plain[0].attrs[name] for name, of_runs in stated.items() if not differing(of_runs)
     }
@@ -299,7 +298,7 @@ def _labelled(group: xr.Dataset, variables: Sequence[Hashable]) -> xr.Dataset:
         if "scheme" in kept.coords and "layer" in kept.dims
         else {}
     )
-    # Coordinates beside the axes may differ by run, and concat would refuse them.
+    # Coordinates other than axes may differ by run, and concat would refuse them.
     kept = kept.reset_coords(drop=True)
     return kept.assign_coords(
         # Axes without labels are aligned by number, so they get numbers.
@@ -315,7 +314,7 @@ def _empty(arrays: Sequence[xr.DataArray]) -> Any:
 
 
 def _on_values(measure: str, joined: xr.Dataset) -> list[str]:
-    """Lines for runs that alone have values, and for components of other frequencies."""
+    """Lines about values in only one run, and about components with different frequencies."""
     alone: dict[str, list[str]] = {}
     for variable, array in joined.data_vars.items():
         having = [

@@ -1,6 +1,6 @@
 """Notes of a comparison: a line per item that was measured differently or cannot be compared.
 
-Knows the attributes that describe a measurement; nothing about how runs are joined.
+This module knows the attributes that describe a measurement, and nothing about how runs are joined.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def on_shapes(groups: Mapping[str, xr.Dataset], joined: xr.Dataset) -> Iterator[
 def on_measure(measure: str, groups: Mapping[str, xr.Dataset]) -> Iterator[str]:
     """Note parameters of a measure that differ, and test sets with different prompts.
 
-    Options of a task make its prompts. Where the digests of prompts agree, none of these options is
-    named.
+    Options of a task determine its prompts. If the digests of prompts are equal, these options are
+    not listed.
 
     Args:
         measure: Name of the measure.
@@ -138,7 +138,7 @@ def differing(values: Mapping[str, Any]) -> str:
     """
     names: dict[str, list[str]] = {}
     for name, value in values.items():
-        # One number and a list of one read the same after a file.
+        # After reading a file, a number and a list of one number are the same.
         text = (
             ",".join(map(str, np.atleast_1d(value).tolist()))
             if isinstance(value, list | tuple | np.ndarray)

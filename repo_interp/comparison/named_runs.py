@@ -1,8 +1,8 @@
 """Trees, run files and directories as runs by name.
 
-Runs of one checkpoint that measure different things - an analysis and its scores - are one run. The
-caller names a run; else its checkpoint does, where all checkpoints differ; else its directory.
-Knows nothing about the comparison.
+Runs of one checkpoint that measure different things (an analysis and its scores) become one run. A
+run has the name from the caller, else of its checkpoint if all checkpoints differ, else of its
+directory. This module knows nothing about the comparison.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from repo_interp.run import read_run
 from repo_interp.storage.files import path_of
 
 Run = xr.DataTree | str | os.PathLike[str]
-"""A run in memory, its run file, or the directory that holds run.nc - and, in folders score*, those
-of its scores.
+"""A run in memory, a run file, or a directory with run.nc and, in folders score*, the runs of its
+scores.
 """
 
 
@@ -29,14 +29,14 @@ def runs_by_name(runs: Sequence[tuple[str | None, Run]]) -> dict[str, xr.DataTre
     """Open runs and name them.
 
     Args:
-        runs: Pairs of name and run; None: the checkpoint names the run. Pairs of one name and one
+        runs: Pairs of name and run; None: the name of the checkpoint. Pairs of one name and one
             checkpoint are one run.
 
     Returns:
         Runs by name.
 
     Raises:
-        InputError: A name is given to runs of two checkpoints.
+        InputError: Runs of two checkpoints have the same given name.
     """
     return _named(_merged([(name, *opened) for name, run in runs for opened in _opened(run)]))
 
@@ -49,7 +49,7 @@ def training_steps(runs: Mapping[str, xr.DataTree]) -> list[int] | None:
             (steps/000100).
 
     Returns:
-        The step of every run; None where they are not of one training and layout.
+        The step of every run; None if the runs are not from one training with one layout.
 
     Raises:
         InputError: Two steps have the same weights.
@@ -64,7 +64,7 @@ def training_steps(runs: Mapping[str, xr.DataTree]) -> list[int] | None:
         return None
     by_digest: dict[str, str] = {}
     for name, run in runs.items():
-        # Runs without a digest cannot be told apart by it, so the name stands in.
+        # The name replaces a missing digest.
         digest = str(run.attrs.get("checkpoint_digest", "")) or name
         if by_digest.setdefault(digest, name) != name:
             raise InputError(
@@ -97,13 +97,13 @@ def layout_of(run: xr.DataTree) -> str:
 
 
 def _opened(run: Run) -> list[tuple[str, xr.DataTree]]:
-    """The name of the directory and the run in it, and the same for the runs of its scores."""
+    """Name of the directory and its run, and the same for the runs of its scores."""
     if isinstance(run, xr.DataTree):
         return [(run.name or "", run)]
     path = path_of(run, "a run.nc or its directory, beside runs")
     # abspath, so that "." has a name
     directory = path.absolute().parent.name if path.is_file() else Path(os.path.abspath(path)).name
-    # Scores lie in folders of their own beside the analysis, and are of the same checkpoint.
+    # Scores are in separate folders next to the analysis, and are of the same checkpoint.
     beside = sorted(path.glob("score*/run.nc")) if path.is_dir() else []
     return [(directory, read_run(file)) for file in (path, *beside)]
 
@@ -121,7 +121,7 @@ def _merged(
             ):
                 nodes = {**_nodes(other), **_nodes(run)}
                 both = xr.DataTree.from_dict({f"/{node}": group for node, group in nodes.items()})
-                # The first run's attributes win; those of the scores fill its gaps.
+                # Attributes of the first run take precedence; the scores' fill the gaps.
                 both.attrs = {**run.attrs, **other.attrs}
                 merged[place] = (other_name or name, other_directory, both)
                 break
@@ -135,7 +135,7 @@ def _nodes(run: xr.DataTree) -> dict[str, xr.Dataset]:
 
 
 def _complements(run: xr.DataTree, other: xr.DataTree) -> bool:
-    """Whether both measure different things of one checkpoint, in the same way."""
+    """Whether both have different groups of one checkpoint, with equal options."""
     digest = run.attrs.get("checkpoint_digest")
     # An absent attribute contradicts nothing, as scores have no prompts; without
     # `changed` the model is as it was.
@@ -154,7 +154,7 @@ def _complements(run: xr.DataTree, other: xr.DataTree) -> bool:
 
 
 def _named(runs: Sequence[tuple[str | None, str, xr.DataTree]]) -> dict[str, xr.DataTree]:
-    """Runs by given name, else by checkpoint where those differ, else by directory."""
+    """Runs by given name, else by checkpoint if these differ, else by directory."""
     given = [name for name, _, _ in runs if name is not None]
     twice = next((name for name in given if given.count(name) > 1), None)
     if twice is not None:
@@ -163,7 +163,7 @@ def _named(runs: Sequence[tuple[str | None, str, xr.DataTree]]) -> dict[str, xr.
             "wanted a name for each"
         )
     checkpoints = [str(run.attrs.get("checkpoint") or directory) for _, directory, run in runs]
-    # A checkpoint's name says more than a folder's, as long as it tells the runs apart.
+    # The name of a checkpoint is better than a folder's, if it distinguishes the runs.
     tell_apart = len(set(checkpoints)) == len(checkpoints) and all(checkpoints)
     by_name: dict[str, xr.DataTree] = {}
     for (name, directory, run), checkpoint in zip(runs, checkpoints, strict=True):

@@ -1,12 +1,12 @@
 """How well the compared models do the task: the sentence that a comparison opens with.
 
     prompts with an answer   log p of the answer, mean over its tokens, and the share of prompts
-                             whose answer is the likeliest one
+                             with the answer as the likeliest one
     plain text               loss, mean of -log p
     scores                   the score of the task
 
-From the first of these groups that two runs have, mean over prompts; of two runs with the
-difference and its 95 % interval, paired where both saw the same prompts.
+Values are means over prompts from the first of these groups that is in two runs. For two runs there
+is also the difference and its 95 % interval, paired if both have the same prompts.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def performance(
         alike: Whether all runs saw the same prompts.
 
     Returns:
-        A sentence; and means [run] by variable, of two runs with the attributes `difference`
-        (second less first) and, where it is known, `half_interval` (95 %, paired).
+        A sentence; and means [run] by variable, for two runs with the attributes `difference`
+        (second minus first) and, if it is known, `half_interval` (95 %, paired).
     """
-    # The first source alone, so that the sentence never mixes two kinds of prompts
+    # Only the first source, so that the sentence never mixes two kinds of prompts
     for group, words in _SOURCES:
         dataset = measures.get(group, xr.Dataset())
         means = {name: _mean(dataset, name, alike) for name in words if name in dataset}
@@ -73,7 +73,7 @@ def performance(
 
 
 def _mean(dataset: xr.Dataset, name: str, alike: bool) -> xr.DataArray:
-    """Mean of every run, with the difference of two."""
+    """Mean of every run; for two runs, also their difference."""
     values = dataset[name]
     # Over test sets and prompts alike: one number per run
     mean = values.mean([dim for dim in values.dims if dim != "run"], keep_attrs=True)

@@ -4,8 +4,8 @@ Brings together models, tasks and measures; prints nothing.
 
     analyze(..., experiments=[repo_interp.experiments.Effects(kinds=("frozen",))])
 
-The classes of our experiments are names of this module, imported when they are first asked for, as
-are `Experiment`, `Plan` and `Grid`, which experiments of other packages use.
+The classes of our experiments are names of this module, imported at their first use, as are
+`Experiment`, `Plan` and `Grid` for experiments of other packages.
 """
 
 from __future__ import annotations

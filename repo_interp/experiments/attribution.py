@@ -5,13 +5,13 @@
     output       sum_i  dF / do_i . (o'_i - o_i)    the same behind the softmax (Kramar et al. 2024,
                                                     AtP*), o_i the output of a head
 
-F is the objective, one number per prompt; primes stand for the head with changed positions,
-everything before it as it was. Both are the first term of a series. The first takes rotation and
-softmax as linear, though rotation turns over many times while a position moves by a few, and a
-softmax that is sure of one token has no gradient. The second computes the head anew - attention of
-every layer once more per kind, no MLP and no backward pass - and takes only the layers after the
-head as linear. Later layers that read the changed hidden states are seen, f_phi included. Heads
-that share positions get copies of them, so that every head has a gradient.
+F is the objective, one number per prompt; primes denote the head with changed positions, with
+unchanged inputs. Both estimates are the first term of a series. The first one approximates rotation
+and softmax as linear, although a rotation may turn many times while a position moves by a few, and
+a saturated softmax has no gradient. The second one computes the head again (attention of every
+layer once more per kind, no MLP and no backward pass), and approximates only the layers after the
+head as linear. It includes later layers that read the changed hidden states, and f_phi. Heads that
+share positions get copies of them, so that every head has a gradient.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def attributed(
             tensor for watch in watched.values() for tensor in (watch.positions, watch.output)
         ]
         gradients = iter(torch.autograd.grad(total, wanted))
-    # grad returns them in the order of `wanted`: positions and output
-    # of a layer, then the next layer.
+    # grad returns gradients in the order of `wanted`: positions and output of a layer, then the
+    # next layer.
     by_layer = {layer: (next(gradients), next(gradients)) for layer in watched}
     estimates = {}
     for name, edit in changes.items():
@@ -73,8 +73,7 @@ def attributed(
         estimate = torch.full(
             (len(SCREENINGS), decoder.layer_count, heads, prompts), torch.nan, dtype=torch.float64
         )
-        # The replay goes through the change, but every layer gets the clean
-        # pass's input: no change before it.
+        # The replay applies the change, but every layer gets its input from the clean pass.
         with torch.no_grad(), replaced(decoder.module, edit):
             for layer, watch in watched.items():
                 estimate[:, layer] = watch.first_order(*by_layer[layer]).cpu()
@@ -95,8 +94,7 @@ class _Watched:
 
     def attach(self, hooks: ExitStack) -> None:
         """Note them in the next pass."""
-        # Before all other hooks: the replay runs those again, so it
-        # needs the arguments as they came.
+        # Before all other hooks: the replay runs them again, so it needs the original arguments.
         hooks.callback(
             self.attention.module.register_forward_pre_hook(
                 self._call, with_kwargs=True, prepend=True
@@ -109,8 +107,7 @@ class _Watched:
         self, by_position: Tensor, by_output: Tensor
     ) -> Float[Tensor, "screening head prompt"]:
         """Gradients times changes, under the change that is in force."""
-        # Replaying the layer overwrites both with the changed values; the
-        # clean ones are put back below.
+        # The replay overwrites both with changed values; the clean ones are restored below.
         before = self.positions, self.output
         arguments, keywords = self.called
         with ExitStack() as hooks:
@@ -149,8 +146,7 @@ def frozen_weights(decoder: Decoder) -> Iterator[None]:
     Yields:
         None.
     """
-    # Only those that were trainable, so that parameters frozen by the
-    # caller stay frozen afterwards.
+    # Only trainable parameters, so that parameters frozen by the caller stay frozen afterwards.
     owner: Any = decoder.owner
     trained = {
         name

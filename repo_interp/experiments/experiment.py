@@ -54,8 +54,8 @@ class Unasked:
 
     experiment: Experiment
     work: float = math.inf
-    """Most tokens times parameters of its passes; it is left out where it needs more. Without a
-    bound it is expected, and a warning says why it cannot be made.
+    """Most tokens times parameters of its passes; an experiment that needs more is left out.
+    Without a limit it is always planned, and a warning says why if that is impossible.
     """
 
 
@@ -63,21 +63,20 @@ class Experiment(ABC):
     """A measurement of several forward passes: a frozen dataclass; its fields are parameters."""
 
     name: ClassVar[str]
-    """Its name, and that of its main group."""
+    """Name of the experiment and of its main group."""
     describes: ClassVar[str] = ""
-    """A few words on what it tells, for `--help`."""
+    """A few words on the result, for `--help`."""
     by_pair: ClassVar[bool] = False
-    """Whether it works where the rotary pairs of a token have positions of their own."""
+    """Whether it supports positions that differ by rotary pair."""
 
     def __post_init__(self) -> None:
         """Raises InputError for a field that is not of the type and range that it states."""
-        # Here rather than in every subclass: values may come from the
-        # command line as well as from Python.
+        # Here and not in every subclass; values may come from the command line or from Python.
         check_fields(self, self.name)  # pyright: ignore[reportArgumentType]
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """Values of the fields by name, as the attributes of its groups record them."""
+        """Values of the fields by name, for the attributes of the groups."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # pyright: ignore[reportArgumentType]
 
     def unasked(self, layers: Layers, task: Scoring | None) -> Unasked | None:
@@ -93,7 +92,7 @@ class Experiment(ABC):
         return None
 
     def completed(self, groups: Mapping[str, xr.Dataset]) -> Mapping[str, xr.Dataset]:
-        """Return its groups with what others of the run say, once all of them are there.
+        """Return the groups with data from other groups, after all groups of the run exist.
 
         Args:
             groups: All groups of the run by name.
@@ -144,7 +143,7 @@ def score_texts(texts: Mapping[str, str], scoring: Scoring) -> dict[str, str]:
     """Fill the metric and the units of a scoring into long names with units.
 
     Args:
-        texts: Labels by name, with {metric} and {units} where they are those of the score.
+        texts: Labels by name; {metric} and {units} stand for the name and units of the score.
         scoring: Scores the answers.
 
     Returns:
@@ -171,7 +170,7 @@ def side_by_side(batch_size: int, longest: int) -> int:
     """Choose how many prompts run in one pass.
 
     Args:
-        batch_size: Number that was asked for.
+        batch_size: Requested number.
         longest: Tokens of the longest prompt.
 
     Returns:

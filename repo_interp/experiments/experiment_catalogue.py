@@ -1,8 +1,8 @@
-"""Experiments by name, with their default parameters, and what several will do together.
+"""Experiments by name, with default parameters, and joint plans of several experiments.
 
 Ours and those of other packages are entry points of the group `repo_interp.experiments`
-(`entry_points`): a callable without arguments that returns an `experiment.Experiment`. Knows
-nothing about how an experiment works.
+(`entry_points`): a callable without arguments that returns an `experiment.Experiment`. This module
+knows nothing about how an experiment works.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def experiment_names() -> tuple[str, ...]:
     """List the experiments that `experiment_named` knows.
 
     Returns:
-        Our names, then those of other packages.
+        Our names, then names from other packages.
     """
     return names(EXPERIMENTS)
 
@@ -49,13 +49,13 @@ def experiments_named(experiments: Sequence[str | Experiment | Plan]) -> list[Ex
     """Make experiments from names.
 
     Args:
-        experiments: Names, experiments, or plans; one name alone is taken too.
+        experiments: Names, experiments, or plans; a single name is allowed too.
 
     Returns:
         Experiments and plans, in the same order.
 
     Raises:
-        InputError: An item is none of these, or an experiment comes twice.
+        InputError: An item is none of these, or an experiment is repeated.
     """
     if not isinstance(experiments, str | Iterable):
         raise InputError(
@@ -104,7 +104,7 @@ def planned(
     Raises:
         InputError: An experiment is unknown, cannot work on the prompts or returns no plan, a
             prompt has position ids, the task has more tokens than the model, or an experiment
-            is about one position per token where rotary pairs have their own.
+            needs one position per token but positions differ by rotary pair.
     """
     objects = experiments_named(experiments)
     if not objects:

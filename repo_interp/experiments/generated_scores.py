@@ -4,8 +4,8 @@
     score       share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo
                 fig. 1)
 
-A test set is a length in tokens, the answer's among them. Knows nothing about files, checkpoints
-and how prompts are made.
+A test set is a length in tokens, the answer's among them. This module knows nothing about files,
+checkpoints and how prompts are made.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def answer_scores(
     Args:
         decoder: Decoder of the model.
         tokenizer: Tokenizer of the prompts and the answers.
-        asked: As many prompts without answers of every test set.
-        judge: Function of the name of a test set and its answers that scores them.
+        asked: Prompts without answers, equally many for every test set.
+        judge: Function of the name of a test set and its answers that returns scores.
         metric: Name of the score.
         axes: Attributes of prompts to tabulate scores by; (): no map.
         batch_size: Prompts side by side.
@@ -118,7 +118,7 @@ def generated_texts(
     Args:
         decoder: Decoder of the model.
         tokenizer: Decodes the answers.
-        prompts: Prompts whose attribute `new_tokens` bounds the tokens of their answers.
+        prompts: Prompts; their attribute `new_tokens` limits the tokens of an answer.
         batch_size: Prompts side by side.
         store: Keeps the answers of finished batches.
         progress: Called with prompts done and in all.

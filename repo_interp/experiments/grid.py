@@ -2,10 +2,10 @@
 
     Grid(axes, point).compute(store, progress)[name][a, b, ..., inner axes] = point(a, b, ...)[name]
 
-An experiment states its `point` and its axes. The product of the labels, the order in which points
-are computed, finished points on the disk, progress, prompts side by side, shapes and coordinates
-are the same for all experiments and live here. Values of points may differ in size along inner
-axes, as those of prompts do along tokens: shorter ones are padded with NaN.
+An experiment defines its `point` and its axes. This module does the rest for all experiments: the
+product of labels, the order of points, finished points on disk, progress, batches of prompts,
+shapes and coordinates. Values of points may differ in size along inner axes, such as tokens of
+prompts: shorter ones are padded with NaN.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Grid:
     axes: Mapping[str, Sequence[Any]]
     """Labels by axis; the last axis varies fastest."""
     point: Callable[..., Mapping[str, Any]]
-    """Takes one label of every axis, and returns numbers and nested lists of numbers by name. With
-    `batches` it takes the prompts of a batch first, and the last axis of its values is theirs.
+    """Function of one label per axis that returns numbers and nested lists of numbers by name. With
+    `batches` its first argument is the prompts of a batch, and the last axis of values is prompts.
     """
     inner: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of the axes of values that are lists."""
@@ -40,7 +40,7 @@ class Grid:
     other, so that a point can reuse results of the one before it for the same prompts.
     """
     name: str = "point"
-    """Begins the keys of finished points; unique among the grids of one store."""
+    """Prefix of the keys of finished points; unique among the grids of one store."""
 
     def compute(
         self,
@@ -52,7 +52,7 @@ class Grid:
         """Compute every point that `store` does not have yet.
 
         Args:
-            store: Keeps finished points, from which an interrupted experiment goes on.
+            store: Keeps finished points, from which an interrupted experiment continues.
             progress: Called with the number of finished points and of all points.
             before: Points that earlier grids of the same experiment finished.
             total: Points of all grids of the experiment; 0: of this one.
@@ -85,8 +85,8 @@ class Grid:
                 # Batches are sorted by length; this index brings prompts back into their order.
                 order = np.argsort(np.concatenate(self.batches))
                 arrays = [
-                    # Every len(labels)-th array is of one point; its batches
-                    # are joined along the prompts.
+                    # Every len(labels)-th array belongs to one point; its batches are joined along
+                    # the prompts.
                     np.concatenate(arrays[place :: len(labels)], axis=-1)[..., order]
                     for place in range(len(labels))
                 ]

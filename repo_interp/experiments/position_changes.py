@@ -1,7 +1,8 @@
-"""The changes of positions whose effects are measured: edits of prompts side by side.
+"""Changes of positions for experiments on effects: edits of a batch of prompts.
 
-Each kind is a class of `interventions.edits` that says what positions `become`, on the tokens of
-the prompt: padding is left alone, and no mean or range sees it. Knows nothing about their effects.
+Each kind is a class of `interventions.edits` with the new positions in `become`. An edit applies to
+the tokens of a prompt: padding does not change, and no mean or range includes it. This module knows
+nothing about effects.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ class Strength:
     step: float = 1.0
     shift: float = 0.5
     span: str = ""
-    """Whose tokens are shifted; "": the needle, else the first span that a prompt names."""
+    """Span whose tokens are shifted; "": the needle, else the first span of a prompt."""
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class EditedPrompts:
-    """Prompts side by side, padded on the right: what the edit of a kind is made from."""
+    """A batch of prompts, padded on the right, for which edits are made."""
 
     decoder: Decoder
     prompts: Sequence[Prompt]
     """All prompts of the experiment."""
     numbers: Sequence[int]
-    """Those that are side by side."""
+    """Numbers of the prompts in the batch."""
     strength: Strength
 
     @cached_property
@@ -62,7 +63,7 @@ class EditedPrompts:
 
     @cached_property
     def index(self) -> Int[Tensor, "prompt token"]:
-        """The token index; padding keeps its own, and the edit leaves it alone anyway."""
+        """The token index, also of padding, which no edit changes."""
         return torch.arange(max(self.lengths)).repeat(len(self.lengths), 1)
 
     def edit(self, kind: str) -> PositionEdit:
@@ -75,13 +76,13 @@ class EditedPrompts:
             The edit, of the tokens of each prompt.
 
         Raises:
-            InputError: A prompt lacks what the kind needs.
+            InputError: A prompt does not have the parts that the kind needs.
         """
         tokens = token_table([range(length) for length in self.lengths])
         return replace(KINDS[kind].of_prompts(self), tokens=tokens)
 
     def require(self, kinds: Sequence[str]) -> None:
-        """Check that the prompts have all that kinds of changes need.
+        """Check that the prompts have all parts that the kinds of changes need.
 
         Args:
             kinds: Kinds of changes.
@@ -139,7 +140,7 @@ class EditedPrompts:
         return [end for span in spans.values() if span for end in (min(span), max(span) + 1)] or [0]
 
     def partner(self, number: int) -> int:
-        """Return the prompt whose positions a prompt is given.
+        """Return the prompt that provides the positions for a prompt.
 
         The next other prompt, in order and around, with as many tokens or more.
 

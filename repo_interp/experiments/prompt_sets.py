@@ -1,4 +1,4 @@
-"""The prompts that an experiment runs on, and how they are scored where no task says it.
+"""Prompts of an experiment, and their scoring if there is no task.
 
     given text     `Windows`: every token but the first is a target; score: log perplexity, nats per
                    token
@@ -11,7 +11,7 @@ and by length, the prompts of `extrapolation`:
     other tasks    test sets as they are      the one that a model is trained on, and longer ones; a
                                               length is that of the longest prompt
 
-Knows nothing about models but the length they were trained on.
+This module knows nothing about models but the length they were trained on.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def prompts_by_length(
     """Make prompts of the training length and beyond.
 
     Args:
-        scoring: A task, which makes prompts, or how given prompts are scored.
-        prompts: Given prompts, cut where `scoring` is no task.
+        scoring: A task, which makes prompts, or the scoring of given prompts.
+        prompts: Given prompts; they are cut to length if `scoring` is no task.
         training_length: Tokens of the longest training sequence.
         lengths: Lengths in tokens; empty: the training length and its doublings up to `MOST` times
             it, as far as there are prompts.
@@ -179,7 +179,7 @@ def _longer_text(task: Task, training_length: int) -> list[int]:
             # prompts themselves follow later.
             task.prompts(1, 0, str(training_length << power))
         except InputError:
-            # Nothing longer at all: the task's message says why.
+            # No longer prompts at all: the task's error says why.
             if not lengths:
                 raise
             break
@@ -221,7 +221,7 @@ def _test_sets(
         beyond[place]
         for place in np.unique(np.linspace(0, len(beyond) - 1, SETS - 1).round().astype(int))
     ]
-    # The longest set within training stands for the training length.
+    # The longest set within training represents the training length.
     return {
         size: task.prompts(count, seed, sizes[size])
         for size in (max(within), *(beyond if lengths else chosen))

@@ -5,11 +5,11 @@
                         targets
     score               the task's, of the likeliest tokens
 
-Candidates are the tokens of the prompt's span `distractor` that stand neither in its `needle` nor
-among the targets - the values of other needles -, where it has such, else all other tokens.
+Candidates are the tokens in the prompt's span `distractor` that are neither in its `needle` nor
+among the targets (the values of other needles); without such tokens, all other tokens.
 Readings of a batch are points of a `Grid`. The inputs of all layers are kept for the current batch,
-so that a change in layer l costs the layers from l on. Knows nothing about which heads are
-changed, and why.
+so that a change in layer l only runs the layers from l on. This module knows nothing about the
+choice of heads.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class AnswerBatch:
             size = self._together(len(places))
             for some in (places[begin : begin + size] for begin in range(0, len(places), size)):
                 if first < 0:
-                    # Nothing changes, so the last hidden states are those of the undisturbed pass.
+                    # Nothing changes, so the last hidden states come from the undisturbed pass.
                     hidden = recording.last_hidden.repeat(len(some), 1, 1)
                 else:
                     # Copy by copy, as `resume_pass` repeats the prompts: all prompts
@@ -233,9 +233,9 @@ class AnswerBatch:
     def _differences(
         self, logits: Float[Tensor, "target token_id"], question: Question
     ) -> Float[Tensor, "target"]:
-        # Rows count through the copies; candidates are those of the prompt.
+        # Rows are numbered through all copies; candidates depend only on the prompt.
         answer, others = question.targets[:, None], self.others[question.rows % len(self.prompts)]
-        # The answer may be among the candidates, and would then be its own rival.
+        # The answer may be among the candidates, and must not compete with itself.
         rivals = logits.masked_fill(~others, -torch.inf).scatter(-1, answer, -torch.inf).amax(-1)
         return logits.gather(-1, answer)[:, 0] - rivals
 

@@ -4,8 +4,8 @@
     generated    argmax p(. | prompt, tokens generated so far), t by t, with a key-value cache
 
 Both agree on the first wrong token and so on exact match; after it they may differ. Sequences are
-padded on the right, where a causal model's answers cannot see it. Knows nothing about how answers
-are scored.
+padded on the right, where a causal model's answers cannot see it. This module knows nothing about
+how answers are scored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Question:
     columns: Int[Tensor, "target"]
     """The token before it: the one that predicts it."""
     targets: Int[Tensor, "target"]
-    """The token id that stands there."""
+    """The token id at the target."""
 
 
 def to_question(batch: Batch, device: torch.device | str = "cpu") -> Question:
@@ -62,7 +62,7 @@ def to_question(batch: Batch, device: torch.device | str = "cpu") -> Question:
         The same as tensors, one row per target.
     """
     tokens = torch.from_numpy(np.ascontiguousarray(batch.tokens, dtype=np.int64))
-    # nonzero goes row by row, so targets come sequence by sequence.
+    # nonzero is in row-major order, so targets are sorted by sequence.
     rows, places = torch.from_numpy(np.ascontiguousarray(batch.targets)).nonzero(as_tuple=True)
     # The token before a target predicts it.
     return Question(*(part.to(device) for part in (tokens, rows, places - 1, tokens[rows, places])))
@@ -183,13 +183,13 @@ def to_responses(
 
     Args:
         question: Sequences and targets.
-        likeliest: Token id that is said at every target.
-        log_probabilities: Of every target, in nats.
+        likeliest: Most likely token id at every target.
+        log_probabilities: Log-probability of every target, in nats.
 
     Returns:
         One response per sequence.
     """
-    # Targets come sequence by sequence: those of a sequence lie between two ends.
+    # Targets are sorted by sequence, so the targets of a sequence are between two ends.
     ends = question.rows.bincount(minlength=len(question.tokens)).cumsum(0).tolist()
     stretches = [slice(begin, end) for begin, end in pairwise([0, *ends])]
     return [Response(tuple(likeliest[some]), tuple(log_probabilities[some])) for some in stretches]
@@ -242,8 +242,8 @@ def generated_responses(
     starts = []
     for prompt in prompts:
         targets = task.targets(prompt)
-        # Generation goes on from one place, so a target in the middle
-        # would need the reference after it.
+        # Generation continues from one place; after a target in the middle, the reference would
+        # have to follow.
         if targets != tuple(range(len(prompt.tokens) - len(targets), len(prompt.tokens))):
             raise InputError(
                 f"task {task.name} asks for tokens in the midst of its prompts, which cannot "
@@ -291,8 +291,8 @@ def pad_prompts(prompts: Sequence[Prompt], task: Scoring) -> Batch:
     Raises:
         InputError: A prompt has position ids.
     """
-    # Padding moves no index of a causal model, but given position ids
-    # would need padding of their own.
+    # Padding does not change the index in a causal model, but given position ids would need
+    # padding too.
     require_index(prompts)
     longest = max(len(prompt.tokens) for prompt in prompts)
     tokens = np.zeros((len(prompts), longest), dtype=np.int64)

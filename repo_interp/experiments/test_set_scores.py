@@ -5,8 +5,8 @@
     log p       mean over all targets t of -log p(token_t | tokens before t), nats; perplexity = exp
                 of it
 
-Prompts of a test set depend on the seed and the set alone. Depths are rounded to the nearest ten
-percent for the map. Knows nothing about how models were trained.
+Prompts of a test set depend only on the seed and the set. Depths are rounded to the nearest ten
+percent for the map. This module knows nothing about the training of models.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def task_scores(
     Args:
         decoder: Decoder of the model.
         task: Makes prompts and scores answers.
-        test_sets: Names; None: all that the task has. Of these, sets longer than a learned position
-            table are left out, and named in the attribute `left_out`.
+        test_sets: Names; None: all sets of the task, except sets longer than a learned position
+            table, which the attribute `left_out` lists.
         count: Prompts of every test set.
         seed: Seed of the prompts.
         answers: "forced" or "generated".
@@ -132,7 +132,7 @@ def _scored(
     answered: Mapping[str, Sequence[Response]],
     answers: str,
 ) -> xr.Dataset:
-    """Scores of the responses to as many prompts of every test set, labelled."""
+    """Scores of the responses to as many prompts of every test set, labeled."""
     # Every set has `count` prompts, so scores stack: [test_set, prompt]
     by_prompt = np.stack(
         [
@@ -301,7 +301,7 @@ def _responses(
             f"{row}-{place}": (test_set, some)
             for place, some in enumerate(batches(order, lengths, batch_size))
         }
-    # Processes share the batches, and a short one at the end leaves none of them waiting for long.
+    # Processes share the batches; with short batches at the end, none waits for long.
     longest_first = sorted(
         cut,
         key=lambda name: -max(len(asked[cut[name][0]][number].tokens) for number in cut[name][1]),

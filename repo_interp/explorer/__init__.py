@@ -2,7 +2,7 @@
 
 The side of the library, the server and the widget.
 
-    edits      one change of positions: where and what, as data that a page may send
+    edits      one change of positions as data that a page may send
     passes     forward passes under edits; layers before the first edited one are not computed again
     session    one prompt and its edits: `look`, `changed`, `continuation`, `suggest`, `as_python`
     steps      long work, one step at a time
@@ -10,8 +10,8 @@ The side of the library, the server and the widget.
     server     answers over HTTP on this machine, for `repo-interp explore`
     widget     answers in a notebook, for `ri.explore`
 
-Stands above `analysis` and `plots` and below `cli`. The page in `page/` computes nothing: each
-number it shows is an answer of a session.
+The package is above `analysis` and `plots` and below `cli`. The page in `page/` computes nothing:
+every number on it is an answer of a session.
 """
 
 from __future__ import annotations

@@ -2,13 +2,15 @@
 
 Layers before the first edited one are taken from the pass without edits.
 
-    of(edits)               hidden states that enter each layer, those that leave the last, positions and scores of every head
-    inputs(edits, layer)    the inputs of one layer's attention (`AttentionInputs`), at the cost of its projections
+    of(edits)               inputs of each layer, last hidden states, positions and scores of every
+                            head
+    inputs(edits, layer)    the inputs of one layer's attention (`AttentionInputs`), at the cost of
+                            its projections
     rows(edits, tokens)     mean attention from some tokens in every head, at the cost of one pass
 
 An edit in layer l of L costs the L - l layers after it (`models.resuming`). The last `MOST` passes
 are kept, and forgotten in the order of their use. Hooks are gone when a call returns, also by an
-error. Knows nothing about pages.
+error. This module knows nothing about pages.
 """
 
 from __future__ import annotations
@@ -41,12 +43,11 @@ from repo_interp.models.resuming import Recording, record_pass, resume_pass
 from repo_interp.tasks import Prompt
 
 MOST = 6
-"""Passes that are kept, and layers whose inputs are."""
+"""Most passes that are kept, and most layers with kept inputs."""
 ROWS = 32
 """Rows in which the map of heads sees where tokens look."""
 BUDGET = 1 << 30
-"""Bytes of hidden states that are kept, beyond those of the pass without edits and of one with
-some.
+"""Most bytes of kept hidden states, besides the pass without edits and one pass with edits.
 """
 RESULTS = 64
 """Results that are kept with a pass: rows of tokens that were looked at, and maps of the heads."""
@@ -74,8 +75,8 @@ class Pass:
         """Return a result of this pass; the last `RESULTS` are kept for the next question.
 
         Args:
-            key: What it depends on beside the pass.
-            compute: Function that makes it.
+            key: Everything the result depends on, except the pass.
+            compute: Function that computes the result.
 
         Returns:
             The result; it is shared, so callers change copies.
@@ -131,10 +132,10 @@ class Passes:
             edits: Edits of any layers, heads and tokens.
 
         Returns:
-            One function per edit, whose contexts apply it, again and again.
+            One function per edit. It returns a context that applies the edit, at every call.
 
         Raises:
-            InputError: The model or the prompt lacks the layers, heads, span or tokens of one.
+            InputError: The model or the prompt has no such layer, head, span or token.
         """
         spans, count = self.prompt.all_spans(), len(self.prompt.tokens)
         contexts = []
@@ -168,7 +169,7 @@ class Passes:
             check: Function that is called before each layer; its exception ends the pass.
 
         Returns:
-            Inputs of its attention.
+            Inputs of the layer's attention.
         """
         return _kept(self._inputs, (edits, layer), lambda: self._looked(edits, layer, check), MOST)
 
@@ -197,7 +198,7 @@ class Passes:
 
         def receive(inputs: AttentionInputs) -> None:
             check()
-            # Some rows at a time: those of a long answer would not fit into memory
+            # A few rows at a time: all rows of a long answer would not fit into memory
             rows = torch.tensor(tokens, device=inputs.queries.device).split(ROWS)
             parts = [inputs.pattern(part)[0].double().sum(-2) for part in rows]
             means[inputs.layer] = (torch.stack(parts).sum(0) / len(tokens)).cpu()
@@ -320,7 +321,7 @@ def looked(inputs: AttentionInputs) -> Float[Tensor, "where head"]:
 
 
 def _kept(kept: OrderedDict[Any, Kept], key: Any, compute: Callable[[], Kept], most: int) -> Kept:
-    """The value of `key`, from `kept` or computed; the one that was not used for longest goes."""
+    """Get or compute the value of `key`; drop the least recently used value beyond `most`."""
     value = kept.pop(key) if key in kept else compute()
     kept[key] = value
     while len(kept) > most:

@@ -1,4 +1,4 @@
-"""The explorer over HTTP, for this machine alone: a page, its modules, and answers to messages.
+"""The explorer over HTTP, only for this machine: a page, its modules, and answers to messages.
 
     GET  /TOKEN/            the page                GET /TOKEN/page/NAME     one of its modules, by a name of a fixed list
     POST /TOKEN/ask         an answer as JSON; or, for "continue" and "suggest", server-sent events
@@ -90,7 +90,7 @@ def assets() -> Mapping[str, bytes]:
 
 
 class Turns:
-    """One answer at a time; of each page and kind the newest message alone."""
+    """One answer at a time, and only to the newest message of each page and kind."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -206,7 +206,7 @@ def application(explored: Explored, token: str, port: int, turns: Turns | None =
                 )
             answer = await turns.take(lambda: explored.answer(asked, check), check)
             return JSONResponse(answer, headers=_HEADERS)
-        except (Superseded, ClientDisconnect):  # of the second nobody reads the answer
+        except (Superseded, ClientDisconnect):  # nobody reads the answer
             return JSONResponse({"superseded": True}, headers=_HEADERS)
         except (InputError, UnicodeDecodeError) as error:
             # an answer, too: a browser counts other states as errors of the page
@@ -291,7 +291,7 @@ class _Server(uvicorn.Server):
 
 
 def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Server:
-    """Make the server, whose `run(sockets=[place])` answers until the process is interrupted.
+    """Make the server; its `run(sockets=[place])` answers until the process is interrupted.
 
     Args:
         explored: Model and prompts.
@@ -327,7 +327,7 @@ def kept_token() -> str:
     with suppress(OSError, ValueError):
         file = cache_directory() / "explore-token"
         file.parent.mkdir(parents=True, exist_ok=True)
-        # "x" makes the file or fails: of two servers that start at once both read the same token
+        # "x" makes the file or fails, so two servers that start at once read the same token
         with suppress(FileExistsError), open(file, "x", opener=_private) as made:
             made.write(fresh)
         if (fault := _fault(file)) is not None:

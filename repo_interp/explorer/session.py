@@ -3,16 +3,18 @@
 Its methods are the answers that the explorer shows.
 
     session = ri.explorer.Session(bridge, prompt, [Edit(kind="linearised", layer=2)])
-    session.look([(2, 0)], token=25)            positions, attention and logits of heads, next tokens: as the model is
-    session.changed([(2, 0)], token=25)         the same as it is and under the edits, their difference, and the answer by edit
-    session.attention_to((9, 11), token=25)         what every head gives to tokens 9 to 11
-    session.continuation()                      greedy tokens under the edits, one by one
-    session.suggest()                           the edits that the answer depends on most
-    print(session.as_python([(2, 0)], token=25))    the cell that repeats it and gives the same numbers
+    session.look([(2, 0)], token=25)      positions, attention and logits of heads, next tokens,
+                                          without edits
+    session.changed([(2, 0)], token=25)   the same without and with the edits, the difference, and
+                                          the answer by edit
+    session.attention_to((9, 11), token=25)         attention of every head to tokens 9 to 11
+    session.continuation()                          greedy tokens under the edits, one by one
+    session.suggest()                               the edits with the largest effect on the answer
+    print(session.as_python([(2, 0)], token=25))    a notebook cell with the same numbers
 
 Edits that are off are kept and have no effect. Between two calls no hook is attached, also between
-two tokens of a continuation. Each answer is an `xarray.Dataset` with units. Knows nothing about
-pages and servers.
+two tokens of a continuation. Each answer is an `xarray.Dataset` with units. This module knows
+nothing about pages and servers.
 """
 
 from __future__ import annotations
@@ -56,11 +58,11 @@ from repo_interp.values import Count, checked
 NEXT = 10
 """Likeliest next tokens."""
 LOOKED = 64
-"""Tokens whose attention is compared, at most, to find one that an edit moves."""
+"""Most tokens with compared attention, to find one that an edit changes."""
 POINTS = 32
 """Tokens at which the map of heads samples positions."""
 MOST_NEW = 512
-"""Tokens of a continuation that nobody gave a number for."""
+"""Most tokens of a continuation by default."""
 STATES = ("clean", "changed")
 LOOKS = ("attention to token 0", "attention to the previous token")
 """Scores of `passes.looked`."""
@@ -101,11 +103,11 @@ class Session:
     prompt: Any
     edits: Sequence[Edit] = ()
     answer: Sequence[int] = ()
-    """Tokens whose log-probability is followed; empty: the generated ones, else the last."""
+    """Tokens of the answer; empty: the generated ones, else the last one."""
     name: str = ""
     """The argument of `ri.load` in `as_python`; empty: the directory of the bridge."""
     passes: Passes | None = None
-    """Of another session with the same bridge and prompt, whose passes are used again."""
+    """Passes of another session with the same bridge and prompt, to reuse."""
     check: Callable[[], None] = field(default=lambda: None, repr=False)
     """Called before every layer of a pass; its exception ends the answer that is being made."""
 
@@ -115,7 +117,7 @@ class Session:
         if len(given) != 1:
             raise InputError(f"a session has one prompt; got {len(given)}")
         (self.prompt,) = given
-        tokens(given, self.bridge)  # refuses those that the model lacks
+        tokens(given, self.bridge)  # refuses tokens outside of the vocabulary
         if self.count < 2:
             raise InputError(
                 "the prompt has one token, and nothing is to be expected after others; give "
@@ -135,7 +137,7 @@ class Session:
             )
         if self.passes is None:
             self.passes = Passes(self.bridge, self.prompt)
-        # All edits, also those that are off: a bad one is refused before it is switched on
+        # All edits, also switched-off ones: a bad edit is refused before it is switched on
         self._passes.contexts(tuple(self.edits))
 
     @property
@@ -175,9 +177,9 @@ class Session:
     def heads(self, edited: bool = False) -> xr.Dataset:
         """Map the heads: scores, and positions at up to `POINTS` tokens.
 
-        Scores are those of the measures `positions` and `attention_mass`, the attention of
-        `passes.looked`,
-        and, where the prompt names the source of each generated token, `measures.kernels.mirror`.
+        Scores are from the measures `positions` and `attention_mass`, the attention from
+        `passes.looked`, and, if the prompt names the source of each generated token, the mirror
+        score from `measures.kernels.mirror`.
 
         Args:
             edited: Whether the edits act.
@@ -240,7 +242,7 @@ class Session:
         selection: tuple[int, int] | None = None,
         count: int = NEXT,
     ) -> xr.Dataset:
-        """Read the row of one token in some heads, and the next tokens, without edits.
+        """Return the row of one token in some heads, and the next tokens, without edits.
 
         Args:
             heads: (layer, head) pairs.
@@ -251,7 +253,7 @@ class Session:
         Returns:
             `position` [shown, token], `weight` and `logit` [shown, key], `span_mass` [shown, span],
             `probability`, `next_token` and `next_text` [rank], and `log_probability` of the answer.
-            The span `rest` is what is in no other span, nor in the selection.
+            The span `rest` has the tokens outside of all other spans and the selection.
         """
         return self._seen((), heads, token, selection, count)
 
@@ -401,7 +403,7 @@ class Session:
     ) -> list[tuple[Edit, float]]:
         """Find edits that lower the log-probability of the answer most.
 
-        They come from the functions of the group of entry points `repo_interp.suggestions`.
+        The functions of the entry points `repo_interp.suggestions` find them.
 
         Args:
             progress: Function of the points that are done and of all.
@@ -428,7 +430,7 @@ class Session:
         """Find where an edit moves attention most, in its first layer.
 
         Args:
-            edit: The edit, alone.
+            edit: The edit, applied without others.
 
         Returns:
             The (layer, head) and the token whose row changes most (half the sum of absolute
@@ -460,7 +462,7 @@ class Session:
         return float(self._readings(self._passes.of(edits, self.check))[0])
 
     def as_python(self, heads: Sequence[Head], token: int, count: int = NEXT) -> str:
-        """Write a cell that gives the numbers of `changed` with the library alone.
+        """Write a notebook cell that computes the numbers of `changed` with the library only.
 
         Args:
             heads: (layer, head) pairs.
@@ -517,12 +519,12 @@ class Session:
         ).copy()
 
     def _asked(self, *of: Any) -> tuple[Any, ...]:
-        """What a kept result depends on beside the edits of its pass."""
+        """Key of a kept result: everything it depends on, except the edits of the pass."""
         heads, *others = of
         return (tuple(self.answer), tuple(map(tuple, heads)), *others)
 
     def _next(self, token: int) -> dict[str, list[int]]:
-        """The needle and the query of a row whose next token copies another (`AttentionMass`)."""
+        """Needle and query of a row whose next token copies another token (`AttentionMass`)."""
         generated, sources = self.prompt.generated, self.prompt.sources
         if sources is None or not copies_next([self.prompt]) or token + 1 not in generated:
             return {}
@@ -601,7 +603,7 @@ class Session:
             logits = logits_at(self.decoder, passed.recording.last_hidden, batch.question)
             return batch.readings(logits)[:, 0]
 
-        # By answer: the same pass may be asked about other tokens
+        # Keyed by answer: other tokens may be read from the same pass
         return passed.result(("readings", tuple(self.answer)), compute)
 
     def _mirror(self, position: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""One change of positions, frequencies or outputs, as data: which heads, and what changes.
+"""One change of positions, frequencies or outputs, as data: the heads and the kind of change.
 
     kind                change of heads, for all tokens                      parameter  function
     linear              frequencies divided by a factor                      value      rescaled
@@ -9,12 +9,12 @@
     pairs_ablated       queries 0 in some rotary pairs                       pairs      ablate
     pairs_mean_ablated  queries and keys at their means in some rotary pairs pairs      ablate
 
-Positions change as the classes of `interventions.edits` with a `form` say: a parameter goes by its own
-name (`source`, `seed`, `starts`), else as `value`.
+Changes of positions are the classes of `interventions.edits` with a `form`. A parameter has a field
+with its name (`source`, `seed`, `starts`), or else is `value`.
 
-An edit comes from a page or from Python and is checked against the same types either way. It names
-no file and holds no code. Functions of `interventions` apply it. Knows nothing about prompts beyond the
-spans that it is given.
+An edit from a page and an edit from Python are checked against the same types. An edit names no
+file and contains no code. Functions of `interventions` apply it. This module knows nothing about
+prompts except their spans.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from repo_interp.values import Finite, Seed
 POSITIONS: Mapping[str, type[PositionEdit]] = {
     name: kind for name, kind in KINDS.items() if kind.form
 }
-"""Kinds of edits of positions that the form asks for."""
+"""Kinds of edits of positions in the form."""
 _OTHERS: Mapping[str, tuple[str, str]] = {
     "linear": ("value", "frequencies divided by {:g}"),
     "ntk": ("value", "NTK-aware frequencies, factor {:g}"),
@@ -59,9 +59,9 @@ else:
     Kind = Literal[(*POSITIONS, *_OTHERS)]
 # 4 million: beyond any prompt, and small enough for a table of tokens
 Index = Annotated[int, Interval(ge=0, lt=1 << 22)]
-"""The number of a layer, of a head or of a token."""
+"""Number of a layer, head or token."""
 MOST_HEADS = 4096
-"""Heads of one edit."""
+"""Most heads of one edit."""
 MEANS: Mapping[str, tuple[str, str]] = {
     "mean_ablated": ("means", "ri.head_means(bridge, tokens[0])"),
     "pairs_mean_ablated": ("pair_means", "ri.interventions.query_key_means(bridge, tokens)"),
@@ -92,7 +92,7 @@ class Edit(BaseModel):
     all tokens; frequencies and outputs change for all tokens.
     """
 
-    # Frozen, so that passes are kept by their edits; strict, since edits come from a web page
+    # Frozen, so that edits are keys of kept passes; strict, since edits come from a web page
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     kind: Kind
@@ -105,7 +105,7 @@ class Edit(BaseModel):
     value: Finite | None = None
     """The constant (None: the mean over the tokens), the factor, or the number of positions."""
     source: Index | None = None
-    """The token whose position the others get."""
+    """The token whose position the other tokens get."""
     seed: Seed | None = None
     starts: Annotated[Tokens, Len(1)] | None = None
     """The first token of every segment after the first one."""
@@ -168,7 +168,7 @@ class Edit(BaseModel):
                 f"the prompt has no span {quoted(self.span)}; it has {', '.join(spans) or 'none'}"
             )
         tokens = tuple(spans[self.span]) if self.span else self.tokens
-        # Token 0 is in every prompt, so it can stand for no source
+        # Token 0 is in every prompt, so it can replace a missing source
         last = max((*tokens, *(self.starts or ()), self.source or 0))
         if last >= count:
             raise InputError(
@@ -230,11 +230,11 @@ class Edit(BaseModel):
 
         Args:
             model: Repositioned model or bridge.
-            tokens: Result of `tokens_in` for the prompt; None: all, also those that are generated.
+            tokens: Result of `tokens_in` for the prompt; None: all tokens, also generated ones.
             means: Mean outputs of heads, or means of queries and keys, for the kinds of `MEANS`.
 
         Returns:
-            Function of no arguments whose context applies the edit.
+            Function without arguments that returns a context; the context applies the edit.
 
         Raises:
             InputError: The model lacks the layer or the pairs, or the layer does not rotate; the
@@ -245,8 +245,8 @@ class Edit(BaseModel):
             if self.kind in MEANS:
                 keywords["means"] = means
             return partial(function, model, **keywords)
-        # The edit names its tokens itself: the `tokens` of `replaced` warns of those that a prompt
-        # does not reach yet.
+        # The edit has the tokens: the argument `tokens` of `replaced` warns about tokens that a
+        # prompt does not reach yet.
         edit = self._change(None if tokens is None else token_table(tokens))
         return partial(edit.on, model, self.heads or None, layer=self.layer)
 
@@ -268,8 +268,8 @@ class Edit(BaseModel):
         return POSITIONS[self.kind](**named, tokens=tokens)
 
     def _call(self, model: nn.Module) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """The function for frequencies or outputs, and its arguments beside model and means."""
-        # The first layer stands for all: others are checked when the context is entered
+        """The function for frequencies or outputs, and its arguments except model and means."""
+        # Only the first layer is checked here: the others are checked when the context is entered
         (attention,) = as_decoder(model).attentions([self.first_layer])
         heads = list(self.heads or ((self.first_layer, head) for head in range(attention.heads)))
         count = rotating_pairs(attention)
@@ -330,7 +330,7 @@ def rotating_pairs(attention: RepositionedAttention) -> int:
         attention: A layer.
 
     Returns:
-        Pairs of a head whose frequency is not 0.
+        Number of pairs of a head with a frequency other than 0.
     """
     return int((attention.rotation.frequencies != 0).sum())
 

@@ -1,11 +1,12 @@
 """Long work, one step at a time: a function with progress calls, as an iterator.
 
-    for done, total in (steps := Steps(work)): ...     `work(progress)` goes on until it calls `progress(done, total)`, and waits there
-    steps.result                                        the result of `work`, once the iterator has ended
-    steps.close()                                       ends `work` where it waits
+    for done, total in (steps := Steps(work)): ...    `work(progress)` runs until it calls
+                                                      `progress(done, total)`, and waits there
+    steps.result                                      the result of `work`, after the iterator ended
+    steps.close()                                     ends `work` where it waits
 
 The work has a separate thread, and runs only while the next step is awaited: between two steps
-others may use the model. Knows nothing about models and pages.
+others may use the model. This module knows nothing about models and pages.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 # No Exception, so that `except Exception` in the work does not keep it going
 class _Closed(BaseException):
-    """Ends work that nobody awaits."""
+    """Raised in abandoned work to end it."""
 
 
 class Steps(Iterator[tuple[int, int]]):
@@ -31,7 +32,7 @@ class Steps(Iterator[tuple[int, int]]):
             threading.Semaphore(0),
             SimpleQueue[tuple[int, int] | BaseException](),
         )
-        # A daemon: a page that never asks again must not keep the process alive
+        # A daemon: a page that never sends another request must not keep the process alive
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

@@ -5,9 +5,9 @@
     kernel -> page    {"number": n, "answer": {...}}             the answer, or one of
                       {"refused": line}  {"stream": s, "event": {...}}  {"done": true}
 
-Each event of a stream is asked for, so that a page stops one by asking no more, and the kernel is
-free between two events. Each widget has passes of its own, and no hook stays on the bridge between
-two messages: several widgets on one bridge do not disturb each other.
+The page requests each event of a stream, so it stops a stream by sending no more requests, and the
+kernel is free between two events. Each widget has separate passes, and no hook stays on the bridge
+between two messages: several widgets on one bridge do not affect each other.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MODULES = (
     "sources.js",
 )
 """In the order of their imports."""
-# A page that stops asking never says so: of more streams the oldest ends
+# A page never reports that it stops: with more streams, the oldest one ends
 MOST_STREAMS = 4
 
 
@@ -115,13 +115,13 @@ class ExplorerWidget(anywidget.AnyWidget):
             answer = self.answer(given.get("message"))
         except InputError as error:
             answer = {"refused": str(error)}
-        # The number lets a page tell which of its messages this answers
+        # The number identifies the message that this answers
         self.send({"number": given.get("number"), "answer": answer})
 
     def answer(self, given: Any) -> dict[str, Any]:
         """The answer to a message. Raises InputError for one that does not fit."""
         if given == {"ask": "plotly", "model": 0}:
-            # Sent apart, packed, and only when a page asks for it: it has megabytes
+            # Sent separately, packed, and only on request: it has megabytes
             from plotly.offline import get_plotlyjs
 
             return {"packed": packed(get_plotlyjs())}

@@ -1,9 +1,9 @@
-"""Attention inputs -> labelled statistics. Pure; knows no model, no task and no plot.
+"""Attention inputs -> labeled statistics. Pure; knows no model, no task and no plot.
 
     repo_interp.measures.Components(first_token=1)
             a measure with parameters, for `analyze(..., measures=[...])`
 
-The classes of our measures are names of this module, imported when they are first asked for;
+The classes of our measures are names of this module, imported at their first use;
 `dir(measures)` lists them.
 """
 

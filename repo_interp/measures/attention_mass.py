@@ -5,8 +5,8 @@
     mass per token = mass / number of tokens in the span;
             table: mean over prompts, layers and heads, x 100
 
-Where every token of an answer copies another one (`Prompt.sources`), and the prompts name no needle,
-a row has spans of its own beside those of the prompt:
+If every token of an answer copies another token (`Prompt.sources`), and the prompts name no needle,
+a row has separate spans besides those of the prompt:
 
     needle(i) = {the token that the row's answer token copies}      query(i) = {the token before that answer token}
 
@@ -17,7 +17,7 @@ sink (gpt-oss) gives the rest of its attention to it: `sink_mass`. `chance` is t
 weights on all tokens that a row sees. Only these rows are computed: O(rows n d) per head, no n x n
 map.
 
-Knows nothing about the meaning of spans.
+This module knows nothing about the meaning of spans.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class _Asked:
     """Rows and spans of a batch, the same for all layers."""
 
     rows: Int[Tensor, "row"]
-    """Rows that some prompt asks for, ascending."""
+    """Rows that any prompt needs, ascending."""
     wanted: Bool[Tensor, "prompt token"]
-    """Rows that a prompt asks for."""
+    """Rows that a prompt needs."""
     shared: bool
     """Whether all prompts ask for the same rows."""
     count: Float[Tensor, "prompt 1 1"]
@@ -105,7 +105,7 @@ class AttentionMass(
         parts, own = [], []
         for rows, logits in row_blocks(inputs, asked.rows):
             weights = weights_of(logits, inputs.sinks)
-            # Prompts of a batch may ask for other rows: those of the others count 0.
+            # Prompts of a batch may need different rows: rows of other prompts count 0.
             if not asked.shared:
                 weights = weights.where(asked.wanted[:, None, rows, None], 0)
             parts.append(weights.sum(-2, dtype=torch.float64))
@@ -127,7 +127,7 @@ class AttentionMass(
             "tokens": ("prompt layer span", asked.tokens),
         }
         if inputs.sinks is not None:
-            # The sink takes what keys leave: softmax over both sums to 1
+            # The sink has the rest of the attention: the softmax over keys and sink sums to 1
             left = 1.0 - by_key.sum(-1) / asked.count[..., 0]
             record["sink_mass"] = "prompt layer head", left
         return Statistics(per_prompt=arrays(inputs, record, span=names))
@@ -201,6 +201,6 @@ def _chance(inputs: AttentionInputs, asked: _Asked) -> Float[Tensor, "prompt spa
 def _gathered(
     weights: Float[Tensor, "prompt head row key"], places: Int[Tensor, "prompt row span"]
 ) -> Float[Tensor, "prompt head row span"]:
-    """The weights of one key per row and span; 0 where the row has none."""
+    """The weights of one key per row and span; 0 if the row has no such key."""
     index = places.clamp(min=0)[:, None].expand(-1, weights.shape[1], -1, -1)
     return weights.gather(-1, index).where(places[:, None] >= 0, 0)

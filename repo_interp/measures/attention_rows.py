@@ -12,7 +12,7 @@ between them, with `keys` keys. Of the first `prompts` prompts, those of up to `
 token's `prompt_keys` strongest keys are kept besides. Computed in parts of rows: no n x n map of a
 long prompt is kept.
 
-Knows nothing about the meaning of spans.
+This module knows nothing about the meaning of spans.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.runtime.memory import memory_for
 
 _OF_PROMPTS = ("prompt_weight", "prompt_key", "prompt_log_total")
-"""Variables of several prompts."""
+"""Variables with several prompts."""
 _TEXTS = {
     "weight": "largest attention weights of a row of the first prompt",
     "key": "token that the weight is on; -1: none [tokens]",
@@ -47,7 +47,7 @@ _TEXTS = {
     "prompt_log_total": "logarithm of the sum of exponentials of the row's logits [logits]",
 }
 _NOT_MARKED = ("rest", "separator")
-"""Spans, beside segments, that say nothing about which rows are of interest."""
+"""Spans, besides segments, that do not mark rows of interest."""
 
 
 def strongest_keys(
@@ -58,7 +58,7 @@ def strongest_keys(
     Args:
         inputs: A layer and a batch of one prompt.
         rows: Token numbers of the queries, ascending, int64.
-        count: Weights per row; fewer where the prompt has fewer tokens.
+        count: Weights per row; fewer if the prompt has fewer tokens.
 
     Returns:
         Weights [head, row, rank], float64, NaN where fewer keys are visible; their keys [head, row,
@@ -85,7 +85,7 @@ def strongest_keys(
 def rows_of_interest(
     valid: Bool[np.ndarray, " token"], spans: Spans, prompt: int, most: int
 ) -> Int[np.ndarray, " row"]:
-    """Return up to `most` valid tokens of a prompt: all, or those of its spans before others.
+    """Return up to `most` valid tokens of a prompt: all, or tokens of its spans before others.
 
     Args:
         valid: Mask [token] of the prompt, on the processor: one question serves all layers.

@@ -29,7 +29,7 @@ Prompts of one run may have different frequencies, where these depend on the len
 (dynamic NTK, longrope): then there is none for all (NaN), and `prompt_frequency` has those of every
 prompt.
 
-Knows nothing about models; the training length is given to it.
+This module knows nothing about models; the training length is given to it.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Components(Measure):
         return {**super().parameters, "last_token": last, "still_angle": STILL}
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Frequencies and turns, where pairs have positions of their own."""
+        """Return a gap for frequencies and turns if positions differ by rotary pair."""
         if not inputs.differ_by_pair:
             return None
         if inputs.by_axis:
@@ -281,7 +281,7 @@ class Components(Measure):
             "decay_bound": _decay_bound(frequency.values, labels["distance"]),
             "activated": frequency.copy(data=activated),
             "low_frequency": frequency.copy(data=low),
-            # A layer with a window sees fewer; the largest is that of a layer without
+            # A layer with a window sees fewer pairs; the maximum is from a layer without a window
             "distance_pairs": sums["pairs"].max("layer"),
             "logit_by_distance": (sums["logit_sum"] + sums["position_logit_sum"]) / pairs,
             "position_logit_by_distance": sums["position_logit_sum"] / pairs,
@@ -330,12 +330,12 @@ def _angles(
         sums = RotationAngles(
             torch.zeros(1, len(frequencies), len(EDGES), **new), torch.zeros(1, **new)
         )
-        # Nothing rotates, or pairs have positions of their own
+        # No rotation, or positions that differ by rotary pair
         reach = unrotated = torch.full((len(tokens), 1), torch.nan, **new)
     else:
         positions, by_axis = inputs.positions, None
         if inputs.differ_by_pair:
-            # No one difference turns all pairs of an image; text beside it in the batch has one
+            # No single difference rotates all pairs of an image; other text in the batch has one
             by_axis = (positions != positions[..., :1]).flatten(1).any(1)
             positions = positions[..., 0]
         sums = rotation_angles(positions, frequencies, tokens, inputs.window, per_side)

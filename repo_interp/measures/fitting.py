@@ -1,10 +1,10 @@
-"""What measures and experiments are told of an analysis: its layers, its prompts, and their tokens.
+"""Facts about an analysis for measures and experiments: layers, prompts, and their tokens.
 
     schemes     one per layer that is measured; of another package's, "rope" or "alibi" where
                 positions are the token index or none, with and without rotation
     complete    all layers of the model, so that its predictions are those of the analysis
 
-Knows nothing about how an analysis is made.
+This module knows nothing about how an analysis is made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from repo_interp.positions.layouts import CONTEXTUAL, FIXED
 
 
 class AnyPrompt(Protocol):
-    """A prompt, of which measures may ask what the model generated."""
+    """A prompt with the tokens that the model generated."""
 
     @property
     def generated(self) -> Sequence[int]:
@@ -29,7 +29,7 @@ class AnyPrompt(Protocol):
 
 @dataclass(frozen=True)
 class Layers:
-    """What positions the measured layers have."""
+    """The kinds of positions in the measured layers."""
 
     schemes: tuple[str, ...] = ()
     """Schemes of the layers; empty: any."""

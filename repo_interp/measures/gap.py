@@ -1,16 +1,16 @@
-"""What a measure leaves out of a layer, by what the layer is."""
+"""Results that a measure cannot give for a layer, by the properties of the layer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 NOTHING = "nothing"
-"""What a measure gives of a layer where its gap is whole."""
+"""Result of a measure for a layer with a complete gap."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """What a measure gives of a layer instead of all, and why."""
+    """The partial result of a measure for a layer, and the reason."""
 
     reason: str
     """Of layers, in words after "which": "assign no positions"."""

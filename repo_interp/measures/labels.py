@@ -3,8 +3,8 @@
     Arrays      arrays with the names and labels of their axes: the contents of an xr.Dataset
 
 A layer of a batch leaves a handful of small arrays. Making a Dataset of all, and aligning Datasets,
-would take longer than measuring: they stay `Arrays` until all layers and prompts are together.
-Knows nothing about measures.
+would take longer than measuring: they stay `Arrays` until all layers and prompts are together. This
+module knows nothing about measures.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _align(
         labels[axis] = np.unique(np.concatenate(known))
         for place, some in zip(places, by_part, strict=True):
             if some is not None:
-                # Neighbouring labels are a slice, so that values are copied without an index.
+                # Neighboring labels are a slice, so that values are copied without an index.
                 found = np.searchsorted(labels[axis], some)
                 together = len(found) and (np.diff(found) == 1).all()
                 place[axis] = slice(found[0], found[-1] + 1) if together else found

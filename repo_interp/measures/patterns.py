@@ -27,7 +27,7 @@ text alone a random walk reaches .8,
 
 Correlations of a constant head or chunk are undefined, and left out of means.
 
-Knows nothing about the meaning of positions.
+This module knows nothing about the meaning of positions.
 """
 
 from __future__ import annotations

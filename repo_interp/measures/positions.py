@@ -7,7 +7,7 @@ z_i is the position of token i in a head: the index for RoPE, the output of f_ph
 share its position and are listed singly. `linear_r2` is the squared correlation of z_i and i: 1 for
 the index, however it is scaled and shifted.
 
-Knows nothing about the effect of positions on attention.
+This module knows nothing about the effect of positions on attention.
 """
 
 from __future__ import annotations

@@ -7,10 +7,11 @@ The likeliest next tokens, and the probability of the token that does follow.
     log p of the answer = mean of log p(x_{i+1} | x_0 ... x_i) over its tokens x_{i+1}
     loss                = mean of -log p over all tokens, of a prompt without an answer
 
-The first token of a packed document follows from nothing before it: it counts in neither mean.
-Rows of the first prompt are those of `attention_rows`: all tokens where these are no more than
-`rows`, else those of its spans first. From the hidden states of the forward pass that everything
-else is measured in, some rows at a time. Knows no tokenizer: texts of tokens are added by who does.
+The first token of a packed document follows from nothing before it: it counts in neither mean. Rows
+of the first prompt are those of `attention_rows`: all tokens where these are no more than `rows`,
+else those of its spans first. From the hidden states of the forward pass that everything else is
+measured in, some rows at a time. This module knows no tokenizer: texts of tokens are added by who
+does.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""A measure, and its sufficient statistics of one layer and batch, with an exact merge.
+"""A measure, and its sufficient statistics for one layer and batch, with an exact merge.
 
     merge(observe(A), observe(B)) = observe(A and B)
 
 `sums` add; `per_prompt` concatenate along `prompt`; `first_prompt` comes from the one batch that
-holds prompt number 0. So many prompts, long prompts, several processes and an interrupted run that
-goes on are the same thing. Axes that grow with the prompt (`token`, `distance`, `chunk`) are
+has prompt number 0. So many prompts, long prompts, several processes and a resumed run all work the
+same way. Axes that grow with the prompt (`token`, `distance`, `chunk`) are
 aligned by their coordinate: absent entries of a sum count 0, absent entries of a per-prompt array
 are NaN (-1 for integers).
 
-Knows nothing about single measures.
+This module knows nothing about single measures.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STATISTICS = ("per_prompt", "sums", "first_prompt")
 
 
 class Statistics:
-    """Labelled arrays of some layers and prompts.
+    """Labeled arrays of some layers and prompts.
 
     Every variable has the axis `layer` with its coordinate; or, of predictions, none has.
 
@@ -110,8 +110,8 @@ class Needs:
     and `separator` besides.
     """
     sources: bool = False
-    """Whether `observe` finds `source` among its spans where every token of an answer has a needle of
-    its own: the token that it copies, -1 elsewhere, int64 [prompt, token].
+    """Whether `observe` gets `source` among its spans if every token of an answer has a separate
+    needle: the token that it copies, -1 elsewhere, int64 [prompt, token].
     """
     tokens: int = 1
     """Tokens that a prompt needs; checked before the first forward pass."""
@@ -120,8 +120,8 @@ class Needs:
     any.
     """
     heads: Mapping[int, Sequence[int] | None] | None = None
-    """Heads that it measures, by layer (None: all), whatever heads the others measure; None: those
-    of the analysis.
+    """Heads of the measure by layer (None: all), independent of other measures; None: the heads of
+    the analysis.
     """
     tensors: tuple[str, ...] = TENSORS
     """Which tensors of the attention inputs it reads: where one of them is not finite, the measure
@@ -133,13 +133,13 @@ class Needs:
     others are refused such prompts, and stop in such layers.
     """
     layer: bool = False
-    """Whether it is refused where it gives nothing of any layer (`Measure.gap`); else its numbers are
-    NaN, and a warning says why.
+    """Whether the measure is refused if it has no result in any layer (`Measure.gap`); else its
+    numbers are NaN, and a warning says why.
     """
     by_pair: bool = False
-    """Whether it measures layers whose positions differ by rotary pair; else it stops there."""
+    """Whether the measure supports positions that differ by rotary pair; else it stops there."""
     predictions: bool = False
-    """Whether `observe_predictions` is to be called; the forward pass then goes through all layers.
+    """Whether to call `observe_predictions`; the forward pass then runs through all layers.
     """
     nan: tuple[str, ...] = ()
     """Statistics per prompt in which NaN stands for absent or undefined values.
@@ -190,9 +190,9 @@ def check_statistics(given: Any, measure: str) -> Statistics:
 
 
 class Measure(ABC):
-    """Base of measures: a frozen dataclass whose fields are its parameters.
+    """Base of measures: a frozen dataclass with its parameters as fields.
 
-    A measure reduces attention inputs to small labelled arrays.
+    A measure reduces attention inputs to small labeled arrays.
 
     A field states its type and range (`Annotated[float, Interval(gt=0)]`, see `values`); an object
     with another value is refused. A field `training_length` that is None gets the length that the
@@ -204,10 +204,10 @@ class Measure(ABC):
     """
 
     name: str
-    """The group of the run file; a field too, so that two of one class stand side by side."""
+    """The group in the run file; may be a field, so that a run can have two of one class."""
 
     describes: ClassVar[str] = ""
-    """A few words on what it measures, for `--help`."""
+    """A few words on the measured quantity, for `--help`."""
     topic: ClassVar[str] = ""
     """A name by which `--measures` asks for it and all others of that topic; empty: none."""
     _stated: ClassVar[Needs] = Needs()
@@ -241,7 +241,7 @@ class Measure(ABC):
 
     @property
     def needs(self) -> Needs:
-        """Requirements beside the attention inputs; none unless a subclass states them."""
+        """Requirements besides the attention inputs; none unless a subclass states them."""
         return self._stated
 
     def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
@@ -257,7 +257,7 @@ class Measure(ABC):
         return False
 
     def beside(self, names: Collection[str]) -> Measure:
-        """Return the measure as it is taken beside others, where it is asked for by its name.
+        """Return the measure adapted to the other measures, if it was given by name.
 
         Args:
             names: Names of all measures of the analysis.
@@ -270,7 +270,7 @@ class Measure(ABC):
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> Sequence[Reduction]:
         """Return the reductions that `observe` will need (`heads.reduced`).
 
-        Those of all measures are computed in one pass over the heads.
+        The reductions of all measures are computed in one pass over the heads.
 
         Args:
             inputs: A layer and a batch.
@@ -282,7 +282,7 @@ class Measure(ABC):
         return ()
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Say what `observe` leaves out of a layer, by what the layer is.
+        """State the results that `observe` cannot give for a layer, by the layer's properties.
 
         The run notes it.
 
@@ -290,7 +290,7 @@ class Measure(ABC):
             inputs: A layer, with any content.
 
         Returns:
-            What is left out; None, unless a subclass overrides this.
+            The gap; None, unless a subclass overrides this.
         """
         return None
 
@@ -318,7 +318,7 @@ class Measure(ABC):
         """
 
     def add_tokens(self, group: xr.Dataset, tokens: PromptLabels) -> xr.Dataset:
-        """Return the concluded group with the tokens of its prompts, where it goes with tokens.
+        """Return the concluded group with the tokens of its prompts, if it needs tokens.
 
         Args:
             group: Group that `conclude` gave.
@@ -331,7 +331,7 @@ class Measure(ABC):
 
 
 class SegmentMeasure(Measure):
-    """A measure of segments, whose field `kinds` says of which kinds."""
+    """A measure of segments of the kinds in its field `kinds`."""
 
     kinds: Kinds
 
@@ -351,7 +351,7 @@ def of_training_length(measure: Measure, tokens: int) -> Measure:
     Returns:
         A copy with the field set, or the measure where it has no such field or a value.
     """
-    # The default is the number itself, so a measure without the field is left alone
+    # The default is the number itself, so a measure without the field does not change
     unknown = is_dataclass(measure) and getattr(measure, "training_length", tokens) is None
     return replace(measure, training_length=tokens) if unknown else measure  # pyright: ignore[reportCallIssue, reportArgumentType]
 
@@ -418,7 +418,7 @@ def as_measure(candidate: Any) -> Measure:
         candidate: A `Measure`, or an object with its `PARTS`.
 
     Returns:
-        `candidate`, or a measure that consists of its parts and declares nothing more.
+        `candidate`, or a measure made of its parts, with defaults for everything else.
     """
     return candidate if isinstance(candidate, Measure) else _MeasureOfParts(candidate)
 
@@ -486,7 +486,7 @@ def require_declared(measure: Measure) -> None:
 def merge(parts: Sequence[Statistics]) -> Statistics:
     """Merge statistics of disjoint (layer, prompt) pairs.
 
-    Exact, in whatever order the parts come.
+    Exact for any order of the parts.
 
     Args:
         parts: Statistics of batches or layers.
@@ -528,7 +528,7 @@ def _by_layer(parts: Sequence[Arrays], combine: Callable[[Sequence[Arrays]], Arr
         return combine(parts)
     if len(parts) == 1 and (np.diff(parts[0].labels["layer"]) > 0).all():
         return combine(parts)
-    # A part may hold several layers, and parts come in any order
+    # A part may have several layers, and parts are in any order
     layers: dict[int, list[Arrays]] = {}
     for part in parts:
         for place, layer in enumerate(part.labels["layer"]):

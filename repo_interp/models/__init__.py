@@ -5,7 +5,7 @@
     reposition, load, bridge        layouts of schemes in a decoder; checkpoints; bridges
     capture, audit                  observe, verify
 
-Knows no task and no measure. The files of a checkpoint are read in `checkpoint_files`;
+This package knows no task and no measure. The files of a checkpoint are read in `checkpoint_files`;
 `interventions` changes a pass.
 """
 

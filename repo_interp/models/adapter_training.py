@@ -1,6 +1,6 @@
-"""Train an adapter: freeze a model but for its schemes and low-rank updates, and write those.
+"""Train an adapter: freeze a model except its schemes and low-rank updates, and save these.
 
-`adapters` says what an adapter is, and merges one. Training itself is not known here.
+`adapters` defines adapters and merges them. This module knows nothing about training itself.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def attach(model: PreTrainedModel, rank: int, first_layer: int = 0) -> None:
             "an adapter is trained with the package peft; install it: pip install "
             "'repo-interp[adapter]'"
         )
-    # peft is needed for training alone, and takes seconds to import.
+    # Imported here: peft takes seconds to import, and only training needs it.
     from peft import LoraConfig, inject_adapter_in_model
 
     changed = {
@@ -104,7 +104,7 @@ def save_adapter(model: PreTrainedModel, directory: Path, base: Base) -> None:
     Args:
         model: A model after `attach`.
         directory: Where the adapter is written; made if missing.
-        base: The checkpoint that the adapter goes on top of.
+        base: The checkpoint below the adapter.
     """
     trained = {
         name.replace(".default.", "."): value

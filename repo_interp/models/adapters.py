@@ -6,10 +6,10 @@
 
 A directory in peft's format - adapter_config.json, adapter_model.safetensors in float16 - beside
 our config.json, which states the layout, the configuration, and the base by name and by the SHA-256
-of its weights: a base of other weights, or of a configuration that computes otherwise, is refused.
-B starts at zero, so a fresh adapter changes nothing but positions. Loading merges: the sums are
-made in float64, the model that results is a whole one, and peft is needed for training alone. Knows
-nothing about training.
+of its weights: a base with other weights, or with a configuration that changes the computation, is
+refused. B starts at zero, so a fresh adapter changes only positions. Loading merges the adapter
+into the weights, with sums in float64, so only training needs peft. This module knows nothing about
+training.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from repo_interp.values import shortened
 CONFIGURATION = "adapter_config.json"
 """The file that states the options of peft."""
 POSITIONED = "LORA of repo_interp; load it with repo_interp, since peft has none of its positions"
-"""The peft_type of an adapter that changes positions: peft knows none of that name, and would run
-plain RoPE of a type called LORA.
+"""The peft_type of an adapter that changes positions. peft does not know this type; as type LORA it
+would load the adapter and run plain RoPE.
 """
 PREFIX = "base_model.model."
 """Of the names of weights in the file of an adapter."""
@@ -64,7 +64,7 @@ no number changes.
 class _LoRA(BaseModel):
     """adapter_config.json of peft.
 
-    Every option but those named here may change numbers, so it must be off: false, null or empty.
+    All other options may change numbers, so they must be off: false, null or empty.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -202,7 +202,7 @@ def merge_adapter(
 
 
 def fitting_changes(model: nn.Module, directory: Path) -> Changes:
-    """Match the weights of an adapter to the parameters of a model, by headers alone.
+    """Match the weights of an adapter to the parameters of a model by file headers only.
 
     Args:
         model: Base model with the adapter's layout; its weights may be on "meta".

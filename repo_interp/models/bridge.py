@@ -76,7 +76,7 @@ class RepositionedBridge(TransformerBridge):
 
         Args:
             input: One text or several.
-            prepend_bos: Whether BOS is put before a text; None: where the tokenizer puts one.
+            prepend_bos: Whether to prepend BOS to a text; None: as the tokenizer does.
             padding_side: "left" or "right"; None: the tokenizer's.
             move_to_device: Whether tokens are moved to the device of the model.
             truncate: True cuts at the training length; None warns there and cuts nothing.
@@ -124,7 +124,7 @@ class PositionCache(ActivationCache):
     """An ActivationCache in which ("positions", layer) is blocks.LAYER.attn.hook_positions."""
 
     def __getitem__(self, key: Any) -> Tensor:
-        """Raises InputError for positions of a layer that the cache does not hold."""
+        """Raises InputError for positions of a layer that are not in the cache."""
         if not isinstance(key, tuple) or key[0] != "positions":
             return super().__getitem__(key)
         name = f"blocks.{key[1]}.attn.hook_positions" if len(key) > 1 else "positions"
@@ -142,7 +142,7 @@ class _TokensFirst(nn.Module):
     """A hook point [batch, token, head, d_head] at a tensor [batch, head, token, d_head]."""
 
     def __init__(self, point: nn.Module, flat: bool) -> None:
-        """`flat`: the point's heads stand side by side, as those of a norm that spans all heads."""
+        """`flat`: the heads share one axis, as in a norm over all heads."""
         super().__init__()
         self.point, self.flat = point, flat
 
@@ -247,10 +247,10 @@ def bridge(
 
     Args:
         model: Repositioned model of Hugging Face.
-        tokenizer: Reads text for the model; None: the bridge takes tokens alone.
+        tokenizer: Tokenizer of the model; None: the bridge takes only tokens.
 
     Returns:
-        The bridge, whose tokens are those that `analyze` measures.
+        The bridge. It tokenizes text in the same way as `analyze`.
 
     Raises:
         InputError: The model was not repositioned.
@@ -265,8 +265,8 @@ def bridge(
     _put_output_projections(wrapped)
     wrapped.cfg.default_prepend_bos = False  # as long as no tokenizer puts one
     if tokenizer is not None:
-        # TransformerLens would load it anew to prepend BOS and add tokens beyond the vocabulary:
-        # prompts would not be those of the model.
+        # TransformerLens would load the tokenizer again to prepend BOS, and add tokens beyond the
+        # vocabulary, so prompts would differ from the model's.
         wrapped.tokenizer = tokenizer
         wrapped.cfg.tokenizer_prepends_bos, wrapped.cfg.tokenizer_appends_eos = (
             special_tokens_around(tokenizer)
@@ -299,7 +299,7 @@ def _build(decoder: Decoder) -> Any:
     name = type(model).__name__
     if name in SUPPORTED_ARCHITECTURES:
         put_back, expected = _kept(model), _logits(decoder, model)
-        # An adapter may fail in any way where it was written for other options of its family.
+        # An adapter for other options of the family may fail with any error.
         try:
             wrapped = adapted(name)
             if _equal(_logits(decoder, wrapped), expected):
@@ -313,7 +313,7 @@ def _build(decoder: Decoder) -> Any:
 
 
 def _logits(decoder: Decoder, model: Any) -> Tensor | None:
-    """Logits of `model`, that of `decoder` or a bridge around it; None of weights on "meta"."""
+    """Logits of `model` (of `decoder`, or a bridge around it); None with weights on "meta"."""
     try:
         require_weights(decoder)
     except InputError:
@@ -327,7 +327,7 @@ def _logits(decoder: Decoder, model: Any) -> Tensor | None:
 
 
 def _equal(given: Tensor | None, expected: Tensor | None) -> bool:
-    """Whether logits are equal but for rounding; those of weights that are no numbers are."""
+    """Whether logits, or NaN, are equal up to rounding; True without logits (weights on "meta")."""
     if given is None or expected is None:
         return True
     share = _TOLERANCE if torch.finfo(expected.dtype).bits >= 32 else _TOLERANCE_HALF
@@ -384,7 +384,7 @@ def _listed_of(kind: type) -> set[str]:
 
 
 def _put_output_projections(wrapped: Any) -> None:
-    """Put the adapter's output projection where a module holds another (GPT-2): hook_z fires."""
+    """Use the adapter's output projection in modules with another one (GPT-2), so hook_z fires."""
     holders = {getattr(part, "original_component", None): part for part in wrapped.modules()}
     for attention in as_decoder(wrapped).layers:
         output = getattr(holders.get(attention.module), "o", None)
@@ -398,8 +398,8 @@ def _exchange_attention(adapter: Any) -> None:
     adapter.supports_fold_ln = False
     stock = adapter.component_mapping["blocks"].submodules["attn"]
     kind = type(stock)
-    # The adapter has built its part, with the arguments of its family; the class of a part says
-    # what a bridge builds by it.
+    # The adapter has built its part with the arguments of its family. The class of a part
+    # determines the component that a bridge builds from it.
     stock.__class__ = type(
         f"Repositioned{kind.__name__}",
         (RepositionedAttentionBridge, kind),
@@ -413,7 +413,7 @@ _POINTS = (
     *("hook_positions", "hook_position_logits", "hook_cos", "hook_sin", "hook_rot_q", "hook_rot_k"),
     *("hook_attn_scores", "hook_pattern"),
 )
-"""Hook points that every attention has, of its adapter or of ours."""
+"""Hook points of every attention module, from its adapter or from us."""
 
 
 class AnyAttention(GeneralizedComponent):
@@ -421,7 +421,7 @@ class AnyAttention(GeneralizedComponent):
 
 
 class AnyBlock(BlockBridge):
-    """A layer, whose residual stream is seen before and after it."""
+    """A layer with hook points on the residual stream before and after it."""
 
     hook_aliases: ClassVar = {
         "hook_resid_pre": "hook_in",

@@ -1,18 +1,18 @@
-"""Key-value caches: what a layer keeps of a token, beside its values.
+"""Key-value caches: the data that a layer caches per token, besides values.
 
     cached key of token j:   [ R(z_j) k_j ]                                 z_j: the token index
                              [ k_j | z_j | length | gate keys | memory ]    k_j unrotated
 
-The first is the stock model's, with which such a cache may be exchanged. It is kept where the index
-alone rotates keys, unless an intervention lasts when the cache begins, which may need more of a
-key; a cache goes on as it began, which the width of its keys tells. Layers that keep latents, or
-hand their keys on to other layers, have the second.
+The first form is the stock model's, so such caches can be exchanged with it. A layer uses it if
+only the index rotates keys, unless an intervention, which may need more of a key, is active when
+the cache begins. A cache keeps the form it began with, which shows in the width of its keys. Layers
+that cache latents, or that pass their keys to other layers, use the second form.
 
-There positions travel inside the keys, as further columns. The length is that of the pass of token
-j, where frequencies depend on it: as in a stock cache, a key keeps the frequencies it came with.
-The memory is what an assigner remembers of the token. So whatever a cache does to keys - growing,
-reordering for beams, cropping, sliding windows - it does to their positions. A cached position
-keeps all its bits: where keys are of half precision, it takes two columns of theirs.
+In the second form positions are further columns of the keys. `length` is the length of token j's
+pass, for frequencies that depend on it: as in a stock cache, a key keeps the frequencies of its
+pass. `memory` is the data that an assigner remembers of the token. So every operation of a cache on
+keys (growing, reordering for beams, cropping, sliding windows) also applies to positions. A cached
+position keeps all its bits: with keys in half precision it takes two columns.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from repo_interp.positions.assigners import RememberingAssigner, TokenIndex
 from repo_interp.positions.rotary import expand_heads
 
 _BY_AXIS = "repo_interp_by_axis"
-"""Where a cache keeps that its tokens have a position for each axis."""
+"""Attribute of a cache whose tokens have a position per axis."""
 _QUANTIZED = getattr(cache_utils, "BaseQuantizedLayer", cache_utils.QuantizedLayer)
-"""Layers of a cache that round what they keep."""
+"""Cache layers that round cached values."""
 
 
 class CacheOfPositions:
-    """A layer's view of a cache, whose `update` stores positions beside keys."""
+    """A layer's view of a cache; `update` stores positions with the keys."""
 
     def __init__(self, cache: Any, attention: Any) -> None:
-        """`attention`: the `RepositionedAttention` whose pass this is."""
+        """`attention`: the `RepositionedAttention` that runs."""
         self._cache, self._attention = cache, attention
 
     def __getattr__(self, name: str) -> Any:
@@ -51,15 +51,15 @@ class CacheOfPositions:
         """Store keys, values and positions of a pass.
 
         Args:
-            keys: [batch, kv_head, token, d_head], of this pass.
-            values: [batch, kv_head, token, d_value], of this pass.
+            keys: Keys of this pass [batch, kv_head, token, d_head].
+            values: Values of this pass [batch, kv_head, token, d_value].
             layer: Number of the layer.
             *arguments: Further arguments of the cache.
             **keywords: Further arguments of the cache.
 
         Returns:
-            Keys and values of all tokens so far, as a stock cache gives them; positions and gate
-            keys go to the pass.
+            Keys and values of all tokens so far, as from a stock cache. Positions and gate keys are
+            stored in the pass.
         """
         attention, current = self._attention, self._attention.active_pass
         if (keys.shape[1], keys.shape[-1]) == (attention.kv_heads, attention.d_head):
@@ -70,7 +70,7 @@ class CacheOfPositions:
                     attention.stock_order(keys), values, layer, *arguments, **keywords
                 )
             keys = attention.stock_order(keys)
-        # else latents, of which keys are made later, before the hooks on keys
+        # Otherwise latents; keys are made from them later, before the hooks on keys
         parts = [keys]
         positions = current.positions
         shape = None if positions is None else positions.shape
@@ -92,7 +92,7 @@ class CacheOfPositions:
             parts.append(expand_heads(current.gate_keys, keys.shape[1]))
         if current.memory is not None:
             parts.append(_columns(current.memory.transpose(1, 2), keys))
-        # One tensor, so that the cache treats positions as it treats keys.
+        # One tensor, so that the cache treats positions like keys.
         sizes = [part.shape[-1] for part in parts]
         self._require_room(layer, sizes)
         stored, values = self._cache.update(
@@ -100,7 +100,7 @@ class CacheOfPositions:
         )
         keys, *beside = stored.split(sizes, dim=-1)
         if positions is not None and shape is not None:
-            # with their gradient, which bits do not have
+            # The original tensors have a gradient; reinterpreted bits do not
             fresh = stored.shape[2] == shape[2]
             columns = beside.pop(0)
             if not fresh:
@@ -115,13 +115,13 @@ class CacheOfPositions:
         return keys, values
 
     def _keeps_rotated(self, layer: int) -> bool:
-        """Whether the cache holds keys of this layer as the stock model does."""
+        """Whether the cache has keys of this layer in the form of the stock model."""
         attention, current = self._attention, self._attention.active_pass
-        # None: nothing rotates, so the stock model's keys are the unrotated ones
+        # None: without rotation the stock model's keys are the unrotated ones
         if current.positions is None or attention.frequencies is None:
             return False
         by_index = isinstance(attention.assigner, TokenIndex) and attention.position_logits is None
-        # Heads that share a key, and turn it by positions of their own, need it unrotated.
+        # Heads that share a key but have different positions need it unrotated.
         by_index = by_index and attention.kv_heads % current.positions.shape[1] == 0
         held, width = _layer_of(self._cache, layer), _held_width(self._cache, layer)
         if isinstance(held, _QUANTIZED) and current.start:  # no others, see `_require_room`
@@ -156,13 +156,13 @@ class CacheOfPositions:
 
 
 def _layer_of(cache: Any, layer: int) -> Any:
-    """A layer of a cache; None where it has none yet."""
+    """A layer of a cache; None if it does not exist yet."""
     layers = getattr(cache, "layers", ())
     return layers[layer] if layer < len(layers) else None
 
 
 def _held_width(cache: Any, layer: int) -> int | None:
-    """Numbers that a cache holds of a key; None where it holds none yet."""
+    """Width of the cached keys; None for an empty cache."""
     keys = getattr(_layer_of(cache, layer), "keys", None)
     return None if keys is None or keys.ndim < 4 else keys.shape[-1]
 
@@ -171,12 +171,12 @@ def cached_tokens(cache: Any, layer: int, tokens: int) -> int:
     """Count the tokens in a cache before a pass.
 
     Args:
-        cache: Cache of transformers; None: there is none.
+        cache: Cache of transformers, or None.
         layer: Number of the layer.
         tokens: Tokens of the pass.
 
     Returns:
-        Number of tokens that the layer's keys are of.
+        Number of cached tokens before this pass.
     """
     if cache is None:
         return 0
@@ -185,15 +185,15 @@ def cached_tokens(cache: Any, layer: int, tokens: int) -> int:
             return held
     except ValueError:
         pass
-    # The first pass; or a layer that caches none and reads the keys of an earlier one, which has
-    # cached those of this pass.
+    # The first pass; or a layer without a cache that reads the keys of an earlier layer, which
+    # already has the keys of this pass.
     return max(0, int(cache.get_seq_length()) - tokens)
 
 
 def index_by_axis(
     index: Int[Tensor, "axis batch token"], cache: Any, start: int
 ) -> Int[Tensor, "*axis batch token"]:
-    """Return token indices by axis (an image's), or one for all axes where one is enough.
+    """Return token indices by axis (of an image), or one index if all axes agree.
 
     Args:
         index: Time, height and width of every token.
@@ -201,7 +201,7 @@ def index_by_axis(
         start: Tokens in the cache.
 
     Returns:
-        One index where axes agree and no cached token has several; else those by axis.
+        One index if axes agree and no cached token has indices by axis; else indices by axis.
 
     Raises:
         InputError: Cached tokens have one position each.
@@ -220,17 +220,17 @@ def index_by_axis(
 
 
 def positions_of_keys(attention: Any, keys: Tensor) -> Float[Tensor, "batch any key *pair"] | None:
-    """Return positions of all keys: cached, or counted where an earlier layer made the keys.
+    """Return positions of all keys: from the cache, or counted if an earlier layer made the keys.
 
     Args:
-        attention: The `RepositionedAttention` whose pass this is.
-        keys: Of all tokens [batch, kv_head or head, key, d_head].
+        attention: The `RepositionedAttention` that runs.
+        keys: Keys of all tokens [batch, kv_head or head, key, d_head].
 
     Returns:
-        Positions in rows; None: the layer assigns none.
+        Positions in rows; None if the layer assigns no positions.
 
     Raises:
-        InputError: They are not known.
+        InputError: The positions are unknown.
     """
     current, positions = attention.active_pass, attention.active_pass.positions
     if current.key_positions is not None:
@@ -262,10 +262,10 @@ def positions_of_keys(attention: Any, keys: Tensor) -> Float[Tensor, "batch any 
 def assign_with_memory(
     attention: Any, assigner: RememberingAssigner, hidden_states: Tensor, index: Tensor, cache: Any
 ) -> Float[Tensor, "batch any token *component"]:
-    """Assign positions to tokens that see the memory of all keys that attention shows them.
+    """Assign positions to tokens from the memory of all keys that they see.
 
     Args:
-        attention: The `RepositionedAttention` whose pass this is, which gets the new memory.
+        attention: The `RepositionedAttention` that runs; it gets the new memory.
         assigner: Its assigner.
         hidden_states: [batch, token, d_model].
         index: Token indices.
@@ -275,7 +275,7 @@ def assign_with_memory(
         Positions of the tokens of the pass.
 
     Raises:
-        InputError: The cache keeps the memory elsewhere.
+        InputError: The cache has the memory elsewhere.
     """
     current, rows, device = attention.active_pass, hidden_states.shape[1], hidden_states.device
     past = None
@@ -296,20 +296,20 @@ def assign_with_memory(
     )
     if attention.sliding_window is not None:
         seen = seen & (ahead < attention.sliding_window)
-    # padding sees itself, so that no row is empty
+    # Padding sees itself, so that no row is empty
     positions, current.memory = assigner(hidden_states, index, past, seen | (ahead == 0))
     return positions
 
 
 def _remembered(keys: Tensor, assigner: RememberingAssigner) -> Float[Tensor, "batch key feature"]:
-    """The memory of an assigner, read off cached keys [batch, kv_head, key, column]."""
+    """Read the memory of an assigner from cached keys [batch, kv_head, key, column]."""
     dtype, groups = assigner.dtype, -(-assigner.features // keys.shape[1])
     columns = keys[..., -groups * max(1, dtype.itemsize // keys.dtype.itemsize) :]
     return _rows(columns, dtype, assigner.features).transpose(1, 2)
 
 
 def _columns(positions: Tensor, keys: Tensor) -> Tensor:
-    """Unrounded positions [batch, P, token] as [batch, kv_head, token, column] of keys' dtype."""
+    """Convert positions [batch, P, token] bitwise to columns [batch, kv_head, token, column]."""
     kv_heads = keys.shape[1]
     if positions.shape[1] > 1:
         positions = nn.functional.pad(positions, (0, 0, 0, -positions.shape[1] % kv_heads))
@@ -327,12 +327,12 @@ def _columns(positions: Tensor, keys: Tensor) -> Tensor:
 def read_positions_beside(
     columns: Tensor, dtype: torch.dtype, rows: int
 ) -> Float[Tensor, "batch row token"]:
-    """Read the positions that a cache holds beside keys.
+    """Read the positions that a cache stores with keys.
 
     Args:
-        columns: What stands behind the entries of keys [batch, kv_head, token, column].
+        columns: Columns after the entries of keys [batch, kv_head, token, column].
         dtype: Precision of the positions.
-        rows: Rows of positions: one, or one for every head or key-value head.
+        rows: Rows of positions: 1, or the number of heads or key-value heads.
 
     Returns:
         Positions of the cached tokens.
@@ -343,7 +343,7 @@ def read_positions_beside(
 
 
 def _rows(columns: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
-    """The inverse of `_columns`: [batch, P, token] with P = `rows`."""
+    """Invert `_columns`: [batch, P, token] with P = `rows`."""
     if columns.dtype.itemsize < dtype.itemsize:
         columns = columns.clone(memory_format=torch.contiguous_format).view(dtype)
     by_head = columns.to(dtype).transpose(2, 3).flatten(1, 2)

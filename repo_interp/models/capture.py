@@ -1,10 +1,9 @@
 """A forward pass becomes a stream of `AttentionInputs`, one layer at a time.
 
-The receiver is called inside the pass, as soon as a layer has its queries, keys and positions;
-nothing of a layer is kept once it returns, so memory does not grow with layers. Interventions made
-by hooks before attention - on hook_q, hook_k, hook_positions - are seen; those on hook_rot_q,
-hook_rot_k and later come after and are not. Observers are gone when the pass ends, also when it
-raised.
+The receiver is called inside the pass, as soon as a layer has its queries, keys and positions. No
+tensor of a layer is kept after it returns, so memory does not grow with layers. The inputs include
+interventions by hooks before this point (hook_q, hook_k, hook_positions), but not by later hooks
+(hook_rot_q, hook_rot_k and after). Observers are removed when the pass ends, also if it raises.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def capture(
     layers: Collection[int] | None = None,
     position_ids: Int[Tensor, "*axis prompt token"] | None = None,
 ) -> None:
-    """Run tokens through a model and hand the attention inputs of its layers to a receiver.
+    """Run tokens through a model and call a receiver with the attention inputs of its layers.
 
     The pass ends inside the last of `layers`, before it attends. Queries, keys and positions arrive in float32 or
     wider.
@@ -74,7 +73,7 @@ def capture(
 
 
 def layers_by_pair(decoder: Decoder) -> list[int]:
-    """List the layers that give every rotary pair of a token its own position.
+    """List the layers with positions that differ by rotary pair.
 
     Args:
         decoder: Decoder of the model.
@@ -112,7 +111,7 @@ def decode(
             the right, and transformers takes jumps of `position_ids` for documents.
 
     Returns:
-        Hidden states [prompt, token, width]: the last ones, or those that enter `last_layer`.
+        Hidden states [prompt, token, width]: the last ones, or the inputs of `last_layer`.
 
     Raises:
         InputError: Prompts are padded, or several have position ids, and frequencies depend on the
@@ -224,7 +223,7 @@ def next_token_logits(
 
 
 class _FixedDecoder:
-    """Stands in for a decoder whose last hidden states are known; keeps its numbers (Falcon H1)."""
+    """Replacement of a decoder that returns known hidden states; has its constants (Falcon H1)."""
 
     def __init__(self, hidden: Tensor, decoder: nn.Module) -> None:
         self._hidden, self._decoder = hidden, decoder
@@ -238,7 +237,7 @@ class _FixedDecoder:
 
 
 class _FixedStates(tuple):
-    """Output of a decoder with last hidden states alone."""
+    """Output of a decoder with only the last hidden states."""
 
     def __getattr__(self, name: str) -> Any:
         return self[0] if name == "last_hidden_state" else None
@@ -261,7 +260,7 @@ def predictions_of(
         prompts: Numbers of the prompts [prompt].
 
     Returns:
-        Predictions, whose logits are made row by row on demand.
+        Predictions; their logits are computed row by row on demand.
     """
     vocabulary = decoder.vocabulary_size
     return Predictions(
@@ -296,8 +295,8 @@ def observing(
         None.
 
     Raises:
-        InputError: A layer computes with other positions than `position_ids`, or it hides other
-            keys than those of other documents.
+        InputError: A layer computes with positions other than `position_ids`, or hides keys of the
+            same document.
     """
 
     def observe(
@@ -310,7 +309,7 @@ def observing(
         values = attention.active_pass.new_values
         assert values is not None
         (stream,) = entered
-        here = queries.device  # of several that hold the model, the one with this layer
+        here = queries.device  # with several devices, the device of this layer
         inputs = AttentionInputs(
             layer=attention.layer_idx,
             scheme=attention.scheme,
@@ -407,7 +406,7 @@ def _with_documents(
     attention mask is given; some families do not, so the mask of the pass decides.
     """
     current, valid, layer = attention.active_pass, inputs.valid, f"layer {inputs.layer}"
-    by_axis = position_ids.ndim == 3  # of one text with its images
+    by_axis = position_ids.ndim == 3  # a text with images
     first = position_ids[0] if by_axis else position_ids
     uses_index = attention.assigner is not None or attention.position_logits is not None
     if uses_index and not bool(((current.index == first) | ~valid).all()):

@@ -1,16 +1,16 @@
 """Changes of a model since it was loaded: edited weights, attached hooks, exchanged rotations.
 
-    kept from loading on    checksums of all weights, of the rotation of every layer, and the
+    stored at loading       checksums of all weights, of the rotation of every layer, and the
                             number of the next hook
     compared later          names of parts that differ: a run states them, since the digest of a
-                            checkpoint's files would not
-    always                  layers that rotate otherwise than their configuration says, which
+                            checkpoint's files does not change
+    always                  layers with a rotation that differs from the configuration, which
                             digests of weights do not show either
 
-A checksum is made of sums over the words of a weight, at the speed of memory. It shows an edit, also
-one through `.data` or numpy, and rows or columns that changed places; it is no protection against
-somebody who wants to deceive. Offloaded weights (on "meta") are left out. Knows nothing about the
-purpose of a change.
+A checksum is made of sums over the words of a weight, at the speed of memory. It shows an edit,
+also one through `.data` or numpy, and rows or columns that changed places; it is no protection
+against somebody who wants to deceive. Offloaded weights (on "meta") are left out. This module knows
+nothing about the purpose of a change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RECORDING = (
     *("transformers.", "transformer_lens.model_bridge."),
     *("repo_interp.models.attention", "repo_interp.models.reposition"),
 )
-"""Modules whose hooks record outputs and change nothing, or are those of a layer's scheme."""
+"""Modules with hooks that only record outputs, or that belong to a layer's scheme."""
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers of as many bytes."""
 _SUMMED, _APART = 32, 509
@@ -54,7 +54,7 @@ def remember_computation(decoder: Decoder) -> None:
 
 
 def remember_scheme(decoder: Decoder) -> None:
-    """Remember weights and rotations of new schemes, where those of the model were remembered.
+    """Store checksums of new schemes, if checksums of the model were stored.
 
     Args:
         decoder: Decoder of the model.
@@ -108,7 +108,7 @@ def changes(decoder: Decoder) -> str:
         found["other rotation in"] = _different_names(decoder.rotations, _rotations(decoder, sums))
         # A hook changes results as an edited weight does, and no digest shows it.
         parts = {module: name for name, module in decoder.owner.named_modules()}
-        for attention in decoder.layers:  # of hook sites, those that are no part of a bridge
+        for attention in decoder.layers:  # hook sites that are not part of a bridge
             parts = {
                 site: f"layers.{attention.layer_idx}.self_attn.{name}"
                 for name, site in vars(attention.sites).items()
@@ -147,7 +147,7 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     Returns:
         Checksums by name.
     """
-    # Equal ones side by side: what an accelerator is asked for is one sum per tensor
+    # Tensors of equal length are stacked, so an accelerator computes few sums
     alike: dict[tuple[Any, ...], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         words = _words(tensor)
@@ -177,7 +177,7 @@ def _words(tensor: Tensor) -> Int[Tensor, "word"]:
 
 
 def _lines(tensors: Sequence[Int[Tensor, "word"]]) -> Int[Tensor, "tensor number"]:
-    """The sums, and the words that fill no block, of tensors of one length."""
+    """Sums, and the words beyond the last full block, of tensors of one length."""
     size = _SUMMED * _APART
     blocks = len(tensors[0]) // size
     if not blocks:
@@ -206,7 +206,7 @@ def _turns(decoder: Decoder) -> dict[str, Tensor]:
 
 
 def _rotations(decoder: Decoder, sums: Mapping[str, int]) -> dict[str, tuple[Any, ...]]:
-    """The rotation of every layer: checksums of its numbers, and whether it attends unchanged."""
+    """Rotation of every layer: checksums of its numbers, and whether its attention is unchanged."""
     return {
         f"layer {layer}": (
             sums.get(f"frequencies {layer}"),

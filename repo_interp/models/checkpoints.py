@@ -82,7 +82,7 @@ from repo_interp.storage.records import validate
 
 
 class LoadOptions(TypedDict, total=False):
-    """Keyword arguments of `load_model` that `load` and `open_model` hand on."""
+    """Keyword arguments of `load_model` that `load` and `open_model` accept too."""
 
     rope_scaling: Mapping[str, Any] | None
     device_map: DeviceMap | None
@@ -178,8 +178,8 @@ def load_model(
     places: dict[str, Any] = dict.fromkeys(stored, place)
     if device_map is not None:
         places = device_of_weights(model, device_map, most_memory, precision)
-    # Maps of positions may have a wider precision than other weights; of learned frequencies, as of
-    # those that are not learned, half precision would turn long distances by other angles.
+    # Maps of positions may have a higher precision than other weights. Frequencies, learned or not,
+    # in half precision would give wrong angles at long distances.
     decoder, values = as_decoder(model), {}
     exact, turning = decoder.assigner_parameters, decoder.rotation_parameters
     for names, wanted in (
@@ -202,14 +202,14 @@ def load_model(
 
 
 def _ready(model: PreTrainedModel, generation: GenerationConfig) -> PreTrainedModel:
-    """The model in evaluation mode; `generate` samples as the checkpoint says, measures do not."""
+    """Set evaluation mode; `generate` uses the checkpoint's sampling settings, measures do not."""
     if model.generation_config is not None:  # a model that generates
         model.generation_config = generation
     return model.eval()
 
 
 def _generation_of(directory: Path) -> GenerationConfig:
-    """Settings as transformers has them: without a file those of config.json, old ones too."""
+    """Generation settings as in transformers: without a file, from config.json, old names too."""
     name: str = "generation_config.json"
     options: dict[str, Any] = {}
     if not (directory / name).is_file():
@@ -260,7 +260,7 @@ def device_named(name: str) -> torch.device:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer of a checkpoint, of an adapter that of its base.
+    """Load the tokenizer of a checkpoint; for an adapter, the tokenizer of the base.
 
     Args:
         checkpoint: A checkpoint.
@@ -309,7 +309,7 @@ def empty_model(
 
 
 def require_fitting_headers(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint whose headers state other weights than its decoder has; reads no values.
+    """Refuse a checkpoint if weights in its headers do not fit its decoder; reads no values.
 
     Args:
         checkpoint: A checkpoint.

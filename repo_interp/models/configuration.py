@@ -1,8 +1,8 @@
-"""Make configurations of transformers from config.json, and write those of repositioned models.
+"""Make transformers configurations from config.json, and save them for repositioned models.
 
-A model that `reposition` changed has a configuration that is written in our format, whatever code
-saves it (`repositioned_class`). A class of another library would take every other key and run plain
-RoPE; a number of layers that is no number makes it fail.
+The configuration of a repositioned model is saved in our format by any code (`repositioned_class`).
+Another library could read all other keys and run plain RoPE, so our format has a number of layers
+that is no number, which makes it fail.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def repositioned(
         schemes: Scheme by layer.
         options: Options of schemes by name.
     """
-    # Not a new object: modules of the decoder hold this one, and each writes what the user sets on
-    # it.
+    # Not a new object: modules of the decoder reference this one, and the user may set attributes
+    # on it.
     config.__class__ = repositioned_class(config.model_type)
     functions = functions_of(schemes)
     config.position_layout = {

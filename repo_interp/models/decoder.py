@@ -1,12 +1,12 @@
 """One object for every opened model: its layers, sizes, schemes, and where it came from.
 
-    as_decoder(model)    of a model of Hugging Face, of a bridge, or of one inside torch.compile
-                         or peft; made once and then found again
+    as_decoder(model)    the `Decoder` of a Hugging Face model or a bridge, also inside
+                         torch.compile or peft; made once and then reused
 
-Modules are looked up again only after a module above them was exchanged; attributes of layers are
-never kept, since schemes and interventions change them. A model and the bridge around it have a
-`Decoder` each, with the same layers: facts about a bridge, such as the hooks that it began with,
-are not true of the model inside.
+Modules are looked up again only after a module above them was replaced. Attributes of layers are
+never cached, since schemes and interventions change them. A model and the bridge around it have
+separate `Decoder` objects with the same layers: some facts about a bridge, such as its initial
+hooks, do not apply to the model inside.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from repo_interp.models.wrapped import model_of, unwrapped
 from repo_interp.positions.layouts import NO_ATTENTION
 
 _DECODER = "_repo_interp_decoder"
-"""The one attribute of a model for all of this: unlike the entry of a weak table it goes with
-copies of the model, and with torch.save.
+"""Attribute of a model with its `Decoder`. Unlike an entry of a weak table it is copied with the
+model, and saved by torch.save.
 """
 
 
@@ -40,9 +40,9 @@ class Origin:
     """Where a loaded model came from."""
 
     name: str
-    """The directory's or hub repository's name, without the path to it; for a directory of our
-    training its parent's too ("language/rope", "reversal-repo/seed-0"), since a scheme or a seed
-    alone names nothing.
+    """Name of the directory or hub repository without its path. For a directory of our training the
+    parent's name is included ("language/rope", "reversal-repo/seed-0"), since a scheme or a seed is
+    no name.
     """
     digest: str
     """SHA-256 over config.json and the weight files."""
@@ -51,11 +51,11 @@ class Origin:
     directory: Path
     """Where its files are on this machine."""
     scaling: str = ""
-    """How its rotation was scaled when it was loaded, otherwise than its configuration says; empty
-    where it was not.
+    """Scaling of the rotation that was set at loading and differs from the configuration; empty
+    without one.
     """
     remarks: str = ""
-    """Parts that its config.json leaves open or describes beside the decoder (`Checkpoint`)."""
+    """Parts that config.json does not specify, or describes besides the decoder (`Checkpoint`)."""
 
 
 @dataclass(eq=False, repr=False)
@@ -67,19 +67,18 @@ class Decoder:
     origin: Origin | None = None
     """The checkpoint that it was loaded from; None for a model made in memory."""
     prepended: int | None = None
-    """The BOS that its tokenizer puts before a text; None where it puts none, and without a
-    tokenizer.
+    """The BOS that the tokenizer prepends to a text; None without a prepended BOS or a tokenizer.
     """
     weights: Mapping[str, int] | None = None
-    """Checksums of the weights that it was loaded with (`changes`)."""
+    """Checksums of the loaded weights (`changes`)."""
     hashed: tuple[Mapping[str, int], str] | None = None
-    """Checksums of the weights at their last SHA-256, and that (`provenance.weights_digest`)."""
+    """Checksums of the weights at their last SHA-256, and the SHA-256 (`weights_digest`)."""
     rotations: Mapping[str, Any] | None = None
-    """How the layers of a bridge rotated when it was made (`changes`)."""
+    """Rotations of the layers of a bridge when it was made (`changes`)."""
     first_hook: int = 0
-    """The number of the first hook that came after a bridge was made (`changes`)."""
+    """Number of the first hook after a bridge was made (`changes`)."""
     found: dict[str, Any] = field(default_factory=dict)
-    """Modules that were looked up, with those above them (`modules`)."""
+    """Modules that were looked up, and the modules above them (`modules`)."""
 
     @property
     def owner(self) -> Any:
@@ -90,25 +89,25 @@ class Decoder:
     def stack(self) -> Any:
         """The model of Hugging Face without its unembedding."""
         owner = self.owner
-        # Llama 4's prefix names another model
+        # Llama 4's base_model_prefix names another model
         return owner.base_model if owner.base_model is not owner else owner.model
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The layers of a model, with and without attention."""
+        """The layers of the model, with and without attention."""
         (found,) = self.modules("blocks", _find_blocks)
         return found  # pyright: ignore[reportReturnType]
 
     @property
     def repositioned(self) -> list[RepositionedAttention]:
-        """As `layers`; none of a stock decoder."""
+        """As `layers`, but empty for a stock decoder."""
         found = [scheme_of(module) for module in self.modules("attentions", _find_attentions)]
         by_layer = {attention.layer_idx: attention for attention in found if attention is not None}
         return [by_layer[layer] for layer in sorted(by_layer)]
 
     @property
     def layers(self) -> list[RepositionedAttention]:
-        """The attention of every layer that has one, from first to last; InputError if stock."""
+        """The attention of all layers with attention, in order; InputError for a stock decoder."""
         found = self.repositioned
         if not found:
             raise InputError(
@@ -119,12 +118,12 @@ class Decoder:
 
     @property
     def by_layer(self) -> dict[int, RepositionedAttention]:
-        """The same by number of layer."""
+        """`layers` by number of the layer."""
         return {attention.layer_idx: attention for attention in self.layers}
 
     @property
     def layer_count(self) -> int:
-        """Layers with and without attention; two attention modules (LongCat) count twice."""
+        """Number of layers with or without attention; double attention (LongCat) counts twice."""
         return max(len(self.blocks), 1 + self.layers[-1].layer_idx)
 
     @property
@@ -135,7 +134,7 @@ class Decoder:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Layers, with and without attention, and query heads, as `heads`."""
+        """Number of layers, with and without attention, and number of query heads (`heads`)."""
         return self.layer_count, self.heads
 
     @property
@@ -150,7 +149,7 @@ class Decoder:
 
     @property
     def positioned(self) -> dict[int, RepositionedAttention]:
-        """The layers whose rotation or bias goes by positions."""
+        """The layers with a rotation or bias that depends on positions."""
         return {
             layer: attention
             for layer, attention in self.by_layer.items()
@@ -159,7 +158,7 @@ class Decoder:
 
     @property
     def positioned_heads(self) -> list[tuple[int, int]]:
-        """(layer, head) of the heads of these layers, in the order of the model."""
+        """(layer, head) for all heads of `positioned`, in the order of the model."""
         return [
             (layer, head)
             for layer, attention in self.positioned.items()
@@ -168,18 +167,18 @@ class Decoder:
 
     @property
     def assigners(self) -> list[nn.Module]:
-        """Modules that assign positions, one for every layer that has one."""
+        """Modules that assign positions, one per layer that assigns positions."""
         return [attention.assigner for attention in self.layers if attention.assigner is not None]
 
     @property
     def positions_dtype(self) -> torch.dtype:
-        """The precision of learned positions; that of the weights where none are learned."""
+        """The precision of learned positions; without learned positions, of the weights."""
         learned = (weight for assigner in self.assigners for weight in assigner.parameters())
         return next(learned, self.weight).dtype
 
     @property
     def longest_prompt(self) -> int | None:
-        """Tokens of the longest prompt: the length of a learned table; None where there is none."""
+        """Tokens of the longest prompt, the length of a learned table; None without a table."""
         table = position_table(self.stack)
         return None if table is None else positions_in(table)
 
@@ -206,12 +205,12 @@ class Decoder:
 
     @property
     def scheme_parameters(self) -> set[nn.Parameter]:
-        """Parameters of position schemes; one that layers share stands once."""
+        """Parameters of position schemes, without duplicates."""
         return {weight for module in self.scheme_modules for weight in module.parameters()}
 
     @property
     def assigner_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters that assign positions, by all names that they have in the model."""
+        """Parameters that assign positions, by all their names in the model."""
         assigning = {weight for assigner in self.assigners for weight in assigner.parameters()}
         named = self.module.named_parameters(remove_duplicate=False)
         return {name: parameter for name, parameter in named if parameter in assigning}
@@ -240,12 +239,12 @@ class Decoder:
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens in the vocabulary."""
         return int(self.config.vocab_size)
 
     @property
     def heads(self) -> int:
-        """Query heads of a layer; InputError where layers have different numbers of them."""
+        """Number of query heads of a layer; InputError if it differs by layer."""
         first, *others = sorted({attention.heads for attention in self.layers})
         if others:
             raise InputError(
@@ -258,27 +257,27 @@ class Decoder:
     def intermediate_size(self) -> int:
         """Width of the feed-forward part, the largest of all layers.
 
-        Four times that of the model in families whose configuration states none.
+        Four times the width of the model if the configuration has no such value.
         """
         stated = getattr(self.config, "intermediate_size", None) or 4 * self.config.hidden_size
         return stated if isinstance(stated, int) else max(stated)
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer that reads text for the model; None where there is none.
+        """The tokenizer of the model; None without one.
 
-        It stays an attribute of the model, which TransformerLens reads and a user may set.
+        It is an attribute of the model, which TransformerLens reads and a user may set.
         """
         return getattr(self.module, "tokenizer", None)
 
     @property
     def weight(self) -> nn.Parameter:
-        """The first parameter, which stands for all in precision and place."""
+        """The first parameter, whose precision and device represent all parameters."""
         return next(self.module.parameters())
 
     @property
     def device(self) -> torch.device:
-        """Where prompts are given to the model."""
+        """The device of the model's inputs."""
         return device_of(self.module)
 
     @property
@@ -313,8 +312,8 @@ class Decoder:
             size: Prompts or tokens of a pass.
 
         Returns:
-            The limits: prompts of equal length where frequencies depend on the length of the pass,
-            and where padding changes the result of a stock module: DeepSeek's sparse attention
+            The limits. Prompts must have equal length if frequencies depend on the length of the
+            pass, or if padding changes the result of a stock module: DeepSeek's sparse attention
             selects other keys, Llama 4 scales queries by their row.
         """
         counts_padding = any(
@@ -326,20 +325,20 @@ class Decoder:
         return replace(limit(size), padding=0) if alike else limit(size)
 
     def modules(self, name: str, find: Callable[[Any], list[nn.Module]]) -> list[nn.Module]:
-        """Find modules of the decoder, kept while all modules above have the same children.
+        """Find modules of the decoder, cached while all modules above have the same children.
 
-        A walk through all modules of a bridge takes milliseconds, and an analysis would need one
-        for every step.
+        Searching all modules of a bridge takes milliseconds, and an analysis would search at every
+        step.
 
         Args:
-            name: Key under which the modules are kept.
+            name: Key of the modules in the cache.
             find: Finds the modules of a decoder.
 
         Returns:
             The modules that `find` returned.
         """
         owner = self.owner
-        # Kept with the model inside, so that a bridge around it does not search again.
+        # Cached with the model inside, so that a bridge around it does not search again.
         kept = as_decoder(owner).found
         found, above = kept.get(name, ([], []))
         if not found or any(
@@ -354,7 +353,7 @@ class Decoder:
 
 
 def _above(module: nn.Module, wanted: set[nn.Module]) -> list[nn.Module]:
-    """The module and its parts that have a module of `wanted` inside."""
+    """The module and its descendants that contain a module of `wanted`."""
     children = list(module.children())
     found = [part for child in children for part in _above(child, wanted)]
     holds = found or any(child in wanted for child in children)
@@ -371,14 +370,14 @@ def as_decoder(model: Any) -> Decoder:
         The one object for this model or bridge, made at the first call.
 
     Raises:
-        InputError: `model` is no model, or its adapter computes beside the modules of the model.
+        InputError: `model` is no model, or its adapter computes outside the modules of the model.
     """
     require_model(model)
     module = unwrapped(model)
     known = vars(module).get(_DECODER) or Decoder(module)
     if known.module is not module:  # a shallow copy of a model
         known = replace(known, module=module, found={})
-    # The __setattr__ of a bridge would set it on the model inside.
+    # A bridge's __setattr__ would set it on the model inside.
     object.__setattr__(module, _DECODER, known)
     return known
 
@@ -419,8 +418,7 @@ def _find_attentions(decoder: Decoder) -> list[nn.Module]:
 
 def _find_blocks(decoder: Decoder) -> list[nn.Module]:
     lists = [module for module in decoder.stack.modules() if isinstance(module, nn.ModuleList)]
-    # The outermost list of numbered layers: some families keep lists of norms or of experts beside
-    # it.
+    # The outermost list of numbered layers: some families have lists of norms or experts besides.
     numbered = (
         blocks for blocks in lists if any(hasattr(part, "layer_idx") for part in blocks.modules())
     )

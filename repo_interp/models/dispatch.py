@@ -7,8 +7,8 @@
     never offloaded       the token embeddings, norms, and parameters of position schemes: small,
                           and read by others than their module
 
-A pass through an offloaded layer takes at least as long as reading its weights. Knows nothing about
-layouts.
+A pass through an offloaded layer takes at least as long as reading its weights. This module knows
+nothing about layouts.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def dispatch(
     devices: Mapping[str, str | int],
     dtype: torch.dtype,
 ) -> PreTrainedModel:
-    """Make a model ready to run: offloaded weights come to where they compute, and go again.
+    """Prepare a model to run: hooks load offloaded weights for use, and unload them afterwards.
 
     Args:
         model: Model whose weights are in place, except those on the disk.

@@ -3,10 +3,10 @@
     y_i = W_down (f(W_gate x_i) * W_up x_i)    of token i alone: a block of tokens needs three
                                                arrays of block x intermediate size
 
-Whole, the three arrays of a prompt are most of the memory of a forward pass: at 2,048 tokens of
-OLMo-2-1B 64 MB for one. A part with a hook within it is computed whole, so that the hook sees all
-tokens (hooks on its input and output do in either case); so is one whose weights stay on a disk
-until they are needed (Accelerate), which would be read once a block.
+For a whole prompt, the three arrays are most of the memory of a forward pass: 64 MB each at 2,048
+tokens of OLMo-2-1B. A module with a hook inside is computed whole, so that the hook gets all tokens
+(hooks on its input and output always do). A module with weights on disk (Accelerate) is also
+computed whole, since blocks would read the weights repeatedly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from repo_interp.models.lasting import patch_attribute
 from repo_interp.runtime.memory import memory_for
 
 _CELLS = 2**22
-"""Numbers of one array of intermediate size at a time on a processor."""
+"""Most numbers of one array of intermediate size on a processor."""
 _BYTES = 4
 """Of a number."""
 
@@ -47,8 +47,8 @@ def in_blocks(decoder: Decoder, tokens: int | None = None) -> Iterator[None]:
 
     Args:
         decoder: Decoder of the model.
-        tokens: Tokens of the passes, of all prompts together; parts whose block holds them stay as
-            they are. None: unknown.
+        tokens: Tokens of a pass, over all prompts; modules with a block of at least so many tokens
+            are not changed. None: unknown.
 
     Yields:
         None.

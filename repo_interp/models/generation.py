@@ -1,7 +1,7 @@
 """Greedy continuations of many prompts at once, with a key-value cache.
 
-Prompts of different lengths are padded on the left, with a token's number among the valid ones
-as its index, so that a prompt's continuation does not depend on the prompts beside it. Knows
+Prompts of different lengths are padded on the left. The index of a token is its number among valid
+tokens, so that the continuation of a prompt does not depend on other prompts. This module knows
 nothing about tasks.
 """
 
@@ -28,7 +28,7 @@ def end_tokens(decoder: Decoder) -> list[int]:
         decoder: Decoder of the model.
 
     Returns:
-        Those of its settings of generation, else of its configuration.
+        The EOS tokens of the generation settings, else of the configuration.
     """
     owner = decoder.owner
     ends = getattr(owner.generation_config, "eos_token_id", None)
@@ -45,7 +45,7 @@ def continue_greedily(
 ) -> list[tuple[int, ...]]:
     """Return the most probable next tokens of prompts.
 
-    Prompts of similar length share a forward pass, whatever their order.
+    Prompts of similar length share a forward pass, in any order.
 
     Args:
         decoder: Decoder of the model.
@@ -68,7 +68,7 @@ def continue_greedily(
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), counts[number]))
     continuations: dict[int, tuple[int, ...]] = {}
     size = decoder.batch_limits(batch_size)
-    # then prompts of one length have one length
+    # Without padding, all prompts of a pass have one length
     ahead = counts if size.padding else [max(counts, default=0)] * len(counts)
     for chosen in batches(
         order, [len(prompt) + count for prompt, count in zip(prompts, ahead, strict=True)], size

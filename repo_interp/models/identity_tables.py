@@ -67,7 +67,7 @@ class Ones(IdentityTable):
 
 
 class Zeros(IdentityTable):
-    """Sines of angle 0, and what they leave of a product."""
+    """Sines of angle 0, and products with them: zeros."""
 
 
 def _without_arithmetic(function: Any, first: Any, second: Any) -> Tensor | None:

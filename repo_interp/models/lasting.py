@@ -1,17 +1,18 @@
-"""Changes that a context makes in a model, taken back when it ends, in whatever order contexts end.
+"""Changes of a model inside a context, undone when it ends; contexts may end in any order.
 
     value = c_n(... c_2(c_1(built)))    c_1 ... c_n: changes of the contexts that last, in the
                                         order in which they were entered
 
-A hook is removed alone. Of an attribute the value as built is kept beside the changes that last: a
-context that ends removes its change, and the others are applied to that value anew. To put back the
-value that a context found would not do: it may hold another's change.
+Each hook is removed separately. For an attribute, the value as built is stored with the list of
+active changes: a context that ends removes its change, and the other changes are applied again to
+the value as built. Restoring the value from the start of the context would be wrong, since it may
+include the change of another context.
 
-While a context lasts its layers list it, and refuse to be copied
-(`RepositionedAttention.interventions`): a copy would keep its changes for good. Knows nothing about
-the kind of change. `at_rest` keeps a model in evaluation mode, and `called_at` calls a function at
-a hook site, while their contexts last. A `ModelEdit` is a context that may be entered again, and
-added to another: `with one + other:`.
+While a context is active, its layers list it and cannot be copied
+(`RepositionedAttention.interventions`): a copy would keep the changes forever. This module knows
+nothing about the kind of change. `at_rest` keeps a model in evaluation mode inside its context, and
+`called_at` calls a function at a hook site. A `ModelEdit` is a context that may be entered again,
+and added to another: `with one + other:`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _Given = ParamSpec("_Given")
 
 
 class ModelEdit(ContextDecorator, AbstractContextManager[None, None]):
-    """A change of what a model computes, while it is entered."""
+    """A change of a model's computation inside the context."""
 
     def __init__(self, *makers: Callable[[], AbstractContextManager[Any]]) -> None:
         """`makers`: each makes a context; all of them are entered, in order."""
@@ -79,7 +80,7 @@ def model_edit(function: Callable[_Given, Iterator[None]]) -> Callable[_Given, M
 
     @wraps(function)
     def made(*arguments: _Given.args, **keywords: _Given.kwargs) -> ModelEdit:
-        # A missing argument is told here, not when the edit is entered
+        # A missing argument raises here, not when the edit is entered
         signature.bind(*arguments, **keywords)
         return ModelEdit(partial(context, *arguments, **keywords))
 
@@ -128,8 +129,8 @@ def _leave(attention: RepositionedAttention, lasting: Lasting) -> None:
 def at_rest(decoder: Decoder) -> Iterator[None]:
     """Keep a model in evaluation mode, without autocast, while the context lasts.
 
-    So dropout changes no number, and numbers have the precision that the run states, whatever the
-    default of torch.
+    So dropout changes no number, and numbers have the precision that the run states, for any
+    default dtype of torch.
 
     Args:
         decoder: Decoder of the model.
@@ -159,7 +160,7 @@ def at_rest(decoder: Decoder) -> Iterator[None]:
 
 
 def require_weights(decoder: Decoder) -> None:
-    """Refuse a model whose weights hold no numbers.
+    """Refuse a model with weights on "meta".
 
     Args:
         decoder: Decoder of the model.

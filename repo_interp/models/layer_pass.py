@@ -3,7 +3,7 @@
     hidden states -> positions, queries, keys, values -> rotated queries and keys -> scores ->
     pattern -> attended
 
-Knows nothing about how they are computed.
+This module knows nothing about how they are computed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Content:
 
         Args:
             scheme: Adds to the logits.
-            rows: Index or slice of the queries that are asked for.
+            rows: Index or slice of the queries.
             positions: Positions of these rows.
             key_positions: Positions of all keys.
             seen: Which keys a row may attend to [batch, 1 or head, row, key].
@@ -81,7 +81,7 @@ class LogitsOfRows:
     def __call__(
         self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]
     ) -> Float[Tensor, "batch head row key"]:
-        """Added logits of `rows` against all keys, of which `seen` says which are visible."""
+        """Added logits of `rows` and all keys; `seen` is the mask of visible keys."""
         # A bias of the module may have one row for all prompts and heads.
         bias = self.bias
         if bias is not None:
@@ -94,7 +94,7 @@ class LogitsOfRows:
         added = self.content.added(
             self.position_logits,
             rows,
-            # A fourth axis holds components, which may have positions of their own.
+            # A fourth axis has components, since positions may differ by component.
             self.positions[..., rows] if self.positions.ndim < 4 else self.positions[:, :, rows],
             self.positions,
             seen,
@@ -106,17 +106,17 @@ class LogitsOfRows:
 class HookSites:
     """Points inside attention where a hook may read or replace a tensor, as modules.
 
-    A site is called with its tensor, and attention goes on with the result. Without a bridge a site
-    is the identity; the bridge puts TransformerLens' HookPoints there.
+    A site is called with its tensor, and attention continues with the result. Without a bridge a
+    site is the identity; a bridge sets TransformerLens' HookPoints.
     """
 
     queries: nn.Module
     """[batch, head, token, d_head], after everything that the module does to them, before rotation.
     """
     keys: nn.Module
-    """[batch, kv_head, token, d_head], those of this pass."""
+    """Keys of this pass [batch, kv_head, token, d_head]."""
     values: nn.Module
-    """[batch, kv_head, token, d_value], those of this pass."""
+    """Values of this pass [batch, kv_head, token, d_value]."""
     positions: nn.Module
     """[batch, P, token], P in {1, key-value heads, heads}."""
     cosines: nn.Module
@@ -144,7 +144,7 @@ class HookSites:
 
         Args:
             site: Name of the site.
-            act: Called with the tensor; attention goes on with its result, unless that is None.
+            act: Called with the tensor; attention continues with the result unless it is None.
 
         Returns:
             A function that ends this.
@@ -194,7 +194,7 @@ class LayerPass:
     key_lengths: Float[Tensor, "batch key"] | None = None
     """`length` of the pass in which a cached key came."""
     tables: Any = None
-    """Those that the decoder gave the module."""
+    """Rotation tables that the decoder passed to the module."""
     turning: tuple[Tensor, Tensor] | None = None
     """Cosines and sines by which a cache has rotated the keys of this pass; None: it has not."""
     handed_on: bool = False
@@ -225,7 +225,7 @@ class LayerPass:
         return after + self.index[:, -1:]
 
     def cut(self, keys: int) -> None:
-        """Drop what is kept beside keys behind the first ones.
+        """Drop the data of all keys after the first ones.
 
         Args:
             keys: How many stay.

@@ -1,10 +1,10 @@
-"""What an attention layer is, tried on a few tokens of random content: no pass of the model.
+"""Properties of an attention layer, found with a few tokens of random content and no model pass.
 
-    differs_by_pair      its assigner gives every rotary pair of a token a position
-    logits_by_content    logits that it adds are others for other contents at the same positions
-    sample               attention inputs, of which measures say what they give
+    differs_by_pair      whether the assigner gives every rotary pair of a token a position
+    logits_by_content    whether added logits depend on contents at equal positions
+    sample               attention inputs that let measures state their results for the layer
 
-So a scheme of any name is known by its parts. Knows no scheme.
+So a scheme is characterized by its parts and not by its name. This module knows no scheme.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ TOKENS = 8
 _SAME = 1e-5
 """Differences that rounding may make, relative to the largest number."""
 _NONE = torch.empty(0, 0, 0, 1)
-"""Stands for tensors of no prompt, and for positions by rotary pair."""
+"""Placeholder for tensors without prompts, and for positions by rotary pair."""
 _ONE = _NONE[..., 0]
-"""Stands for one position per token."""
+"""Placeholder for one position per token."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Drawn:
 
     @property
     def seen(self) -> Bool[Tensor, "1 1 row key"]:
-        """The keys that a row sees: its own and all before it."""
+        """The keys that a row sees: the same token and all earlier ones."""
         return torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool, device=self.hidden.device).tril()
 
     def positions(self, assigner: nn.Module | None) -> Tensor | None:
@@ -80,10 +80,10 @@ class Drawn:
 
 
 def draw_content(attention: RepositionedAttention, seed: int = 0) -> Drawn:
-    """Draw random content of a layer, always the same.
+    """Draw reproducible random content for a layer.
 
     Args:
-        attention: The layer, whose sizes, device and precision it has.
+        attention: The layer, which determines sizes, device and precision.
         seed: Seed of the numbers.
 
     Returns:
@@ -108,7 +108,7 @@ def draw_content(attention: RepositionedAttention, seed: int = 0) -> Drawn:
 
 @torch.no_grad()
 def differs_by_pair(attention: RepositionedAttention) -> bool:
-    """Return whether the assigner gives every rotary pair of a token its own position.
+    """Return whether positions of a token differ by rotary pair.
 
     Args:
         attention: A layer.
@@ -116,7 +116,7 @@ def differs_by_pair(attention: RepositionedAttention) -> bool:
     Returns:
         Whether it does.
     """
-    # Those that are built on these bases have one for each token.
+    # Assigners with these bases have one position per token.
     if isinstance(attention.assigner, TokenIndex | MixedAssigner | None):
         return False
     positions = draw_content(attention).positions(attention.assigner)
@@ -125,7 +125,7 @@ def differs_by_pair(attention: RepositionedAttention) -> bool:
 
 @torch.no_grad()
 def logits_by_content(attention: RepositionedAttention) -> bool:
-    """Return whether logits that a scheme adds depend on contents, and not on positions alone.
+    """Return whether logits that a scheme adds depend on contents, and not only on positions.
 
     Args:
         attention: A layer.
@@ -157,11 +157,11 @@ def differ(one: Tensor, other: Tensor) -> bool:
 
 
 def sample(attention: RepositionedAttention, by_axis: bool = False) -> AttentionInputs:
-    """Make attention inputs that tell what a layer is: tensors are there or not, without numbers.
+    """Make attention inputs that describe a layer: tensors are present or None, without values.
 
     Args:
         attention: A layer.
-        by_axis: Whether tokens are those of an image, with positions by axis.
+        by_axis: Whether tokens belong to an image, with positions by axis.
 
     Returns:
         The inputs of no prompt.

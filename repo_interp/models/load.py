@@ -87,7 +87,7 @@ def load(
 ) -> TransformerBridge:
     """Open a checkpoint as a TransformerBridge: a released one, one of ours, or a stock one.
 
-    Positions are analysed in float32 for good reason: in bfloat16 a position near 100 is rounded to
+    Positions are analyzed in float32 for good reason: in bfloat16 a position near 100 is rounded to
     steps of 0.5. Of a model in bfloat16, `positions_dtype` "float32" keeps learned positions
     unrounded.
 
@@ -140,7 +140,7 @@ def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBr
         The bridge.
 
     Raises:
-        InputError: No such checkpoint ships; the message lists those that do.
+        InputError: There is no such checkpoint; the message lists all of them.
     """
     return load(zoo_path(name), device, dtype)
 
@@ -154,7 +154,7 @@ def require_parity(decoder: Decoder) -> None:
         decoder: Decoder of the model.
 
     Raises:
-        InputError: Outputs of a layer differ from those remade of its captured inputs.
+        InputError: Outputs of a layer differ from the outputs recomputed from its captured inputs.
     """
     layers = decoder.layers
     # A window is confirmed only by prompts that are longer.

@@ -1,7 +1,7 @@
 """Keys that a stock attention module hides, and logits that it adds, read off its call.
 
 mask      of the decoder: causal, windows, padding; boolean, additive, or none (causal)
-window    as the call says, else as the configuration says where the mask of this pass
+window    from the call, else from the configuration if the mask of this pass
           confirms it
 others    a relative bias (Inkling), a mask made by the module (Doge), keys that a query
           selects (DeepSeek's sparse attention)
@@ -32,14 +32,14 @@ _KNOWN = (
 
 @dataclass(frozen=True)
 class CallMask:
-    """The mask of one call, and logits that the module adds by itself."""
+    """The mask of one call, and logits that the module adds."""
 
     mask: Tensor | None
     bias: Float[Tensor, "any any row key"] | None = None
     """Added to the scaled logits."""
     hidden: Bool[Tensor, "any any row key"] | None = None
-    """Earlier keys that are hidden otherwise than by a window alone: by padding too. With a row for
-    every head where an intervention hides keys from some.
+    """Earlier keys that are hidden, unless only a window hides them: padding, for example. There is
+    a row per head if an intervention hides keys from some heads.
     """
 
 
@@ -51,7 +51,7 @@ def call_mask(
     given: Tensor | None,
     keywords: dict[str, Any],
 ) -> CallMask:
-    """Read the mask and added logits of a call off its arguments; those used leave `keywords`.
+    """Read the mask and added logits from the arguments of a call; used ones are removed.
 
     Args:
         module: Stock attention module.
@@ -73,7 +73,7 @@ def call_mask(
                 f"{type(module).__name__} gives attention {name!r}, which is not supported"
             )
     selected, bias = keywords.pop("indices", None), keywords.pop("position_bias", None)
-    # A module that made a mask of its input does not hand on that of the decoder.
+    # A module that makes a mask from its input does not pass on the decoder's mask.
     replaced = attention_mask is not None and (
         given is None or attention_mask.data_ptr() != given.data_ptr()
     )
@@ -111,7 +111,7 @@ def chunk_of(module: Any) -> int | None:
         module: Stock attention module.
 
     Returns:
-        Tokens of a chunk, whose queries see its keys alone; None: there are no chunks.
+        Tokens of a chunk (queries see only keys of their chunk); None without chunks.
     """
     kinds = getattr(module.config, "layer_types", None)
     chunked = kinds and kinds[module.layer_idx] == "chunked_attention"

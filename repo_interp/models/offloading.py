@@ -4,7 +4,7 @@
                                                                 while it rests; its hook holds the
                                                                 values, and where it computes
 
-Knows hooks by what they hold, and no model.
+This module recognizes hooks by their attributes, and knows no model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def device_of(model: nn.Module) -> torch.device:
         model: Any module with parameters.
 
     Returns:
-        The device of its first parameter, or to which its hook brings that.
+        The device of the first parameter, or the device to which a hook moves it.
     """
     device = next(model.parameters()).device
     if device.type != "meta":
@@ -47,7 +47,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def parameter_value(model: nn.Module, name: str, parameter: Tensor) -> Tensor:
-    """Return the value of a parameter, wherever it rests.
+    """Return the value of a parameter, also of an offloaded one.
 
     Args:
         model: Module that has it.
@@ -76,7 +76,7 @@ def parameter_value(model: nn.Module, name: str, parameter: Tensor) -> Tensor:
 
 
 def stores_of(model: nn.Module) -> list[Any]:
-    """List what holds the weights of a model that rest elsewhere.
+    """List the stores of a model's offloaded weights.
 
     Args:
         model: Any module.

@@ -1,11 +1,11 @@
-"""Outputs of attention: those of a pass, and those of one query over sliding windows.
+"""Outputs of attention in a pass, and of one query over sliding windows.
 
     o_s = sum_{j = s .. s + L - 1} softmax_j(w(q, k_j, distance)) v_j
 
-The windows are those of Position Generalization, sec. 4.2, fig. 6. The query takes the last place
-of every window, so distances are L - 1 .. 0, as length extension makes them look; where positions
-are learned, distances are those of the query's position to the keys'. Knows nothing about which
-queries and windows.
+The windows are from Position Generalization, sec. 4.2, fig. 6. The query takes the last place of
+every window, so distances are L - 1 .. 0, as with length extension; if positions are learned,
+distances are from the query's learned position to the keys'. This module knows nothing about the
+choice of queries and windows.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def attention_values(
 
 
 def parity_errors(decoder: Decoder, tokens: Int[Tensor, "1 token"]) -> list[float]:
-    """Compare attention's outputs with those remade of the inputs that `capture` shows to measures.
+    """Compare attention's outputs with outputs recomputed from the captured inputs.
 
         o_i = sum_j softmax_j(W_ij) v_j
 
@@ -90,7 +90,7 @@ def parity_errors(decoder: Decoder, tokens: Int[Tensor, "1 token"]) -> list[floa
     errors: dict[int, float] = {}
 
     def receive_inputs(inputs: AttentionInputs) -> None:
-        # The whole map, of a few tokens of one layer.
+        # The whole map, for a few tokens of one layer.
         # [prompt, head, row, key]
         pattern = inputs.pattern(torch.arange(tokens.shape[1], device=tokens.device))
         # `pop` frees a layer's tensors at once: of all layers they would be as large as a cache.
@@ -98,8 +98,7 @@ def parity_errors(decoder: Decoder, tokens: Int[Tensor, "1 token"]) -> list[floa
         expected[inputs.layer] = (pattern.to(of_heads.dtype) @ of_heads).transpose(1, 2).flatten(2)
 
     def receive_outputs(layer: int, outputs: Tensor) -> None:
-        # A layer hands on values, then its inputs, then its outputs, so both sides are there by
-        # now.
+        # A layer reports values, then inputs, then outputs, so both sides are available now.
         remade = expected.pop(layer)
         errors[layer] = float(
             (outputs - remade).abs().amax()
@@ -188,9 +187,9 @@ def outputs_over_windows(
         else:
             at = here = None if tensors.positions is None else index[:, None].to(torch.float32)
             here = None if here is None else here[..., -1:]
-        # `rotate` turns queries and keys together; a key stands in, and its result is dropped.
+        # `rotate` needs queries and keys; the result for a placeholder key is dropped.
         turned = attention.rotate(asked, raw[:, :, :1], here)[0]
-        # Heads that share a key but have positions of their own turn it differently.
+        # Heads that share a key but have different positions rotate it differently.
         keys = (
             expand_heads(raw, at.shape[1]) if at is not None and at.shape[1] > raw.shape[1] else raw
         )

@@ -1,8 +1,8 @@
 """Which tokens of a forward pass are padding, for means over a prompt and draws among its tokens.
 
-A pass over prompts padded on the right needs no attention mask, since no token sees a later one; so
-the pass itself does not say where its prompts end. Its caller does, by `known_padding` around the
-pass. A pass that is given an attention mask says it by that.
+A pass over prompts padded on the right needs no attention mask, since no token sees a later one.
+Then the pass does not know where prompts end, so its caller states it by `known_padding`. With an
+attention mask, the mask states it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from repo_interp.models.masks import visible
 
-# A context variable, so that threads with passes of their own do not see each other's prompts.
+# A context variable, so that passes in different threads do not share it.
 _VALID: ContextVar[Tensor | None] = ContextVar("valid", default=None)
 
 
@@ -53,7 +53,7 @@ def right_padding(lengths: Sequence[int]) -> AbstractContextManager[None]:
 def valid_tokens(
     hidden_states: Float[Tensor, "prompt token d_model"], attention_mask: Tensor | None, start: int
 ) -> Bool[Tensor, "prompt token"] | None:
-    """Return the tokens of a pass that are no padding, as far as is known.
+    """Return the mask of tokens that are no padding, if it is known.
 
     Args:
         hidden_states: [prompt, token, d_model].
@@ -66,10 +66,10 @@ def valid_tokens(
     """
     prompts, tokens, _ = hidden_states.shape
     mask = _VALID.get()
-    # A pass of another shape within the context is not the one whose padding was stated.
+    # The stated padding does not belong to a pass of another shape.
     if mask is not None and mask.shape == (prompts, tokens):
         return mask.to(hidden_states.device)
-    # Only a mask of pairs says which tokens see themselves.
+    # Only a mask of pairs shows the tokens that see themselves.
     if attention_mask is None or attention_mask.ndim < 4:
         return None
     seen = visible(tokens, start + tokens, attention_mask, hidden_states.device)

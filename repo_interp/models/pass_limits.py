@@ -1,14 +1,15 @@
-"""How much goes through a model in one pass.
+"""Limits of the prompts and tokens in one forward pass.
 
     bytes of a pass = tokens * itemsize * (8 d_model + 4 d_feed_forward)
                       of a layer: residual stream, queries, keys, values, feed-forward part
     batch "auto"    = as many prompts as have, with their padding,
                       min(WORTHWHILE, SHARE * memory / (2 * bytes of a token)) tokens
 
-Memory is that of the machine, divided by the processes that share it, not the part that is free: so
-a command that is given again cuts the same batches. Of an accelerator it is the free part, which
-others may share, and tokens are cut to a power of two, so that about as much memory gives the same
-batches. The factor 2 leaves memory for measures. Knows nothing about prompts but their lengths.
+On a processor, memory is the machine's total memory divided by the processes that share it, not the
+free memory: so a repeated command makes the same batches. On an accelerator it is the free memory,
+since others may use the device, and tokens are rounded down to a power of two, so that similar free
+memory gives the same batches. The factor 2 leaves memory for measures. This module knows only the
+lengths of prompts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SHARE = 0.25
 
 
 def batch_limit(decoder: Decoder, size: BatchSize | Literal["auto"]) -> SideBySide:
-    """Return the most that goes through a model in one pass.
+    """Return the limits of one forward pass.
 
     Args:
         decoder: Decoder of the model.
@@ -58,7 +59,7 @@ def _present(device: torch.device) -> float:
 
 
 def bytes_per_token(decoder: Decoder) -> int:
-    """Return the bytes that the forward pass of one layer holds per token.
+    """Return the bytes of memory per token in the forward pass of one layer.
 
     Args:
         decoder: Decoder of the model.

@@ -1,8 +1,8 @@
 """The precision of tensors that name none, while modules are built and measured: float32.
 
-A process may have another default, such as bfloat16 in training and serving, under which a copy of
-a float32 module, or a table of frequencies, would be made and measured in that. Explicit
-precisions, and those of a model's weights, stay.
+A process may have another default, such as bfloat16 in training and serving. Copies of a float32
+module, or tables of frequencies, would then be made and measured in bfloat16. Explicit precisions,
+and the precision of a model's weights, do not change.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def float32_by_default() -> Iterator[None]:
 
 
 def overflow_remedy(dtype: torch.dtype) -> str:
-    """Say what to do about NaN and infinity in a precision that ends at 65,504.
+    """Suggest a remedy for NaN and infinity in a precision with maximum 65,504.
 
     Args:
         dtype: Precision of the model.

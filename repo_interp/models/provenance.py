@@ -52,7 +52,7 @@ def origin(
     directory = Path(asked_for).resolve()
     if not directory.exists():
         name = os.fspath(asked_for)
-    # The name of a seed alone, "seed-0", would name nothing.
+    # A seed such as "seed-0" is no name.
     elif (directory / TRAINED).is_file() or training_record(directory):
         name = f"{directory.parent.name}/{directory.name}"
     else:
@@ -65,7 +65,7 @@ def origin(
 
 
 def remember_origin(decoder: Decoder, source: Origin) -> None:
-    """Remember the origin of a model, and its weights as those of the checkpoint.
+    """Store the origin of a model, and checksums of its weights as the checkpoint's.
 
     Args:
         decoder: Decoder of the model.
@@ -82,10 +82,10 @@ def identity(decoder: Decoder) -> dict[str, str | int]:
         decoder: Decoder of the model.
 
     Returns:
-        Attributes of a run. `positions_dtype` is there where learned positions have another
-        precision than the model, `functions` where a scheme is one of no package (name and SHA-256
-        of its source, JSON), `scaling` where rotation of some layer was scaled on loading, `changed` where
-        the model changed since: the digest of the checkpoint then says where it began.
+        Attributes of a run. `positions_dtype` exists if learned positions have another precision
+        than the model; `functions` if a scheme is not from a package (name and SHA-256 of its
+        source, JSON); `scaling` if loading scaled the rotation of a layer; `changed` if the model
+        changed since then: the digest of the checkpoint then describes its origin.
     """
     checkpoint = decoder.origin
     stated: dict[str, str | int] = {
@@ -109,7 +109,7 @@ def identity(decoder: Decoder) -> dict[str, str | int]:
 
 
 def _functions(decoder: Decoder) -> Mapping[str, Any]:
-    """The functions that built the model's schemes, whatever has their names since."""
+    """The functions that built the model's schemes, even if their names are now used again."""
     return getattr(decoder.owner.config, "position_layout", {}).get("functions", {})
 
 
@@ -141,7 +141,7 @@ def checkpoint_digest(directory: Path) -> str:
             return found
     digest = digest_of(config, *files)
     if _states(files) == before:
-        with suppress(OSError):  # a full disk, or one that is read alone
+        with suppress(OSError):  # a full or read-only disk
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_text(kept, digest)
     return digest
@@ -169,7 +169,7 @@ def weights_digest(decoder: Decoder) -> str:
     state = fingerprints({name: weight for name, weight in named.items() if not weight.is_meta})
     if decoder.hashed is None or decoder.hashed[0] != state:
         digest = hashlib.sha256()
-        # Offloading makes two parameters of one that serves twice
+        # Offloading splits a tied parameter into two
         twice = tied_parameters(decoder.owner)[1:]
         for name, parameter in sorted(named.items()):
             if parameter.is_meta and name in twice:

@@ -1,11 +1,11 @@
-"""Passes that are computed again for a gradient (gradient checkpointing), by which interventions.
+"""Interventions of passes that are recomputed for a gradient (gradient checkpointing).
 
-    node        of the graph that is differentiated now; it was made in the pass, and has a number
-    history     of a layer: from which number on which interventions lasted
+    node        of the graph that is being differentiated: it was made in the pass, and is numbered
+    history     of a layer: the interventions that were active from each number on
 
-So a layer that runs inside backward() knows what lasted in the pass whose gradient is computed, and
-refuses to run under anything else: its gradient would be another model's. An intervention that the
-computed function enters by itself is entered again with it. Knows nothing about kinds of
+A layer that runs inside backward() thus knows the interventions that were active in the original
+pass, and refuses to run under others: the gradient would belong to another model. If the recomputed
+function enters an intervention, it enters it again. This module knows nothing about kinds of
 interventions.
 """
 
@@ -21,7 +21,7 @@ from torch._C import _autograd
 from repo_interp.errors import InputError
 
 _KEPT = 1_000
-"""Changes of a layer that are remembered; graphs do not live that long."""
+"""Most changes of a layer in its history; graphs do not live longer."""
 
 
 def backward_pass() -> int | None:
@@ -35,7 +35,7 @@ def backward_pass() -> int | None:
 
 
 def _within_checkpoint() -> bool:
-    # Checkpoints of the kind that does not enter autograd again hook what graphs keep
+    # Non-reentrant checkpoints set hooks on saved tensors
     return _autograd._top_saved_tensors_default_hooks(True) is not None
 
 
@@ -69,7 +69,7 @@ def require_same_interventions(attention: Any) -> None:
     """Refuse a pass for a gradient under other interventions than those of its first computation.
 
     Args:
-        attention: The `RepositionedAttention` whose pass begins.
+        attention: The `RepositionedAttention` that begins a pass.
 
     Raises:
         InputError: Others lasted.
@@ -81,7 +81,7 @@ def require_same_interventions(attention: Any) -> None:
     number, lasting = node._sequence_nr(), _lasting(attention)
     lasted = next((them for since, them in reversed(attention.history) if since <= number), ())
     outer = tuple(each for each in lasting if each.backward != backward)
-    # Those that the function entered again; the node may have been made inside of them, or not.
+    # Interventions that the function entered again; the node may be from inside or outside of them.
     inner = lasted[len(lasted) - (len(lasting) - len(outer)) :]
     if lasted != outer and not (
         inner and lasted == outer + inner and all(each.checkpointed for each in inner)

@@ -4,10 +4,10 @@ A `RepositionedAttention` is attached to every stock attention module, which sta
 parameters of schemes (f_phi: 2 d d_p + d_p P a layer) are new, drawn from normal(0,
 initializer_range) as in the RePo paper, or with another deviation.
 
-Learned absolute positions enter at the decoder's input, one vector per position added to the token
-embeddings, so they are no part of any attention layer, whose scheme is then "learned": no rotation.
-The table is `model.position_table`; the token embeddings are looked up as ever (a bridge's
-hook_embed fires), then the vectors are added.
+Learned absolute positions are vectors that are added to the token embeddings at the decoder's
+input, so they are not part of an attention layer; the scheme of the layers is then "learned",
+without rotation. The table is `model.position_table`. Token embeddings are looked up as usual (a
+bridge's hook_embed fires), then the vectors are added.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from repo_interp.positions.layouts import NO_ATTENTION, format_layout, parse_lay
 logger = logging.getLogger(__name__)
 
 _HANDLE = "_position_table_hook"
-"""Where a decoder keeps the handle of its table's hook: beside the table, with which it is copied.
+"""Attribute of a decoder with the handle of its table's hook, which is copied with the table.
 """
 
 
@@ -96,7 +96,7 @@ def observable(model: nn.Module) -> nn.Module:
         model: Bridge, repositioned model, or stock model of Hugging Face.
 
     Returns:
-        `model`, or of a stock model a copy of its modules that shares its tensors.
+        `model`; for a stock model, a copy of its modules that shares its tensors.
 
     Raises:
         InputError: `model` is no model, holds no numbers, or cannot be observed.
@@ -105,7 +105,7 @@ def observable(model: nn.Module) -> nn.Module:
     if not isinstance(model, PreTrainedModel) or as_decoder(model).repositioned:
         return model
     require_weights(as_decoder(model))
-    # A copy of modules alone: tensors are shared, so no memory is needed.
+    # Only modules are copied: tensors are shared, so no memory is needed.
     parts = (*model.parameters(), *model.buffers(), *stores_of(model))
     shared = {id(part): part for part in parts}
     return with_layout(copy.deepcopy(model, shared), None)
@@ -138,7 +138,7 @@ def with_layout(
     builder = SchemeBuilder(model.config, scheme_options(options))
     adds_table = "learned" in schemes and stock_table(decoder.stack) is None
     learn_absolute_positions(decoder, builder.length if adds_table else None, builder.deviation)
-    # Without rotation a decoder has no positions, or those of its table.
+    # Without rotation a decoder has no positions, or positions from its table.
     still = "nope" if stock_table(decoder.stack) is None else "learned"
     native = {
         stock.layer_idx: "rope" if rotation.rotates else getattr(stock, "native_scheme", still)
@@ -186,7 +186,7 @@ def with_layout(
 def _rotations(decoder: Decoder) -> dict[Any, Rotation]:
     """How every attention module of the model's layers rotates.
 
-    A layer that does not takes the frequencies of one that does.
+    A layer without rotation gets the frequencies of a layer with rotation.
     """
     model, stack = decoder.owner, decoder.stack
     # Weights on "meta" are fine, as for counting parameters; frequencies are measured.
@@ -283,7 +283,7 @@ def mix_with_index(decoder: Decoder, share: float) -> None:
 
     Args:
         decoder: Decoder of the model.
-        share: Share of the index: 1 is plain RoPE, 0 learned positions alone (pdrop of the released
+        share: Share of the index: 1 is plain RoPE, 0 only learned positions (pdrop of the released
             code).
 
     Raises:
@@ -311,12 +311,12 @@ def _declare_shared(decoder: Decoder) -> None:
 
 def _settle(decoder: Decoder) -> None:
     """Move the parts of schemes to the device and dtype of the decoder."""
-    # Weights on "meta" are replaced on loading, in the dtype asked for.
+    # Loading replaces weights on "meta" in the requested dtype.
     reference: Tensor = decoder.owner.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType]
     device = decoder.device if reference.is_meta else reference.device
     if device.type != "meta":
         for module in decoder.scheme_modules:
-            # Learned frequencies stay as exact as those that are not learned.
+            # Learned frequencies keep the same precision as fixed ones.
             turning = isinstance(module, nn.ParameterDict)
             module.to(device=device, dtype=None if turning else reference.dtype)
 

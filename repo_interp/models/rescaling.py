@@ -1,8 +1,8 @@
-"""Which layers turn otherwise where a checkpoint is loaded with another scaling of its frequencies.
+"""Layers that rotate differently if a checkpoint is loaded with another scaling of frequencies.
 
-Every layer is built twice, as it is and for a module that rotates by half of the frequencies; both
-get the weights of the layer. Where frequencies, positions and added logits are the same, scaling
-changes nothing: a scheme does not rotate, or by numbers of its own. Knows no scheme.
+Every layer is built twice with its weights: unchanged, and for a module with half the frequencies.
+If frequencies, positions and added logits are equal, scaling changes nothing: the scheme does not
+rotate, or has separate frequencies. This module knows no scheme.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _follows_rotation(builder: SchemeBuilder, attention: RepositionedAttention, 
         table_scaling=2 * rotation.table_scaling,
         unscaled=rotation.unscaled / 2 if base else rotation.unscaled,
     )
-    # Drawn weights are replaced by those of the layer, so they take no memory and no random number
+    # The layer's weights replace the initial ones, which thus need no memory and no random numbers
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         one, two = (
             builder.build(attention.scheme, turning, attention.d_head)
@@ -126,7 +126,7 @@ def _follows_rotation(builder: SchemeBuilder, attention: RepositionedAttention, 
 
 
 def _turning(parts: SchemeParts) -> Mapping[str, Tensor]:
-    """Numbers of a rotation that are not learned: those that are keep what the layer has."""
+    """Fixed numbers of a rotation; learned numbers stay as in the layer."""
     given = {"frequencies": parts.frequencies, "attention_scaling": parts.attention_scaling}
     return {
         name: torch.as_tensor(part)
@@ -137,7 +137,7 @@ def _turning(parts: SchemeParts) -> Mapping[str, Tensor]:
 
 
 def _with_weights(part: Any, of_layer: nn.Module | None) -> Any:
-    """A part of a scheme with the weights of a layer, on its device."""
+    """A part of a scheme with the weights of a layer, on the layer's device."""
     if part is None or of_layer is None:
         return part
     part.load_state_dict(of_layer.state_dict(), assign=True)

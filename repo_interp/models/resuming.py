@@ -4,10 +4,10 @@
     resumed(l)   = layers l, l+1, ... applied to residuals[l]: the result of a whole pass while
                    nothing below l differs
 
-An intervention in layer l changes layers from l on, so those below need not run again: of L layers
-L - l do. The layers that are left out hand their input on; masks and rotation tables are the
-decoder's, so every family is served. Whole prompts, padded on the right, without a cache. Knows
-nothing about the kind of change.
+An intervention in layer l changes only layers from l on, so L - l of L layers run again. The
+skipped layers return their input. Masks and rotation tables come from the decoder, so all families
+are supported. Prompts are whole, padded on the right, without a cache. This module knows nothing
+about the kind of change.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def resume_pass(
         decoder: Decoder of the model.
         recording: A pass of the same model.
         first_layer: The first layer that runs.
-        copies: How often the prompts stand side by side: all prompts, then all again.
+        copies: How often the prompts are repeated in the batch: all prompts, then all again.
 
     Returns:
         Last hidden states [copy and prompt, token, d_model].

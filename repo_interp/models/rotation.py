@@ -5,18 +5,18 @@
 
 A module is run twice on a few tokens: with tables of angle 0, then with another angle a_c in every
 column. Least squares over tokens and heads give, for every entry that moved, its partner p, the
-sign and the angle, hence the column. So nothing of a family is known here: half-split and
-interleaved pairs, partial rotation and latent attention are found, not declared. A module whose
-result is no such turn (a norm with gains after the rotation) is refused.
+sign and the angle, hence the column. So no family needs a declaration: half-split and interleaved
+pairs, partial rotation and latent attention are detected. A module is refused if its result is no
+such rotation (a norm with gains after the rotation).
 
     order[r], order[r + d_head/2]    the entries of pair r: a permutation to half-split pairs;
                                      entries that do not turn form pairs too, of frequency 0
     theta_r                          the frequency of column c of pair r, from the model's rotary
-                                     module, in float32: those of its configuration where they
-                                     agree but for rounding, else those of the module
+                                     module, in float32: from its configuration if both agree up to
+                                     rounding, else from the module
 
 Random weights make the copy independent of the model's precision, device and training, also on
-"meta". Knows no scheme.
+"meta". This module knows no scheme.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _TOKENS = 5
 _AXES = 3
 """Axes of mRoPE's positions: time, height and width."""
 _LONG = 1 << 24
-"""Tokens of a pass beyond which frequencies are those of long passes, where these are others."""
+"""Tokens of a pass that is certainly long, for frequencies that depend on the length."""
 _CHANGING = ("dynamic", "longrope")
-"""Kinds of rotary embeddings whose frequencies depend on the length of a pass."""
+"""Kinds of rotary embeddings with frequencies that depend on the length of a pass."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Rotation:
     frequencies: Float[Tensor, "component"]
     """float32, radians per token; 0 for pairs that do not turn."""
     turning: int
-    """Pairs that the tables turn, whatever their frequency; they come first."""
+    """Number of pairs that the tables rotate, at any frequency; they come first."""
     table_scaling: float
     """Factor of the tables' cosines and sines (YaRN, longrope)."""
     unscaled: Float[Tensor, "component"]
@@ -70,8 +70,7 @@ class Rotation:
     order: Int[Tensor, "d_head"] | None
     """Entries of a head in half-split order; None where they are in it."""
     rotates: bool
-    """Whether the stock module rotates at all; if not, the frequencies are those of the model's
-    other layers.
+    """Whether the stock module rotates; if not, the frequencies are from the model's other layers.
     """
     heads: int
     kv_heads: int
@@ -80,7 +79,7 @@ class Rotation:
     window: int | None
     softcap: float | None
     source: Source | None
-    """Where the frequencies come from; None where the model has no rotary module."""
+    """Source of the frequencies; None if the model has no rotary module."""
     axes: Int[Tensor, "component"] | None = None
     """Axis of the token's positions by which each pair turns, where they have several (mRoPE)."""
     slopes: list[float] | None = None
@@ -108,23 +107,22 @@ class Rotation:
 
     @property
     def differs(self) -> bool:
-        """Whether the module rotates otherwise than its configuration says."""
+        """Whether the rotation of the module differs from its configuration."""
         return self.rotates and self.source is not None and self.source.differs
 
 
 @dataclass(frozen=True)
 class Source:
-    """A rotary module of a decoder, and which of its frequencies a layer uses."""
+    """A rotary module of a decoder, and the frequencies in it that a layer uses."""
 
     rotary: nn.Module
     prefix: str
-    """Of its buffers: the type of the layer, where it keeps frequencies by type."""
+    """Prefix of the buffers: the type of the layer, if there are frequencies by type."""
     config: Any
     pairs: Int[Tensor, "pair"] | None = None
     """Numbers of the frequencies that pairs of the layer turn by; None: all, in order."""
     differs: bool = False
-    """Whether the module has other frequencies than its configuration says, or another attention
-    scaling.
+    """Whether frequencies or attention scaling of the module differ from its configuration.
     """
 
     @property
@@ -139,7 +137,7 @@ class Source:
         return stated.get(self.prefix.removesuffix("_"), stated) if self.prefix else stated
 
     def tables(self, like: Tensor, index: Tensor) -> Any:
-        """Make the tables of a layer, whatever passes there were before.
+        """Make the tables of a layer, independent of earlier passes.
 
         Args:
             like: Tensor of the wanted device and dtype.
@@ -223,10 +221,10 @@ def of_chosen(
         values: Values of all components, such as scaled frequencies.
 
     Returns:
-        Values of the chosen components; 0 for those that are left out.
+        Values of the chosen components; 0 for the others.
     """
     source = (chosen[:, None] == known).to(torch.int8).argmax(1)
-    # argmax answers 0 where nothing matched; those components are the ones left out.
+    # argmax returns 0 without a match; these components are set to 0.
     return values[source].where(chosen != 0, 0.0)
 
 
@@ -247,7 +245,7 @@ def depends_on_length(rotary: nn.Module) -> bool:
 
 
 def forget_length(rotary: Any, *arguments: Any) -> None:
-    """Reset frequencies to those of short passes: a pre-hook of a rotary module (dynamic NTK).
+    """Reset the frequencies to short passes: a pre-hook of a rotary module (dynamic NTK).
 
     So frequencies follow the length of a pass, not that of the longest one before it.
 
@@ -289,7 +287,7 @@ def rotaries(decoder: nn.Module) -> Iterator[Any]:
 
 
 def source_of(several: Sequence[Any], stock: Any, config: Any) -> Source | None:
-    """Find the rotary module that an attention module's tables come from.
+    """Find the rotary module that makes the tables of an attention module.
 
     Args:
         several: `rotaries` of its decoder.
@@ -319,7 +317,7 @@ def source_of(several: Sequence[Any], stock: Any, config: Any) -> Source | None:
 
 
 class Prober:
-    """Measures the layers of one decoder, once for every kind of attention module."""
+    """Prober of the layers of one decoder; it probes every kind of attention module once."""
 
     def __init__(self, decoder: nn.Module) -> None:
         self.rotaries = list(rotaries(decoder))  # to find them is a walk through all modules
@@ -335,7 +333,7 @@ class Prober:
             Its rotation.
 
         Raises:
-            InputError: The module does not rotate pairs, or cannot be run alone.
+            InputError: The module does not rotate pairs, or cannot run separately.
         """
         config = stock.config
         source = source_of(self.rotaries, stock, config)
@@ -463,7 +461,7 @@ def replica(stock: nn.Module, weights: bool = False) -> Any:
 def run_replica(
     replica: Any, hidden: Tensor, tables: Any, start: int = 0
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Run a replica as far as its attention function.
+    """Run a replica up to its attention function.
 
     Args:
         replica: Replica of an attention module.
@@ -475,7 +473,7 @@ def run_replica(
         Queries and keys [1, head, token, d_head], and further arguments of the attention function.
 
     Raises:
-        InputError: The module does not run alone, or does not attend exactly once.
+        InputError: The module does not run separately, or does not attend exactly once.
     """
     name, wanted = type(replica).__name__, dict[str, inspect.Parameter]()
     for forward in forward_functions(type(replica)):
@@ -523,7 +521,7 @@ def run_replica(
 
 
 class _AnyKeys(dict):
-    """Keys and values for a layer that takes those of an earlier one."""
+    """Keys and values for a layer that shares them with an earlier layer."""
 
     def __init__(self, replica: Any, tokens: int) -> None:
         super().__init__()
@@ -568,7 +566,7 @@ def length_factor(copied: Any, source: Source, factor: float) -> float:
 
     Args:
         copied: Replica of the attention module.
-        source: Where its tables come from.
+        source: Source of its tables.
         factor: Attention factor that the rotary module states.
 
     Returns:

@@ -1,11 +1,11 @@
-"""Frequencies and factor of a layer's rotation: as built, learned, and as interventions change them.
+"""Frequencies and factor of a layer's rotation: as built, learned, or changed by interventions.
 
     number = c_n(... c_1(built))    built: a tensor of the scheme, or a parameter of the module as it
                                     is at this moment
 
-A parameter among them is a child of the stock module, so that it is trained, moved and saved with
-it. Others are no buffers: `.to(bfloat16)` would round them, and angles at position 4096 with them.
-Knows nothing about what computes with them.
+A learned number is a parameter of the stock module, so that it is trained, moved and saved with the
+module. Fixed numbers are not buffers, since `.to(bfloat16)` would round them, and with them angles
+at position 4096. This module knows nothing about the computations with these numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHANGED = "_repo_interp_changed"
 
 
 class RotationNumber:
-    """An attribute of a layer whose `module.rotation_parameters` may hold it."""
+    """An attribute of a layer that may be a parameter in `module.rotation_parameters`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class RotationNumber:
         learned = layer.module.rotation_parameters
         if learned is None or self.name not in learned:
             return vars(layer)[self.name]
-        # Read anew: an optimizer, a loaded state or `.to()` may have put other numbers there.
+        # Read again: an optimizer, a loaded state or `.to()` may have changed the numbers.
         return with_changes(layer, self.name, learned[self.name])
 
     def __set__(self, layer: Any, value: Any) -> None:
@@ -68,7 +68,7 @@ def shared_copy(numbers: Tensor, device: torch.device) -> Tensor:
         device: Device of the layers.
 
     Returns:
-        The tensor, or one copy for all these layers: what is made of it is then made once.
+        The tensor, or one copy for all these layers, so that derived tensors are made once.
     """
     if numbers.device == device or numbers.requires_grad:
         return numbers.to(device)

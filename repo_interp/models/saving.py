@@ -87,7 +87,7 @@ def save(
         with replace_whole(unfinished / "model.safetensors") as weights:
             save_file(stored := _weights_to_save(owner), weights, metadata={"format": "pt"})
         configuration, tied = written_configuration(owner), set(tied_parameters(owner))
-        if tied and tied <= stored.keys():  # they differ, whatever the configuration says
+        if tied and tied <= stored.keys():  # they differ, even if the configuration ties them
             configuration["tie_word_embeddings"] = False
         write_text(
             unfinished / "config.json", json.dumps(configuration, indent=1, sort_keys=True) + "\n"

@@ -19,8 +19,8 @@ Another package adds a scheme by an entry point of the group `repo_interp.scheme
 (builder, rotation, d_head), the arguments of `SchemeBuilder.build` after the name, that returns a
 layer's `SchemeParts`.
 
-Knows the names of the layout language and the modules of `positions`; knows nothing about
-checkpoints or bridges.
+This module knows the names of the layout language and the modules of `positions`; knows nothing
+about checkpoints or bridges.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SchemeBuilder:
             Options by name; a deviation only where it is not the configuration's.
         """
         stated = dataclasses.asdict(self.options)
-        # Left out, so that a checkpoint states only what loading cannot find out.
+        # Left out, since loading can find this value.
         if self.deviation == _initial_deviation(self.config):
             del stated["scheme_deviation"]
         return stated
@@ -96,7 +96,7 @@ class SchemeBuilder:
             d_head: Width of a head.
 
         Returns:
-            The parts, new except those that layers share.
+            The parts; new, except parts that layers share.
 
         Raises:
             InputError: The scheme is unknown, or does not fit the frequencies.
@@ -108,7 +108,7 @@ class SchemeBuilder:
             added = _ADDITIVE[scheme](rotation, self.length)
         elif scheme in CONTEXTUAL:
             added = self._contextual(scheme, d_head, rotation)
-        # Additive schemes do not rotate; CoPE beside RoPE does both.
+        # Additive schemes do not rotate; CoPE with RoPE does both.
         if scheme in _WITHOUT_POSITIONS or (added is not None and scheme != "cope_rope"):
             assigner = self._assigner(scheme, rotation) if scheme in _ADDITIVE else None
             return SchemeParts(

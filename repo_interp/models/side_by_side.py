@@ -5,7 +5,7 @@
                                                      padding, at least one
     restore_order(cut, results)                      results by prompt, from those by batch
 
-Knows nothing about models and prompts.
+This module knows nothing about models and prompts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Measured on one thread of a processor (54 us per token with 128 side by side, 17
 
 @dataclass(frozen=True)
 class SideBySide:
-    """The most that one forward pass takes; a single prompt always goes through."""
+    """Limits of one forward pass; a single prompt is always allowed."""
 
     prompts: int = 1024
     tokens: int = 1 << 62
     """With the padding."""
     padding: int = 1 << 62
-    """By how many tokens a prompt may be shorter than the first of its batch, or longer."""
+    """Largest difference in tokens between a prompt and the first one of its batch."""
 
     def __post_init__(self) -> None:
         """Raises InputError where no prompt would go through."""
@@ -78,7 +78,7 @@ def limit(size: BatchSize) -> SideBySide:
 
 
 def restore_order(cut: Iterable[Sequence[int]], results: Iterable[Sequence[Item]]) -> list[Item]:
-    """Put results of batches into the order of the numbers.
+    """Reorder results of batches by number.
 
     Args:
         cut: Numbers of every batch, together 0, 1, ...
@@ -128,7 +128,7 @@ def batches(order: Sequence[int], lengths: Sequence[int], size: BatchSize) -> li
     most, longest = limit(size), 0
     cut: list[list[int]] = []
     for number in order:
-        # Padding is counted: every prompt takes as much as the longest of its batch.
+        # Padding counts: every prompt takes as many tokens as the longest of its batch.
         longest = max(longest, lengths[number])
         alike = bool(cut) and abs(lengths[number] - lengths[cut[-1][0]]) <= most.padding
         if alike and len(cut[-1]) < most.of_length(longest):

@@ -3,8 +3,8 @@
     h_i <- h_i + e[change(i)]
 
 The table is ours (`reposition`, the scheme "learned") or the stock decoder's (GPT-2's wpe, OPT's
-embed_positions). Sinusoids count as none: they are computed, not learned. Knows nothing about
-attention.
+embed_positions). Sinusoids count as none: they are computed, not learned. This module knows nothing
+about attention.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def change_index(table: Any, change: Callable[[Int[Tensor, "any token"]], Tensor
         change: Maps indices [any, token], below 0 for padding, to new ones.
 
     Returns:
-        A handle, whose `remove` ends the change.
+        A handle; its `remove` ends the change.
     """
     names = list(inspect.signature(table.forward).parameters)
     # Ours calls it index, OPT position_ids, and nn.Embedding (GPT-2) input.

@@ -62,12 +62,12 @@ def text_model(
         A causal language model of the part's family, which holds no other part.
 
     Raises:
-        InputError: The weights do not fit, or the part alone gives other logits than the larger
-            model on text.
+        InputError: The weights do not fit, or logits of the part differ from the larger model's on
+            text.
     """
     larger, source = larger_config(checkpoint, config), f"{checkpoint.directory}/config.json"
     whole: Any = loaded_by_transformers(checkpoint.directory, larger, dtype, **placement).eval()
-    # stands for an image
+    # Represents an image
     beside = {
         value
         for name, value in (checkpoint.larger or {}).items()

@@ -14,7 +14,7 @@ from torch import nn
 from repo_interp.errors import InputError
 
 _BESIDE = ("XLORA", "POLY")
-"""Kinds of adapters whose modules alone do not compute the same as the whole."""
+"""Kinds of adapters that compute outside of the adapted modules too."""
 
 _LASTING: list[Any] = []
 """The stance of torch.compile, then a mark for every context in which nothing compiled runs."""
@@ -28,7 +28,7 @@ def unwrapped(model: Any) -> Any:
         model: Any object; one that is no such wrapper is returned unchanged.
 
     Returns:
-        The module inside, whose adapter, if any, stays active.
+        The module inside; its adapter, if any, stays active.
 
     Raises:
         InputError: A PeftModel adds computations outside of its modules, such as learned prompts.

@@ -1,7 +1,7 @@
-"""Labelled arrays of a run -> matplotlib figures, plain tables, one page.
+"""Labeled arrays of a run -> matplotlib figures, plain tables, one page.
 
-Knows no torch, no model, no measure and no task. Names are imported when they are first asked for;
-`__init__.pyi` has their types.
+This package imports no torch, no model, no measure and no task. Names are imported at their first
+use; `__init__.pyi` has their types.
 """
 
 from importlib import import_module
@@ -55,5 +55,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # Functions alone: a reader looks for what can be drawn
+    # Only functions: a reader looks for figures
     return sorted(name for name in __all__ if name[0].islower())

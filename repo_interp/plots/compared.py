@@ -1,12 +1,15 @@
 """The view of several runs: a tree with an axis `run`, made by `repo_interp.compare`.
 
-    charts      those of `View.beside`, and the other variables in `View.compared` by the rule of `marks.beside`
-    tables      one row per variable (and name), one column per run, then the tables of `View.beside`
-    cell        mean over all values of a run, by the schemes of layers; a variable with equal values in every run is only named
-    difference  second run - first, for two runs;  +-  half of its 95 % interval over prompts, paired, where both saw the same ones:
-                all of a run's, or those of a test set
+    charts      charts of `View.beside`; other variables in `View.compared` by the rule of
+                `marks.beside`
+    tables      one row per variable (and name), one column per run, then the tables of
+                `View.beside`
+    cell        mean over all values of a run, by the schemes of layers; a variable with equal
+                values in every run is only named
+    difference  second run - first, for two runs;  +-  half width of its 95 % interval over prompts,
+                paired, if both runs have the same prompts (of the run, or of a test set)
 
-A group without a view is drawn by the rule, whatever it holds. Knows no measure, no terminal and no
+Any group without a view is drawn by the rule. This module knows no measure, no terminal and no
 page.
 """
 
@@ -64,7 +67,8 @@ def view_of_runs(group: str, view_of: Callable[[str], View | None]) -> View:
         view, dataset, runs = view_of(group), tree[group].to_dataset(), runs_of(tree)
         drawn = []
         for chart in () if view is None else view.beside.charts(tree):
-            # A view that draws a variable in its own way names the chart as the rule below would.
+            # If a view draws a variable differently, its chart has the name that the rule would
+            # give.
             drawn += [chart.name] if isinstance(chart, Drawing) else []
             yield chart
         compared = (
@@ -94,7 +98,7 @@ def view_of_runs(group: str, view_of: Callable[[str], View | None]) -> View:
 
 
 def _beyond_the_index(values: xr.DataArray) -> xr.DataArray:
-    """Leave out the layers whose positions are the token index, or none, in all runs."""
+    """Leave out layers that have no positions or the token index in all runs."""
     if not {"layer", "run"} <= {*values.dims} or "scheme" not in values.coords:
         return values
     # A run without the layer has an empty name there.
@@ -105,7 +109,7 @@ def _beyond_the_index(values: xr.DataArray) -> xr.DataArray:
 def _findings(
     group: str, view_of: Callable[[str], View | None], tree: xr.DataTree
 ) -> Iterator[Finding]:
-    """Differences of two runs that are beyond their interval, those that surely differ most first."""
+    """Differences of two runs beyond their interval, sorted by the lower bound of their size."""
     view, runs = view_of(group), runs_of(tree)
     if len(runs.names) != 2:
         return

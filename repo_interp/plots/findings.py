@@ -5,9 +5,9 @@ token.
 
     finding = sentence + evidence (the numbers, the threshold and the null) + where to look        `View.findings` gives those of one group
 
-`findings` orders those of all views of a run by `weight` and keeps a few of every group, so that no
-group hides another. Those below `DETAIL` come last, and on no first screen. Those of a comparison
-begin with how well the runs do their task.
+`findings` sorts the findings of all views of a run by `weight` and keeps a few per group, so that
+no group hides another. Findings below `DETAIL` come last, and never on the first screen. Findings
+of a comparison begin with the scores of the runs on their task.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from repo_interp.values import CountOrNone, checked
 MOST = 5
 """Findings of a first screen."""
 MOST_OF_GROUP = 2
-"""Findings of one group, while other groups have some."""
+"""Most findings of one group before all other groups are listed."""
 DETAIL = 0.3
-"""Weight below which a finding says what another one has said in short."""
+"""Weight below which a finding is a detail of another finding."""
 EVERY = 10_000
 """More findings than a run has."""
 _OPENING = (
@@ -57,13 +57,12 @@ class Findings(list[Finding]):
 def findings(run: xr.DataTree, most: int | None = None) -> Findings:
     """Collect the findings of a run, the heaviest first.
 
-    The two heaviest of every group precede all others. A warning names a variable that the run
-    lacks, and the group whose findings it costs.
+    The two heaviest findings of every group precede all others. A warning names a variable that is
+    missing in the run, and the group that loses its findings.
 
     Args:
         run: Tree of a run, a group per measure.
-        most: Largest number of findings to return; None: those of a first screen, five without
-            details.
+        most: Largest number of findings to return; None: five without details, for a first screen.
 
     Returns:
         Findings without a sentence twice; `print` shows sentences, a notebook the evidence too.
@@ -85,8 +84,8 @@ def findings(run: xr.DataTree, most: int | None = None) -> Findings:
             warn(f"no findings of {view.group}: {error}")
             continue
         ranked += [
-            # Differences of runs are weighed by their size alone. The count keeps the order of views
-            # among equal weights, since findings themselves do not compare.
+            # Differences of runs are weighted only by their size. The count keeps the order of
+            # views among equal weights, since findings cannot be compared.
             (
                 not has_runs(run) and finding.weight < DETAIL,
                 place >= MOST_OF_GROUP,

@@ -17,7 +17,7 @@ from matplotlib.text import Text
 FONTS = ("DejaVu Sans", "STIXGeneral")
 """Fonts of every figure, the first of which has a character draws it.
 
-They come with matplotlib, so that every machine gives the same bytes.
+They are part of matplotlib, so that every machine gives the same bytes.
 """
 
 
@@ -43,7 +43,7 @@ def is_drawable(character: str) -> bool:
         character: A single character.
 
     Returns:
-        False for control characters and halves of surrogate pairs, whatever the fonts have.
+        False for control characters and halves of surrogate pairs, even if a font has a glyph.
     """
     return _is_in(character, tuple(dict.fromkeys([*mpl.rcParams["font.family"], *FONTS])))
 
@@ -84,7 +84,7 @@ def make_legible(figure: Figure) -> None:
     """Write every text of a figure, labels of ticks among them, as `legible` does.
 
     Args:
-        figure: Figure whose texts are written anew.
+        figure: Figure with the texts to replace.
     """
     for axis, minor in product(
         [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)], (False, True)

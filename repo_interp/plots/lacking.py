@@ -1,4 +1,4 @@
-"""One line for what a run lacks, in place of a library's error.
+"""One-line errors about missing parts of a run, in place of a library's error.
 
     with reading(run, "positions"): ...        KeyError "No variable named 'token_count'" becomes "positions/token_count is missing"
 
@@ -30,11 +30,11 @@ _NAMED = re.compile(
 
 @contextmanager
 def reading(run: xr.DataTree, group: str) -> Iterator[None]:
-    """Say in one line what a run lacks that is read inside the context.
+    """Raise a one-line error if a part of the run is missing that the context reads.
 
     Args:
         run: Tree of a run, a group per measure.
-        group: The group whose view reads the run.
+        group: Group of the view that reads the run.
 
     Yields:
         Nothing.

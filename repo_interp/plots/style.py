@@ -1,22 +1,22 @@
 r"""One look for every figure, with the same bytes every time.
 
-Figures have the column and page widths of a paper, and one colour per scheme, span and pattern.
+Figures have the column and page widths of a paper, and one color per scheme, span and pattern.
 
-The colours are those of Okabe and Ito (2008) and four more that stay apart from them for protanopes
-and deuteranopes; the lightest are darkened where they have to be read as text. Fonts travel with
-the file: TrueType in PDF (fonttype 42), text in SVG.
+The colors are from Okabe and Ito (2008), with four more that protanopes and deuteranopes can
+distinguish from them. The lightest are darkened for text. Fonts are embedded: TrueType in PDF
+(fonttype 42), text in SVG.
 
 A character that no font has is written as its code: "模型" -> "\u6a21\u578b".
 
     ri.plots.position_lines(run, 5, 1, figsize=(4, 2))        every figure takes a size in inches
     ri.plots.position_lines(run, 5, 1, ax=ax)                 one of a single axes is drawn on yours, which is returned
 
-Your settings in rcParams, fonts above all, stay: the style sets only those that still have
-matplotlib's default.
+The style keeps your rcParams, such as fonts: it only sets parameters that still have matplotlib's
+default.
 
-Knows nothing about runs: names in, colours and figures out. It never touches pyplot, so nothing is
-left open and no state is global. A dollar sign is a dollar sign: names of checkpoints, spans and
-tokens are no mathematics.
+This module knows nothing about runs: it maps names to colors, and makes figures. It never uses
+pyplot, so no figure stays open and there is no global state. A dollar sign is drawn as such: names
+of checkpoints, spans and tokens are not mathematics.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ Drawn = TypeVar("Drawn")
 Inches = Annotated[float, Interval(gt=0, le=1000)]
 
 COLUMN_WIDTH = 3.3
-"""Inches: one column of a two-column paper."""
+"""Width of one column of a two-column paper, in inches."""
 PAGE_WIDTH = 6.8
-"""Inches: both columns."""
+"""Width of both columns, in inches."""
 PAGE_HEIGHT = 8.8
-"""Inches: the tallest figure that still leaves room for its caption."""
+"""Height of the tallest figure that leaves space for a caption, in inches."""
 LETTERS_PER_INCH = 18
-"""Of a title."""
+"""Letters per inch of a title."""
 
 _SCHEMES = {
     "rope": ("RoPE", "#0072B2"),
@@ -107,17 +107,17 @@ _SETTINGS: Mapping[str, Any] = {
     **mpl.rc_params_from_file(
         Path(__file__).with_name("paper.mplstyle"), use_default_template=False
     ),
-    # A viewer of SVG that lacks the others falls back to sans-serif.
+    # An SVG viewer without the other fonts falls back to sans-serif.
     "font.family": [*FONTS, "sans-serif"],
 }
-# None drops an entry: dates and versions would give other bytes for the same figure.
+# None drops an entry: dates and versions would change the bytes of an equal figure.
 _METADATA: Mapping[str, Mapping[str, None]] = {
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
 }
 FORMATS = tuple(_METADATA)
-"""The formats a figure is written in."""
+"""The formats of figures."""
 
 
 class PaperFigure(Figure):
@@ -127,7 +127,7 @@ class PaperFigure(Figure):
     """
 
     caption = ""
-    """A sentence for the page, for a figure whose name does not describe it."""
+    """A sentence for the page, if the name of the figure does not describe it."""
 
     def suptitle(self, t: str, **kwargs: Any) -> Text:
         """Write the title above the figure; a line breaks where the figure ends."""
@@ -147,7 +147,7 @@ class PaperFigure(Figure):
         return rendered(self, ("png",), dpi=150)["png"]
 
 
-# `rc_context` can be entered once, and must see the caller's rcParams of that moment. So the
+# `rc_context` can be entered only once, and must see the caller's rcParams at the call. So the
 # decorator makes a new style for every call.
 class Style:
     """The paper style, as a context or a decorator; see `style`."""
@@ -166,16 +166,16 @@ class Style:
 
         @wraps(draw)
         def drawn(*arguments: Any, ax: Any = None, figsize: Any = None, **keywords: Any) -> Any:
-            # A drawing function may call another one: without wishes of its own it keeps those of
-            # its caller.
+            # A drawing function may call another one, which then uses the caller's `ax` or
+            # `figsize`.
             before = _ASKED.set(
                 _ASKED.get() if ax is None and figsize is None else _asked(ax, figsize)
             )
             try:
                 with style():
                     figure = draw(*arguments, **keywords)
-                    # Only the outermost function, which was given `ax`, returns the axes. An inner
-                    # one returns the stand-in, which its caller still uses as a figure.
+                    # Only the outermost function, which got `ax`, returns the axes. An inner
+                    # function returns the stand-in, which its caller uses as a figure.
                     return (
                         figure.finish()
                         if isinstance(figure, _OnAxes) and ax is not None
@@ -195,7 +195,7 @@ class Style:
 
 
 def _compares(arguments: tuple) -> bool:
-    """Whether a figure was asked for of runs joined by `compare`."""
+    """Whether an argument is a tree of runs joined by `compare`."""
     tree = arguments[0] if arguments else None
     return isinstance(tree, xr.DataTree) and any("run" in node.dims for node in tree.subtree)
 
@@ -215,11 +215,10 @@ def style() -> Style:
 def _settings() -> dict[str, Any]:
     """The settings of the style that the user has not changed.
 
-    Sizes of texts follow the user's; our fonts draw the characters that the user's lack.
+    Text sizes are the user's; our fonts draw characters that are missing in the user's fonts.
     """
     known, default = cast(Any, mpl.rcParams), cast(Any, mpl.rcParamsDefault)
-    # A user who sets matplotlib's default value on purpose cannot be told from one who sets
-    # nothing.
+    # A default that the user set on purpose is not distinguishable from an unset one.
     settings = {name: value for name, value in _SETTINGS.items() if known[name] == default[name]}
     if "font.size" not in settings and known["font.size"] != _SETTINGS["font.size"]:
         larger = known["font.size"] / _SETTINGS["font.size"]
@@ -234,11 +233,11 @@ def _settings() -> dict[str, Any]:
 
 
 _ASKED: ContextVar[Axes | tuple[float, float] | None] = ContextVar("asked", default=None)
-"""The axes, or the size in inches, that the caller of a figure wants."""
+"""The axes, or the size in inches, that the caller requested."""
 
 
 def _asked(ax: Any, figsize: Any) -> Axes | tuple[float, float]:
-    """Raises InputError for anything but axes or a size, and for both."""
+    """Raises InputError for values that are no axes and no size, and for both together."""
     if ax is None:
         return checked(figsize, tuple[Inches, Inches], "figsize")
     if figsize is not None or not isinstance(ax, Axes):
@@ -250,24 +249,24 @@ def _asked(ax: Any, figsize: Any) -> Axes | tuple[float, float]:
 
 
 class _OnAxes:
-    """The caller's axes in the place of a figure.
+    """Stand-in for a figure that draws on the caller's axes.
 
     It puts on the axes the things that a figure with a single axes has around them.
     """
 
     def __init__(self, ax: Axes) -> None:
         self.ax = ax
-        # The axes may stand in a subfigure, which has no size in inches.
+        # The axes may be in a subfigure, which has no size in inches.
         self.figure = cast(Figure, ax.get_figure(root=True))
         self.colorbar = self.figure.colorbar
         self.caption = ""
 
     def subplots(self, *panels: Any, **options: Any) -> Axes:
-        """The axes. Raises InputError where panels are asked for."""
+        """Return the axes. Raises InputError for several panels."""
         return self.add_gridspec() if panels else self.ax
 
     def add_gridspec(self, *panels: Any, **options: Any) -> NoReturn:
-        """Raises InputError: these are several axes."""
+        """Raises InputError, since a grid has several axes."""
         raise InputError(
             "this figure may have several axes, so that yours cannot hold it; leave ax out, "
             "and give figsize=(width, height)"
@@ -292,7 +291,7 @@ class _OnAxes:
         return self.ax
 
     def legend(self, **options: Any) -> None:
-        """A legend below the axes and their labels, for which a constrained layout makes room."""
+        """Draw a legend below the axes and their labels, with space by a constrained layout."""
         # Inches from the axes down to the lowest label: the legend must not cover tick labels.
         depth = (self.finish().bbox.y0 - cast(Any, self.ax.get_tightbbox()).y0) / self.figure.dpi
         below = self.ax.transAxes + ScaledTranslation(0, -depth, self.figure.dpi_scale_trans)
@@ -310,9 +309,9 @@ class _OnAxes:
         return self.ax.bbox.width / self.figure.dpi
 
     def finish(self) -> Axes:
-        """Return the axes, with the labels of their ticks made now.
+        """Return the axes after making the tick labels.
 
-        Later they would have the fonts of the caller alone, and dollars would be mathematics.
+        Labels made later would only have the caller's fonts, and dollars would be mathematics.
         """
         for label in [
             *self.ax.get_xticklabels(which="both"),
@@ -325,8 +324,8 @@ class _OnAxes:
 def paper_figure(width: float = PAGE_WIDTH, height: float = 2.4) -> PaperFigure:
     """Make an empty figure that is laid out by its content.
 
-    Call it inside `style()`, or from a function under `@style()`. In the latter it is the figure
-    that the caller of this function asked for by `ax` or `figsize`.
+    Call it inside `style()`, or in a function decorated by `@style()`; the arguments `ax` and
+    `figsize` of that function then apply.
 
     Args:
         width: Width in inches.
@@ -355,20 +354,20 @@ def save_figure(
     Args:
         figure: Figure to write.
         stem: Path, with or without the suffix of a format.
-        formats: One or several of png, svg and pdf; None: that of the suffix, else png.
+        formats: One or several of png, svg and pdf; None: from the suffix, else png.
 
     Returns:
         Paths of the files.
 
     Raises:
-        InputError: A format is not one of `FORMATS`, the suffix is that of another one, or
+        InputError: A format is not one of `FORMATS`, the suffix belongs to another format, or
             `figure` is no figure.
     """
     if not isinstance(figure, Figure):
         raise InputError(f"a figure was wanted; got {quoted(figure)}")
     path = path_of(stem, "a file for the figure")
     suffix = path.suffix.lstrip(".").lower()
-    # Of other stems, such as head_0.5, what stands behind the last dot is no format
+    # In stems such as head_0.5, the text after the last dot is no format
     named = suffix if suffix in FigureCanvasAgg.get_supported_filetypes() else None
     contents = rendered(figure, (named or FORMATS[0]) if formats is None else formats)
     if named is None:
@@ -378,7 +377,7 @@ def save_figure(
             f"{one_line(path, 80)} ends in .{suffix}, and {', '.join(contents)} was asked for; "
             "leave one of the two out"
         )
-    # The name as it was given, also in capitals
+    # The given name, also in capitals
     files = {name: path if name == named else path.with_suffix(f".{name}") for name in contents}
     for name, content in contents.items():
         files[name].write_bytes(content)
@@ -453,13 +452,13 @@ def _laid_out(figure: Figure) -> Iterator[None]:
 
 
 def scheme_colour(scheme: str) -> str:
-    """Return the colour of a position scheme.
+    """Return the color of a position scheme.
 
     Args:
-        scheme: Scheme; a variant ("hope_ab1") has the colour of its family.
+        scheme: Scheme; a variant ("hope_ab1") has the color of its family.
 
     Returns:
-        The colour; dark grey for an unknown family.
+        The color; dark gray for an unknown family.
     """
     return SCHEME_COLOURS.get(scheme, SCHEME_COLOURS.get(scheme.split("_")[0], _UNKNOWN))
 
@@ -477,16 +476,16 @@ def scheme_name(scheme: str) -> str:
 
 
 def span_colours(spans: Sequence[str]) -> dict[str, str]:
-    """Choose a colour for every span.
+    """Choose a color for every span.
 
-    Usual spans have fixed colours, others take the next free one, and a dotted part is darker than
+    Usual spans have fixed colors, others take the next free one, and a dotted part is darker than
     its parent.
 
     Args:
-        spans: Names of spans; the same names in the same order give the same colours.
+        spans: Names of spans; the same names in the same order give the same colors.
 
     Returns:
-        Colour by name.
+        Color by name.
     """
     colours: dict[str, str] = {}
     other = 0
@@ -505,14 +504,14 @@ def span_colours(spans: Sequence[str]) -> dict[str, str]:
 
 
 def darker(colour: str, share: float = 0.7) -> str:
-    """Darken a colour.
+    """Darken a color.
 
     Args:
-        colour: Colour of matplotlib.
+        colour: Color of matplotlib.
         share: Share of the light to keep.
 
     Returns:
-        Colour as hexadecimal text.
+        Color as hexadecimal text.
     """
     red, green, blue = to_rgb(colour)
     return to_hex((red * share, green * share, blue * share))

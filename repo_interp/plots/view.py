@@ -1,9 +1,9 @@
-"""`View`: one group of a run with all that figures, page and terminal show of it.
+"""`View`: charts, tables and findings of one group of a run, for figures, page and terminal.
 
-Of several runs, a tree with an axis `run` as `repo_interp.compare` makes it, the variables that a
-view names are drawn by one rule (`plots.compared`). A view is data and functions of a run; the page
-and the terminal decide how to show it. Ours are listed in `entry_points.OWN`, in the form in which
-another package gives its view: "module:object", under the name of the group.
+For several runs, a tree with an axis `run` from `repo_interp.compare`, one rule draws the variables
+that a view names (`plots.compared`). A view consists of data and functions of a run; the page and
+the terminal decide how to show it. `entry_points.OWN` lists our views in the same form as another
+package declares one: "module:object", under the name of the group.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PageOptions:
     """The caller's options of a page."""
 
     prompts: tuple[int, ...] | None = None
-    """Prompts whose positions are embedded, in order; None: all, as many as fit."""
+    """Prompts with embedded positions, in order; None: all prompts that fit."""
     budget: int = 16_000_000
     """Bytes of embedded positions."""
 
@@ -43,8 +43,7 @@ class Interactive:
     {...}`; it may use Plotly.
     """
     data: Callable[[xr.DataTree, PageOptions], tuple[Any, Sequence[str]]]
-    """JSON for the script, None where there is nothing to work with; and sentences for what was
-    left out.
+    """JSON for the script (None without data), and sentences about parts that were left out.
     """
     parts: tuple[Traversable, ...] = ()
     """Files of JavaScript that run before `script`."""
@@ -71,7 +70,7 @@ class Beside:
 
 @dataclass(frozen=True)
 class View:
-    """All that is shown of the group `group` of a run."""
+    """Charts, tables and findings of the group `group` of a run."""
 
     group: str
     title: str
@@ -81,14 +80,14 @@ class View:
     """Figures, maps of heads, and charts of the page that follow the head, prompt and token chosen
     in the explorer.
 
-    A view without charts, tables and `given` has those that follow from the axes of its group.
+    A view without charts, tables and `given` gets charts and tables from the axes of its group.
     """
     tables: Callable[[xr.DataTree], Iterable[Table]] = _nothing
     """The same rows for the page, the terminal and the notebook."""
     findings: Callable[[xr.DataTree], Iterable[Finding]] = _nothing
     """Findings: sentences that passed a threshold or a null."""
     opening: Callable[[xr.DataTree], str] = lambda run: ""
-    """Name of the chart whose picture stands beside the findings instead of in its section; "": none."""
+    """Name of a chart that is shown beside the findings instead of in its section; "": none."""
     informative: Callable[[xr.DataTree], bool] = lambda run: True
     """Whether figures and tables are worth reading for this run.
 
@@ -113,8 +112,8 @@ class View:
     """Names and figures that a plain function of another package gives, drawn one after the other.
     """
     heads: Callable[[xr.DataTree], Any] | None = None
-    """A table with a row per head, a pandas DataFrame: written beside the run, and on the explorer's
-    map.
+    """Function for a pandas DataFrame with a row per head. It is saved with the run, and shown on
+    the explorer's map.
     """
     beside: Beside = Beside()
     """Further charts and tables of several runs."""
@@ -131,7 +130,7 @@ class View:
         return ((chart.name, chart.figure()) for chart in self.drawings(run))
 
     def drawings(self, run: xr.DataTree) -> Iterator[Drawing]:
-        """Choose the charts that are written as figures: those with a name.
+        """Choose the charts that become figures: charts with a name.
 
         Args:
             run: Tree of a run, a group per measure.

@@ -5,9 +5,9 @@ Our views come in the order of the page, then those of other packages.
 The groups of a comparison, a tree with an axis `run`, are shown by the same views, with all runs in
 one figure (`beside`).
 
-Views are entry points (`entry_points.VIEWS`) under the name of their group, ours like those of
-other packages. Another package gives a `View`, or a plain function of a run that yields (name,
-figure) pairs, which becomes a view whose other fields have their defaults.
+All views, ours and other packages', are entry points (`entry_points.VIEWS`) under the name of their
+group. Another package provides a `View`, or a function of a run that yields (name, figure) pairs;
+such a function becomes a view with defaults in all other fields.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def heads_of_run(run: xr.DataTree) -> Any:
         run: Tree of a run, a group per measure.
 
     Returns:
-        A pandas DataFrame of the first group whose view has one; None where no view has.
+        A pandas DataFrame from the first view that has one; None if no view has one.
     """
     for group in run.children:
         view = view_of(group)
@@ -121,7 +121,7 @@ def views_of(run: xr.DataTree) -> list[View]:
         run: Tree of a run, a group per measure.
 
     Returns:
-        One view per group that has one. Of several runs, one per group.
+        One view per group with a view. For several runs, one per group.
 
     Raises:
         InputError: As in `view_of`; not for several runs.
@@ -147,7 +147,7 @@ def views_of(run: xr.DataTree) -> list[View]:
 
 
 def _require_numbers(group: xr.Dataset, name: str) -> None:
-    """Raise InputError where text stands in the place of numbers in a group of ours."""
+    """Raise InputError if a group of ours has text in place of numbers."""
     numbers = {*map(str, group.data_vars), "layer", "head", "prompt", "token"} - {*_TEXTS}
     for variable, array in group.variables.items():
         if variable in numbers and array.dtype.kind not in "fiub":
@@ -185,7 +185,7 @@ def _by_axes(run: xr.DataTree, group: str) -> Iterator[Chart]:
 def _head_maps(run: xr.DataTree, group: str) -> list[Heads]:
     """Map all numeric variables by layer and head, one map per label of a further axis.
 
-    Maps are means over prompts; names are those of files.
+    Maps are means over prompts; their names are file names.
     """
     maps = []
     for name, array in run[group].data_vars.items():
@@ -264,7 +264,7 @@ class DrawnFigures(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of the file."""
         return self.chart.name
 
     @property
@@ -296,10 +296,10 @@ def figures_of(run: xr.DataTree, failures: list[str] | None = None) -> Iterator[
 
     Args:
         run: Tree of a run, a group per measure.
-        failures: Gets one line per view whose figures cannot be drawn. None: the error is raised.
+        failures: Gets one line per view that fails to draw its figures. None: the error is raised.
 
     Returns:
-        The figures with their names, made when they are asked for.
+        The figures with their names, made on demand.
 
     Raises:
         InputError: `failures` is None and two figures have the same name, a name is not a plain
@@ -374,7 +374,7 @@ def tables(run: xr.DataTree, failures: list[str] | None = None) -> list[Table]:
 
     Args:
         run: Tree of a run, a group per measure.
-        failures: Gets one line per view whose tables cannot be made. None: the error is raised.
+        failures: Gets one line per view that fails to make its tables. None: the error is raised.
 
     Returns:
         The tables.

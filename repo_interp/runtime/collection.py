@@ -17,7 +17,7 @@ MANY = 20_000
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Pause the collector, where it runs; afterwards it goes on as before.
+    """Pause the garbage collector if it runs, and resume it afterwards.
 
     Yields:
         Nothing.
@@ -31,7 +31,7 @@ def collection_paused() -> Iterator[None]:
     finally:
         if running:
             many = gc.get_count()[0] - before > MANY
-            # Unfreezing would undo the user's freezing, whose objects are counted one by one.
+            # Unfreezing would also unfreeze objects that the user froze.
             if many and not gc.get_freeze_count():
                 # Through the permanent generation into the oldest: objects
                 # made meanwhile count as old.

@@ -2,8 +2,8 @@ r"""The terminal: a rich console to which no text of a user can give commands.
 
     console.print(bold(path, "  the page to look at"))
 
-Nothing in a text is markup, so that brackets and colons of a name are printed as they are; control
-characters, escape sequences and bytes that are no text stand as \x1b and the like.
+Texts contain no markup, so that brackets and colons of a name are printed unchanged. Control
+characters, escape sequences and bytes that are no text are printed as \x1b and the like.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from repo_interp.runtime.launcher import is_first
 class Console(rich.console.Console):
     """A console that shows control characters instead of sending them.
 
-    Of several processes the first alone prints.
+    With several processes only the first one prints.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -57,7 +57,7 @@ class Console(rich.console.Console):
 
 
 def on_one_line(text: object) -> str:
-    """Put text of a user on one line.
+    """Write text of a user on one line.
 
     Args:
         text: Anything with a text.
@@ -69,7 +69,7 @@ def on_one_line(text: object) -> str:
 
 
 def bold(text: object, rest: str = "") -> Text:
-    """Put text of a user on one line, in bold.
+    """Write text of a user on one line, in bold.
 
     Args:
         text: Anything with a text.

@@ -1,11 +1,11 @@
-"""Failures that do not cost the rest: the figures of one group, a table of another package.
+"""Contained failures, such as the figures of one group or a table of another package.
 
     for name, figure in until_failure(lambda: draw(run), "the figures of 'gates'", failures): ...
     with record_failure(failures, "the page"): ...
 
 A failure becomes one line in a list that the caller shows; where there is no list, it is raised.
 Also `sys.exit`, called by somebody else's code, is such a failure; an interruption by the user is
-none. Knows nothing about the parts that fail.
+none. This module knows nothing about the parts that fail.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     encoded = interruptible(lambda: tokenizer(text))
 
-Python hears Ctrl-C between two of its own steps, so a call of seconds is made in a thread of its
-own while the main thread waits. What is left of such a call ends with the process: `abandoned`
-says that the process must not wait for it. Knows nothing about the calls.
+Python handles Ctrl-C only between two Python instructions, so a call of seconds runs in a separate
+thread while the main thread waits. After an interruption the call ends with the process:
+`abandoned` says that the process must not wait for it. This module knows nothing about the calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def interruptible(call: Callable[[], Result]) -> Result:
         Its result.
 
     Raises:
-        BaseException: The error of `call`, or an interruption, after which it goes on unseen.
+        BaseException: The error of `call`, or an interruption; `call` then continues in the
+        background.
     """
     results: list[Result] = []
     failures: list[BaseException] = []
@@ -48,9 +49,9 @@ def interruptible(call: Callable[[], Result]) -> Result:
 
 
 def abandoned() -> bool:
-    """Tell whether a call goes on whose result nobody waits for.
+    """Return whether an abandoned call is still running.
 
     Returns:
-        Whether one runs; asked where no other thread makes such calls.
+        Whether one runs. Valid only if no other thread makes such calls.
     """
     return any(thread.name == _NAME for thread in threading.enumerate())

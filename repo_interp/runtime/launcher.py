@@ -1,4 +1,4 @@
-"""What the launcher of this process says: how many there are, which one this is, on which machine.
+"""Facts from the launcher: number of processes, the number of this process, and its machine.
 
 `accelerate launch`, `torchrun` and others leave it in the environment. `processes` has them work
 together.
@@ -15,7 +15,7 @@ from repo_interp.errors import InputError, one_line
 def launched() -> int:
     """Return the number of processes that were launched together.
 
-    The environment of a launcher says it.
+    It is read from the environment of the launcher.
 
     Returns:
         The number; 1 without a launcher.
@@ -23,7 +23,7 @@ def launched() -> int:
     Raises:
         InputError: The environment holds no such number.
     """
-    # Every launcher sets RANK; without it nobody launched several.
+    # Every launcher sets RANK; without it there is one process.
     if not os.environ.get("RANK"):
         return 1
     size = number_of_launcher("WORLD_SIZE", 1, 1_000_000)

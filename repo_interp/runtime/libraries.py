@@ -2,8 +2,8 @@
 
     require("transformers", "torch")      at the head of the part that needs them
 
-A version that is too old or too new is one line where it is needed, not a traceback.
-Ranges are of versions that were seen to work (docs/trust.md). Imports none of the libraries.
+A version that is too old or too new gives a one-line error at its use, not a traceback.
+Ranges contain versions that were tested (docs/trust.md). This module imports none of the libraries.
 """
 
 from __future__ import annotations

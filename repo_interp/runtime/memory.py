@@ -1,10 +1,11 @@
-"""How many bytes a kernel may use beside its inputs and outputs: a property of the device.
+"""Bytes that a kernel may use in addition to inputs and outputs: a property of the device.
 
-    processor      as many as stay in a cache: `CORE` of one core, `SHARED` of all cores
+    processor      the size of a cache: `CORE` of one core, `SHARED` of all cores
     accelerator    an eighth of the free memory, at most 4 GiB: a launch costs more than its work
     working_memory(bytes)    as many as given, on any device
 
-A kernel takes at least one head at a time, however little it may use. Knows nothing about kernels.
+A kernel takes at least one head at a time, however little it may use. This module knows nothing
+about kernels.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def memory_for(device: torch.device, cache: int) -> int:
     """Return the bytes that a kernel may use.
 
     Args:
-        device: Device of its inputs.
+        device: Device of the inputs.
         cache: Bytes on a processor.
 
     Returns:
-        Bytes beside inputs and outputs.
+        Bytes in addition to inputs and outputs.
     """
     given = _given.get()
     if given is not None:
@@ -84,8 +85,8 @@ def working_memory(bytes: int) -> Iterator[None]:
     """Let every kernel of a measure use as many bytes, inside a `with` block and this thread.
 
     Args:
-        bytes: Beside inputs and outputs, per kernel. Results do not depend on it beyond
-            rounding: a small card takes less, a test may look at both ends.
+        bytes: Bytes per kernel, in addition to inputs and outputs. Results depend on it only by
+            rounding. Use less for a small card, or extremes in tests.
 
     Yields:
         Nothing.

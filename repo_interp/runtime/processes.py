@@ -2,20 +2,21 @@
 
 Those of `accelerate launch`, `torchrun`, or any launcher of `torch.distributed`:
 
-    with together(): ...                the processes that were launched meet; one alone where nobody launched several
-    spread(items, work)                 [work(item) for item in items], every item done by one process, whichever is free
-    from_first(work)                    the result of `work` in the first process, for every process
-    meet()                              wait until all are here
+    with together(): ...    connects the launched processes; does nothing for a single process
+    spread(items, work)     [work(item) for item in items]; the next free process does an item
+    from_first(work)        the result of `work` in the first process, for every process
+    meet()                  wait until all processes have called it
 
-Every process runs the same program on the same input, so all of them call these functions in the
-same order. Items are taken in their order: with the longest first, whoever is done with a short one
-takes the next, so that all end at about the same time, however fast they are. Results are
-put together in the order of the items: as long as those of an item do not depend on who works on
-it, one process and a hundred give the same. Calls of `spread` inside `work` do not spread again. Where `work`
-fails in one process, the others take nothing more, and all raise the same error; where a process
-ends on its own - killed, or its machine is gone - the others raise `Deserted`.
+Every process runs the same program on the same input, so all processes call these functions in the
+same order. Processes take items in order. With the longest items first, all processes end at about
+the same time, even if their speeds differ. Results are in the order of the items: if the result of
+an item does not depend on the process, one process and a hundred give the same results. Calls of
+`spread` inside `work` do not spread again. If `work` fails in one process, the others take no more
+items, and all raise the same error. If a process dies (it was killed, or its machine is gone), the
+others raise `Deserted`.
 
-Nothing here is loaded before it is needed: `--help` needs no torch. Knows nothing about the work.
+Nothing here is loaded before it is needed: `--help` needs no torch. This module knows nothing about
+the work.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ _sections = numbers()
 """Numbers of the calls of `spread`, the same in every process."""
 _commands = 0
 """How many times the processes met; the same in every one too."""
-# By thread: work inside a spread must not spread again, whatever other threads do.
+# Per thread: work inside a spread must not spread again, independent of other threads.
 _solitude = threading.local()
 _groups: dict[Any, Any] = {}
 
 
-# No Exception, so that nothing takes it for an item that failed and goes on
+# Not an Exception, so that no handler mistakes it for a failed item and continues
 class Deserted(KeyboardInterrupt):
     """Another process of the same command ended before its work was done.
 
-    An interruption, after which the same command goes on.
+    An interruption, after which the same command can continue.
     """
 
 
@@ -90,16 +91,16 @@ def together(
     is an interruption then, so that finished work is kept.
 
     Args:
-        asked: The command, the same in all processes.
-        waiting: Called with a line now and then while the others do not come.
+        asked: The command, equal in all processes.
+        waiting: Called with a line now and then while other processes are missing.
 
     Yields:
         Nothing.
 
     Raises:
-        InputError: The environment is that of no launcher, or the processes were given different
+        InputError: The environment is not from a launcher, or the processes have different
             commands.
-        Deserted: They do not meet, or were asked to terminate.
+        Deserted: Processes are missing, or were told to terminate.
     """
     global _commands
     # Part of the keys of the store, so that a second command does not read the first one's
@@ -125,7 +126,7 @@ def together(
     # In turn over the devices, where there are more processes than devices
     if torch.cuda.is_available():
         torch.cuda.set_device(state.local_process_index % torch.cuda.device_count())
-    # Python sets handlers in the main thread alone. Launchers end the others by SIGTERM.
+    # Python sets handlers only in the main thread. Launchers end the other processes by SIGTERM.
     before = (
         signal.signal(signal.SIGTERM, end)
         if threading.current_thread() is threading.main_thread()
@@ -146,7 +147,7 @@ def together(
 
 
 def speaks() -> bool:
-    """Return whether this process reports why the command ended: the first that asks does.
+    """Return whether this process reports why the command ended: the first caller does.
 
     Returns:
         True in one process of a team.
@@ -168,9 +169,9 @@ def share_work(
     """Apply a function to items, in every process, with the work divided between processes.
 
     Args:
-        items: Items, the same in all processes.
+        items: Items, equal in all processes.
         work: Function of one item.
-        progress: Called with the numbers of items done by all, and in all.
+        progress: Called with the number of finished items of all processes, and of all items.
 
     Returns:
         Results in the order of `items`.
@@ -214,7 +215,7 @@ def share_work(
         (failed for _, failed in found if failed is not None), key=lambda failed: failed[0]
     )
     if failures:
-        # The process that it happened in raises its own, with its traceback.
+        # The process with the failure raises its error, with the traceback.
         raise failure[1] if failure is not None and failure[0] == failures[0][0] else failures[0][1]
     by_place = {place: result for results, _ in found for place, result in results.items()}
     return [by_place[place] for place in range(len(items))]
@@ -277,7 +278,7 @@ def meet() -> None:
 
 
 def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -> Result:
-    """The result of `connect`, once all processes are here; `waiting` is told if that takes long.
+    """The result of `connect` when all processes are connected; `waiting` is called meanwhile.
 
     Raises as `together`.
     """
@@ -304,8 +305,8 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
         except Exception as error:
             ended.append(error)
 
-    # torch waits without looking at interruptions, for longer than it is told to, and says so in
-    # lines of its own
+    # torch ignores interruptions while it waits, waits longer than its timeout, and prints lines
+    # about it
     meeting, seconds = threading.Thread(target=meet, daemon=True), _MEETING.total_seconds()
     meeting.start()
     for waited in _waited(meeting, seconds):

@@ -2,8 +2,8 @@
 
 with steps(console) as step:
     step("observing layers", 3, 60)      step 3 of 60
-    step("drawing")                      how many there are is not known
-    step("training", 3, 60, "loss 0.1")  and a text beside it
+    step("drawing")                      without a known number of steps
+    step("training", 3, 60, "loss 0.1")  with a text
 """
 
 from __future__ import annotations

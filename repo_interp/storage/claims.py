@@ -21,7 +21,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 @dataclass(frozen=True)
 class Claim:
-    """A directory to which this process alone writes, until it releases it or ends."""
+    """A directory to which only this process writes, until it releases the claim or ends."""
 
     directory: Path
     lock: FileLock

@@ -3,8 +3,8 @@
     with replaced(path) as unfinished: ...     `unfinished`, a file or directory, takes its place
     unsealed(sealed(content)) == content       and damaged content is refused
 
-`path` stays as it was when writing fails, for lack of room, by an error or an interruption. Knows
-nothing about the content.
+`path` stays as it was when writing fails, for lack of room, by an error or an interruption. This
+module knows nothing about the content.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def cache_directory() -> Path:
 def replace_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write a file or directory that appears at `path` whole or not at all.
 
-    The path that the context gives is beside `path`. At the end it is flushed, gets the umask's
-    permissions and takes the place of `path`, of a directory in one step where the system can.
-    Where nothing was written, or the block raises, `path` stays and nothing else is left.
+    The context returns a path next to `path`. At the end it is flushed, gets the umask's
+    permissions and replaces `path`; a directory is replaced in one step if the system supports it.
+    If nothing was written, or the block raises, `path` does not change and no other file is left.
 
     Args:
         path: File or directory to replace.
@@ -76,7 +76,7 @@ def replace_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         OSError: The disk refuses, or a file would replace a directory.
     """
     path = Path(path)
-    # Beside the target, as a rename is atomic within one disk only; hidden by its dot.
+    # Next to the target, since a rename is atomic only within one disk; hidden by its dot.
     unfinished, previous = (
         path.with_name(f".{path.name}.{_writer()}{state}") for state in LEFT_BEHIND
     )
@@ -93,7 +93,7 @@ def replace_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         # The caller decided to write nothing.
         if not unfinished.exists():
             return
-        # Temporary files are for their owner alone, whereas results should be as other files.
+        # Temporary files are private to their owner; results should have usual permissions.
         mask = _umask()
         for written in (unfinished, *(unfinished.rglob("*") if unfinished.is_dir() else ())):
             written.chmod((0o777 if written.is_dir() else 0o666) & ~mask)
@@ -104,7 +104,7 @@ def replace_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
         # os.replace would fail with a message that does not say which of the two is a directory.
         if path.is_dir() and not unfinished.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if path.exists() and unfinished.is_dir():  # the system replaces files by files alone
+        if path.exists() and unfinished.is_dir():  # the system replaces only files by files
             _exchange(unfinished, path, previous)
         else:
             os.replace(unfinished, path)
@@ -114,7 +114,7 @@ def replace_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def _system_errors(path: Path) -> Iterator[None]:
-    """Name a file in errors of the system, also in those that Rust reports."""
+    """Name the file in system errors, including errors from Rust."""
     try:
         yield
     except OSError as error:
@@ -122,7 +122,7 @@ def _system_errors(path: Path) -> Iterator[None]:
             error.filename = str(path)
         raise
     except Exception as error:
-        # Libraries in Rust raise errors of their own, with the system's number in the text.
+        # Libraries in Rust raise other errors, with the system's error number in the text.
         told = _TOLD_IN_RUST.search(str(error))
         if told is None:
             raise
@@ -131,7 +131,7 @@ def _system_errors(path: Path) -> Iterator[None]:
 
 
 def _exchange(unfinished: Path, path: Path, previous: Path) -> None:
-    """Let two directories take the place of one another, in one step where the system can."""
+    """Exchange two directories, in one step if the system supports it."""
     # Missing on systems other than Linux, and on older ones
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if (
@@ -139,8 +139,7 @@ def _exchange(unfinished: Path, path: Path, previous: Path) -> None:
         and rename(_HERE, os.fsencode(unfinished), _HERE, os.fsencode(path), _EXCHANGE) == 0
     ):
         return
-    # In two steps elsewhere: for a moment nothing stands at the path,
-    # and `previous` is the way back.
+    # Otherwise in two steps: for a moment the path does not exist; `previous` restores it.
     os.replace(path, previous)
     try:
         os.replace(unfinished, path)
@@ -251,7 +250,7 @@ def file_to_write(given: Any, name: str) -> Path:
         The path.
 
     Raises:
-        InputError: A directory stands there, or its parent is missing.
+        InputError: The path is a directory, or its parent is missing.
     """
     path = path_of(given, f"such as runs/mine/{name}")
     if path.is_dir():
@@ -278,7 +277,7 @@ def regular(path: Path) -> Path:
     Raises:
         OSError: It is a pipe, which may never give anything, or a device, which may never end.
     """
-    # A missing path is the reader's to refuse, who knows what was wanted.
+    # The reader refuses a missing path, since it knows the expected kind.
     mode = path.stat().st_mode if path.exists() else stat.S_IFREG
     # Opening a named pipe would wait for a writer that never comes.
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -298,13 +297,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def require_directory(path: Path) -> None:
-    """Refuse a path at which no directory can stand.
+    """Refuse a path that cannot be a directory.
 
     Args:
         path: The path.
 
     Raises:
-        InputError: A file stands there, or in place of a parent.
+        InputError: The path or one of its parents is a file.
     """
     for place in (path, *path.parents):
         # exists() is false of a broken link, and still no directory can be made there.
@@ -350,12 +349,12 @@ def remove(path: Path) -> None:
 
 def _writer() -> str:
     """Number of this process, with its machine where several work together."""
-    # On a shared disk two machines may have processes of one number.
+    # On a shared disk two machines may have processes with equal numbers.
     return str(os.getpid()) if launched() == 1 else f"{os.getpid()}-{machine()}"
 
 
 def _of_killed_processes(path: Path) -> Iterator[Path]:
-    """Files that killed processes of this machine have left beside `path`."""
+    """Files next to `path` that were left by killed processes of this machine."""
     if not path.parent.is_dir():
         return
     for other in sorted(path.parent.iterdir()):
@@ -370,11 +369,11 @@ def _of_killed_processes(path: Path) -> Iterator[Path]:
 
 def _is_running(process: int) -> bool:
     try:
-        # Signal 0 asks whether there is such a process and does nothing to it.
+        # Signal 0 checks whether the process exists, and does nothing to it.
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    # A process of another user runs, even though it may not be asked.
+    # PermissionError means that the process belongs to another user, and runs.
     except (OSError, OverflowError):
         return True
     return True
@@ -382,14 +381,14 @@ def _is_running(process: int) -> bool:
 
 def _umask() -> int:
     """Permissions that this process withholds; asking for them means setting them for a moment."""
-    # There is no call that reads the mask alone.
+    # No call only reads the mask.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def _flush(file: Path) -> None:
-    # fsync flushes the file, whatever the descriptor is open for.
+    # fsync flushes the file with any open mode.
     descriptor = os.open(file, os.O_RDONLY)
     try:
         os.fsync(descriptor)

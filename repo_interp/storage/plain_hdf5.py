@@ -1,13 +1,14 @@
-"""HDF5 of others: refused where reading it would do more than read numbers and texts of one file.
+"""Untrusted HDF5: refuse files that do more at reading than give numbers and texts of one file.
 
-HDF5 by itself opens other files (external storage, external links, virtual datasets), loads
-plug-ins (filters), follows circles of links, and makes gigabytes of a few bytes. A netCDF file
+The HDF5 library opens other files (external storage, external links, virtual datasets), loads
+plug-ins (filters), follows circles of links, and expands a few bytes to gigabytes. A netCDF file
 needs none of that:
 
     every group and array has one name      arrays hold numbers or texts, and name their axes
     filters: shuffle, zlib, a checksum      all together fit into memory
 
-Structure alone is read here, before any value is. Knows nothing about what the arrays mean.
+Only the structure is read here, before any value. This module knows nothing about the meaning of
+the arrays.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ _CHECKSUM = 4
 _ADDRESS = 16
 """Bytes of the address of a text: its length (4), and its place in the file's heap."""
 _MOST_TEXT = 1 << 30
-"""Bytes of texts beyond those of the file, in which several may be one."""
+"""Most bytes of texts in addition to the size of the file, since entries may share one text."""
 # Looks ahead, so that no collection hides behind the beginning of another
 _HEAP = re.compile(rb"(?=GCOL\x01\0\0\0(.{8}))", re.DOTALL)
 
 
 class FileContent(BytesIO):
-    """Bytes of a file for HDF5, which takes what lies behind their end for zeros, as of a file."""
+    """Bytes of a file for HDF5. Reads beyond the end give zeros, as for a file."""
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer of HDF5, which does not ask how much was read."""
@@ -71,8 +72,8 @@ def require_plain(content: bytes) -> None:
         content: Bytes of a file.
 
     Raises:
-        InputError: It holds something that a netCDF file of numbers and texts does not need.
-        Exception: HDF5 cannot read it; of damaged bytes it raises whatever it stumbles over.
+        InputError: The content has a feature that a netCDF file of numbers and texts does not need.
+        Exception: HDF5 cannot read the content; with damaged bytes it may raise any error.
     """
     with h5py.File(FileContent(content), "r") as file:
         if not content.startswith(_SIGNATURE):
@@ -81,7 +82,7 @@ def require_plain(content: bytes) -> None:
 
 
 class _Plain:
-    """The check of one file: what was seen of it so far, and the bytes that reading that takes."""
+    """The check of one file: the objects seen so far, and the bytes needed to read them."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -111,11 +112,11 @@ class _Plain:
                     raise InputError(f"{place} is neither a group nor an array")
 
     def _members(self, group: Any, path: str) -> Iterator[tuple[bytes, int]]:
-        """Names and kinds of the members of a group, none of which leads elsewhere."""
+        """Names and kinds of the members of a group; refuses links to other places."""
         names: list[bytes] = []
         group.links.iterate(names.append)
         for name in names:
-            # Asked of the link, which is not followed
+            # The type of the link itself, which is not followed
             if group.links.get_info(name).type != h5l.TYPE_HARD:
                 raise InputError(f"{path}/{_shown(name)} is a link; wanted the array itself")
             info = h5o.get_info(group, name)
@@ -131,7 +132,7 @@ class _Plain:
     def _require_array(self, array: Any, place: str) -> None:
         plan = array.get_create_plist()
         layout = plan.get_layout()
-        # Before anything else is asked of the array: its shape alone may open other files
+        # Before other properties of the array: even its shape may open other files
         if plan.get_external_count() or layout == h5d.VIRTUAL:
             raise InputError(
                 f"{place} takes its numbers from other files, and a run file does not choose "
@@ -193,14 +194,14 @@ class _Plain:
         return set(names)
 
     def _lengths(self, offset: int, length: int, cells: int, place: str) -> int:
-        """Bytes of the texts whose addresses stand in a part of the file."""
+        """Number of bytes of the texts with addresses in a part of the file."""
         if length != cells * _ADDRESS or offset + length > len(self._content):
             raise InputError(f"{place} is damaged: its texts are not where it says")
         lengths = np.frombuffer(self._content, "<u4", length // 4, offset)[:: _ADDRESS // 4]
         return int(lengths.sum(dtype=np.uint64))
 
     def _require_unpacked(self, chunk: Any, size: int, place: str) -> None:
-        """Require that a packed chunk is as large as it says: HDF5 unpacks all that is in it."""
+        """Require that a packed chunk has its stated size, since HDF5 unpacks all of its data."""
         packed = self._content[chunk.byte_offset : chunk.byte_offset + chunk.size]
         unpacked = len(zlib.decompressobj().decompress(packed, size + _CHECKSUM + 1))
         if unpacked not in (size, size + _CHECKSUM):

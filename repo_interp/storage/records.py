@@ -3,7 +3,7 @@
     validate(read_json(file, "an index"), Index, str(file))
 
 A model says every type and range; pydantic's first error becomes one line here, `complaint`.
-Knows nothing about the meaning of files.
+This module knows nothing about the meaning of files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def parse_json(text: str, source: str = "") -> Any:
     before = f"{source}: " if source else ""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        # json keeps the last of two equal keys without a word.
+        # json silently keeps the last of two equal keys.
         named = dict(pairs)
         if len(named) < len(pairs):
             names = [name for name, _ in pairs]
@@ -145,7 +145,7 @@ def read_text(file: Path, wanted: str) -> str:
 
 
 def require_no_code(directory: Path) -> None:
-    """Refuse a checkpoint whose configurations name code or files of this machine.
+    """Refuse a checkpoint with configurations that name code or files of this machine.
 
     transformers would ask whether to run classes that a configuration names, or run a stock class
     in their place. Tokenizers read vocabularies from any file that their configuration names.
@@ -219,7 +219,7 @@ _UNION = ("constrained-", "list[", "function-")
 
 
 def complaint(error: ValidationError) -> str:
-    """Put pydantic's first error on one line.
+    """Write pydantic's first error on one line.
 
     Args:
         error: The error.
@@ -232,7 +232,7 @@ def complaint(error: ValidationError) -> str:
         error.errors(include_url=False),
         key=lambda found: found["type"] not in ("extra_forbidden", "missing"),
     )
-    # Members of a union stand among the places, as if they were keys.
+    # Members of a union are among the places like keys.
     named = [part for part in first["loc"] if isinstance(part, int) or not part.startswith(_UNION)]
     # Items count from 1 in messages, as people do.
     place = "".join(
@@ -245,7 +245,7 @@ def complaint(error: ValidationError) -> str:
     before = f"{shortened(place)}: " if place else ""
     if "error" in (context := first.get("ctx", {})):  # raised by a validator of ours
         return f"{before}{context['error']}"
-    # The name of a class of ours says nothing to who wrote the file.
+    # The name of our class does not help the author of the file.
     wanted = re.sub(r"^\w+ should (be|have) | or instance of \w+$", "", first["msg"])
     # The value is repeated, since the file may be long
     return f"{before}wanted {wanted}, got {abbreviate(first['input'])}"

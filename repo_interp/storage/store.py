@@ -1,4 +1,4 @@
-"""Values by key on the disk, from which interrupted work goes on.
+"""Values by key on disk, from which interrupted work continues.
 
 Batches of an analysis, points of an experiment, answers, measurements:
 
@@ -6,10 +6,11 @@ Batches of an analysis, points of an experiment, answers, measurements:
     store.stream({key: compute, ...})             the values alone, one after the other, for those that do not fit into memory together
     DIRECTORY/KEY.json, DIRECTORY/KEY.nc          a value, by its `Form`: written whole or not at all, with a seal
 
-A value comes back as it was, to the last bit; one whose file is damaged is computed again, with a
-note. Several processes share the keys (`processes.share_work`). Whether writing pays is decided by the
-time that has passed: a short analysis writes nothing, and one that is interrupted writes what it
-still holds. Without a directory nothing is kept. Knows nothing about the computations.
+A stored value is restored to the last bit; if its file is damaged, it is computed again, with a
+note. Several processes share the keys (`processes.share_work`). Values are written only after some
+time has passed: a short analysis writes nothing, and an interrupted one writes the values that it
+still has in memory. Without a directory nothing is kept. This module knows nothing about the
+computations.
 """
 
 from __future__ import annotations
@@ -29,12 +30,11 @@ from repo_interp.runtime import processes
 from repo_interp.storage.files import replace_whole, sealed, unsealed, write_text
 
 _WRITING_SHARE = 0.1
-"""Of the time, at most, that goes into writing where writing takes long beside computing, as with
-small batches of a small model.
+"""Most share of the time for writing, if writing takes long relative to computing, as with small
+batches of a small model.
 """
 _MOST_WAITING = 256
-"""Values that one of several processes holds at most before it writes them, however long that
-takes.
+"""Most values that one of several processes keeps in memory before it writes them.
 """
 Progress = Callable[[int, int], None]
 """Called with how many values there are so far, and in all."""
@@ -50,7 +50,7 @@ class Damaged(Note):
 
 @dataclass(frozen=True)
 class Form:
-    """How values of one kind are written.
+    """Format of values of one kind.
 
     `read` raises ValueError or OSError for a damaged file.
     """
@@ -79,7 +79,7 @@ POINTS = Form(".json", _write_point, _read_point)
 
 @dataclass
 class _Computed:
-    """A value, or None where it is on the disk alone."""
+    """A value, or None if it is only on disk."""
 
     value: Any
 
@@ -98,12 +98,12 @@ class _Waiting:
 
     def add(self, file: Path, form: Form, computed: _Computed) -> None:
         self.values[file] = form, computed
-        # Every one of several processes holds its results, and a killed one loses them.
+        # Each of several processes has results in memory, and loses them when it is killed.
         while processes.launched() > 1 and len(self.values) > _MOST_WAITING:
             self.write_first()
         if time.monotonic() - self.last < self.every:
             return
-        # 0 writes at once; else no more than a tenth of the time so far goes into writing.
+        # 0 writes at once; else writing takes at most a tenth of the time so far.
         while self.values and (
             self.every == 0 or self.writing < _WRITING_SHARE * (time.monotonic() - self.begun)
         ):
@@ -130,7 +130,7 @@ class _Waiting:
 class Store:
     """Values by key.
 
-    As a context, it writes what it still holds when the context ends with an error or an
+    As a context, it writes values in memory when the context ends with an error or an
     interruption.
     """
 
@@ -142,9 +142,9 @@ class Store:
     ) -> None:
         """Open a directory, or keep nothing.
 
-        Values are written to `directory` together, once `every` seconds have passed since the last
-        were (0: at once). `question` returns a digest of all that decides the values; values of
-        another question are deleted, after a warning OtherQuestion. None: the keys decide.
+        Values are written to `directory` together, `every` seconds after the last write (0: at
+        once). `question` returns a digest of all inputs that affect the values; values of another
+        question are deleted, after a warning OtherQuestion. None: only the keys identify values.
         """
         self._directory = None if directory is None else Path(directory)
         self._waiting = _Waiting(every)
@@ -176,7 +176,7 @@ class Store:
     ) -> dict[str, Any]:
         """Return values by key, computed or read.
 
-        Of several processes every one computes some.
+        Several processes divide the computations.
 
         Args:
             computations: Function of every key.
@@ -196,7 +196,7 @@ class Store:
     ) -> Iterator[Any]:
         """Return the values of `get_or_compute` one after the other.
 
-        A single process computes a value when it is asked for.
+        A single process computes a value on demand.
 
         Args:
             computations: Function of every key.
@@ -209,7 +209,7 @@ class Store:
         shared = (
             self._computed_together(computations, progress, form) if processes.count() > 1 else {}
         )
-        # Progress was told while the values were shared.
+        # Progress was already reported while processes shared the work.
         return self._in_order(computations, shared, None if shared else progress, form)
 
     def clear(self) -> None:
@@ -218,7 +218,7 @@ class Store:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def write(self) -> None:
-        """Write all that waits."""
+        """Write all values in memory."""
         self._waiting.write_all()
 
     def __enter__(self) -> Store:
@@ -226,7 +226,7 @@ class Store:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Write all that waits after an error."""
+        """Write all values in memory after an error."""
         # GeneratorExit means that the caller stopped iterating, which is no failure.
         if kind not in (None, GeneratorExit):
             with suppress(OSError):  # the disk may be full: then that is raised
@@ -236,7 +236,7 @@ class Store:
         self, computations: Mapping[str, Callable[[], Any]], progress: Progress | None, form: Form
     ) -> dict[str, _Computed]:
         """Compute absent values by all processes; a value that was written is not sent."""
-        # Asked once: a process may write what another one takes for missing.
+        # Determined once: a process may write a value that another one would find missing.
         missing = processes.from_first(
             lambda: [key for key in computations if self._read(key, form) is None]
         )
@@ -261,10 +261,10 @@ class Store:
         form: Form,
     ) -> Iterator[Any]:
         for done, (key, compute) in enumerate(computations.items(), 1):
-            # The value of every key is computed inside, so that an
-            # interruption keeps those before it.
+            # Values are computed inside the context, so that an interruption keeps the earlier
+            # ones.
             with self:
-                # Popped, so that a value that was handed on is freed
+                # Popped, so that a yielded value is freed
                 value = shared.pop(key, _Computed(None)).value
                 # None also for a value that was written, and so was not sent by its process
                 value = self._read(key, form) if value is None else value

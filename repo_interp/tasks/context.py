@@ -1,11 +1,11 @@
-"""Tasks that put questions behind a context: the common parts of `niah_small` and `niah_keys`.
+"""Tasks with questions after a context: the common parts of `niah_small` and `niah_keys`.
 
     <bos> contents and filler ...   question answer   question answer ...     `length` tokens in all
 
 A curriculum grows the length from `first_length` to `length`, one length per batch, with
 `questions` questions. Test sets are named by the length: `length`, 2 x `length`, ... up to
-`longest_test`; their prompts have one question unless a task says otherwise. The filler is the
-rest of the length, so that contents and questions must fit into the shortest.
+`longest_test`; their prompts have one question unless a task differs. The filler takes the rest of
+the length, so contents and questions must fit into the shortest length.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class ContextTask(WordTask):
         return doublings(self.length, self.longest_test)
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Sequences of one length, which grows from `first_length` to `length`."""
+        """Make sequences of one length, which grows from `first_length` to `length`."""
         # One length per batch, so that no sequence is padded
         return self._sequences(
             generator, size, grown(self.first_length, self.length, progress), self.questions
         )
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """Sequences of one length with the questions of a test prompt."""
+        """Make sequences of one length with the questions of a test prompt."""
         length, shortest = (
             whole_number(test_set, "the number of tokens"),
             self._shortest(self._test_questions),

@@ -2,21 +2,21 @@
 
     <bos> s_1 s_2 ... s_n  prefix(s_m)  suffix(s_m)          s_i = 8 tokens of prefix, 4 of suffix
 
-The prefix asked for stands once in the context, so the answer is determined. Test prompts have n
-sequences (30 to 80 in the paper, trained at 512 tokens) and ask for the middle one, m = n // 2.
-Tokens are drawn uniformly: from `symbols` words, or, for a pre-trained model (`copying_prompts`,
+The prefix in the question occurs once in the context, so the answer is determined. Test prompts
+have n sequences (30 to 80 in the paper, trained at 512 tokens) and ask for the middle one, m = n //
+2. Tokens are drawn uniformly: from `symbols` words, or, for a pre-trained model (`copying_prompts`,
 the paper's way: its models were trained on text), from the ordinary tokens of its vocabulary.
 
 Training sequences have up to `sequences` sequences and ask for `questions` distinct ones, drawn
-uniformly. With `fewest` above 0 both numbers vary from batch to batch, so that no place in the
-context has the answer more often than another: from `fewest` to `sequences` sequences, of which 1
-to all, at most `questions`, are asked for. With a `separator` of 1, the word | stands before every
-sequence and every question; with 0 nothing does. As many more of it as `filler` per sequence and
-question are scattered before them at random, in every way as likely, so that copied tokens stand
-at no few distances from where it is asked for: without them all distances are multiples of one
-number, and a model that learns the most frequent ones copies without comparing tokens. Targets are
-the suffixes asked for; in training also the prefixes asked for from their second token on, which
-are to be found in the same way. Score: exact match of all 4 tokens.
+uniformly. With `fewest` above 0 both numbers vary by batch, so that all places in the context have
+the answer equally often: a batch has from `fewest` to `sequences` sequences, and asks for 1 to all
+of them, at most `questions`. With `separator` 1, the word | precedes every sequence and every
+question; with 0 there is no separator. `filler` more separators per sequence and question are
+scattered before them uniformly at random, so that copied tokens are at many distances from their
+question: without filler all distances are multiples of one number, and a model that learns the most
+frequent distances copies without comparing tokens. Targets are the suffixes of questions; in
+training also the prefixes of questions from their second token on, which can be found in the same
+way. Score: exact match of all 4 tokens.
 
 Spans: `needle` (the sequence asked for; `needle.1.key` its prefix, `needle.1.value` its suffix),
 `distractor` (the others), `query` (the prefix again); the suffix is generated. attributes:
@@ -66,7 +66,7 @@ class Copying(WordTask):
     number of questions.
     """
     questions: Number = 4
-    """Sequences asked for in training."""
+    """Number of questions in training."""
     separator: Annotated[int, Interval(ge=0, le=1)] = 0
     """Words before every sequence."""
     filler: CountOrNone = 0
@@ -91,7 +91,7 @@ class Copying(WordTask):
         """The symbols, and the separator where there is one."""
         return (
             *(f"s{index}" for index in range(self.symbols)),
-            # Last, so that its id follows the symbols', whatever their number
+            # Last, so that its id follows the ids of all symbols
             *(SEPARATOR,) * bool(self.separator or self.filler),
         )
 
@@ -105,12 +105,12 @@ class Copying(WordTask):
 
         Args:
             sequences: Sequences of the context.
-            questions: Sequences that are asked for.
+            questions: Number of questions.
 
         Returns:
             Number of tokens.
         """
-        # All sequences of a batch have this length: only where the filler stands is drawn
+        # All sequences of a batch have this length: only the places of the filler are random
         return 1 + (WHOLE + self.separator + self.filler) * (sequences + questions)
 
     @property
@@ -121,14 +121,14 @@ class Copying(WordTask):
         )
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Contexts of one number of sequences, up to a limit that the curriculum raises."""
+        """Make contexts of one number of sequences, up to a limit that the curriculum raises."""
         limit = grown(self.first_sequences, self.sequences, progress)
         if self.fewest:
             count = int(generator.integers(self.fewest, limit + 1))
             questions = int(generator.integers(1, min(count, self.questions) + 1))
         else:
             count, questions = (
-                # At least as many sequences as are asked for
+                # At least as many sequences as questions
                 int(generator.integers(max(self.questions, limit // 2), limit + 1)),
                 self.questions,
             )
@@ -138,7 +138,7 @@ class Copying(WordTask):
         return self._contexts(generator, count, asked, first_target=1)
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """Contexts of one number of sequences; the middle one is asked for."""
+        """Make contexts of one number of sequences, with a question about the middle one."""
         count = whole_number(test_set, "the number of sequences")
         return self._contexts(generator, count, np.full((size, 1), count // 2), first_target=PREFIX)
 
@@ -154,10 +154,10 @@ class Copying(WordTask):
             generator, np.arange(first, first + self.symbols), count, asked
         ).reshape(len(asked), -1, WHOLE)
         places = sequences.shape[1]
-        # [row, place]: separators that stand before each sequence and question
+        # [row, place]: number of separators before each sequence and question
         before = self.separator + _scattered(generator, len(asked), places, self.filler * places)
         starts = 1 + np.cumsum(before, axis=1) + WHOLE * np.arange(places)
-        # [row, place, token]: where the tokens of a sequence stand
+        # [row, place, token]: indices of the tokens of a sequence
         at = starts[:, :, None] + np.arange(WHOLE)
         rows = np.arange(len(asked))[:, None, None]
         # Filled with the separator, whose id follows the symbols'
@@ -199,7 +199,7 @@ def copying_prompts(
     start = beginning(tokenizer)
     prompts = []
     for index in range(count):
-        # The number of sequences is in the seed: contexts of two sizes share no tokens
+        # The seed includes the number of sequences: contexts of two sizes share no tokens
         rng = np.random.default_rng([seed, index, sequences])
         drawn = _contexts(rng, alphabet, sequences, np.full((1, 1), sequences // 2))[0].tolist()
         tokens = [*start, *drawn]
@@ -249,11 +249,11 @@ def _contexts(
     count: int,
     asked: Int[np.ndarray, "row question"],
 ) -> Int[np.ndarray, "row token"]:
-    """Sequences and questions with their answers, drawn again wherever a prefix is not unique."""
+    """Draw sequences, questions and answers, again if a prefix is not unique."""
     size = len(asked)
     tokens = np.full((size, WHOLE * (count + asked.shape[1])), PAD)
     wanting = np.arange(size)
-    # Rows are drawn again on their own; with enough symbols one round nearly always does
+    # Only bad rows are drawn again; with enough symbols one round is almost always enough
     for _ in range(100):
         drawn = alphabet[generator.integers(0, len(alphabet), (len(wanting), count, WHOLE))]
         questions = np.take_along_axis(drawn, asked[wanting][:, :, None], axis=1)
@@ -268,12 +268,12 @@ def _contexts(
 
 
 def _determined(tokens: Int[np.ndarray, "row token"], count: int) -> Bool[np.ndarray, " row"]:
-    """Whether all prefixes of a context differ, and those asked for stand nowhere else in it."""
+    """Whether all prefixes of a context differ, and prefixes of questions occur once in it."""
     context = tokens[:, : WHOLE * count]
     prefixes = np.ascontiguousarray(context.reshape(-1, count, WHOLE)[:, :, :PREFIX])
     # A set of bytes per row, O(count); comparing all pairs of prefixes would be O(count^2)
     once = np.array([len({prefix.tobytes() for prefix in row}) == count for row in prefixes])
-    # A prefix may also stand across two sequences: all places of the context are looked at
+    # A prefix may also occur across two sequences: all places of the context are searched
     windows = np.lib.stride_tricks.sliding_window_view(context, PREFIX, axis=1)
     for start in range(WHOLE * count, tokens.shape[1], WHOLE):
         prefix = tokens[:, None, start : start + PREFIX]
@@ -297,11 +297,11 @@ def _scattered(
 def _describe(
     tokens: Sequence[int], first: int, token_text: tuple[str, ...], space: str, separator: int = PAD
 ) -> Prompt:
-    """Read a context back; its last sequences are questions as long as they stand before, too."""
+    """Read a context back; the last sequences that also occur before are questions."""
     starts = tuple(_starts(tokens, first, separator))
     places = [tuple(range(start, start + WHOLE)) for start in starts]
     sequences = [tuple(tokens[start : start + WHOLE]) for start in starts]
-    # Prefixes are unique, so the first sequence that stands before already is the first question
+    # Prefixes are unique, so the first sequence that occurred before is the first question
     count = next(
         index for index in range(1, len(sequences)) if sequences[index] in sequences[:index]
     )

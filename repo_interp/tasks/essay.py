@@ -1,9 +1,9 @@
 """English prose for haystacks: a file of the user, or docstrings of Python's standard library.
 
-White space is collapsed to single spaces. The docstrings are read module by module in the order of
-their names, as far as asked for, so the first n words are the same however many are taken;
-paragraphs that are not prose (code, tables, signatures) are left out. The text depends on the
-Python version. Knows nothing about needles or tokens.
+White space is collapsed to single spaces. The docstrings are read on demand, module by module in
+the order of names, so the first n words do not depend on the number of words that are taken.
+Paragraphs that are not prose (code, tables, signatures) are left out. The text depends on the
+Python version. This module knows nothing about needles or tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LEFT_OUT = {
 
 
 class Essay:
-    """Words of a text that goes on for ever: it begins again at its end."""
+    """Words of an endless text: it begins again at its end."""
 
     def __init__(self, read: Callable[[], Iterator[str]]) -> None:
         """Take paragraphs from the iterator that `read` gives."""
@@ -68,7 +68,7 @@ class Essay:
                 if paragraph is not None:
                     self._words.extend(paragraph.split())
                     continue
-                # The source has ended: words repeat from here with the period of all that was read
+                # The source has ended: words repeat from here, with the number of words as period
                 self._period = self._period or len(self._words)
                 self._words.extend(
                     itertools.islice(self._words[: self._period], count - len(self._words))
@@ -149,7 +149,7 @@ def standard_library_sources(root: Path) -> Iterator[Path]:
         Files, folder by folder in the order of their names.
     """
     for folder, folders, files in os.walk(root):
-        # In place: os.walk goes into the folders that remain, in this order
+        # In place: os.walk descends into the remaining folders in this order
         folders[:] = sorted(
             name for name in folders if name not in _LEFT_OUT and not name.startswith("config-")
         )
@@ -193,7 +193,7 @@ def docstring_prose(path: Path | zipfile.Path) -> Iterator[str]:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Go through a module's statements in the order of `ast.walk`, a quarter of its time."""
+    """Iterate over a module's statements in the order of `ast.walk`, in a quarter of the time."""
     waiting: deque[ast.AST] = deque([tree])
     while waiting:
         yield (node := waiting.popleft())

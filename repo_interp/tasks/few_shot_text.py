@@ -61,7 +61,7 @@ KIND, GRIM = _KIND.split(), _GRIM.split()
 
 @dataclass(frozen=True)
 class Row:
-    """A labelled example: named texts and a label."""
+    """A labeled example: named texts and a label."""
 
     texts: tuple[tuple[str, str], ...]
     label: str
@@ -84,7 +84,7 @@ def read_rows(path: str | Path) -> list[Row]:
     lines = read_text(path, "a table of labelled rows, a .tsv file like GLUE's").split("\n")
     table = [line.split("\t") for line in lines if line.strip()]
     header = [name.strip() for name in table[0]] if table else []
-    # Both names stand in GLUE's tables and in their copies
+    # Both names occur in GLUE's tables and in copies of them
     columns = [name for name in header if name not in ("label", "index", "idx")]
     if "label" not in header or not columns:
         raise InputError(
@@ -151,7 +151,7 @@ def few_shot_prompts(
         length: Most tokens of a prompt with its answer.
         count: Number of prompts.
         shots: Examples of a prompt.
-        seed: Seed; prompt i depends on the seed and i alone.
+        seed: Seed; prompt i depends only on the seed and i.
 
     Returns:
         Prompts with spans.
@@ -244,7 +244,7 @@ def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.nda
     pairs = zip(outputs, prompts, strict=True)
     return np.array(
         [
-            # Any label of the examples: following is asked, not the right answer
+            # Any label of the examples counts: the score is about following, not about correctness
             float(output.lstrip().startswith(tuple(prompt.attributes["labels"])))
             for output, prompt in pairs
         ]
@@ -252,7 +252,7 @@ def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.nda
 
 
 def _draw(rng: random.Random, table: list[Row], shots: int) -> tuple[list[Row], Row]:
-    """Examples with as many labels as fit, in random order, and a question of a label of theirs."""
+    """Draw shuffled examples with as many labels as fit, and a question with one of them."""
     labels = sorted({row.label for row in table})
     # With fewer shots than labels, another choice of labels is shown each time
     rng.shuffle(labels)
@@ -261,7 +261,7 @@ def _draw(rng: random.Random, table: list[Row], shots: int) -> tuple[list[Row], 
     examples = first + rng.sample(others, shots - len(first))
     shown = {row.label for row in examples}
     asked = rng.choice(
-        # A small table may have no other row of these labels: then an example is asked again
+        # A small table may have no other row with these labels; then an example is the question
         [row for row in table if row.label in shown and row not in examples] or examples
     )
     rng.shuffle(examples)

@@ -2,13 +2,13 @@
 
     document of a task -> prompt, reference answer -> greedy answer -> the harness' metric
 
-Tasks that generate text alone. The answer ends before the first of the task's stop texts. The
-prompt is encoded as the tokenizer encodes a text, with its BOS. Spans: `needle`, every reference
-that stands in the prompt exactly once as a whole word. RULER's tasks make documents of a length
-(`pip install 'lm-eval[ruler]'`), of 1,024 tokens and more: below, the harness does not come to an
-end. Random numbers of Python and numpy are seeded, and restored.
+Only tasks that generate text. The answer ends before the first stop text of the task. The tokenizer
+encodes the prompt like any text, with BOS. Spans: `needle`, every reference that occurs exactly
+once in the prompt as a whole word. RULER's tasks make documents of a given length (`pip install
+'lm-eval[ruler]'`), at least 1,024 tokens: below, the harness does not terminate. The random states
+of Python and numpy are seeded, and restored.
 
-Knows nothing about models.
+This module knows nothing about models.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def harness_documents(
             "generates text. lm_eval.simple_evaluate takes our models (docs/tasks.md)"
         )
     with _quiet(), _seeded(seed):
-        # One process of one: otherwise the harness splits documents between processes
+        # As the only process: otherwise the harness splits documents between processes
         made.build_all_requests(limit=count, rank=0, world_size=1)
     known = {} if length is None else {"length": length}
     prompts = tuple(
@@ -153,7 +153,7 @@ def harness_prompts(
         seed: Seed of tasks that draw documents.
 
     Returns:
-        Prompts without answers, with the span `needle` where references stand in the text.
+        Prompts without answers, with the span `needle` if references occur in the text.
 
     Raises:
         InputError: As by `harness_documents`.
@@ -168,14 +168,15 @@ def require_task(name: str) -> None:
         name: Name of a task.
 
     Raises:
-        InputError: The harness is missing, or none of its files names such a task.
+        InputError: The harness is missing, or has no file with such a task.
     """
     harness = find_spec("lm_eval")
     if harness is None:
         raise InputError(
             f"the task lm-eval:{name} needs lm-evaluation-harness: pip install lm-eval"
         )
-    # Its own index takes ten seconds: it parses all its files, of which lines `task: NAME` are read.
+    # The harness's index takes ten seconds, since it parses all files; here lines `task: NAME` are
+    # read.
     task = re.compile(
         rb"^[ \t-]*[\"']?task[\"']?[ \t]*:[ \t]*[\"']?" + re.escape(name.encode()) + rb"[\"'\s#]",
         re.MULTILINE,
@@ -185,7 +186,7 @@ def require_task(name: str) -> None:
         for folder in harness.submodule_search_locations or ()
         for file in Path(folder, "tasks").rglob("*.y*ml")
     ]
-    # Without any file the harness is of another kind than is known here, and says it itself
+    # Without any file this harness is of an unknown kind, and raises an error later
     if files and not any(task.search(file.read_bytes() + b"\n") for file in files):
         raise InputError(
             f"lm-eval has no task {name!r}; `lm_eval ls tasks` lists them, and a group is "
@@ -212,7 +213,7 @@ def _named_task(
             )
         try:
             return get_task_dict([name], manager)[name]
-        except Exception as error:  # of a package of others: no data set, no connection, no module
+        except Exception as error:  # of another package: no data set, no connection, no module
             raise InputError(f"lm-eval cannot make the task {name}: {one_line(error)}") from error
 
 
@@ -264,7 +265,7 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed the random numbers of Python and numpy; they go on afterwards as before."""
-    # Global state, so it is put back for whoever drew before
+    # Global state, so it is restored for other users
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the harness draws from it
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002

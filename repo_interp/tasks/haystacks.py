@@ -10,8 +10,8 @@
              round(linspace(0, 100, 40)) and sorted
 
 Numbers have 7 digits, words are "adjective-noun", uuids are version 4. Keys and values of one
-prompt are distinct, so the question has one answer. A haystack is a pure function of its size; how
-large a haystack fits is searched for by `niah`, which knows the tokens.
+prompt are distinct, so the question has one answer. A haystack is a pure function of its size;
+`niah`, which knows the tokens, searches for the largest size that fits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Needle:
     key: str
     value: str
     number: int | None
-    """1-based place among the needles asked for, in the order of the text; None for a distractor.
+    """1-based place among the needles in the question, in text order; None for a distractor.
     """
 
     def write(self, text: MarkedText) -> None:
@@ -78,14 +78,14 @@ class NeedleQuestion:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Values of the keys asked for, key by key, those of a key in the order of the text."""
+        """Values of the keys in the question, key by key; values of a key are in text order."""
         return tuple(
             needle.value for query in self.queries for needle in self.needles if needle.key == query
         )
 
     @property
     def singular(self) -> bool:
-        """Whether one value is asked for."""
+        """Whether the question has one value as its answer."""
         return len(self.references) == 1
 
     @property
@@ -130,7 +130,7 @@ def joined(names: Sequence[str]) -> str:
 def draw_question(
     rng: random.Random, key_type: str, value_type: str, keys: int, values: int, queries: int
 ) -> NeedleQuestion:
-    """Draw keys with values, and the keys that are asked for.
+    """Draw keys with values, and the keys in the question.
 
     Args:
         rng: Source of randomness.
@@ -138,7 +138,7 @@ def draw_question(
         value_type: Type of the values, one of `DRAW`.
         keys: Number of keys.
         values: Values of a key.
-        queries: Keys that are asked for.
+        queries: Number of keys in the question.
 
     Returns:
         The question, its needles in random order.
@@ -151,7 +151,7 @@ def draw_question(
         for _ in range(values):
             drawn_values.append(_draw(rng, value_type, drawn_values))
             pairs.append((drawn_keys[-1], drawn_values[-1]))
-    # Values of a key would stand side by side else
+    # Otherwise values of a key would be adjacent
     rng.shuffle(pairs)
     asked = rng.sample(drawn_keys, queries)
     # Numbers follow the text, since depths are sorted before needles get them
@@ -174,7 +174,7 @@ def _draw(rng: random.Random, kind: str, taken: Collection[str]) -> str:
 class Haystack(ABC):
     """Where the needles of a question go.
 
-    `depth` (percent) fixes that of the needle asked for; None draws it.
+    `depth` (percent) sets the depth of the needle in the question; None draws it.
     """
 
     question: NeedleQuestion
@@ -191,13 +191,13 @@ class Haystack(ABC):
             size: Units of the haystack.
 
         Returns:
-            Depths in percent of the needles asked for, in their order.
+            Depths in percent of the needles in the question, in order.
         """
 
     def _with_depth(self, depths: Sequence[float]) -> list[tuple[float, Needle]]:
         """Needles with their depths, in the order of the text."""
         if self.depth is None:
-            # Sorted, so that needles stand in the order of their numbers
+            # Sorted, so that needles are in the order of their numbers
             return list(zip(sorted(depths), self.question.needles, strict=True))
         pairs = [
             (self.depth if needle.number else drawn, needle)
@@ -210,7 +210,7 @@ class Essays(Haystack):
     """Prose; a unit is a word."""
 
     def write(self, text: MarkedText, size: int) -> list[float]:
-        """Needles stand between sentences."""
+        """Write needles between sentences."""
         assert self.essay is not None
         sentences = self.essay.sentences(size)
         placed = self._with_depth(
@@ -233,8 +233,8 @@ class LineHaystack(Haystack):
     """Lines; a unit is a line, a needle one more."""
 
     def write(self, text: MarkedText, size: int) -> list[float]:
-        """Needles stand before the lines drawn for them."""
-        # Distinct lines; like the filler, a function of the seed and the size alone
+        """Write needles before randomly drawn lines."""
+        # Distinct lines; like the filler, a function of only the seed and the size
         drawn = random.Random(self.seed).sample(range(size), len(self.question.needles))
         placed = self._with_depth([100 * line / size for line in drawn])
         waiting = [(round(size * depth / 100), needle) for depth, needle in placed]

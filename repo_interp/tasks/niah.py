@@ -7,24 +7,24 @@ Eight variants, two dialects:
     KEY is: VALUE. What is the special magic number for KEY mentioned in the provided text?
      The special magic number for KEY mentioned in the provided text is
 
-plural ("Some special magic numbers are ...") where several values are asked for. The haystack is as
+plural ("Some special magic numbers are ...") if the answer has several values. The haystack is as
 large as fits:
 
     tokens(prompt and answer prefix, with BOS) + 128 <= length
 
-found by search for every prompt: one more line (noise, needle haystacks) or word (essay) would not
-fit. Depth: essay - percentages drawn without replacement from round(linspace(0, 100, 40)), a needle
-goes before sentence int(sentences * depth / 100); noise and needle - before uniformly drawn lines.
-Dialects: "ruler" puts the answer prefix behind the question after a space; "repo" (the evaluation
-RePo used) after a newline, without the space, generates 50 tokens in place of 128, and counts the
-prefix as a part of the output. RULER's keys, values and sentence ends come from libraries; ours
-from lists and a rule of our own.
+A search for every prompt finds the size: one more line (noise, needle haystacks) or word (essay)
+would not fit. Depth: in an essay, percentages are drawn without replacement from round(linspace(0,
+100, 40)), and a needle is before sentence int(sentences * depth / 100); in noise and needle
+haystacks, needles are before uniformly drawn lines. Dialects: "ruler" writes the answer prefix
+after the question and a space. "repo" (the evaluation of RePo) writes it after a newline, without
+the space, generates 50 tokens in place of 128, and counts the prefix as a part of the output. RULER
+takes keys, values and sentence ends from libraries; we use lists and a simple rule.
 
-Spans: `needle` (whole sentences of the needles asked for; `needle.1`, `needle.1.key`,
-`needle.1.value`, numbered in the order of the text), `distractor` (other needles), `query`
-(question and answer prefix, as RePo's table 4 counts it; parts `query.question`, `query.key`,
-`query.prefix`); the reference answer is appended and generated. Prompt i depends on the seed and i,
-not on how many are made.
+Spans: `needle` (whole sentences of the needles in the question; `needle.1`, `needle.1.key`,
+`needle.1.value`, numbered in text order), `distractor` (other needles), `query` (question and
+answer prefix, as in RePo's table 4; parts `query.question`, `query.key`, `query.prefix`); the
+reference answer is appended as generated tokens. Prompt i depends on the seed and i, not on the
+number of prompts.
 """
 
 from __future__ import annotations
@@ -116,16 +116,16 @@ def niah(
         variant: One of `VARIANTS`.
         length: Most tokens of a prompt with the `reserve` that is kept for the answer.
         count: Number of prompts.
-        seed: Seed; prompt i depends on the seed and i alone.
+        seed: Seed; prompt i depends only on the seed and i.
         dialect: One of `DIALECTS`.
         essay: Text file for essay haystacks; None: the docstrings of the standard library.
-        depth: Percent of the haystack before the needle asked for (0-100), for variants that ask
-            for one; None: drawn.
+        depth: Percent of the haystack before the needle (0-100), for variants with one needle in
+            the question; None: drawn.
         answer: "reference" appends the reference answer as generated tokens, "none" ends with the
             answer prefix.
-        reserve: Tokens kept for the answer, RULER's 128 by default; 0: the prompt alone, without
-            its reference answer, has up to `length` tokens.
-        progress: Function of prompts made and in all.
+        reserve: Tokens reserved for the answer, RULER's 128 by default; 0: the prompt without its
+            reference answer has up to `length` tokens.
+        progress: Called with the number of finished prompts and of all prompts.
 
     Returns:
         Prompts with spans.
@@ -208,7 +208,7 @@ def niah_scores(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.n
             )
         dialect = one_of("dialect", str(prompt.attributes["dialect"]), DIALECTS)
         counted = (prompt.attributes["prefix"] if dialect.scored_from == "prefix" else "") + output
-        # RULER's metric `string_match_all`: a reference counts wherever it stands, in any case
+        # RULER's metric `string_match_all`: a reference counts at any place, in upper or lower case
         present = [reference.lower() in counted.lower() for reference in prompt.answers]
         scores.append(100.0 * sum(present) / len(present))
     return np.array(scores)
@@ -254,7 +254,7 @@ def require_depth(depth: float, variant: str) -> None:
         variant: One of `VARIANTS`.
 
     Raises:
-        InputError: It is no percentage, or the variant asks for several needles.
+        InputError: It is no percentage, or the variant has several needles in the question.
     """
     # True and False are numbers to Python
     if isinstance(depth, bool) or not isinstance(depth, int | float) or not 0 <= depth <= 100:
@@ -277,7 +277,7 @@ def _fitting_size(
     """The largest haystack with which the prompt and the reserve have at most `length` tokens."""
 
     def tokens(size: int) -> int:
-        # Of the whole text, since tokens at the seams depend on the text beside them
+        # The whole text is tokenized, since tokens at the seams depend on the adjacent text
         return count_tokens(_write(question, haystack, size, dialect)[0].text, tokenizer)
 
     size = largest_size(tokens, length - reserve)
@@ -298,7 +298,7 @@ def _prefix(question: NeedleQuestion, dialect: Dialect) -> str:
 def _write(
     question: NeedleQuestion, haystack: Haystack, size: int, dialect: Dialect
 ) -> tuple[MarkedText, list[float]]:
-    """The prompt up to the answer prefix, and the depths of needles asked for, in order."""
+    """The prompt up to the answer prefix, and the depths of needles in the question, in order."""
     text = MarkedText()
     kind = question.asked_type
     opening = (

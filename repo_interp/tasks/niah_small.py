@@ -56,7 +56,7 @@ class SmallNiah(ContextTask):
     longest_test: Number = 1024
     needles: Number = 8
     questions: Number = 8
-    """Needles asked for in a training sequence."""
+    """Number of questions in a training sequence."""
     classes: Words = 16
     values_per_class: Words = 8
     fillers: Words = 64
@@ -108,7 +108,7 @@ class SmallNiah(ContextTask):
         classes = np.argsort(generator.random((size, self.classes)))[:, : self.needles]
         values = first_value + classes * self.values_per_class
         values = values + generator.integers(0, self.values_per_class, values.shape)
-        # Places are ascending, and the first needles are asked for: shuffled, they stand anywhere
+        # Places ascend and the questions are about the first needles, so places are shuffled
         starts = generator.permuted(starts, axis=1)
         rows = np.arange(size)[:, None]
         tokens[rows, starts] = tokens[rows, starts + 1] = vocabulary[MARKER]
@@ -131,7 +131,7 @@ class SmallNiah(ContextTask):
         return chosen + (NEEDLE - 1) * np.arange(self.needles)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
-        """Spans, the answers and the depths of the needles asked for."""
+        """Read spans, answers and the depths of the needles in the questions."""
         marker, question = self.vocabulary[MARKER], self.vocabulary[QUESTION]
         questions = [at for at in range(len(tokens)) if tokens[at] == question]
         answers = {tokens[at + 2] for at in questions}

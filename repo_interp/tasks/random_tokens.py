@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Kind = Literal["independent", "repeated"]
-"""Whether every token of a sequence is drawn, or one that stands at all its places."""
+"""Whether every token of a sequence is drawn, or one token for all places."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RandomTokens(PlainText, WordTask):
         return self.sample(generator, size, str(self.length))
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """Sequences of one length."""
+        """Make sequences of one length."""
         length = whole_number(test_set, "the number of tokens")
         first = self.vocabulary["s0"]
         tokens = generator.integers(first, first + self.symbols, (size, length))
@@ -70,7 +70,7 @@ class RandomTokens(PlainText, WordTask):
         return Batch(tokens, targets)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
-        """Tokens alone."""
+        """Return the tokens as a prompt without spans."""
         return Prompt(
             tokens=tuple(tokens),
             token_text=self.vocabulary.text(tokens),
@@ -127,7 +127,7 @@ def random_token_prompts(
     prompts = []
     for index in range(count):
         tokens = drawn(ids, length, [seed, index, length], kind)
-        # BOS counts in the length: prompts with and without one are of one length
+        # BOS counts in the length, so prompts with and without BOS have equal lengths
         tokens = [*beginning(tokenizer), *tokens][:length]
         text = tuple(str(tokenizer.decode([token])) for token in tokens)
         attributes = {"task": "random_tokens", "length": length, "seed": seed, "index": index}

@@ -7,11 +7,11 @@ w_i drawn with replacement from a fixed list, so that their places must be used;
 to a limit that the curriculum grows from `first_longest` to `longest`.
 
 Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated.
-attributes["source"] holds, for every generated token in order, the index of the token that it
-copies: the mirror of the mirror effect (fig. 6). So every row that produces a word has a needle and
-a query of its own (`measures.attention_mass`): the word that it says next, where the text has it,
-and the word that it said last, first "Answer:". A pre-trained model is asked the same in its
-tokens (`reversal_prompts`); a word of several tokens is copied as a whole, its tokens in their
+attributes["source"] has, for every generated token in order, the index of the token that it copies:
+the mirror of the mirror effect (fig. 6). So every row that produces a word has a separate needle
+and query (`measures.attention_mass`): the next word at its place in the text, and the previous word
+of the answer, which is "Answer:" for the first word. `reversal_prompts` makes prompts for a
+pre-trained model in its tokens; a word of several tokens is copied as a whole, with its tokens in
 order.
 """
 
@@ -86,7 +86,7 @@ class Reversal(WordTask):
 
     @property
     def test_sets(self) -> tuple[str, ...]:
-        """Every length, those trained on first."""
+        """Every length, training lengths first."""
         return tuple(str(length) for length in range(self.shortest, self.longest_test + 1))
 
     @property
@@ -101,7 +101,7 @@ class Reversal(WordTask):
         return self._sequences(generator, generator.integers(self.shortest, limit + 1, size))
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """Texts of one length."""
+        """Make texts of one length."""
         return self._sequences(
             generator, np.full(size, whole_number(test_set, "the number of words"))
         )
@@ -166,7 +166,7 @@ def reversal_prompts(
         tokenizer: Tokenizer of the model.
         words: Words of a text.
         count: Number of prompts.
-        seed: Seed; prompt i depends on the seed, the number of words and i alone.
+        seed: Seed; prompt i depends only on the seed, the number of words and i.
 
     Returns:
         Prompts with spans and sources.
@@ -189,7 +189,7 @@ def reversal_prompts(
 
 
 def _opening(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The BOS, where a tokenizer has one and does not put it before a text itself."""
+    """The BOS, if a tokenizer has one but does not prepend it to texts."""
     start = beginning(tokenizer)
     return (
         str(tokenizer.bos_token)

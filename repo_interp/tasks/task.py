@@ -11,7 +11,7 @@ reference, so exact match needs no generation. Tokens are padded on the right, s
 seen by a causal model and is never a target.
 
 A task is a frozen dataclass whose fields - numbers, words and truth values - are its options; they
-rebuild it (`make_task`). Knows nothing about models, losses or optimizers.
+rebuild it (`make_task`). This module knows nothing about models, losses or optimizers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Batch(NamedTuple):
     tokens: Int[np.ndarray, "sequence token"]
     """int64 token ids."""
     targets: Bool[np.ndarray, "sequence token"]
-    """True where the token is to be predicted from those before it.
+    """True for tokens to predict from all earlier tokens.
 
     Never at token 0, never at padding.
     """
@@ -80,12 +80,12 @@ class Scoring:
     """Units of the score: "1" (shares, counts) or "nat"."""
     higher_is_better: ClassVar[bool] = True
     does: ClassVar[str] = ""
-    """What a model that does it does, for a sentence that begins "The model": "says {length} words
-    backwards", with attributes of a prompt in braces; empty: nothing is said.
+    """Description of a model that does the task, to follow "The model": "says {length} words
+    backwards", with attributes of a prompt in braces; empty: no description.
     """
 
     def purpose(self, prompts: Sequence[Prompt]) -> str:
-        """Say what a model does with prompts of the task.
+        """Describe a model that does the task on these prompts.
 
         Args:
             prompts: Prompts.
@@ -187,15 +187,14 @@ class PlainText(Scoring):
 
 @dataclass(frozen=True)
 class Task(Scoring, ABC):
-    """A task. Subclasses say what a batch is, and read a sequence back as a prompt with spans."""
+    """A task. Subclasses make batches, and read a sequence back as a prompt with spans."""
 
     axes: ClassVar[tuple[str, ...]] = ("test_set",)
     """Attributes of prompts to tabulate scores by, such as ("length",) or ("depth", "length")."""
     test_sets_count: ClassVar[str] = "tokens"
-    """Unit of test sets whose names are numbers."""
+    """Unit of test sets with numbers as names."""
     named_texts: ClassVar[Mapping[str, Collection[str]]] = {}
-    """By option that is a text, its values that name no file: all that the record of a checkpoint
-    may set it to.
+    """By text option, the values that name no file: only these may come from a checkpoint's record.
     """
 
     def __post_init__(self) -> None:
@@ -204,7 +203,7 @@ class Task(Scoring, ABC):
 
     @property
     def origin(self) -> str:
-        """Where its prompts come from, in words."""
+        """The origin of the prompts as a phrase."""
         return f"the task {self.name}"
 
     @property
@@ -220,7 +219,7 @@ class Task(Scoring, ABC):
     @property
     @abstractmethod
     def test_sets(self) -> tuple[str, ...]:
-        """Names that `prompts` takes, those within the training distribution first."""
+        """Names for `prompts`; sets within the training distribution come first."""
 
     @property
     def default_test_set(self) -> str:
@@ -229,7 +228,7 @@ class Task(Scoring, ABC):
 
     @abstractmethod
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The tokenizer to be saved beside a checkpoint."""
+        """The tokenizer to save with a checkpoint."""
 
     @abstractmethod
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
@@ -237,14 +236,14 @@ class Task(Scoring, ABC):
 
     @abstractmethod
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """`size` sequences of one test set. Raises InputError for an unknown name."""
+        """Make `size` sequences of one test set. Raises InputError for an unknown name."""
 
     @abstractmethod
     def describe(self, tokens: Sequence[int]) -> Prompt:
         """Read a sequence, without padding, as a prompt with spans, answers and attributes."""
 
     def prompts(self, count: int, seed: int = 0, test_set: str | None = None) -> list[Prompt]:
-        """`count` prompts of one test set. Prompt i depends on the seed, the set and i alone."""
+        """Make `count` prompts of a test set. Prompt i depends only on the seed, the set and i."""
         require_drawable(count, seed)
         chosen = self.default_test_set if test_set is None else str(test_set)
         # A number for numpy's seed; hash() of a text differs from process to process
@@ -352,7 +351,7 @@ def log_perplexity(
     Raises:
         ValueError: A response lacks log-probabilities.
     """
-    # For its checks alone: numbers of responses and of targets
+    # Only for its checks of the numbers of responses and targets
     scoring.right(responses, prompts)
     for response in responses:
         if len(response.log_probabilities) != len(response.tokens):

@@ -1,8 +1,8 @@
 """The vocabulary of a synthetic task with its tokenizer, and English words to draw from.
 
 A token id is a place in a list of words. Ids 0 and 1 are <pad> and <bos>; the task's words follow.
-Text is words with one space between; the tokenizer puts <bos> in front. An unknown word is
-refused, never replaced. Knows no meaning of words.
+Text is words with one space between; the tokenizer puts <bos> in front. An unknown word is refused,
+never replaced. This module knows no meaning of words.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Vocabulary:
         return tuple(self.words[token] for token in tokens)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Make a word-level tokenizer, to be saved beside a checkpoint.
+        """Make a word-level tokenizer, to save with a checkpoint.
 
         Returns:
             A Hugging Face tokenizer of this vocabulary.

@@ -20,7 +20,7 @@ so with M the right side and g_a = sum_i q_ia (P K)_ia + sum_b M_ab,
 
 with Y the sum of some of the components. sum C_r^2 needs running sums of k_r^2, k_r'^2 and k_r k_r'
 alone. Cost O(n d (d + chunk)) per head. Products of features are in their dtype, sums over chunks
-in float64. Knows nothing about logits or measures.
+in float64. This module knows nothing about logits or measures.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Some = Callable[[Tensor], Tensor]
 """Function that takes some chunks of a tensor."""
 
 _GRAMS = 8
-"""Chunks whose Grams are made by one product, where not all of them are."""
+"""Number of chunks with Grams from one product, if not all chunks are done at once."""
 
 _STRETCH = CORE // 4
 """Bytes of the features, or logits, that are gone through at a time on a processor."""
@@ -64,7 +64,7 @@ def _product(
     """Return left @ right, by one operator and three views where no head shares a key."""
     if left.shape[:3] != right.shape[:3]:
         return left @ right
-    # matmul comes to the same bmm, by way of several more operators to launch
+    # matmul also ends in bmm, but launches several more operators
     return torch.bmm(left.flatten(0, 2), right.flatten(0, 2)).unflatten(0, left.shape[:3])
 
 
@@ -121,7 +121,7 @@ def gram_products(
         of_keys = _product(keys.mT, other_keys).to(torch.float64)
         return (_product(queries.mT, other_queries) * (of_keys.cumsum(2) - of_keys)).sum(2)
     new = {"dtype": torch.float64, "device": queries.device}
-    # On a processor only the running Gram stands, which stays in a cache
+    # On a processor only the running Gram exists, which fits into a cache
     before = torch.zeros(*other_keys.shape[:2], keys.shape[-1], other_keys.shape[-1], **new)
     products = torch.zeros(*queries.shape[:2], *before.shape[2:], **new)
     for start in range(0, queries.shape[2], _GRAMS):
@@ -138,7 +138,7 @@ def gram_products(
 
 
 def _fit(queries: Tensor, others: Tensor) -> bool:
-    """Whether the Grams of all chunks may stand at once: never in a processor's caches."""
+    """Whether the Grams of all chunks fit into memory at once: never in a processor's caches."""
     # 8 bytes: Grams are float64
     return 8 * queries.shape[:3].numel() * queries.shape[-1] * others.shape[-1] <= memory_for(
         queries.device, 0
@@ -197,7 +197,7 @@ class CausalPairs:
     @cached_property
     def by_query(self) -> Float[Tensor, "key member query"]:
         """sum_j y_ij, float64."""
-        # The last chunk is filled up with zeros, whose sums are cut off
+        # The last chunk is padded with zeros; their sums are cut off
         return self._sum(lambda chunks: chunks.by_query)[..., : self.queries.shape[-2]]
 
     @cached_property
@@ -205,7 +205,7 @@ class CausalPairs:
         """sum_i y_ij, float64."""
         tokens = self.queries.shape[-2]
         moved = [
-            # Keys beyond the window were delayed; their sums go back to where the keys stand
+            # Keys beyond the window were delayed; the delay of their sums is undone
             sign * shift_earlier(chunks.by_key[..., :tokens], delay, axis=-1)
             for sign, delay, chunks in self.parts[1:]
         ]
@@ -294,9 +294,9 @@ class Chunks:
 
     @cached_property
     def by_query(self) -> Float[Tensor, "key member query"]:
-        """Row sums, those of the last chunk's zeros included."""
+        """Row sums, including the zeros of the last chunk."""
         sums = self._chunk_sums(self.keys)
-        # Keys of earlier chunks alone: pairs inside the chunk are in `within`
+        # Only keys of earlier chunks: pairs inside the chunk are in `within`
         before = sums.cumsum(-2) - sums
         return self._lines(
             lambda some: _line(some(self.queries), some(before), some(self.within).sum(-1))
@@ -304,7 +304,7 @@ class Chunks:
 
     @cached_property
     def by_key(self) -> Float[Tensor, "key member key"]:
-        """Column sums, those of the last chunk's zeros included."""
+        """Column sums, including the zeros of the last chunk."""
         sums = self._chunk_sums(self.queries)
         after = sums.sum(-2, keepdim=True) - sums.cumsum(-2)
         return self._lines(

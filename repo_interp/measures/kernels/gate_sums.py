@@ -10,8 +10,8 @@ Gates, attention from position alone, and sums by distance.
             ALiBi, KERPLE, FIRE, CoPE
 
 O(n^2) work - a gate belongs to a pair, and nothing is known about B - but never a map of all
-queries, unless `position_map` is asked for one. Knows nothing about separators, nor which scheme it
-is.
+queries, unless `position_map` is asked for one. This module knows nothing about separators, nor
+which scheme it is.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@
     Reduction                      result that a measure needs of every head; equal ones are shared
     HeadBlock                      some heads: rotated features, and results on first access
 
-One pass rotates every head once. Its products within chunks, Grams, sums and spectra are made when
-the first reduction asks for them and are gone with the block, so nothing large - n x n, a profile
-of every head, rotated features of a layer - ever stands whole.
+One pass rotates every head once. Products within chunks, Grams, sums and spectra are computed when
+the first reduction needs them, and freed with the block, so no large array (n x n, a profile of
+every head, rotated features of a layer) ever exists as a whole.
 
 Products of float32 features lose digits where large terms cancel in a variance - a mean that dwarfs
 the spread, dimensions that cancel. Such heads, and only they, are gone through in float64.
 
-Knows nothing about reductions.
+This module knows nothing about reductions.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ Where nothing but the mean is large this is mean^2 / variance > 25.
 """
 
 WHOLE_PATTERN = 512
-"""Tokens of a prompt of which the logits of one head are made as a whole."""
+"""Most tokens of a prompt for which the logits of one head are made as a whole."""
 
 
 class Reduction(ABC):
-    """A result over the heads of a layer: a frozen dataclass whose fields are its parameters.
+    """A result over the heads of a layer: a frozen dataclass with its parameters as fields.
 
-    It depends on its fields and the inputs alone. `start` makes an empty result, and `add` takes in
-    the blocks of the layer, every head once, in any order.
+    It depends only on its fields and the inputs. `start` makes an empty result, and `add` adds the
+    blocks of the layer, every head once, in any order.
     """
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Reduction(ABC):
     def ill_conditioned(
         self, inputs: AttentionInputs, block: HeadBlock
     ) -> Bool[Tensor, "key member"] | None:
-        """Mark the heads whose result needs float64.
+        """Mark the heads with a result that needs float64.
 
         Args:
             inputs: A layer and a batch.
@@ -103,7 +103,7 @@ class Reduction(ABC):
 
 @dataclass(frozen=True)
 class HeadBlock:
-    """Query heads of some prompts, with those that share a key side by side: [key, member].
+    """Query heads of some prompts by shared key: [key, member].
 
     Features are 0 where a token does not take part.
     """
@@ -116,9 +116,9 @@ class HeadBlock:
     keys: Float[Tensor, "key 1 token d_head"]
     """Rotated."""
     rows: Bool[Tensor, "key 1 token"]
-    """Tokens whose queries take part."""
+    """Tokens with queries that take part."""
     tokens: Bool[Tensor, "key 1 token"]
-    """Tokens whose keys take part."""
+    """Tokens with keys that take part."""
     counts: PairCounts
     """Numbers of seen pairs [key, 1, ...]."""
     window: int | None
@@ -184,7 +184,7 @@ class HeadBlock:
             A block [head, 1].
         """
         key, member = chosen.nonzero().unbind(-1)
-        # Heads of one key may part ways here, so a head takes its key along as its only member
+        # Heads of one key may be separated here, so every head becomes the only member of its key
         of_key = {name: getattr(self, name)[key] for name in ("prompt", "rows", "tokens")}
         return replace(
             self,
@@ -261,7 +261,7 @@ def _of_all_heads(
     rows: Bool[Tensor, "prompt token"] | None,
 ) -> dict[Reduction, Any]:
     """Return results of `reductions` from one pass over the heads."""
-    # Made anew for a second attempt: a failed one may have added some of its blocks
+    # Made again for a second attempt: a failed one may have added some blocks
     begun = {reduction: reduction.start(inputs) for reduction in reductions}
     try:
         for block in head_blocks(inputs, rows):
@@ -276,7 +276,7 @@ def _of_all_heads(
                             "reductions go on with; change a copy"
                         )
     except torch.OutOfMemoryError:
-        # The retry stands outside of `except`: a living exception keeps the tensors of its frames
+        # The retry is outside of `except`: an active exception keeps the tensors of its frames
         half = memory_for(inputs.queries.device, SHARED) // 2
         if half < CORE:
             raise
@@ -290,7 +290,7 @@ def _well_conditioned(
     inputs: AttentionInputs, block: HeadBlock, reductions: Iterable[Reduction]
 ) -> Iterator[HeadBlock]:
     """Yield `block`, or its well-conditioned heads and then the others in float64."""
-    # Float64 features have the digits already, so nobody needs to judge them
+    # Float64 features are exact already, so they need no check
     exact = block.queries.dtype == torch.float64
     found = [] if exact else [reduction.ill_conditioned(inputs, block) for reduction in reductions]
     judged = [some for some in found if some is not None]
@@ -331,7 +331,7 @@ def head_blocks(
     group, memory = heads // shared, memory_for(inputs.queries.device, SHARED)
     # Four tensors of a head's features: as given, rotated, and two on the way
     at_once = max(1, memory // (4 * length * width * exact.itemsize))
-    # The key takes the room of one more head
+    # The key takes the memory of one more head
     members = min(group, max(1, at_once - 1))
     keys_at_once = max(1, at_once // (members + 1))
     taking_part = inputs.valid if rows is None else inputs.valid & rows

@@ -6,7 +6,7 @@ Soft-capped logits, logits with a position bias and attention weights - the soft
 not bilinear: their rows are written out some at a time, in O(n^2 d) time (about that of the layer's
 attention, several times over) and O(n) memory per row.
 
-Knows nothing about the use of the sums.
+This module knows nothing about the use of the sums.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
               z_same word elsewhere|
 
 A position that depends on the word alone is the same for a copy and its source, but for the same
-word elsewhere too: the second tells a mirror from that. Knows nothing about tasks.
+word elsewhere too: the second tells a mirror from that. This module knows nothing about tasks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEANING = (
 )
 """Of `mirror_score`, in words."""
 ROUNDING = 1e-4
-"""Of the distance to other words: positions of one word that differ by less are the same."""
+"""Share of the distance to other words below which two positions of a word count as equal."""
 
 
 class Mirror(NamedTuple):
@@ -36,7 +36,7 @@ class Mirror(NamedTuple):
     elsewhere: float
     """Mean |z_copy - z| over other places of the same word; NaN where no word is there twice."""
     correlation: float
-    """Of z_copy with z_source; NaN where either is constant but for rounding."""
+    """Correlation of z_copy and z_source; NaN if either is constant up to rounding."""
 
 
 def mirror(
@@ -45,7 +45,7 @@ def mirror(
     source: Sequence[int],
     copy: Sequence[int],
 ) -> Mirror:
-    """Measure how near the position of a copy is to that of its source.
+    """Measure the distance between the positions of copies and their sources.
 
     Args:
         positions: Position of every token [token] in one head.
@@ -115,10 +115,9 @@ def mirror_score(measured: Mirror) -> float:
         measured: Distances from `mirror`.
 
     Returns:
-        1 for a mirror, 0 or less where there is none. 0 where a word has the same position
-        everywhere but for rounding, and where all positions are equal. NaN where no word occurs
-        twice: positions that depend on the word alone, such as those of every layer that reads
-        embeddings, would look like a mirror.
+        1 for a mirror, 0 or less without one. 0 if a word has the same position everywhere up to
+        rounding, and if all positions are equal. NaN if no word occurs twice: positions that depend
+        only on the word, as in every layer that reads embeddings, would look like a mirror.
     """
     return float(_scores(*map(np.asarray, measured[:3])))
 

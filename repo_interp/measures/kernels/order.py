@@ -4,11 +4,11 @@
     resolution = least d from which |mean of order over texts| is ORDERED and more, in one direction
                  in all texts, up to the reach
 
-A text tells the order at d where it has 3 d tokens or more: a single step tells none. The reach is the largest d at which
-the texts together hold `SPANS` spans of d tokens side by side. A walk without drift moves one way
-over all of them with a probability of 2^(1 - SPANS), under 1 %, so it has no resolution. Distances
-are all up to `DENSE`, then `PER_OCTAVE` of an octave up to `LONGEST`. Knows nothing about
-positions.
+A text tells the order at d where it has 3 d tokens or more: a single step tells none. The reach is
+the largest d at which the texts together hold `SPANS` spans of d tokens side by side. A walk
+without drift moves one way over all of them with a probability of 2^(1 - SPANS), under 1 %, so it
+has no resolution. Distances are all up to `DENSE`, then `PER_OCTAVE` of an octave up to `LONGEST`.
+This module knows nothing about positions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from repo_interp.measures.kernels.seen_pairs import once
 COUNTS = 4
 """Resolution in tokens up to which a row counts them."""
 ORDERED = 0.8
-"""Order at which 90 % of pairs stand in one order."""
+"""Value of the order at which 90 % of pairs have one order."""
 SPANS = 8
 """Spans of d tokens that the texts hold side by side, at least, where d is judged."""
 FEWEST = 3
@@ -40,7 +40,7 @@ DISTANCES = np.array(
 )
 """Distances in tokens at which a resolution is looked for."""
 DOUBLING = 2 ** np.arange(int(np.log2(LONGEST)) + 1)
-"""Distances in tokens that are powers of two."""
+"""Powers of two as distances in tokens."""
 
 
 def order_by_distance(
@@ -58,7 +58,7 @@ def order_by_distance(
         equal: Difference up to which two numbers are equal; they count half.
 
     Returns:
-        Orders from -1 to 1, float64; NaN where no pair stands so far apart.
+        Orders from -1 to 1, float64; NaN without a pair at the distance.
     """
     count, given = values.shape[-1], present
     values, present, _ = torch.broadcast_tensors(values, present, equal)
@@ -68,10 +68,10 @@ def order_by_distance(
     at_once = max(1, AT_ONCE // max(1, values.numel()))
     for first in range(0, len(held), at_once):
         some = held[first : first + at_once]
-        # All layers of a pass share their mask, so what is copied to a device is copied once
+        # All layers of a pass share the mask, so it is copied to a device once
         later = once(("later", *some), lambda some=some: _later(count, some, values.device), given)
         places = later.clamp_max(count - 1)
-        # Present numbers stand first, so where the later one is present the earlier one is
+        # Present numbers come first, so if the later one is present, the earlier one is too
         pairs = present[..., places] & (later < count)
         step = values[..., places] - values[..., None, :]
         told = (step > equal[..., None]).double() - (step < -equal[..., None]).double()
@@ -84,7 +84,7 @@ def order_by_distance(
 def _later(
     count: int, distances: Int[np.ndarray, " distance"], device: torch.device
 ) -> Int[Tensor, "distance token"]:
-    """The places that stand so far behind each place."""
+    """The places at each distance after each place."""
     apart = torch.as_tensor(distances, device=device)[:, None]
     return torch.arange(count, device=device) + apart
 
@@ -96,7 +96,7 @@ class OrderSums:
     total: Float[np.ndarray, "*row distance"]
     """Sum of orders over texts that tell it."""
     rising: Float[np.ndarray, "*row distance"]
-    """Texts whose order is above 0."""
+    """Number of texts with an order above 0."""
     texts: Float[np.ndarray, "*row distance"]
     """Texts that tell the order."""
     spans: Float[np.ndarray, "*row distance"]
@@ -104,7 +104,7 @@ class OrderSums:
 
     @cached_property
     def resolution(self) -> Float[np.ndarray, "*row"]:
-        """Least distance in tokens from which pairs stand in one order; NaN where there is none."""
+        """Least distance in tokens from which pairs have one order; NaN without such a distance."""
         holds = self._tail >= ORDERED
         return np.where(holds.any(-1), DISTANCES[holds.argmax(-1)], np.nan)
 

@@ -12,8 +12,8 @@ Always in float64: the error of a Fourier transform is absolute, and the longest
 pairs (float32 would leave 2e-4 there). Cost O(n d log n) per head; a few dimensions at a time, so
 that transforms stay in the processor's caches.
 
-Features are rotated already, and 0 where a token takes no part. Knows nothing of models or
-measures.
+Features are rotated already, and 0 where a token takes no part. This module knows nothing of models
+or measures.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     trend = corr(rank(z_i), i)
 
-Numbers that differ by rounding alone (`rounding.equal_within`), and those between them, share
-their mean rank: the order of equal numbers would be that of a batch's rounding. Knows nothing about
-positions.
+Numbers that differ by rounding alone (`rounding.equal_within`), and those between them, share their
+mean rank: the order of equal numbers would be that of a batch's rounding. This module knows nothing
+about positions.
 """
 
 from __future__ import annotations

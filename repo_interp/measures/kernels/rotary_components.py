@@ -13,7 +13,7 @@ ill-conditioned where sum(y) is near 0. Both over seen pairs, or on curves over 
 NaN where logits vary by rounding only, or sum to 0. The sums behind them need no map: see
 causal_pairs and profiles.
 
-Knows nothing about labels and runs.
+This module knows nothing about labels and runs.
 """
 
 from __future__ import annotations

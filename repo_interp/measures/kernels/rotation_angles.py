@@ -10,7 +10,8 @@ decide it themselves, and may leave slow components all but unrotated.
 - largest |z_i - z_j| of a seen pair: over all of them, from running extremes
 
 An angle lies in a bin where |z_i - z_j| lies between the bin's edges divided by theta_r, so one
-sort into the edges of all components serves them all. Knows nothing about queries, keys or logits.
+sort into the edges of all components serves them all. This module knows nothing about queries, keys
+or logits.
 """
 
 from __future__ import annotations

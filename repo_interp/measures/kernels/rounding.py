@@ -4,8 +4,8 @@
     |x - y| > equal_within(row)            else two numbers of a row are equal
 
 Tokens that are all equal have the same logits and positions wherever the index plays no part;
-ratios of their rounding errors would be noise that looks like a result. Knows nothing about
-measures.
+ratios of their rounding errors would be noise that looks like a result. This module knows nothing
+about measures.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def equal_within(
 
     Args:
         values: Rows of numbers.
-        missing: Those that do not count; None: all count.
+        missing: Mask of numbers that do not count; None: all count.
 
     Returns:
         `EQUAL` times the range of the row, or two steps of float32 at its largest number where

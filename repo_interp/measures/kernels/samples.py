@@ -1,6 +1,6 @@
-"""Queries and keys of a prompt that stand for all, the same whatever batch the prompt is in.
+"""Representative queries and keys of a prompt, independent of the batch.
 
-Knows nothing about their use.
+This module knows nothing about their use.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def first_tokens(inputs: AttentionInputs) -> Int[Tensor, "prompt token"]:
         inputs: A layer and a batch, whose prompts may be several documents.
 
     Returns:
-        Token numbers [prompt, token]; those at padding mean nothing.
+        Token numbers [prompt, token]; values at padding are meaningless.
     """
     valid, documents = inputs.valid, inputs.documents
     if documents is None:
@@ -77,10 +77,10 @@ def spread_places(places: list[int], count: int, start: float) -> list[int]:
         Distinct tokens in order, the last one among them, the first one not unless it is alone.
     """
     last = len(places) - 1
-    # Not the first token: a query that sees itself alone tells nothing
+    # Not the first token: a query that sees only itself is not informative
     first = min(max(1, int(start * len(places))), last)
     steps = np.unique(np.linspace(first, last, count if count > 1 else 2).round().astype(int))
-    # linspace(first, last, 1) would give the first one: of two steps the last is kept instead
+    # linspace(first, last, 1) would return `first`, so the last of two steps is used instead
     return [places[step] for step in steps[-count:]]
 
 
@@ -97,9 +97,9 @@ def draw_keys(
     Returns:
         Indices of keys.
     """
-    # On the processor, whose draws do not depend on the device that a model runs on
+    # On the processor, so that draws do not depend on the device of the model
     drawn = torch.rand(len(seen), count, generator=generator, dtype=torch.float64, device="cpu")
     weights = seen.to(torch.float64)
-    # in order of the keys, those of a row are numbered from 1 on
+    # Keys of a row are numbered from 1 in order
     wanted = (drawn.to(seen.device) * weights.sum(-1, keepdim=True)).floor() + 1
     return torch.searchsorted(weights.cumsum(-1), wanted)

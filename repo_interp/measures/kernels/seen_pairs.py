@@ -4,7 +4,7 @@
 
 A sliding window is a difference: the pairs beyond it, i - j >= window, are the causal pairs of the
 same queries with the keys delayed by `window` tokens. Counts by query and key are running sums of
-the mask, those by distance its autocorrelation. Knows nothing about features.
+the mask, those by distance its autocorrelation. This module knows nothing about features.
 """
 
 from __future__ import annotations

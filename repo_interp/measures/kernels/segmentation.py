@@ -15,7 +15,7 @@ same in any order. Draws depend on the seed, the prompt's number and the kind al
 as edges are taken, so precision, recall and F1 are one number. Jumps of one size come in a random
 order that is given: a row without a jump that stands out, such as the index, has the F1 of chance.
 
-Knows nothing about positions or attention.
+This module knows nothing about positions or attention.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def shuffled_edges(
 
 
 def generator(seed: int, prompt: int, kind: str = "") -> np.random.Generator:
-    """Return the random numbers of one prompt and kind, in whichever batch the prompt stands.
+    """Return the random numbers of one prompt and kind, independent of the batch.
 
     Args:
         seed: Seed of the measure.

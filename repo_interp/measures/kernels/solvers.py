@@ -14,7 +14,7 @@ way round). The normal equations need no W, only its diagonal, row and column su
     (n-t+ridge) c_t + sum_{d <= n-1-t} a_d + sum_{i >= t} b_i   = sum over column t
 
 Every coupling is triangular, so the differences of consecutive equations (a: t minus t+1, b: t
-minus t-1, c: t minus t+1) couple only neighbours and t with n-1-t. Ordered by min(t, n-1-t) that is
+minus t-1, c: t minus t+1) couple only neighbors and t with n-1-t. Ordered by min(t, n-1-t) that is
 a banded system: its LU has about 26 n entries and serves every head of every layer. Three
 directions leave the fit as it is - the gauges (1, -1, 0), (1, 0, -1), (t, -t, t) - and the ridge
 solution has no part in them: it remains after they are projected out, which also removes their
@@ -33,7 +33,7 @@ A is positive semi-definite and its null space is known. Nothing of the exact s 
 rounding does, and would come back divided by the ridge: it is projected out of both. A is only ever
 applied, never made.
 
-Knows nothing about attention, heads or prompts.
+This module knows nothing about attention, heads or prompts.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Dissection(NamedTuple):
     neighbours: Int[Tensor, "entry"]
     back: Int[Tensor, "unknown"]
     rows: Float[Tensor, "part size size_and_12"]
-    """The system's rows, with six columns of either neighbour."""
+    """The system's rows, with six columns of either neighbor."""
     inverse: Float[Tensor, "part inner inner"]
     to_ends: Float[Tensor, "part 12 inner"]
     from_ends: Float[Tensor, "part inner 12"]

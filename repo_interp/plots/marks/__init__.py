@@ -1,6 +1,6 @@
 """The parts of all views: charts, looks, axes, legends, array helpers, tables.
 
-Knows arrays and axes.
+This package knows arrays and axes.
 """
 
 from repo_interp.plots.marks.arrays import (

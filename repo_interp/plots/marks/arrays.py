@@ -5,7 +5,7 @@ Means without NaN, means over prompts, heads in order, ranges of axes.
     focused range: [min kept - m, max kept + m],  m = 0.05 (max kept - min kept), or 1 where all are equal (the RePo authors' demo)
     kept = values in [Q1 - 1.5 IQR, Q3 + 1.5 IQR]        quartiles interpolated linearly, IQR = Q3 - Q1
 
-Fewer than six values: no range is suggested. Knows no measure.
+Fewer than six values: no range is suggested. This module knows no measure.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike
 from repo_interp.values import json_number
 
 MEAN = "mean"
-"""Attribute of a mean over prompts: "mean over 20 prompts", of those that have a value, which may
-be other ones for every head.
+"""Attribute of a mean over prompts: "mean over 20 prompts". Only prompts with a value count; these
+may differ by head.
 """
 
 FENCE = 1.5
@@ -54,8 +54,8 @@ def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np
 def over_prompts(values: xr.DataArray) -> xr.DataArray:
     """Average over the axis `prompt`, if there is one.
 
-    The attribute `MEAN` of the result tells how many prompts were averaged, so that no reader takes
-    it for the value of one prompt. A single prompt gets no such attribute.
+    The attribute `MEAN` of the result has the number of averaged prompts, so that the mean is not
+    mistaken for the value of one prompt. A single prompt gets no such attribute.
 
     Args:
         values: Array with or without an axis `prompt`.
@@ -122,7 +122,7 @@ def shared_rows(values: xr.DataArray, chosen: xr.DataArray) -> str:
         chosen: Heads that are counted [layer, head].
 
     Returns:
-        Text that follows the number of heads; empty where every head has a row of its own.
+        Text after the number of heads; empty if no heads share a row.
     """
     heads = heads_where(chosen)
     rows = {(layer, values.sel(layer=layer, head=head).values.tobytes()) for layer, head in heads}
@@ -270,6 +270,6 @@ def quantile_ends(values: np.ndarray, below: float) -> tuple[np.ndarray, np.ndar
         Lower and upper quantiles [x]; NaN where all values are NaN.
     """
     known = np.asarray(np.isfinite(values).any(axis=1))
-    # Rows of NaN alone would warn: they are 0 here and NaN again below
+    # Rows of only NaN would warn: they are 0 here and NaN again below
     low, high = np.nanquantile(np.where(known[:, None], values, 0.0), (below, 1 - below), axis=1)
     return np.where(known, low, np.nan), np.where(known, high, np.nan)

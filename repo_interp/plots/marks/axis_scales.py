@@ -1,6 +1,6 @@
 """Scales and ticks of axes: decades in plain numbers, lengths that double, labels that do not touch.
 
-Knows axes; knows nothing about what is drawn on them.
+This module knows axes, and nothing about the drawn data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def training_line(ax: Axes, training_length: float) -> None:
 def double_axis(ax: Axes, lengths: np.ndarray) -> None:
     """Make x an axis that doubles, with a tick at every length.
 
-    Lengths are named from the first on, but for those whose label would touch the one before.
+    Lengths are labeled in order, except labels that would touch the previous one.
 
     Args:
         ax: Axes to draw on.
@@ -85,7 +85,7 @@ def name_columns(axes: Sequence[Axes], columns: int, label: str) -> None:
     """
     for lowest in axes[-columns:]:
         lowest.set_xlabel(label)
-        # Shared axes hide tick labels above the last row, also where nothing stands below
+        # Shared axes hide tick labels above the last row, even with no panel below
         lowest.tick_params(labelbottom=True)
 
 
@@ -111,7 +111,7 @@ def plain_decades(axis: Axis) -> None:
         axis: `ax.xaxis` or `ax.yaxis`.
     """
     axis.set_major_formatter(
-        # matplotlib writes the minus sign at other ticks, and a hyphen would look odd beside it
+        # matplotlib writes a minus sign at other ticks, so no hyphen here
         FuncFormatter(lambda value, _: f"{value:,.12g}".replace("-", "\N{MINUS SIGN}"))
     )
     axis.set_minor_formatter(NullFormatter())
@@ -121,17 +121,17 @@ def signed_decades(ax: Axes, name: Literal["x", "y"], linear: float) -> str:
     """Make an axis logarithmic on both sides of 0, and linear between `-linear` and `linear`.
 
     Args:
-        ax: Axes whose data are drawn.
+        ax: Axes with drawn data.
         name: The axis.
         linear: Size below which the axis is linear, in its units.
 
     Returns:
-        Text that says so, for the label of the axis.
+        Text about the linear part, for the label of the axis.
     """
     getattr(ax, f"set_{name}scale")("symlog", linthresh=linear)
     axis = getattr(ax, f"{name}axis")
     axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linear, subs=[1.0]))
     plain_decades(axis)
-    # Limits that were found on a linear axis leave no room beside the largest value
+    # Limits from a linear axis leave no margin at the largest value
     ax.autoscale_view(scalex=name == "x", scaley=name == "y")
     return f"logarithmic beyond ±{linear:.1g}"

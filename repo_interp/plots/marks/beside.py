@@ -6,7 +6,7 @@
       names (span, pattern, kind)    `dots`, all layers and heads together       steps: `lines`, one per name; of a name, one per head
       numbers (distance, component)  `lines`, one per run, a panel per layer
 
-Knows shapes and looks; knows no measure.
+This module knows shapes and looks; knows no measure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from repo_interp.plots.marks.runs import Runs, runs_with_values
 def charts_of(
     name: str, array: xr.DataArray, runs: Runs, live: bool = False
 ) -> Iterator[Lines | Dots | Maps]:
-    """Choose charts for an array of several runs, by the rule of the module.
+    """Choose charts for an array of several runs by the rule of this module.
 
     Bars are drawn between coordinates `low` and `high`.
 
@@ -41,7 +41,7 @@ def charts_of(
     Returns:
         The charts; none if no rule fits, or if fewer than two of several runs have a value.
     """
-    # Texts and counts have no mean to draw, and one run alone compares nothing
+    # Texts and counts have no mean, and one run compares with nothing
     if array.dtype.kind != "f" or len(runs_with_values(array)) < min(2, len(runs.names)):
         return
     prompts, values = array.sizes.get("prompt", 0), over_prompts(array)
@@ -80,7 +80,7 @@ def _charts(
 ) -> Iterator[Lines | Dots | Maps]:
     """The charts, with the ends of their names and captions."""
     if not names and not numbers and not heads:
-        # A number per run alone: one name on an axis, so that dots can show it
+        # One number per run: an axis with one name, so that dots can show it
         names, values = ["of"], values.expand_dims(of=[str(values.name)])
     if len(numbers) == 2 and not names and all(str(dim).endswith("_block") for dim in numbers):
         moved = values.transpose("run", *heads, ...)
@@ -89,7 +89,7 @@ def _charts(
             ((moved - moved.isel(run=0)) ** 2)
             .isel(run=slice(1, None))
             .mean(["run", *numbers])
-            # Where no two runs share a value, argmax over NaN alone would raise
+            # If no two runs share a value, argmax over only NaN would raise
             .fillna(-1.0)
         )
         head = {str(dim): int(place) for dim, place in squares.argmax(...).items()} if heads else {}
@@ -134,7 +134,7 @@ def _named(values: xr.DataArray, axis: Hashable, label: Any) -> xr.DataArray:
 def _over_steps(values: xr.DataArray, runs: Runs, suffix: str) -> Iterator[Lines]:
     """Chart `values` [run, layer, head] over training steps.
 
-    A line is a head, or their mean if there are more heads than colours.
+    A line is a head, or their mean if there are more heads than colors.
     """
     if runs.steps is not None:
         few = values.sizes["head"] <= len(LINE_COLOURS)

@@ -1,6 +1,6 @@
 """Charts: the parts of a view.
 
-A chart is a labelled array with all that the figure and the page need.
+A chart is a labeled array with all data for the figure and the page.
 
 Heads    a number per layer and head             Grid     cells of two axes, panels side by side
 Names    a name per layer and head               Lines, Dots    the means over all other axes
@@ -38,7 +38,7 @@ class Drawing(Chart, ABC):
     """A chart that has a figure."""
 
     name: str = ""
-    """The name of the figure's file; "" for a chart of the page alone."""
+    """The name of the figure's file; "" for a chart that only the page shows."""
     caption: str = ""
     """A sentence for the page, where the name does not describe the figure."""
     live: bool = False
@@ -51,7 +51,7 @@ class Drawing(Chart, ABC):
 
 @dataclass(frozen=True)
 class CustomFigure(Drawing):
-    """A figure that `draw` makes when it is asked for."""
+    """A figure that `draw` makes on demand."""
 
     # `field()`: unlike that of other charts, this name has no default
     name: str = field()
@@ -75,7 +75,7 @@ def figures_of_heads(
         stem: Start of the charts' names.
         draw: Function of `layer` and `head` that draws the figure.
         heads: Labels (layer, head).
-        caption: What is drawn; the head is named before it.
+        caption: Description of the figure; the head's name is put before it.
         live: Passed on to the charts.
 
     Returns:

@@ -1,8 +1,8 @@
-"""`Dots`: one dot per run and name, beside the spread of heads and the null.
+"""`Dots`: one dot per run and name, with the spread of heads and the null.
 
     dots   [run, names, ...]    mean over all other axes; line: middle 90 % of heads; tick: a prompt; cross: the null
 
-Knows shapes and looks; knows no measure.
+This module knows shapes and looks; knows no measure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from repo_interp.plots.marks.titles import averaged_over, name_figure
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, style
 
 HIDDEN = 100.0
-"""Ratio of two changes from which the smaller one is hidden by a linear axis."""
+"""Ratio of two changes at which a linear axis hides the smaller one."""
 _CROSS: Mapping[str, Any] = {"linestyle": "none", "marker": "x", "color": "#222222"}
 
 
@@ -43,7 +43,7 @@ class Dots(Drawing):
     runs: Runs
     axis: Hashable
     panel: Hashable | None = None
-    """An axis with one panel per label, which says what its x axis is; None: one panel."""
+    """An axis with one panel per label; the label is the x label. None: one panel."""
 
     @style()
     def figure(self) -> PaperFigure:
@@ -85,7 +85,7 @@ def _draw_dots(ax: Axes, values: xr.DataArray, runs: Runs, shown: Sequence[str])
     for row, name in enumerate(shown):
         look = runs.looks[name]
         ink = {"color": look["color"]}
-        # Runs stand one below the other around the line of their name, in 0.7 of its height
+        # Runs are drawn one below another around the line of their name, in 0.7 of its height
         y = places + 0.7 * ((row + 0.5) / len(shown) - 0.5)
         if heads.shape[2] > 1:
             middle = {"linewidth": 1.4, "alpha": 0.45, "gid": f"middle {name}"}
@@ -110,7 +110,7 @@ def _draw_dots(ax: Axes, values: xr.DataArray, runs: Runs, shown: Sequence[str])
         ax.update_datalim([(-least, 0), (least, 0)])
         ax.autoscale_view(scaley=False)
         sizes = np.abs(means)
-        # a linear axis would hide a change that is none of rounding
+        # A linear axis would hide a change that exceeds rounding
         if ((sizes > least) & (sizes * HIDDEN < np.nanmax(sizes))).any():
             scale = signed_decades(ax, "x", least)
         else:

@@ -1,6 +1,6 @@
 """Marks that several figures share: legends, swatches of schemes, panels, color bars, notes.
 
-Knows axes and arrays; knows nothing about runs.
+This module knows axes and arrays, and nothing about runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from repo_interp.plots.style import (
 )
 
 LEGEND_ENTRY, LEGEND_LETTER = 0.3, 0.054
-"""Inches that the mark of a legend entry and a letter of its text need."""
+"""Widths of the mark of a legend entry and of a letter of its text, in inches."""
 
 
 def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
@@ -62,7 +62,7 @@ def scheme_handles(schemes: Iterable[str], marker: str = "s") -> list[Line2D]:
 def legend_below(
     figure: Figure, handles: Sequence[Patch | Line2D], length: float | None = None
 ) -> None:
-    """Put a legend below everything else, in as few rows as the width allows.
+    """Draw a legend below the figure, in as few rows as the width allows.
 
     Args:
         figure: Figure to write on.
@@ -84,7 +84,7 @@ def legend_below(
         ]
         # matplotlib fills columns one after the other; each is as wide as its widest entry
         columns = next(
-            # The fewest rows whose columns fit into the figure; columns = widths / rows, rounded up
+            # The least number of rows that fits the width; columns = widths / rows, rounded up
             -(-len(widths) // rows)
             for rows in range(1, len(widths) + 1)
             if rows == len(widths)
@@ -101,14 +101,14 @@ def legend_below(
 
 
 def lone_entry(handles: Sequence[Patch | Line2D], mark: str) -> str:
-    """Write a legend of one entry, which is not drawn, in words: "shaded: needle".
+    """Write a legend of one entry in words instead of drawing it: "shaded: needle".
 
     Args:
         handles: Legend entries.
         mark: Name of the entry's mark.
 
     Returns:
-        The text; empty where there are several entries, or none.
+        The text; empty without entries and with several.
     """
     return f"{mark}: {handles[0].get_label()}" if len(handles) == 1 else ""
 
@@ -120,17 +120,17 @@ def colour_bar(
     label: str = "",
     **options: Any,
 ) -> Colorbar:
-    """Draw a colour bar without a frame beside some axes.
+    """Draw a color bar without a frame beside some axes.
 
     Args:
         figure: Figure or subfigure of the axes.
-        image: Image or collection with the colour map.
+        image: Image or collection with the color map.
         axes: Axes that give the bar its space.
         label: Label of the bar.
         **options: Passed to matplotlib's `colorbar`.
 
     Returns:
-        The colour bar.
+        The color bar.
     """
     bar = figure.colorbar(image, ax=axes, label=label, **options)
     cast(Any, bar.outline).set_visible(False)
@@ -162,7 +162,7 @@ def panels(
     rows = -(-count // columns)
     width = (PAGE_WIDTH if columns > 1 else COLUMN_WIDTH) if width is None else width
     figure = paper_figure(width, min(PAGE_HEIGHT, around + height * rows))
-    # a caller's axes hold a figure that asks for one alone
+    # On a caller's axes only a figure with one panel can be drawn
     if count == 1:
         return figure, [figure.subplots()]
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
@@ -187,8 +187,8 @@ def say(ax: Axes, text: str, place: float | None = None, colour: str = "#8A8A8A"
     Args:
         ax: Axes to draw on.
         text: Text to write.
-        place: x of text that is written upright; None: in the middle of the axes.
-        colour: Colour of the text.
+        place: x of vertical text; None: horizontal text in the middle of the axes.
+        colour: Color of the text.
     """
     along = ax.transAxes if place is None else ax.get_xaxis_transform()
     look: Any = {
@@ -208,7 +208,7 @@ def note(
     size: float,
     **look: Any,
 ) -> None:
-    """Write a text beside a point, centred vertically.
+    """Write a text beside a point, centered vertically.
 
     Args:
         ax: Axes to draw on.
@@ -229,12 +229,12 @@ def note(
 
 
 def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:
-    """Draw a bar in the color of its scheme beside every layer of an axis.
+    """Draw a bar in the color of the scheme beside every layer of an axis.
 
     Where all layers have one scheme, the label of the axis names it, and there are no bars.
 
     Args:
-        ax: Axes to draw on, whose axis has its label.
+        ax: Axes to draw on; the axis must have its label already.
         schemes: Scheme by place along the axis; "" draws no bar.
         axis: Axis whose unit steps are layers.
     """
@@ -246,7 +246,7 @@ def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"
         label.set_text(" ".join([label.get_text(), *(f"({name})" for name in known)]))
         return
     along = ax.get_yaxis_transform() if axis == "y" else ax.get_xaxis_transform()
-    # Points, not data: the bars stay as thin and as near whatever the size of the map
+    # In points, not data: thickness and distance of the bars do not depend on the size of the map
     aside = offset_copy(
         along,
         ax.get_figure(root=True),
@@ -277,7 +277,7 @@ def write_cells(ax: Axes, values: np.ndarray, pattern: str, inks: np.ndarray) ->
         ax: Axes to draw on.
         values: Numbers [row, column]; only finite ones are written.
         pattern: Format of a number, such as ".3g".
-        inks: Colour of the text of every cell.
+        inks: Color of the text of every cell.
     """
     for row, column in np.argwhere(np.isfinite(values)):
         # A small negative number would be written as minus zero
@@ -345,7 +345,7 @@ def number(value: float) -> str:
 
 
 def contiguous(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Group neighbouring indices: (3, 4, 5, 9) -> (3, 5), (9, 9).
+    """Group neighboring indices: (3, 4, 5, 9) -> (3, 5), (9, 9).
 
     Args:
         indices: Ascending indices.

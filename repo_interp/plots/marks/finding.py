@@ -29,7 +29,7 @@ class Finding:
     prompt: int | None = None
     token: int | None = None
     variable: str = ""
-    """The variable of the group that the page colours heads by; empty: that of the group's first
+    """The variable of the group that the page colors heads by; empty: that of the group's first
     map.
     """
 
@@ -60,14 +60,14 @@ def heads_named(heads: Sequence[tuple[int, int]], most: int = 4, per_layer: int 
 
     Args:
         heads: Labels (layer, head).
-        most: Largest number of entries; neighbouring heads of a layer are one entry.
-        per_layer: Heads in a layer; a layer whose heads are all listed becomes "L3". 0: unknown.
+        most: Largest number of entries; neighboring heads of a layer are one entry.
+        per_layer: Heads of a layer; if all are listed, the entry is "L3". 0: unknown.
 
     Returns:
         The text.
     """
     runs = []
-    # Neighbouring heads of a layer share the difference of number and rank.
+    # Neighboring heads of a layer share the difference of number and rank.
     for _, some in groupby(
         enumerate(sorted(heads)), key=lambda pair: (pair[1][0], pair[1][1] - pair[0])
     ):
@@ -90,9 +90,9 @@ def layers_named(layers: Sequence[int]) -> str:
         layers: Numbers of layers, ascending.
 
     Returns:
-        The text; neighbouring layers are one entry.
+        The text; neighboring layers are one entry.
     """
-    # Neighbouring layers share the difference of number and place in the list
+    # Neighboring layers share the difference of number and place in the list
     runs = [
         [layer for _, layer in some]
         for _, some in groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0])
@@ -124,5 +124,5 @@ def percent(share: float) -> str:
     Returns:
         The text.
     """
-    # Rounding would write 0 %, which says that there is none
+    # Rounding to 0 % would mean none
     return "less than 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

@@ -1,11 +1,11 @@
 """Charts of every head for the page: curves, images, arrows and numbers.
 
-The page draws those of the head that is chosen in the explorer.
+The page draws the charts of the head that is chosen in the explorer.
 
     curves   float32, base64, [layer, head, point]          images   16 bits between the smallest and the largest value of a head
 
-Images are coarsened by means of 2 x 2 until all heads fit into `MOST_IMAGE` bytes. Knows nothing
-about the meaning of the values.
+Images are coarsened by means of 2 x 2 until all heads fit into `MOST_IMAGE` bytes. This module
+knows nothing about the meaning of the values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FEWEST_RANKS = 4
 LEAST_LOGARITHM = -32.0
 """The natural logarithm of the smallest attention weight that the page tells from nothing."""
 NOTHING = 65535
-"""Stands for a cell of an image without a value."""
+"""Code of an image's cell without a value."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class HeadImage(Chart):
 class HeadArrows(Chart):
     """Complex numbers [layer, head, component] as arrows from 0.
 
-    They are `real` + i `imaginary`; `strong` ones are coloured.
+    They are `real` + i `imaginary`; `strong` ones are colored.
     """
 
     title: str
@@ -218,7 +218,7 @@ class PromptRows:
 class HeadRows(Chart):
     """Rows of attention of several prompts.
 
-    As many of the first ones as fit into `MOST_OTHER_ROWS` bytes are kept beside the first.
+    Besides the first prompt, as many as fit into `MOST_OTHER_ROWS` bytes are kept.
     """
 
     title: str
@@ -229,7 +229,7 @@ class HeadRows(Chart):
         kept, room = [self.prompts[0].data()], MOST_OTHER_ROWS
         for prompt in self.prompts[1:]:
             rows = prompt.data()
-            # Packed arrays are texts; all else is small beside them
+            # Packed arrays are texts; other values are small
             room -= sum(len(part) for part in rows.values() if isinstance(part, str))
             if room < 0:
                 break
@@ -273,12 +273,12 @@ def _plain(chart: Any) -> dict[str, Any]:
 
 
 def _base64(values: np.ndarray, kind: str = "<u2") -> str:
-    # "<": little-endian, as typed arrays are in browsers, whatever this machine is
+    # "<": little-endian on any machine, as typed arrays in browsers
     return base64.b64encode(values.astype(kind).tobytes()).decode("ascii")
 
 
 def _halved(values: np.ndarray) -> np.ndarray:
-    """Average 2 x 2 neighbours along the last two axes, without NaN.
+    """Average 2 x 2 neighbors along the last two axes, without NaN.
 
     An odd last row or column stays by itself.
     """

@@ -3,9 +3,9 @@
 On a page, a click on the map opens a head.
 
     map    a cell per layer and head; values of both signs diverge from 0
-    dot    mean over prompts of the head's score        grey bar   the same of its null
+    dot    mean over prompts of the head's score        gray bar   the same of its null
 
-Heads go from left to right within their layer. Knows no measure.
+Heads go from left to right within their layer. This module knows no measure.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ RANGE = "smallest to largest prompt"
 LOG_ABOVE = 50.0
 """Ratio of the largest to the smallest value of a head from which an axis is logarithmic."""
 TICK = 0.18
-"""Inches of the label of a layer."""
+"""Width of the label of a layer in inches."""
 ROW = 3
 """Panels of dots in a row."""
 _LEVEL: Mapping[str, Any] = {"color": "#222222", "linestyle": "--", "linewidth": 0.7}
 SHADES = 9
-"""Colours of the scale in the page."""
+"""Colors of the scale in the page."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Heads(Drawing):
     prompts: xr.DataArray | None = None
     """The same [prompt, layer, head], of which `values` are the means."""
     colours: np.ndarray | None = None
-    """Colours [layer, head], where they stand for something else than the values."""
+    """Colors [layer, head], if they do not represent the values."""
     texts: xr.DataArray | None = None
     """Texts [layer, head] that `values` are numbers of, such as kinds, and "" for none."""
     live: bool = field(default=True, kw_only=True)
@@ -91,7 +91,7 @@ class Heads(Drawing):
     def data(self) -> dict[str, Any]:
         """The map as JSON.
 
-        It has `values` and `control` by layer and head with six significant digits, the colour of
+        It has `values` and `control` by layer and head with six significant digits, the color of
         every cell, and the prompts that the values are means over.
         """
         values = self.values.transpose("layer", "head")
@@ -132,13 +132,13 @@ class Heads(Drawing):
 def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None = None) -> Axes:
     """Draw one number per head as a map of layers and heads.
 
-    The name and the units of the array become the title. NaN is grey. Values of both signs diverge
+    The name and the units of the array become the title. NaN is gray. Values of both signs diverge
     from 0. If there are few heads, their values are written in the cells.
 
     Args:
         values: Numbers (layer, head).
         ax: Axes to draw on.
-        limits: Ends of the colours; they diverge from 0 if these have both signs. None: the ends of
+        limits: Ends of the colors; they diverge from 0 if these have both signs. None: the ends of
             `values`.
 
     Returns:
@@ -159,10 +159,11 @@ def head_grid(values: xr.DataArray, ax: Axes, limits: tuple[float, float] | None
 
 @dataclass(frozen=True)
 class HeadDots(Drawing):
-    """Panels by their titles of one dot per head, beside grey bars of its null.
+    """Panels with one dot per head and a gray bar of its null, by title.
 
-    Dots go from left to right within their layer; a thin line goes from the smallest to the largest
-    prompt. Attributes of values: `limits` of the axis, and `least`, a change below which is rounding.
+    Heads of a layer are drawn from left to right; a thin line spans the smallest to the largest
+    prompt. Attributes of values: `limits` of the axis, and `least`, below which a change is
+    rounding.
     """
 
     name: str = field()
@@ -198,7 +199,7 @@ class HeadDots(Drawing):
         ink = scheme_colour(next(iter(kinds)))
         several = any(values.sizes.get("prompt", 1) > 1 for values, _ in self.panels.values())
         marks = {
-            # Of one scheme, which the axis names, the legend says what a dot is
+            # With one scheme, which the axis names, the legend explains the dot
             "head": {"color": ink, "marker": "o", "markersize": 4, "linestyle": "none"},
             RANGE: {"color": ink, "linewidth": 0.6, "alpha": 0.45} if several else {},
             self.control: {"color": CONTROL, "linewidth": 1.4},
@@ -223,7 +224,7 @@ def _draw_by_head(ax: Axes, values: xr.DataArray, control: xr.DataArray) -> None
     ]
     heads = values.sizes["head"]
     offsets = np.linspace(-0.36, 0.36, heads) if heads > 1 else np.zeros(1)
-    # Bars of neighbouring heads do not touch: 0.72 is the width of all heads of a layer
+    # Bars of neighboring heads do not touch: 0.72 is the width of all heads of a layer
     half = 0.45 * min(0.28, 0.72 / max(1, heads - 1))
     for place, (scheme, *of_layer) in enumerate(zip(named.values(), *parts, strict=True)):
         known, colour = np.isfinite(of_layer[0]), scheme_colour(scheme)

@@ -1,9 +1,9 @@
-"""`Lines`: the means of several runs, or of several names, over an axis of numbers.
+"""`Lines`: means of several runs or names over a numeric axis.
 
     lines  [run, x, ...]        mean over all other axes; band: its middle half
 
-The x axis holds what was measured, and no more: a training length beyond it is named in words.
-Knows shapes and looks; knows no measure.
+The x axis spans only measured values: a training length beyond them is written in words. This
+module knows shapes and looks; knows no measure.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ MOST_DOUBLED = 20
 FEW_POINTS = 16
 """Places along an axis up to which lines have dots."""
 ROOM = 0.03
-"""Share of what was measured that the x axis has beyond its ends, so that the spines hide nothing."""
+"""Margin of the x axis, as a share of the measured range, so that spines hide nothing."""
 ASIDE = 1.6
 """Points from the error bars of one line to those of the next."""
 ALIKE = 8.0
 """Largest over smallest range of panels up to which they share an axis."""
 LINE = 0.8
-"""Share of its light that a color for areas keeps where it is a line's."""
+"""Factor that darkens a color of areas for use in lines."""
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
-"""Dashes of lines whose names have no colors of their own, in order."""
+"""Dashes, in order, of lines with names that have no color."""
 # Colors that readers with color blindness tell apart (Okabe and Ito 2008), and some more
 LINE_COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#804020", "#4B2BD6", "#56B4E9", "#5A5A5A"),
@@ -91,7 +91,7 @@ class Lines(Drawing):
     line: Hashable | None = "run"
     panel: Hashable | None = None
     spans: PromptTokens | None = None
-    """The prompt whose tokens are `x`; its spans are shaded."""
+    """The prompt with tokens `x`; its spans are shaded."""
 
     @style()
     def figure(self) -> PaperFigure:
@@ -237,11 +237,11 @@ def _looks(
 def _draw_line(
     ax: Axes, values: xr.DataArray, look: Mapping[str, Any], name: str, aside: float
 ) -> None:
-    """Draw `values` [x, ...]; bars stand `aside` points beside their place."""
+    """Draw `values` [x, ...]; error bars are shifted by `aside` points."""
     places = values[values.dims[0]].values.astype(float)
     # [x, all axes without a role]: layers and heads together
     of_line = values.values.reshape(len(places), -1)
-    # A line goes on over places without a value, rather than break
+    # A line connects over places without a value
     known = np.isfinite(of_line).any(axis=1)
     if known.any():
         x, shown = places[known], of_line[known]
@@ -257,6 +257,6 @@ def _draw_line(
             linewidth=0.7,
             gid=f"error {name}",
         )
-        # On paper, not in the data: bars of several lines would hide one another
+        # A shift in points, not in data, so that bars of several lines do not overlap
         figure = ax.get_figure(root=True)
         bars.set_transform(offset_copy(ax.transData, figure, aside, 0.0, units="points"))

@@ -2,7 +2,7 @@
 
     maps   [run, row, column]   one per run with one color scale, and their differences to the first run
 
-Knows shapes and looks; knows no measure.
+This module knows shapes and looks; knows no measure.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ class Maps(Drawing):
 
     Differences have another scale.
 
-    Two runs and their difference share a row; of more runs the differences are a second row. All
-    runs are drawn where there is room, also those that have no value. `detail`: a line below the
-    title.
+    Two runs and their difference share a row; with more runs the differences are a second row. If
+    there is space, all runs are drawn, even runs without a value. `detail`: a line below the title.
     """
 
     values: xr.DataArray
@@ -100,7 +99,7 @@ class Maps(Drawing):
         for ax in set(axes.flat) - set(used):
             ax.set_axis_off()
         if row == "layer" and "scheme" in values.coords:
-            # A run that lacks a layer has an empty name there; that of one scheme has no swatches
+            # A missing layer of a run has an empty name; a run with one scheme has no swatches
             by_run = (
                 {*map(str, values.isel(run=place)["scheme"].values.ravel())} - {""}
                 for place in range(len(names))

@@ -1,6 +1,6 @@
-"""Cells of two axes: a map on given axes, and panels of maps side by side on one colour scale.
+"""Cells of two axes: a map on given axes, and panels of maps side by side on one color scale.
 
-Knows no measure.
+This module knows no measure.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from repo_interp.plots.style import (
 )
 
 MISSING = "#D9D9D9"
-"""Colour of a cell without a value."""
+"""Color of a cell without a value."""
 WRITTEN = (16, 8)
-"""Most layers and heads of a map whose values are written in its cells."""
+"""Most layers and heads of a map with values written in the cells."""
 UPPER = 0.5
 """Share of the largest value above which all others lie where a scale does not start at 0."""
 FEW, CLIPPED = 1024, 99.5
-"""Number of values above which a colour scale of both signs ends at this percentile of their sizes.
+"""Number of values above which a color scale of both signs ends at this percentile of their sizes.
 """
 
 
@@ -60,15 +60,15 @@ class Panels(Drawing):
     title: str = ""
     pattern: str = ".3g"
     look: Mapping[str, Any] = field(default_factory=dict)
-    """Colour map and scale; without one those of all values together."""
+    """Color map and scale; by default from all values together."""
     looks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The same of single panels."""
     shown: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Numbers that the colours of a panel stand for, if not its values."""
+    """Numbers that the colors of a panel represent, if not its values."""
     bar: Mapping[str, Any] | None = None
     """Options of matplotlib's `colorbar`; None: no bar."""
     handles: Sequence[Patch] = ()
-    """Legend of colours that stand for names; white lines then part the cells."""
+    """Legend of colors that represent names; white lines then separate the cells."""
     chosen: tuple[int, int] | None = None
     """Row and column of a cell with a frame."""
     cell: float = 0.26
@@ -78,9 +78,9 @@ class Panels(Drawing):
 
     @style()
     def figure(self) -> PaperFigure:
-        """The panels, the colour bar to their right, the legend of schemes below."""
+        """The panels, the color bar to their right, the legend of schemes below."""
         arrays = list(self.panels.values())
-        # All panels have the same axes, so the first one stands for their size
+        # All panels have the same axes, so the first one determines their size
         rows, columns = arrays[0].shape
         width = self.width or min(PAGE_WIDTH, max(COLUMN_WIDTH, 0.7 + 0.4 * columns * len(arrays)))
         # The cells have at least an inch of height; 0.95 is for titles, labels and the legend
@@ -105,7 +105,7 @@ class Panels(Drawing):
             if ax is not axes[0]:
                 ax.set_ylabel("")
             if self.chosen is not None:
-                # imshow centres cells on whole numbers
+                # imshow centers cells on whole numbers
                 corner = self.chosen[1] - 0.5, self.chosen[0] - 0.5
                 ax.add_patch(
                     Rectangle(
@@ -136,13 +136,13 @@ def draw_cells(
     Args:
         ax: Axes to draw on.
         values: Numbers [row, column].
-        look: Options of the image, such as its colour map and scale.
+        look: Options of the image, such as its color map and scale.
         pattern: Format of the numbers in the cells; "" writes none.
-        shown: Numbers that the colours stand for; None: `values`.
+        shown: Numbers that the colors represent; None: `values`.
         most: Largest number of labels along an axis.
 
     Returns:
-        The image, for its colour bar.
+        The image, for its color bar.
     """
     row, column = map(str, values.dims)
     numbers = values.values.astype(float)
@@ -174,7 +174,7 @@ def _label(value: Any) -> str:
 
 
 def scale(data: np.ndarray) -> tuple[str, Normalize]:
-    """Choose a colour map and its ends for some numbers.
+    """Choose a color map and its ends for some numbers.
 
     Args:
         data: Numbers of any shape.
@@ -209,13 +209,13 @@ def reach(finite: np.ndarray) -> float:
 
 
 def colour_map(name: str, *colours: str) -> LinearSegmentedColormap:
-    """Make a colour map from white through some colours.
+    """Make a color map from white through some colors.
 
     Args:
-        name: Name of the colour map.
-        *colours: Colours in order.
+        name: Name of the color map.
+        *colours: Colors in order.
 
     Returns:
-        The colour map.
+        The color map.
     """
     return LinearSegmentedColormap.from_list(name, ["#FFFFFF", *colours])

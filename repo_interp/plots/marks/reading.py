@@ -1,8 +1,8 @@
 """Readers of a run: a group, a prompt's tokens and spans, the scheme of a layer.
 
 A run is an `xarray.DataTree` as `definitions.md` describes it; a group that it lacks, or a layer,
-head or prompt that it does not hold, is an InputError that lists the present ones. Knows nothing about
-how a run came about, nor how it is drawn.
+head or prompt that it does not hold, is an InputError that lists the present ones. This module
+knows nothing about how a run came about, nor how it is drawn.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def described_prompts(run: xr.DataTree) -> xr.Dataset | None:
     groups = [
         node.to_dataset() for node in run.children.values() if "token_count" in node.data_vars
     ]
-    # `attention_rows` describes its first prompts alone, and `positions` all of them
+    # `attention_rows` describes only its first prompts, and `positions` all of them
     return max(groups, key=lambda dataset: dataset.sizes["prompt"], default=None)
 
 
@@ -207,7 +207,7 @@ def schemes(dataset: xr.Dataset | xr.DataArray) -> dict[int, str]:
 
 
 def layer_scheme(dataset: xr.Dataset | xr.DataArray, layer: int) -> str:
-    """Return the position scheme of a layer as papers write it.
+    """Return the position scheme of a layer in the spelling of papers.
 
     Args:
         dataset: Group of a run.
@@ -220,14 +220,14 @@ def layer_scheme(dataset: xr.Dataset | xr.DataArray, layer: int) -> str:
 
 
 def layer_colour(dataset: xr.Dataset | xr.DataArray, layer: int) -> str:
-    """Return the colour of the position scheme of a layer.
+    """Return the color of the position scheme of a layer.
 
     Args:
         dataset: Group of a run.
         layer: Label of the layer.
 
     Returns:
-        Colour of matplotlib.
+        Color of matplotlib.
     """
     return scheme_colour(schemes(dataset)[layer])
 
@@ -239,7 +239,7 @@ def head_axes(dataset: xr.Dataset | xr.DataArray) -> dict[str, list]:
         dataset: Group of a run.
 
     Returns:
-        Layers with the names and colours of their schemes, and heads.
+        Layers with the names and colors of their schemes, and heads.
     """
     layers = [
         {"layer": layer, "name": scheme_name(kind), "colour": scheme_colour(kind)}
@@ -249,7 +249,7 @@ def head_axes(dataset: xr.Dataset | xr.DataArray) -> dict[str, list]:
 
 
 def learned_schemes(dataset: xr.Dataset | xr.DataArray) -> set[str]:
-    """List the schemes that learn positions, with those of other packages that layers have.
+    """List the schemes that learn positions, including schemes of other packages in the layers.
 
     Args:
         dataset: Group of a run.
@@ -262,7 +262,7 @@ def learned_schemes(dataset: xr.Dataset | xr.DataArray) -> set[str]:
 
 
 def learned_layers(dataset: xr.Dataset | xr.DataArray) -> list[int]:
-    """List the layers whose positions are learned.
+    """List the layers with learned positions.
 
     Args:
         dataset: Group of a run.

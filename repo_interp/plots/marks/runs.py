@@ -1,7 +1,7 @@
 """The runs of a comparison: names, looks, training steps, and a choice of many.
 
-    checkpoints     one colour per scheme, dashes apart within a colour
-    training steps  one colour, from pale to full
+    checkpoints     one color per scheme, dashes apart within a color
+    training steps  one color, from pale to full
 
 Reads the root of a tree with an axis `run`, as `repo_interp.compare` makes it; knows no measure.
 """
@@ -26,7 +26,7 @@ from repo_interp.positions.layouts import LEARNED
 from repo_interp.run import require_run
 
 PALEST = 0.22
-"""Share of the colour that the first step has."""
+"""Share of the color that the first step has."""
 LONGEST = 40
 """Characters of a run's label; legends of longer ones leave no room for the axes."""
 BESIDE = 5
@@ -77,7 +77,7 @@ def with_run_axis(run: xr.DataTree, array: xr.DataArray) -> tuple[xr.DataArray, 
         array: Array of that run.
 
     Returns:
-        The array, and the run with the colour of its scheme that learns positions, else of its most
+        The array, and the run with the color of a scheme that learns positions, or else of the most
         frequent scheme.
     """
     name, layout = checkpoint_name(run), str(run.attrs.get("layout", "")).split(",")
@@ -148,7 +148,7 @@ def runs_of(comparison: xr.DataTree) -> Runs:
             {name: {**looks[name], "label": label} for name, label in _labels(names).items()},
             None,
         )
-    # One training has one layout, so colour is free to show the step
+    # One training has one layout, so color is free to show the step
     steps = tuple(map(int, root["training_step"].values))
     full = np.array(to_rgb(layout_colour(layouts[0])))
     looks = {

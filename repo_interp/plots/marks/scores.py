@@ -1,8 +1,8 @@
-"""The looks of checkpoints side by side: the first of a scheme has its color, further ones their own.
+"""Looks of checkpoints side by side: the first one of a scheme has the scheme's color.
 
-A layout has the color of its scheme; layouts that mix two have that of the more frequent one. Further
-checkpoints of a scheme are dashed, in colors that no scheme has: shades of one color cannot be told
-apart in a legend.
+A layout has the color of its scheme; a layout of two schemes has the color of the more frequent
+one. Further checkpoints of a scheme are dashed, in colors that no scheme has: shades of one color
+are hard to distinguish in a legend.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MARKERS = ("o", "s", "^", "D")
 
 
 def layout_colour(layout: str) -> str:
-    """Return the colour of a layout of schemes.
+    """Return the color of a layout of schemes.
 
     Args:
         layout: Layout, such as "repo@1".
 
     Returns:
-        The colour of its scheme; of two schemes, that of the more frequent one.
+        The color of its scheme; for two schemes, of the more frequent one.
     """
     name = layout.split("@")[0]
     return scheme_colour(_MIXED.get(name, (name, ""))[0])
@@ -56,7 +56,7 @@ def layout_name(layout: str) -> str:
 
 
 def _further_colour(place: int) -> str:
-    """Return the color of the checkpoint number `place` of those that are not the first of a scheme."""
+    """Return color number `place` for checkpoints that are not the first of their scheme."""
     around, place = divmod(place, len(FURTHER_COLOURS))
     # Lighter from round to round, so that no two have one color
     red, green, blue = (np.array(to_rgb(FURTHER_COLOURS[place])) + around) / (1 + around)

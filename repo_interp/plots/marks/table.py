@@ -100,7 +100,7 @@ def table_of(
     first, dims = arrays[0], list(map(str, arrays[0].dims))
     known = names or {}
     kinds = schemes(first) if "layer" in dims else {}
-    # The scheme stands after layer and head, before all other labels
+    # The scheme comes after layer and head, before all other labels
     behind = max((dims.index(axis) for axis in ("layer", "head") if axis in dims), default=-1) + 1
     rows = []
     for place in np.ndindex(first.shape):
@@ -109,7 +109,7 @@ def table_of(
         }
         labels = [known.get(label, label) for label in here.values()]
         values = [_cell(array.values[place]) for array in arrays]
-        # A row of texts alone, such as kinds, says nothing without a number
+        # A row with only texts, such as kinds, is left out
         if any(value is not None and not isinstance(value, str) for value in values):
             scheme = [scheme_name(kinds[int(here["layer"])])] if kinds else []
             rows.append((*labels[:behind], *scheme, *labels[behind:], *values))

@@ -1,6 +1,6 @@
-"""Titles of figures: what is drawn, and a line on what was averaged.
+"""Titles of figures: the quantity, and a line on the averages.
 
-Knows arrays and figures.
+This module knows arrays and figures.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def averaged_over(values: xr.DataArray, *apart: Hashable | None, middle: str = "
 
 
 def title_of(values: xr.DataArray) -> str:
-    """Write what an array holds, with its units.
+    """Write the name of an array with its units.
 
     Args:
         values: Array with `long_name` and `units`.

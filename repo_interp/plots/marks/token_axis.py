@@ -2,7 +2,7 @@ r"""An axis of tokens: their texts as labels, as many as have room, and spans th
 
     " the" -> "␣the"   newline -> "↵"   tab -> "⇥"   nothing -> "∅"   invisible or missing glyph -> "\u200b"
 
-Knows axes and texts; knows nothing about runs.
+This module knows axes and texts, and nothing about runs.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def shade_spans(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[st
     Args:
         ax: Axes to draw on.
         spans: Tokens of the spans by name, as indices.
-        names: All span names of the figure; they fix the colours.
+        names: All span names of the figure; they fix the colors.
     """
     colours = span_colours(names)
     for name, tokens in spans.items():
-        # Parts of a span lie within their parent, whose shade they would darken
+        # Parts of a span are inside their parent and would darken its shade
         if "." in name:
             continue
         for first, last in contiguous(tokens):
@@ -51,12 +51,12 @@ def shade_spans(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[st
 def part_ribbon(ax: Axes, spans: Mapping[str, Sequence[int]], names: Sequence[str]) -> list[str]:
     """Draw the deepest parts of spans ("needle.1.key") as a ribbon along the top.
 
-    Parts have shades of the colour of their parent.
+    Parts have shades of the color of their parent.
 
     Args:
         ax: Axes to draw on.
         spans: Tokens of the spans by name, as indices.
-        names: All span names of the figure; they fix the colours.
+        names: All span names of the figure; they fix the colors.
 
     Returns:
         Names of the parts that were drawn.
@@ -86,7 +86,7 @@ def span_handles(spans: Iterable[str], names: Sequence[str]) -> list[Patch]:
 
     Args:
         spans: Names to list.
-        names: All span names of the figure; they fix the colours.
+        names: All span names of the figure; they fix the colors.
 
     Returns:
         One patch per span.
@@ -110,11 +110,11 @@ def label_tokens(
 
     Args:
         ax: Axes to draw on.
-        tokens: Texts of the tokens; None: the axis has indices alone.
+        tokens: Texts of the tokens; None: the axis has only indices.
         ranked: Tokens to name, the most important first.
         most: Largest number of texts.
-        ink: Colour of the text of a token.
-        shown: Label of the axis if it has texts; {} stands for the kind of texts.
+        ink: Color of the text of a token.
+        shown: Label of the axis if it has texts; {} is replaced by the kind of texts.
     """
     ax.locator_params(axis="x", nbins=10, integer=True)
     ax.set_xlabel("token index")
@@ -151,12 +151,12 @@ def _visible(character: str) -> str:
     # Control characters and other blanks are invisible, and a missing glyph is an empty box
     if kind[0] in "CZ" or not is_drawable(character):
         return code_of(character)
-    # A mark that combines would sit on the letter before it: it gets the dotted circle to stand on
+    # A combining mark would attach to the letter before it, so it gets a dotted circle
     return "◌" + character if kind == "Mn" else character
 
 
 def thin(candidates: Iterable[int], gap: float) -> list[int]:
-    """Choose candidates that stay apart from all that were chosen before.
+    """Choose candidates with a least distance from all earlier choices.
 
     Args:
         candidates: Indices, the most important first.

@@ -2,8 +2,8 @@
 
 A page is one self-contained file, offline, with a content security policy that forbids any request.
 The template `page/page.html.jinja` escapes every text. A figure is an image, so that
-the ids of several SVGs cannot clash; a figure whose SVG has more than `MOST_SVG` bytes - thousands
-of points - is a PNG. Knows nothing about runs or the content of a page.
+the ids of several SVGs cannot clash; a figure is a PNG if its SVG has more than `MOST_SVG` bytes
+(thousands of points). This module knows nothing about runs or the content of a page.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MODULES = (
     "link.js",
     "page.js",
 )
-"""The modules of a page; a module follows those that it imports."""
+"""The modules of a page; a module comes after the modules that it imports."""
 LONG_TABLE = 24
 """Rows above which a reader may fold a table away."""
 FIRST_FINDINGS = 3
@@ -110,8 +110,8 @@ def template() -> Any:
 def page_script(interactives: Sequence[Interactive], charts: bool) -> str:
     """Join the scripts of a page into one module.
 
-    Files of `page/` follow those that they import; the scripts of interactive parts follow, which
-    may use all that these export; the script of the page is last.
+    Files of `page/` come after the files that they import. Then come the scripts of interactive
+    parts, which may use all exports of these files. The script of the page is last.
 
     Args:
         interactives: Interactive parts of the page.
@@ -124,9 +124,9 @@ def page_script(interactives: Sequence[Interactive], charts: bool) -> str:
     parts = dict.fromkeys(
         part for interactive in interactives for part in (*interactive.parts, interactive.script)
     )
-    # Braces give every script its scope: scripts of two views may declare the same const.
+    # Braces give every script a separate scope: scripts of two views may declare the same const.
     blocks = ["{\n" + part.read_text(encoding="utf-8") + "\n}" for part in parts]
-    # page.js runs at once, so all that registers itself in `reportSections` must precede it.
+    # page.js runs at once, so scripts that register in `reportSections` must precede it.
     scripts = [*map(packaged, MODULES[:-1]), *blocks, packaged(MODULES[-1])]
     plotly = [f'window.packedPlotly = "{_plotly()}";'] if charts else []
     return "\n".join([*plotly, "window.reportSections = {};", *map(_unlinked, scripts)])
@@ -160,7 +160,7 @@ def packed(text: str) -> str:
 
 
 def json_script(data: Any) -> str:
-    """Write JSON that is safe inside a script element, whatever texts it holds.
+    """Write JSON that is safe inside a script element for any text.
 
     Args:
         data: Data to write.

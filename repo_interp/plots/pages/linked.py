@@ -2,9 +2,9 @@
 
 The first section of a comparison's page.
 
-A side has its map of heads, the text, and the charts of the chosen head and token. Of several
-runs the first and the last, such as of a training. Knows how a side of the page is put together;
-knows nothing about the content of the explorer.
+A side has its map of heads, the text, and the charts of the chosen head and token. Of several runs
+the first and the last, such as of a training. This module knows how a side of the page is put
+together; knows nothing about the content of the explorer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from repo_interp.runtime.failures import until_failure
 SIDES = 2
 """Runs that are shown side by side."""
 BUDGET = 8_000_000
-"""Bytes of positions of one side."""
+"""Most bytes of positions of one side."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ def _side(run: xr.DataTree, number: int, title: str) -> list[Side]:
 def _run_of(comparison: xr.DataTree, name: str) -> xr.DataTree:
     """Select one run of the comparison as it was before.
 
-    It has all that other runs have too; layers and heads that only others have are left out.
+    It has the parts that are shared with other runs; layers and heads of only other runs are left
+    out.
     """
     groups = {}
     for measure, node in comparison.children.items():
@@ -103,7 +104,7 @@ def _run_of(comparison: xr.DataTree, name: str) -> xr.DataTree:
         ]
         if having:
             group = group.isel(head=np.flatnonzero(np.any(having, axis=0)))
-        # A measure that other runs alone have
+        # A measure that only other runs have
         if all(group.sizes.values()):
             groups[f"/{measure}"] = group
     run = xr.DataTree.from_dict({"/": xr.Dataset(), **groups})

@@ -7,8 +7,8 @@ It is self-contained, works offline, without JavaScript and without a mouse, and
 
 A section for every view that shows something of the run (`catalogue`); other groups are named.
 Everything is in one file: the files of `page/`, those of the views, arrays as base64 float32, and
-plotly.js from the plotly package where an interactive part may use it. Knows how a page is put
-together; knows nothing about the content of a section.
+plotly.js from the plotly package where an interactive part may use it. This module knows how a page
+is put together; knows nothing about the content of a section.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Shown:
     def _repr_html_(self) -> str:
         """The page in a frame: nothing in it reaches the notebook."""
         return (
-            # Without allow-same-origin the frame has an origin of its own, whatever its scripts do.
+            # Without allow-same-origin the frame has a separate origin for all its scripts.
             f'<iframe srcdoc="{escape(self.page)}" sandbox="allow-scripts allow-downloads" '
             f'style="width: 100%; height: {self.height}px; border: 0"></iframe>'
         )
@@ -176,7 +176,7 @@ def _pictures(
 
     Figures are written into `directory` in `formats`, all of them where formats are named.
 
-    Of one run the page holds no picture of a map or chart.
+    For one run the page has no pictures of maps and charts.
     """
     pictures = []
     # A generator: only one figure is in memory at a time.
@@ -228,7 +228,7 @@ def _page(
         for part in (section.interactive for section in (sides or sections))
         if part is not None
     ]
-    # Sections of a comparison are plain pictures; its two sides alone need scripts.
+    # Sections of a comparison are plain pictures; only its two sides need scripts.
     lively = bool(sides) or (not several and any(section.lively for section in sections))
     not_measured = [
         f"not measured: {line}" for line in str(run.attrs.get("stopped", "")).splitlines()
@@ -280,7 +280,7 @@ def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
 
 
 def _opening(view: View, run: xr.DataTree) -> str:
-    """The name of the picture of `view` that stands beside the findings; of one run alone."""
+    """Name of the picture of `view` beside the findings; only for a single run."""
     if has_runs(run):
         return ""
     try:
@@ -301,7 +301,7 @@ def _described(view: View, run: xr.DataTree) -> str:
 def _section(
     view: View, run: xr.DataTree, options: PageOptions, pictures: Sequence[Picture]
 ) -> list[Section]:
-    """The section of `view` with `pictures` of its figures; none where there is nothing to show."""
+    """The section of `view` with `pictures` of its figures; empty if there is nothing to show."""
     with reading(run, view.group):
         return _read_section(view, run, options, pictures)
 

@@ -1,12 +1,12 @@
-"""Where attention goes: mass from generated tokens to spans, and the heads that send it.
+"""Charts of attention mass from generated tokens to spans, and the heads that attend.
 
 RePo sec. 5.1, table 4.
 
     mass(S) = mean over rows i of sum_{j in S} A_ij        rows: those that produced the generated tokens, or the generated ones
     mass per token = mass(S) / |S|, in units of 10^-2 as in table 4
 
-A_ij is attention after the softmax. Draws the group `attention_mass` of a run. Knows nothing about
-how mass is measured.
+A_ij is attention after the softmax. Draws the group `attention_mass` of a run. This module knows
+nothing about how mass is measured.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def ranking_chart(run: xr.DataTree, span: str) -> Dots:
         named = {"long_name": f"even attention ({number(chance)} %)"}
         mass = mass.assign_coords(control=("rank", np.full(len(first), chance), named))
     mass, runs = by_scheme(mass)
-    # Without the row of all layers (""), in which each head would stand once more.
+    # Without the row of all layers (""), which would repeat each head.
     drawn = mass.sel(run=[name for name in runs.names if name]).assign_attrs(
         long_name=f"attention mass on {span}, {rows_in_words(dataset)}",
         units="%",
@@ -321,7 +321,7 @@ def _table_of_spans(
 ) -> Table:
     """Tabulate `columns` [span] and the number of prompts of every span.
 
-    Spans come in reading order; those in no prompt are left out.
+    Spans are in reading order; spans in no prompt are left out.
     """
     prompts = dataset["mass_per_token"].notnull().any(("layer", "head")).sum("prompt")
     present = [
@@ -393,8 +393,7 @@ def _lead(run: xr.DataTree) -> str:
 
 
 LEAST_MASS, TIMES_CHANCE = 0.1, 3.0
-"""A span is found where the head that looks at it most gives it that much of its attention, and as
-many times that of equal weights.
+"""Least attention of the best head to a span for a finding, absolute and relative to equal weights.
 """
 
 
@@ -434,7 +433,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     rows = group(run, "attention_rows") if has_groups(run, ["attention_rows"]) else {}
     # Runs without kept rows have nothing to prefer: all prompts count.
     with_rows = np.isin(prompts, rows["prompt"].values if "prompt_weight" in rows else prompts)
-    # the strongest of those prompts in which a reader sees where heads look
+    # The strongest prompt among prompts with stored rows of attention
     strongest = int(np.where(with_rows | ~with_rows.any(), most, -1.0).argmax())
     layer, head = places[int(best[strongest])]
     least, largest = percent(shares.min()), percent(shares.max())

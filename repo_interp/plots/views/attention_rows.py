@@ -4,7 +4,7 @@ Group `attention_rows` of a run.
 
 A row is shown in the page, over the prompt's text, as bars, and as logits by distance. Where the
 run has no positions, as one of a RoPE model, this section also shows the text and the heads to
-choose. Knows nothing about how rows are measured.
+choose. This module knows nothing about how rows are measured.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from repo_interp.plots.views.explorer import EXPLORER
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """Map attention on token 0 and on the previous token; chart rows of every head.
 
-    Maps are means over the rows that are kept, where a key that is not kept of a row counts 0. The
-    rows are those of the first prompt and of others that the run keeps.
+    Maps are means over the stored rows; a key that is not stored in a row counts as 0. The rows
+    belong to the first prompt and to other prompts in the run.
     """
     rows, shown = group(run, "attention_rows"), first_prompt(run)
     first = 0 if shown is None else shown.prompt
-    # Token 0 sees itself alone, and has no previous token.
+    # Token 0 sees only itself, and has no previous token.
     later = rows.sel(query=rows["query"].values > 0)
     for name, key in (
         ("token 0", xr.zeros_like(later["query"])),

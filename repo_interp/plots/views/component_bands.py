@@ -18,10 +18,10 @@ from repo_interp.plots.marks import group, over_prompts
 ByDistance = TypeVar("ByDistance", xr.DataArray, xr.Dataset)
 
 BAND_COLOURS: Mapping[str, str] = {"activated": "#D55E00", "low": "#0072B2", "high": "#A8A8A8"}
-"""Orange, blue and grey that colour-blind eyes keep apart."""
+"""Orange, blue and gray that color-blind eyes keep apart."""
 FEW_PAIRS = 16
-"""Of a sequence of n tokens, distances above n (1 - 1/16) have fewer than n/16 pairs: they alone
-may make the ends of a U.
+"""Share 1/16 of the distances of a sequence with few pairs: in n tokens, distances above n (1 -
+1/16) have fewer than n/16 pairs, which may make the ends of a U by chance.
 """
 BAND_NAMES: Mapping[str, str] = {
     "activated": "activated",
@@ -87,7 +87,7 @@ def wavelengths(theta: xr.DataArray) -> xr.DataArray:
 def rotating_layers(components: xr.Dataset) -> list[int]:
     """List the layers that rotate as the first rotating layer does.
 
-    They share its frequencies and the L of its bands.
+    They have the same frequencies and the same L of the bands.
 
     Args:
         components: Group `components` of a run.
@@ -130,7 +130,7 @@ def of_many_pairs(by_distance: ByDistance) -> ByDistance:
         few pairs, such as the one of the last token and the first, would set the scale.
     """
     at = np.asarray(by_distance["distance"])
-    # `default`: a prompt of one token has distance 0 alone
+    # `initial`: a prompt of one token has only distance 0
     last = at.max(initial=0) - len(at) // FEW_PAIRS
     return by_distance.sel(distance=slice(1, last))
 

@@ -104,7 +104,7 @@ def component_data(
         "distance": measured["distance"].values.tolist(),
         "layers": of_layers,
         "components": described,
-        # The component that accounts for most in what is shown first
+        # The component with the largest VAF in the first view
         "start": int(np.nanargmax(np.append(vaf_first, -np.inf))),
         "training_length": band_length(components, layers[0]),
     }

@@ -5,7 +5,7 @@ Group `components` of a run.
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest, wavelength 2 pi / theta in tokens
 
 Bands are those of `component_bands`; the page follows one component, chosen by the slider of
-`component_slider`. Knows nothing about how components are measured.
+`component_slider`. This module knows nothing about how components are measured.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         vaf = (
             vaf_of_heads(subset)
             .assign_attrs(long_name=title, units="%")
-            # [component, band]: NaN outside of its band, so that every band is a line with its
-            # colour.
+            # [component, band]: NaN outside of the component's band, so that every band is a line
+            # with a different color.
             .where(kinds == named)
             .assign_coords(band=named)
         )
@@ -147,7 +147,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def _in_tokens(by_distance: xr.DataArray) -> xr.DataArray:
-    """`by_distance` with the units of its distances."""
+    """`by_distance` with units of distance."""
     units = {"units": "tokens"}
     return by_distance.assign_coords(distance=by_distance["distance"].assign_attrs(units))
 
@@ -189,7 +189,7 @@ def _beyond(run: xr.DataTree, curves: xr.DataArray, kinds: np.ndarray, length: i
     """Chart activated components of the first layer beyond the training length.
 
     If none is activated, the lower ones are taken. The unit is their range within the training
-    length; values are means over L / 16 neighbouring distances.
+    length; values are means over L / 16 neighboring distances.
     """
     # BAND_NAMES is in order of preference.
     kind = next(kind for kind in BAND_NAMES.values() if kind in kinds)
@@ -307,7 +307,7 @@ def _lead(run: xr.DataTree) -> str:
 
 
 def _bands_of(dataset: xr.Dataset) -> str:
-    """Return a sentence: which length the bands are about, and what pairs do over these prompts."""
+    """Return a sentence on the length L of the bands and on the rotation over these prompts."""
     if "band_length" not in dataset or "distance" not in dataset.sizes:
         return ""
     lengths = dataset["band_length"].values

@@ -5,11 +5,11 @@ They are float32 as base64, equal rows once, and not more than fits.
     values[prompt][layer]: rows x tokens, little-endian float32
     row[prompt][layer][head]: which of the rows is the head's
 
-RoPE layers and grouped heads share rows, so they cost one. Texts and spans are plain JSON. Prompts
-that do not fit into the budget are left out whole; of a first prompt that is too long by itself,
-layers are, and the map of heads then shows their outlines: the smallest and largest position of
-`OUTLINE` stretches. Omissions are named. Of a run without positions, as one of a RoPE model,
-the text of its first prompt and its heads are packed alone. Knows nothing about pages;
+RoPE layers and grouped heads share rows, so they are packed once. Texts and spans are plain JSON.
+Prompts that do not fit into the budget are left out whole. If the first prompt alone is too long,
+layers are left out, and the map of heads shows outlines of these: the smallest and largest position
+of `OUTLINE` stretches. Omissions are listed. For a run without positions, as for a RoPE model, only
+the text of the first prompt and the heads are packed. This module knows nothing about pages;
 `explorer.js` and `pages/page/stored.js` are the other half.
 """
 
@@ -176,7 +176,7 @@ def _described(tokens: PromptTokens) -> dict[str, Any]:
 
 
 def _joint(tokens: PromptTokens) -> str:
-    """Choose the separator of two tokens when the prompt is read.
+    """Choose the separator between tokens when the prompt is shown as text.
 
     It is a space if tokens are words and no token holds one.
     """
@@ -192,7 +192,7 @@ def _some_layers(blocks: dict[int, dict[str, Any]], budget: int) -> dict[int, di
         chosen = {layer: blocks[layer] for layer in evenly_spaced(list(blocks), count)}
         if _size(chosen) <= budget:
             return chosen
-    # Not even two layers fit: the last one alone, over budget or not.
+    # Not even two layers fit: only the last one, even over budget.
     return dict(list(blocks.items())[-1:])
 
 
@@ -204,7 +204,7 @@ def _size(blocks: dict[int, dict[str, Any]]) -> int:
 def _order(run: xr.DataTree, embedded: list[dict[str, Any]]) -> list[list[int]]:
     """Choose up to `NEXT` heads of embedded layers, ranked by `heads_to_show`.
 
-    Heads whose positions are another head's come last.
+    Heads with positions equal to another head's come last.
     """
     blocks, heads = embedded[0]["layers"], group(run, "positions")["head"].values.tolist()
     order = [[layer, head] for layer, head in heads_to_show(run) if layer in blocks]

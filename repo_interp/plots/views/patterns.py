@@ -2,11 +2,11 @@
 
 RePo sec. 5.2, fig. 3.
 
-    share of pattern p = chunks labelled p / chunks                constant + mono + hybrid = 1
-    resolution         = least distance from which 90 % of pairs of tokens stand in one order
+    share of pattern p = chunks labeled p / chunks                constant + mono + hybrid = 1
+    resolution         = least distance from which 90 % of pairs of tokens have one order
     trend              = rank correlation of positions and the token index, over the whole prompt
 
-Draws the group `patterns` of a run. Knows nothing about how a chunk is labelled.
+Draws the group `patterns` of a run. This module knows nothing about how a chunk is labeled.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from repo_interp.plots.style import (
 from repo_interp.plots.view import View
 
 ORDERED, NEAR = 0.8, 0.05
-"""Order at which 90 % of pairs stand in one order, and the distance from it that is near."""
+"""Order at which 90 % of pairs have one order, and the largest distance from it that is near."""
 STEPS = 0.15
 """Share of variance by which segments lead the slow part where a head steps with them."""
 
@@ -108,7 +108,7 @@ def _by_pattern(
 ) -> Panels:
     """Make a grid with a panel per pattern of `shares` [pattern, row, column] in per cent.
 
-    `whole` [pattern] stands in the titles. A pattern that stays below half a per cent is named.
+    Titles have `whole` [pattern]. A pattern below half a per cent everywhere is mentioned.
     """
     panels, looks, absent = {}, {}, []
     for pattern in map(str, shares["pattern"].values):
@@ -254,7 +254,7 @@ def caption_of(patterns: xr.Dataset) -> str:
 
 
 def _chunks(patterns: xr.Dataset) -> int:
-    """How many chunks of layers that learn positions are labelled."""
+    """How many chunks of layers that learn positions are labeled."""
     # -1 marks a chunk without positions, or beyond the end of a shorter prompt.
     return int((patterns["chunk_pattern"].sel(layer=learned_layers(patterns)) >= 0).sum())
 
@@ -278,7 +278,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def _has_chunks(run: xr.DataTree) -> bool:
-    """Whether any head has a chunk whose pattern is known."""
+    """Whether any head has a chunk with a known pattern."""
     return bool(group(run, "patterns")["pattern_share"].notnull().any())
 
 
@@ -290,7 +290,7 @@ def _not_all_monotonic(run: xr.DataTree) -> bool:
     shares = group(run, "patterns")["pattern_share"]
     return bool(
         (
-            # The token index rises strictly, so its chunks are mono alone.
+            # The token index rises strictly, so its chunks are only mono.
             shares.sel(pattern=[name for name in shares["pattern"].values if name != "mono"]) > 0
         ).any()
     )

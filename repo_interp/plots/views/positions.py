@@ -4,8 +4,8 @@
 
 Draws the group `positions` of a run, with the ranges of `ranges` and the explorer of `explorer`.
 Layers without positions (NoPE) are shown as such, never as zeros. Long prompts are drawn by the
-extremes within a pixel, so every point on paper is a token. Knows nothing about how positions were
-made.
+extremes within a pixel, so every point on paper is a token. This module knows nothing about how
+positions were made.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ from repo_interp.plots.views.ranges import (
 )
 
 LINES = 3
-"""Heads whose positions have a figure, or are drawn run below run."""
+"""Most heads with a figure of positions, or drawn run below run."""
 LABELS = 100
 """Token labels that fit under a figure of page width."""
 PIXELS = 1800
@@ -108,9 +108,9 @@ NAMED_OUTLIERS = 5
 def position_lines(
     run: xr.DataTree, layer: int, head: int | Sequence[int], prompt: int = 0
 ) -> PaperFigure:
-    """Draw the positions of one head or several over one prompt (RePo fig. 8).
+    """Draw the positions of one or more heads over one prompt (RePo fig. 8).
 
-    Spans are shaded, tokens are labelled, and the farthest outliers are named.
+    Spans are shaded, tokens are labeled, and the farthest outliers are named.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -146,7 +146,7 @@ def position_lines(
 def _draw_head(
     ax: Axes, positions: xr.Dataset, row: xr.DataArray, tokens: PromptTokens, names: list[str]
 ) -> list[str]:
-    """Draw the positions of one head; the parts of spans that have a ribbon."""
+    """Draw the positions of one head; return the parts of spans with a ribbon."""
     layer, values = int(row["layer"]), row.values[: tokens.count]
     draw_positions(ax, values, layer_colour(positions, layer))
     shade_spans(ax, tokens.top_spans, names)
@@ -180,7 +180,7 @@ def draw_positions(ax: Axes, values: np.ndarray, colour: str) -> Axes:
     Args:
         ax: Axes to draw on.
         values: Positions [token]; if all are NaN, a note is written.
-        colour: Colour of the line.
+        colour: Color of the line.
 
     Returns:
         `ax`.
@@ -235,7 +235,7 @@ def _name_outliers(ax: Axes, values: np.ndarray, tokens: PromptTokens) -> None:
     low, high = fences(finite)
     distance = np.where(np.isfinite(values), np.maximum(values - high, low - values), -1)
     named: list[int] = []
-    # Neighbours of an outlier are often outliers too, so more are tried than are named.
+    # Neighbors of an outlier are often outliers too, so more are tried than are named.
     for token in np.argsort(-distance, kind="stable")[: 8 * NAMED_OUTLIERS].tolist():
         crowded = any(
             abs(token - other) < 0.07 * tokens.count
@@ -306,13 +306,13 @@ def position_grid(run: xr.DataTree, prompt: int = 0) -> PaperFigure:
 def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
     """Draw positions as a grid of small lines, scaled to their cells.
 
-    Cell (layer, head) is centred at x = head, y = layer; y points downwards. A constant head is a
-    flat line, and a dash stands for a head with NaN alone.
+    Cell (layer, head) is centered at x = head, y = layer; y points downwards. A constant head is a
+    flat line, and a head with only NaN is a dash.
 
     Args:
         ax: Axes to draw on.
         values: Positions [layer, head, token].
-        colours: Colour of every layer.
+        colours: Color of every layer.
 
     Returns:
         `ax`.
@@ -334,7 +334,7 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
                 ax.text(head, layer, "no positions", **middle)
                 continue
             shown = envelope(cell, bins)
-            # A margin of .03 on either side keeps the lines of neighbours apart.
+            # A margin of .03 on either side keeps the lines of neighbors apart.
             x = head - 0.47 + 0.94 * (shown + 0.5) / count
             lines.append(
                 # Downwards axis, so large positions have small y; the top quarter is left to the
@@ -360,7 +360,7 @@ def draw_grid(ax: Axes, values: np.ndarray, colours: list[str]) -> Axes:
             "gid": f"positions {layer}",
         }
         ax.add_collection(LineCollection(lines, **look))
-    # Above the lines: they cover what a line's width draws into the next cell.
+    # Drawn above the lines, to cover the width of lines that extends into the next cell.
     for edge in range(heads + 1):
         ax.axvline(edge - 0.5, color="white", linewidth=1.2, zorder=5)
     for edge in range(layers + 1):
@@ -486,8 +486,8 @@ def position_agreement(tree: xr.DataTree) -> xr.DataArray:
 def positions_beside(tree: xr.DataTree) -> PaperFigure:
     """Draw the positions of several runs over their first prompt, run below run.
 
-    The heads are those whose learned positions spread most, one of those that share a row; all
-    panels have their range.
+    The heads have the largest spread of learned positions, with one head per shared row. All panels
+    share one range.
 
     Args:
         tree: Tree with an axis `run`.
@@ -500,7 +500,7 @@ def positions_beside(tree: xr.DataTree) -> PaperFigure:
     learned = positions["scheme"].isin(list(learned_schemes(positions)))
     # Chosen over all runs, so that every row shows the same heads.
     ranked = ranked_heads((ranges.where(learned) if learned.any() else ranges).mean("run"))
-    # One head of those that share a row of positions
+    # One head per shared row of positions
     rows: dict[tuple[int, bytes], tuple[int, int]] = {}
     for layer, head in ranked:
         values = positions["position"].isel(prompt=0).sel(layer=layer, head=head).values
@@ -543,9 +543,9 @@ def _differ_from_index(run: xr.DataTree) -> bool:
 
 
 def _lead(run: xr.DataTree) -> str:
-    """Describe the marks of prompts as long as those of `run`.
+    """Describe the marks for prompts of the length in `run`.
 
-    Tokens are dots, or a line goes through the extremes within a pixel.
+    Tokens are dots; with many tokens, a line connects the extremes within a pixel.
     """
     if not has_positions(run):
         positions = group(run, "positions")

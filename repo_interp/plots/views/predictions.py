@@ -1,10 +1,11 @@
 """Probabilities of the tokens of the first prompt, and the likeliest next tokens.
 
-Group `predictions` of a run. How well all prompts are predicted stands in the note of the table.
+Group `predictions` of a run. The note of the table has the quality over all prompts.
 
     p(x_{i+1} | x_0 ... x_i) against i + 1        the token that follows token i, if the run kept it
 
-In the page the next tokens after the chosen one. Knows nothing about how predictions are made.
+In the page the next tokens after the chosen one. This module knows nothing about how predictions
+are made.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     title = "probability of a token of the first prompt, given those before it"
     drawn = following.assign_coords(token=index).rename("probability")
     drawn = drawn.assign_attrs(long_name=title, units="", limits=(-0.03, 1.03))
-    if drawn.notnull().any():  # a prompt of one token has no next one
+    if drawn.notnull().any():  # a prompt of one token has no next token
         yield Lines(
             *with_run_axis(run, drawn),
             *("token", None),
@@ -121,7 +122,7 @@ FAILS = 0.5
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Say what the model does: its answers where prompts have some, else its next tokens."""
+    """Report the model's answers if prompts have answers, else its predictions of next tokens."""
     predictions = group(run, "predictions")
     if "answer_is_likeliest" in predictions:
         right = predictions["answer_is_likeliest"].dropna("prompt")
@@ -132,7 +133,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _of_answers(run: xr.DataTree, right: xr.DataArray) -> Finding:
-    """How many answers are right, beside what the task asks for."""
+    """Report the number of right answers, and the question of the task."""
     count, does = int(right.sum()), str(run.attrs.get("does", ""))
     how = f"right in {count} of {counted(right.size, 'prompt')}"
     if right.size == 1:

@@ -4,8 +4,8 @@ RePo sec. 5.2, fig. 2. It also decides which heads to show.
 
     d^{k,h} in positions, layer k, head h; a prompt of n tokens spans n - 1 under RoPE
 
-Draws `position_range` and `token_count` of the group `positions`. Knows nothing about how ranges
-are measured.
+Draws `position_range` and `token_count` of the group `positions`. This module knows nothing about
+how ranges are measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from repo_interp.plots.style import PaperFigure, style
 from repo_interp.plots.views.attention_mass import ranked_span
 
 ALIKE = 0.98
-"""Correlation of two heads' positions over a prompt from which they show the same."""
+"""Least correlation of two heads' positions over a prompt that counts as equal."""
 
 
 def has_positions(run: xr.DataTree) -> bool:
@@ -73,9 +73,8 @@ def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
 
     score = range / largest range + max(0, mass - chance) / largest such mass, with the mass on the
     needle; means over prompts. If any layer learns positions, only heads of such layers are listed.
-    Of heads of a layer that share their positions only the one with the best score is listed; a
-    head whose curve over the first prompt is nearly that of an earlier one (|r| >= `ALIKE`) comes
-    later.
+    Among heads of a layer that share positions, only the head with the best score is listed. A head
+    with a curve over the first prompt similar to an earlier head's (|r| >= `ALIKE`) comes later.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -111,7 +110,7 @@ def heads_to_show(run: xr.DataTree) -> list[tuple[int, int]]:
             for other in (*first, *alike)
         ):
             continue
-        # Curves are centred and of length 1, so their product is the correlation; of either sign,
+        # Curves are centered and of length 1, so their product is the correlation; of either sign,
         # since a mirrored curve shows nothing new.
         near = any(abs(float(curves[head] @ curves[other])) >= ALIKE for other in first)
         (alike if near else first).append(head)
@@ -136,9 +135,9 @@ def _curve(positions: xr.Dataset, layer: int, head: int) -> np.ndarray:
 def position_ranges(run: xr.DataTree) -> PaperFigure:
     """Draw the ranges of positions by head (RePo fig. 2).
 
-    A dot is the mean of a head over prompts, heads from left to right within their layer; a thin
-    line goes from the smallest to the largest prompt; a bar is the median of the layer. The dashed
-    line is the context length.
+    A dot is the mean of a head over prompts; heads of a layer are drawn from left to right. A thin
+    line spans the smallest to the largest prompt; a bar is the median of the layer. The dashed line
+    is the context length.
 
     Args:
         run: Tree of a run, a group per measure.

@@ -4,8 +4,8 @@ Group `scores` of a run.
 
     dot   mean over prompts        bar   standard error over prompts        dotted line   the longest test set within training
 
-Test sets whose names are numbers are an axis. `marks.scores` draws scores of many checkpoints.
-Knows nothing about how answers are judged.
+Test sets with numbers as names form an axis. `marks.scores` draws scores of many checkpoints. This
+module knows nothing about how answers are judged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from repo_interp.plots.view import Beside, View
 def score_grid(run: xr.DataTree) -> Panels:
     """Make a chart of the mean score over both axes of the task, in per cent.
 
-    Cells without a prompt are grey.
+    Cells without a prompt are gray.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -95,8 +95,8 @@ def _scores(run: xr.DataTree, name: str) -> Iterator[Chart]:
     drawn = drawn.assign_coords(test_set=axis.assign_attrs(long_name=label))
     drawn = drawn.rename(metric.replace("_", " ")).assign_attrs(long_name=title)
     longest = run.attrs.get("training_length")
-    # the dotted line: the largest test set whose prompts are no longer than those of training,
-    # where that is known
+    # The dotted line is at the largest test set with prompts no longer than in training, if that
+    # is known
     inside = (
         axis.values[scores["tokens"].values <= int(longest)]
         if lengths and longest and "tokens" in scores
@@ -270,6 +270,6 @@ VIEW = View(
     ),
     findings=_findings,
     compared=("mean_score", "log_perplexity"),
-    not_averaged=("mean_score", "standard_error", "score_map"),  # those of `score`
+    not_averaged=("mean_score", "standard_error", "score_map"),  # from `score`
     beside=Beside(_charts_beside),
 )

@@ -1,1 +1,1 @@
-"""What positions of heads cause: effects of changed positions, and saliency."""
+"""Causal role of heads' positions: effects of changed positions, and saliency."""

@@ -1,26 +1,27 @@
-"""What the positions of heads cause.
+"""Causal effects of the positions of heads on the answer.
 
-A head's positions are changed during the pass, and the answer is read again:
+The experiment changes a head's positions during a forward pass and reads the answer again:
 
     effect [kind, layer, head]    mean over prompts, in nats, of
                                   log p(answer | positions of that head changed) - log p(answer)
     interaction [kind, layer]     effect of all heads of a layer - sum of the effects of its heads
-    control [kind, draw]          the most needed heads changed together, against as many others
-                                  drawn at random, no set twice
-    set_less_controls [kind]      effect of that set - mean effect of the controls, with its 95 %
-                                  interval over prompts, paired
+    control [kind, draw]          effect of changing together a random set of other heads, as many
+                                  as the most needed heads; all sets differ
+    set_less_controls [kind]      effect of the most needed heads - mean effect of the controls,
+                                  paired by prompt, with a 95 % interval over prompts
 
-Of every prompt three numbers are taken (`readings`): the log-probability of the answer; its logit
-difference, the answer's logit less that of the strongest other candidate - the values of other
-needles where the prompt marks a `distractor`, else all other tokens -; and the task's score.
+`readings` takes three numbers of every prompt: the log-probability of the answer; its logit
+difference, the answer's logit minus the logit of the strongest other candidate; and the task's
+score. The candidates are the values of other needles if the prompt marks a `distractor`, else all
+other tokens.
 
-Exact effects cost little: the inputs of all layers are kept from one undisturbed pass, and a pass
-starts at the first layer that is changed (`models.resuming`, equal to the whole pass to the last
-bit). In a model with more than `ALL` heads that go by positions, all are screened by one backward
-pass (`attribution`), and the `top` with the largest estimates are measured, with as many others at
-random, so that the rank correlation of both says how far the screening can be trusted. Screening
-estimates the logit difference: a log-probability is flat where a model is sure. NaN was not
-measured, or the layer has no positions.
+Exact effects cost little: one undisturbed pass keeps the inputs of all layers, and each further
+pass starts at the first changed layer (`models.resuming`, equal to the whole pass to the last bit).
+If more than `ALL` heads use positions, one backward pass screens all of them (`attribution`). The
+`top` heads with the largest estimates are then measured, and as many others at random; the rank
+correlation of estimates and exact effects says how far the screening can be trusted. Screening
+estimates the logit difference, because a log-probability is flat where a model is sure. NaN marks
+heads that were not measured and layers without positions.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, CountOrNone, Finite, Positive, Seed
 
 ALL = 64
-"""Heads up to which every one is measured exactly unless `top` says otherwise."""
+"""Largest number of heads of a model for which all heads are measured exactly by default."""
 TOP = 16
-"""Heads that are measured exactly, beside as many at random, where there are more."""
+"""Heads that are measured exactly in larger models, besides as many at random."""
 
 
 def whole_passes(decoder: Decoder, kinds: int, top: int, draws: int) -> int:
@@ -89,7 +90,7 @@ def whole_passes(decoder: Decoder, kinds: int, top: int, draws: int) -> int:
     """
     heads = decoder.positioned_heads
     count = decoder.layer_count
-    # Effects resume at the first changed layer: of a whole pass, the share of layers from there on.
+    # A pass resumes at the first changed layer, so it costs the share of layers from there on.
     share = {layer: (count - layer) / count for layer, _ in heads}
     measured = _confirmed(len(heads), top)
     mean = sum(share[layer] for layer, _ in heads) / len(heads)
@@ -103,8 +104,7 @@ def whole_passes(decoder: Decoder, kinds: int, top: int, draws: int) -> int:
 
 
 def _confirmed(heads: int, top: int) -> int:
-    # Where not all heads fit, as many at random are added: without
-    # them nothing tests the screening.
+    # If not all heads are measured, as many random ones are added: they test the screening.
     wanted = top or (heads if heads <= ALL else TOP)
     return min(heads, wanted if wanted >= heads else 2 * wanted)
 
@@ -117,7 +117,7 @@ def to_confirm(
     Args:
         screened: Estimated effects.
         heads: All heads with positions.
-        top: How many of the largest estimates; 0: all heads where there are few.
+        top: Number of largest estimates; 0: all heads if they are at most `ALL`, else `TOP`.
         seed: Seed of the heads drawn at random.
 
     Returns:
@@ -126,21 +126,21 @@ def to_confirm(
     count = _confirmed(len(heads), top)
     if count == len(heads):
         return heads
-    # Ranked by the estimate behind the softmax: the other one is blind where attention is sure.
+    # Ranked by the estimate after the softmax: the other one is blind where attention is sure.
     sizes = np.abs(screened[SCREENINGS.index("output")].mean(-1))
     ranked = sorted(heads, key=lambda head: -sizes[head])
-    # Ranks behind the heads that were chosen for their size; the size of the model is in the seed.
+    # Ranks after the heads chosen for their size. The seed includes the number of heads.
     others = np.random.default_rng([seed, len(heads)]).permutation(len(heads) - count // 2)[
         : count - count // 2
     ]
-    # Sorted by layer, as the grid asks for the heads of one layer at a time
+    # Sorted by layer, since the grid measures the heads of one layer at a time
     return sorted(ranked[: count // 2] + [ranked[count // 2 + int(other)] for other in others])
 
 
 def sets_of_heads(
     effect: Float[np.ndarray, "layer head"], heads: Heads, size: int, draws: int, seed: int
 ) -> list[Heads]:
-    """Choose the most needed heads, and sets of as many others to compare with.
+    """Choose the most needed heads, and control sets of as many other heads.
 
     Args:
         effect: Mean effect of every head; NaN where it was not measured.
@@ -156,20 +156,20 @@ def sets_of_heads(
     known = sorted(
         (head for head in heads if np.isfinite(effect[head])), key=lambda head: (effect[head], head)
     )
-    # Half at most, else no set of as many other heads could be drawn as a control.
+    # At most half: a control needs as many other heads.
     size = min(size, len(known), max(1, len(heads) // 2))
     others = [head for head in heads if head not in known[:size]]
     return [known[:size], *drawn_sets(others, size, draws, seed)]
 
 
-# The empty beginning is that of single heads: `log_probability_change` and so on.
+# The empty prefix belongs to single heads: `log_probability_change` and so on.
 _CHANGED = {
     "": "positions of one head changed",
     "layer_": "positions of all heads of a layer changed",
     "set_": "positions of the most needed heads changed together",
     "control_": "positions of as many other heads, drawn at random, changed together",
 }
-"""Beginnings of the names of changes, and what was changed."""
+"""Prefixes of the names of changes, and the heads that were changed."""
 _MEAN = "mean change of the log-probability of the answer"
 _MEANS = {
     "effect": f"{_MEAN} [nat]",
@@ -194,7 +194,7 @@ _MEANS = {
 
 
 def _changes(scoring: Scoring, clean: xr.DataArray, changed: xr.Dataset) -> xr.Dataset:
-    """Readings of undisturbed prompts, `clean`, and their changes by the names of `_CHANGED`."""
+    """Name readings of undisturbed prompts (`clean`) and their changes (prefixes of `_CHANGED`)."""
     known = {
         "log_probability": ("log-probability of the answer, mean over its tokens", "nat"),
         "logit_difference": (
@@ -216,13 +216,13 @@ def _changes(scoring: Scoring, clean: xr.DataArray, changed: xr.Dataset) -> xr.D
 
 
 def _means(changed: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Changes of the log-probability of the answer over prompts, by name."""
+    """Mean changes of the answer's log-probability over prompts, by name."""
     nats = changed.sel(reading="log_probability", drop=True)
-    # skipna=False: a mean over fewer prompts than the others' would not be comparable.
+    # skipna=False: means over different prompts would not be comparable.
     means = {name: nats[name].mean("prompt", skipna=False) for name in nats}
     spread = (
         nats[""].std("prompt", ddof=1, skipna=False)
-        # One prompt has no spread, and numpy would warn of the division by 0.
+        # One prompt has no spread, and numpy would warn about the division by 0.
         if nats.sizes["prompt"] > 1
         else xr.full_like(means[""], np.nan)
     )
@@ -244,16 +244,16 @@ def _means(changed: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _rank_correlations(screened: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """Spearman's over measured heads [kind, screening]; NaN where either side is constant."""
-    # Imported here: every analysis imports this file, and scipy.stats takes as long as a short one
+    """Spearman's correlation over measured heads [kind, screening]; NaN if a side is constant."""
+    # Imported here: every analysis imports this file, and scipy.stats takes as long as a short run
     from scipy.stats import spearmanr
 
     result = np.full(screened.shape[:2], np.nan)
     for kind, screening in np.ndindex(*result.shape):
-        # Heads that were not measured exactly have no part.
+        # NaN: heads that were not measured exactly
         known = np.isfinite(exact[kind])
         pair = screened[kind, screening][known], exact[kind][known]
-        # spearmanr warns of constants, and warnings are errors here.
+        # spearmanr warns about constant input
         if min(len(np.unique(values)) for values in pair) > 1:
             result[kind, screening] = spearmanr(*pair)[0]  # pyright: ignore[reportArgumentType]
     return result
@@ -261,7 +261,7 @@ def _rank_correlations(screened: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Effects(Experiment):
-    """The experiment `effects`: what the positions of heads cause."""
+    """The experiment `effects`: causal effects of the positions of heads."""
 
     kinds: tuple[PositionChange, ...] = ()
     """Changes of positions (`position_changes`); empty: linearised where positions are learned,
@@ -304,7 +304,7 @@ class Effects(Experiment):
         prompts: Sequence[Prompt],
         training_length: int,
     ) -> Plan:
-        """All kinds on `prompts`.
+        """Plan all kinds of changes on `prompts`.
 
         Raises InputError for prompts and models that cannot be measured.
         """
@@ -333,7 +333,7 @@ class Effects(Experiment):
     def _kinds(
         self, decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt]
     ) -> tuple[str, ...]:
-        """The kinds of changes, each once.
+        """Return the kinds of changes without duplicates.
 
         Raises InputError where they cannot be measured on the model.
         """
@@ -344,7 +344,7 @@ class Effects(Experiment):
                 "can be changed; leave effects out"
             )
         heads = len(decoder.positioned_heads)
-        # Controls need as many other heads, and only measured heads can be ranked as needed.
+        # Controls need as many other heads, and only measured heads can be ranked.
         most = max(1, min(_confirmed(heads, self.top), heads // 2))
         if self.set_size > most:
             raise InputError(
@@ -387,7 +387,7 @@ class Effects(Experiment):
         layers, head_count = sorted({layer for layer, _ in heads}), decoder.shape[1]
         # Tuples, because `Measurement` caches the batch by its numbers
         cut = [tuple(numbers) for numbers in batches_by_length(decoder, prompts, batch_size)]
-        # Points of the three stages - screening, layers, sets -, so that progress shows one bar
+        # Points of all three stages (screening, layers, sets), so that progress is one bar
         points = [len(cut) * count for count in (1, len(kinds) * len(layers), len(kinds))]
         measurement = Measurement(decoder, scoring, prompts, self.strength)
         read = ("reading", "prompt")
@@ -399,7 +399,7 @@ class Effects(Experiment):
         screening = computed(
             0,
             "screening",
-            # No axes beside the batches: all kinds come from one backward pass.
+            # Batches are the only axis: one backward pass gives all kinds.
             {},
             lambda numbers: measurement.screen(numbers, kinds),
             {"clean": read, "screened": ("kind", "screening", "layer", "head", "prompt")},
@@ -413,8 +413,8 @@ class Effects(Experiment):
         def of_layer(numbers: tuple[int, ...], kind: str, layer: int) -> dict[str, Any]:
             single = [head for head in confirmed[kind] if head[0] == layer]
             together = [head for head in heads if head[0] == layer]
-            # Heads of one layer resume at the same layer, so many sets go
-            # through one pass side by side.
+            # Passes for the heads of one layer resume at the same layer, so many sets share a
+            # pass.
             *readings, whole = measurement.read(
                 numbers, kind, [*([head] for head in single), together]
             )
@@ -423,7 +423,7 @@ class Effects(Experiment):
                 by_head[head] = reading
             return {"": by_head.tolist(), "layer_": whole}
 
-        # Reindexed below over all layers: those without positions get NaN.
+        # Reindexed below over all layers; layers without positions get NaN.
         found = computed(
             1,
             "layer",
@@ -442,7 +442,7 @@ class Effects(Experiment):
             2,
             "sets",
             {"kind": kinds},
-            # Sets of a kind stand along one axis: the needed heads first, then the controls.
+            # Sets of a kind are along one axis: the needed heads first, then the controls.
             lambda numbers, kind: {"sets": measurement.read(numbers, kind, chosen[kind])},
             {"sets": ("draw", *read)},
         )["sets"]
@@ -470,17 +470,17 @@ class Effects(Experiment):
             scoring.attributes,
             prompts=len(prompts),
             set_heads=len(chosen[kinds[0]][0]),
-            # The fewest of any kind: kinds may measure different heads, and
-            # so have different controls left.
+            # The minimum over kinds: kinds may measure different heads, and so may have
+            # different numbers of controls.
             control_sets=min(len(sets) - 1 for sets in chosen.values()),
         )
-        # In words, for tables and charts, which know no kind
+        # Words for tables and charts, which do not know the kinds
         for kind in kinds:
             group["kind"].attrs |= {
                 f"become_{kind}": KINDS[kind].become,
                 f"does_{kind}": KINDS[kind].does,
             }
-        # Layers with attention alone; so far the axis counted all layers of the model.
+        # Select layers with attention; up to here the axis has all layers of the model.
         return with_schemes(
             group.sel(layer=list(decoder.by_layer)), decoder.schemes, decoder.learned_schemes
         )

@@ -1,12 +1,13 @@
-"""Effects of the positions of heads on the answer.
+"""Charts of the effects of heads' positions on the answer.
 
-A map of heads per kind of change, the most needed heads beside other heads, screened and exact changes.
+A map of heads per kind of change, the most needed heads beside other heads, screened and exact
+changes.
 
     map       mean change of log p(answer) when the positions of one head are changed
-    dot       the same of the most needed heads together, with its standard deviation over prompts     grey dots   as many other heads
-    dots      the exact change of the logit difference, a dot per head    grey bars   as one backward pass estimates it
+    dot       the same of the most needed heads together, with its standard deviation over prompts     gray dots   as many other heads
+    dots      the exact change of the logit difference, a dot per head    gray bars   as one backward pass estimates it
 
-Draws the group `effects`. Knows nothing about how positions were changed.
+Draws the group `effects`. This module knows nothing about how positions were changed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from repo_interp.plots.view import View
 LISTED = 8
 """Heads of a kind that the table lists."""
 LINEAR = 0.01
-"""Nats that the colours of a map reach at least; logit difference below which the axes of the
+"""Least range of a map's colors, in nats; also the logit difference below which the axes of the
 screening are linear.
 """
 _COLUMNS = (
@@ -67,7 +68,7 @@ _OF_HEADS = (
 
 
 NEEDED = "#D55E00"
-"""Colour of the most needed heads."""
+"""Color of the most needed heads."""
 
 
 @style()
@@ -109,7 +110,7 @@ def effect_grid(run: xr.DataTree) -> Panels:
             f"\n{int(effects.attrs['set_heads'])} others together: {ends}" if drawn.size else ""
         )
         panels[f"positions: {_word(effects, kind)}{others}"] = shown.sel(kind=kind)
-    # Symmetric about 0, and at least LINEAR wide, so that rounding is not drawn in full colours.
+    # Symmetric about 0, and at least LINEAR wide, so that rounding is not drawn in full colors.
     look = {"cmap": "PuOr", "norm": Normalize(-reach, reach, clip=True)}
     title = "Change of log p(answer), nats per token, by the head whose positions are changed"
     return Panels(
@@ -129,8 +130,8 @@ def effect_grid(run: xr.DataTree) -> Panels:
 def effects_of_sets(run: xr.DataTree) -> PaperFigure:
     """Draw the effects of changing the most needed heads together.
 
-    As many other heads, drawn at random, are the null. Log p(answer) and the score are shown for
-    all kinds.
+    The null is as many other heads, drawn at random. The figure shows log p(answer) and the score
+    for all kinds.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -155,11 +156,11 @@ def sets_chart(run: xr.DataTree) -> Dots:
         ("log_probability", "change of log p(answer), nats per token"),
         ("score", f"change of the score ({effects.attrs['metric']})"),
     ):
-        # Draws take the place of prompts: both are ticks beside a mean.
+        # Draws are renamed to prompts: both are drawn as ticks beside a mean.
         others = effects[f"control_{name}_change"].mean("prompt").rename(draw="prompt")
         panels[title] = xr.concat(
             [
-                # Numbered anew, or the outer join would match a draw with the prompt of its number.
+                # Renumbered, or the outer join would match a draw with the prompt of equal number.
                 part.assign_coords(prompt=np.arange(part.sizes["prompt"]))
                 for part in (effects[f"set_{name}_change"], others)
             ],
@@ -189,7 +190,7 @@ def sets_chart(run: xr.DataTree) -> Dots:
 
 
 def against_others(heads: str) -> Runs:
-    """Give heads and as many others their looks.
+    """Set the looks of some heads and of as many others.
 
     Args:
         heads: Name of the heads in the legend.
@@ -205,7 +206,7 @@ def against_others(heads: str) -> Runs:
 
 
 def screening_chart(run: xr.DataTree) -> HeadDots:
-    """Chart exact changes of the logit difference over those that one backward pass estimates.
+    """Chart exact changes of the logit difference over the estimates of one backward pass.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -234,18 +235,18 @@ def screening_chart(run: xr.DataTree) -> HeadDots:
 
 
 def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
-    """Tabulate the effects of kinds and of the heads that do most.
+    """Tabulate the effects of kinds, and the heads with the largest effects.
 
     Args:
         run: Tree of a run, a group per measure.
 
     Returns:
-        One row per kind for the most needed heads, other heads, layers and screening, and one row per
-        head of those that do most.
+        One row per kind for the most needed heads, other heads, layers and screening, and one row
+        per head with a large effect.
     """
     effects = group(run, "effects")
     layers, controls = effects["layer_effect"], effects["control_effect"]
-    # argmin raises where no layer has a value.
+    # argmin raises if no layer has a value.
     needed = effects.isel(layer=layers.fillna(np.inf).argmin("layer"))
     columns = (
         *(effects["set_effect"], controls.min("draw"), controls.max("draw")),
@@ -315,24 +316,24 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 STANDARD_ERRORS = 3.0
-"""An effect is found where it is that many standard errors over prompts from 0, and beyond that of
-every set of other heads.
+"""Least distance of a found effect from 0, in standard errors over prompts. It must also exceed
+the effect of every set of other heads.
 """
 LEAST = 0.01
-"""Nats that a found effect costs, at least."""
+"""Least loss of a found effect, in nats."""
 TELLING = 1.0
-"""Nats up to which a loss that is excluded says something of a model; above, nothing is said."""
+"""Largest loss, in nats, that a finding reports as excluded. A larger bound is not informative."""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Find the layer and the head whose positions the answer needs most.
+    """Find the layer and the head with the positions that the answer needs most.
 
-    The kind of change is the one that costs most.
+    The finding reports the kind of change with the largest loss.
     """
     measured = group(run, "effects")
     if measured.sizes["prompt"] < 2:
         return
-    # The worst of all sets; 0 where a model has too few heads to draw another set from.
+    # The worst set; 0 if a model has too few heads to draw another set.
     others = measured["control_effect"].min("draw").fillna(0.0)
     is_needed = False
     for variable, weight in (
@@ -352,7 +353,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         name = f"layer {where['layer']}"
         if "head" in where:
             name = f"L{where['layer']} H{where['head']}"
-        # Worth saying only in a model that learns positions elsewhere.
+        # Only informative in a model that learns positions elsewhere.
         name += token_index if learned else ""
         moved = _word(measured, where["kind"], "does")
         sentence = (
@@ -374,14 +375,14 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
                 f"{-high:.2g} to {-low:.2g})"
             )
         yield Finding(sentence, evidence, weight, "effects", where["layer"], where.get("head"))
-    # Where positions of all heads were changed at once, that says more
+    # The group `kinds`, which changes all heads at once, says more
     if not is_needed and "kinds" not in run.children:
         yield from _robust(measured)
     yield from _outdone(measured)
 
 
 def _outdone(measured: xr.Dataset) -> Iterator[Finding]:
-    """Say so where other heads, drawn at random, lose more than those that seemed most needed."""
+    """Report if random other heads lose more than the heads that seemed most needed."""
     controls = measured["control_log_probability_change"]
     # [kind]; argmin raises for a kind without any draw.
     worst = controls.mean("prompt").fillna(0.0).argmin("draw")
@@ -411,7 +412,7 @@ def _outdone(measured: xr.Dataset) -> Iterator[Finding]:
 def _robust(measured: xr.Dataset) -> Iterator[Finding]:
     """Yield the largest loss that cannot be excluded, if no layer's positions matter.
 
-    Where it is large the prompts are too few to say anything.
+    Above `TELLING` nothing is reported: there are too few prompts.
     """
     mean, errors = _mean_and_error(measured["layer_log_probability_change"])
     if not bool(mean.notnull().any()) or bool(
@@ -439,15 +440,15 @@ def _robust(measured: xr.Dataset) -> Iterator[Finding]:
 
 
 def _word(effects: xr.Dataset | xr.DataArray, kind: str, word: str = "become") -> str:
-    """What positions become by a kind of change, or what it does; its name where no word is kept."""
+    """The run's phrase for a kind of change ("become" or "does"); the kind if there is none."""
     return effects["kind"].attrs.get(f"{word}_{kind}", kind)
 
 
 def _less_controls(effects: xr.Dataset, changes: xr.DataArray) -> tuple[xr.DataArray, ...]:
-    """Mean of `changes` less those of other heads over prompts, and its 95 % interval."""
+    """Mean over prompts of `changes` minus the changes of other heads, and its 95 % interval."""
     if "control_log_probability_change" not in effects:
         return (xr.DataArray(np.nan),) * 3
-    # Prompts differ far more than changes do, so the interval is that of differences.
+    # Prompts differ far more than changes do, so the interval is over paired differences.
     paired = changes - effects["control_log_probability_change"].mean("draw")
     mean = paired.mean("prompt")
     reach = half_interval(paired.transpose(*mean.dims, "prompt").values)
@@ -456,13 +457,13 @@ def _less_controls(effects: xr.Dataset, changes: xr.DataArray) -> tuple[xr.DataA
 
 def _mean_and_error(changes: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
     """Means of `changes` over prompts, and their standard errors."""
-    # Of equal effects `_lowest` takes the first: by kind, then by layer.
+    # Among equal effects `_lowest` takes the first by kind, then by layer.
     changes = changes.transpose("kind", "layer", ...)
     return changes.mean("prompt"), changes.std("prompt", ddof=1) / changes.sizes["prompt"] ** 0.5
 
 
 def _lowest(values: xr.DataArray) -> dict[str, Any]:
-    """Labels of the smallest value by axis; NaN left out."""
+    """Labels of the smallest value by axis, ignoring NaN."""
     return {
         str(axis): values[axis].values[int(place)].item()
         for axis, place in values.argmin(...).items()

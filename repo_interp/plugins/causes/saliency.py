@@ -9,24 +9,24 @@
                                                its error is kept; it falls with the number of steps
 
 z_{l,h,i}: position of token i in head h of layer l, as query and as key. Layers that rotate have
-positions, learned ones and the token index alike; others (NoPE, ALiBi, CoPE, ...) have NaN. Heads
-that share positions - those of a layer, or of a key-value head - get separate rows, so a derivative
-is that of moving one head alone, keys included, as `interventions.set_positions` does.
+positions, both learned ones and the token index; others (NoPE, ALiBi, CoPE, ...) have NaN. Heads of
+a layer or of a key-value head may share positions. They get separate rows, so a derivative is for
+moving one head only, keys included, as `interventions.set_positions` does.
 
-The two hold different things constant. `saliency` is the effect of a small intervention at one
-place: f_phi of later layers reads hidden states that changed, and answers. In `F` all positions of
-all layers are inputs, moved together along one straight path, and none answers another. The
-baseline z' is `constant`, the mean of a head's positions over the prompt (no position tells tokens
-apart), or `index`. A common shift of a head's positions changes nothing, so a head's saliencies sum
-to 0 over tokens.
+`saliency` and `integrated` hold different things constant. `saliency` is the effect of a small
+intervention at one place: f_phi of later layers reads the changed hidden states and responds. In
+`F` all positions of all layers are inputs that move together along one straight path, and no
+position responds to another. The baseline z' is `constant`, the mean of a head's positions over the
+prompt, which does not distinguish tokens, or `index`. A common shift of a head's positions changes
+nothing, so a head's saliencies sum to 0 over tokens.
 
-The integral is Captum's `IntegratedGradients` (Gauss-Legendre): positions are inputs of `F`, one
-tensor per layer, which is the form it takes. Its `LayerIntegratedGradients` does not fit: it takes
-a layer's values at another *prompt* for the baseline, not given ones. Where z - z' turns pairs by
-many radians the integrand swings and a path needs thousands of steps; look at the completeness
+Captum's `IntegratedGradients` (Gauss-Legendre) computes the integral: it takes the positions, one
+tensor per layer, as the inputs of `F`. Captum's `LayerIntegratedGradients` does not fit, since its
+baseline is a layer's values at another *prompt*, not given values. If z - z' turns pairs by many
+radians, the integrand oscillates and a path needs thousands of steps; look at the completeness
 error first.
 
-Knows nothing about how prompts are chosen or drawn.
+This module knows nothing about how prompts are chosen or drawn.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from repo_interp.tasks.task import Scoring
 from repo_interp.values import CountOrNone
 
 BACKWARD = 3
-"""Forward passes that a pass forward and back takes as long as."""
+"""Cost of a forward and backward pass, in forward passes."""
 Baseline = Literal["constant", "index"]
 
 _BY_TOKEN = {
@@ -107,9 +107,9 @@ class Gradients:
     """Derivatives of the log-probability of a prompt's answer by all positions."""
 
     positions: list[Float[Tensor, "1 head token"]]
-    """Positions of every layer that assigns some, a row for every head."""
+    """Positions of every layer that assigns positions, one row per head."""
     gradients: list[Float[Tensor, "1 head token"]]
-    """d f / d z there."""
+    """d f / d z at `positions`."""
     log_probability: float
     """f, in nats per token of the answer."""
 
@@ -133,18 +133,18 @@ def position_gradients(
     moves: list[Tensor] = []
 
     def move(place: int, assigned: Tensor) -> Tensor:
-        """`assigned`, a row for every prompt and head, plus 0, by which is differentiated."""
-        # in half precision a path in steps of 0.5 would be none
+        """Expand `assigned` to one row per prompt and head, and add the zeros of `moves`."""
+        # In half precision steps of 0.5 would be lost
         rows = exact(expand_heads(assigned, heads)).expand(len(prompts), -1, -1)
         positions.append(rows.detach())
-        # A derivative at 0 by the addend is the derivative by the position, learned or not.
+        # The derivative by the added 0 is the derivative by the position, learned or not.
         moves.append(torch.zeros_like(rows, requires_grad=True))
         return rows + moves[-1]
 
-    # Callers may be inside no_grad, as measuring is elsewhere.
+    # Callers may be inside no_grad, as other measurements are.
     with torch.enable_grad(), _positions_changed(layers, move):
         log_probabilities = _log_probabilities(decoder, scoring, prompts)
-        # Prompts do not see one another, so the gradient of the sum holds that of every prompt.
+        # Prompts do not interact, so the gradient of the sum has the gradient of every prompt.
         gradients = torch.autograd.grad(log_probabilities.sum(), moves)
     return [
         Gradients(
@@ -171,7 +171,7 @@ def integrated_gradients(
         decoder: Decoder of the model.
         scoring: Names the targets of a prompt.
         prompt: Prompt.
-        positions: Positions of the layers that assign some.
+        positions: Positions of the layers that assign positions.
         baseline: "constant" or "index".
         steps: Points of the path.
         copies: Points that are run side by side.
@@ -179,12 +179,12 @@ def integrated_gradients(
     Returns:
         Integrated gradients by `positions`, and F in nats per token at the baseline and at `positions`.
     """
-    # takes most of a second: only who asks for a path pays it
+    # Imported here: it takes most of a second, and only a path needs it
     from captum.attr import IntegratedGradients
 
     layers = list(decoder.positioned.values())
 
-    # One tensor of positions per layer: Captum attributes to inputs, whatever the model reads.
+    # One input tensor of positions per layer, since Captum attributes to inputs.
     def probability(*given: Float[Tensor, "point head token"]) -> Float[Tensor, "point"]:
         with _positions_changed(layers, lambda place, assigned: given[place]):
             return _log_probabilities(decoder, scoring, [prompt] * len(given[0]))
@@ -192,7 +192,7 @@ def integrated_gradients(
     inputs = tuple(of_layer.contiguous() for of_layer in positions)
     index = torch.arange(len(prompt.tokens), device=inputs[0].device)
     origin = tuple(
-        # [1, head, token]; the mean stands for no position: one constant tells no tokens apart.
+        # [1, head, token]; the mean represents no position: a constant distinguishes no tokens.
         (index.to(z.dtype) if baseline == "index" else z.mean(-1, keepdim=True))
         .expand_as(z)
         .contiguous()
@@ -203,7 +203,7 @@ def integrated_gradients(
         start, end = float(probability(*origin)), float(probability(*inputs))
     integral = IntegratedGradients(probability)
     return (
-        # `internal_batch_size` only bounds memory: points of the path do not see one another.
+        # `internal_batch_size` only bounds memory: points of the path do not interact.
         list(integral.attribute(inputs, origin, n_steps=steps, internal_batch_size=copies)),
         start,
         end,
@@ -213,9 +213,10 @@ def integrated_gradients(
 def _log_probabilities(
     decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt]
 ) -> Float[Tensor, "prompt"]:
-    """Log-probability of the targets of prompts of one length, nats per target, in one pass.
+    """Compute the log-probability of targets in one pass, in nats per target.
 
-    The points of a path are copies of a prompt, which differ in positions alone.
+    The prompts have one length. The points of a path are copies of a prompt that differ only in
+    their positions.
     """
     tokens = np.array([prompt.tokens for prompt in prompts])
     targets = np.zeros(tokens.shape, dtype=bool)
@@ -234,7 +235,7 @@ def _log_probabilities(
 def _positions_changed(
     layers: Sequence[RepositionedAttention], change: Callable[[int, Tensor], Tensor]
 ) -> Iterator[None]:
-    """While the context lasts, the n-th of `layers` goes on with change(n, its positions)."""
+    """Replace the positions of the n-th of `layers` by change(n, positions) inside the context."""
 
     def hook(place: int) -> Callable[..., Tensor]:
         return lambda module, arguments, assigned: change(place, assigned)
@@ -248,7 +249,7 @@ def _positions_changed(
 
 
 def _token_values(prompts: Sequence[Prompt], scoring: Scoring) -> dict[str, Any]:
-    """Tokens, their texts where every prompt has them, and which of them are the answer."""
+    """Tokens, their texts if every prompt has them, and a mask of the answer."""
     rows = [prompt.tokens for prompt in prompts]
     answers = [
         np.isin(np.arange(len(prompt.tokens)), scoring.targets(prompt)) for prompt in prompts
@@ -259,7 +260,7 @@ def _token_values(prompts: Sequence[Prompt], scoring: Scoring) -> dict[str, Any]
         "token_count": ("prompt", [len(row) for row in rows]),
         "answer": (axes, stack_padded(answers, -1, np.int8)),
     }
-    # Texts are shown only where all prompts have them, as one array holds them.
+    # One array holds the texts, so all prompts must have them.
     if all(prompt.token_text is not None for prompt in prompts):
         texts = [np.array(prompt.token_text, dtype=object) for prompt in prompts]
         values["token_text"] = (axes, stack_padded(texts, "", object))
@@ -286,7 +287,7 @@ class Saliency(Experiment):
         prompts: Sequence[Prompt],
         training_length: int,
     ) -> Plan:
-        """Every step of every prompt, forward and back.
+        """Plan a forward and a backward pass per prompt and step.
 
         Raises InputError where no layer assigns positions, or nothing is predicted.
         """
@@ -308,7 +309,7 @@ class Saliency(Experiment):
                     decoder,
                     scoring,
                     prompts,
-                    # As many points as fit into a pass that keeps its activations
+                    # As many points as fit into a pass that keeps activations
                     max(PATH_TOKENS, batch_size * max(lengths)),
                     progress,
                     store,
@@ -351,7 +352,7 @@ class Saliency(Experiment):
         beside = {
             number: numbers for numbers in batches(order, lengths, limits) for number in numbers
         }
-        # Those of prompts that shared a pass, until they are asked for
+        # Gradients of prompts that shared a pass, until their points are computed
         waiting = dict[int, Gradients]()
 
         def point(number: int) -> dict[str, Any]:
@@ -371,13 +372,13 @@ class Saliency(Experiment):
         by_token = {}
         for name in _BY_TOKEN:
             found = values[name].values
-            # Over all layers: those without positions get NaN. Kept for every token and head, so
+            # All layers, NaN for layers without positions. There is a value per token and head, so
             # float32 halves the file.
             whole = np.full((len(found), len(layers), *found.shape[2:]), np.nan, np.float32)
             whole[:, places] = found
             by_token[name] = (("prompt", *axes), whole)
         sizes = [np.abs(whole) for _, whole in by_token.values()]
-        # A head without values has no size, where a sum would be 0
+        # A head without values has no size; a sum would be 0
         known = [np.isfinite(size).sum(-1) for size in sizes]
         sums = [
             np.where(count > 0, np.nansum(size, -1), np.float32(np.nan))
@@ -417,7 +418,7 @@ class Saliency(Experiment):
             attributions, start, end = integrated_gradients(
                 decoder, scoring, prompt, found.positions, self.baseline, self.steps, copies
             )
-        # Float64: the error of completeness is a small difference of this sum.
+        # Float64: the completeness error is a small difference of large sums.
         total = sum(float(of_layer.double().sum()) for of_layer in attributions)
         return {
             "saliency": torch.cat(found.gradients).float().tolist(),

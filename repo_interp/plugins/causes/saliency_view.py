@@ -1,11 +1,12 @@
-"""Which positions an answer depends on, by the derivatives of heads.
+"""Charts of an answer's derivatives by positions.
 
-The text of a prompt in the colours of one head's derivatives, and the size of those of every head.
+The text of a prompt in the colors of one head's derivatives, and the mean size of the derivatives
+of every head.
 
     shaded text    d log p(answer) / d z of every token, or its integrated gradient; both signs diverge from white; underlined: the answer
 
-Of a long prompt the surroundings of the largest values are shown; tokens between are counted.
-Draws the group `saliency`. Knows nothing about how derivatives were taken.
+For a long prompt the text shows the surroundings of the largest values, and counts of the tokens
+between. Draws the group `saliency`. This module knows nothing about how derivatives were computed.
 """
 
 from __future__ import annotations
@@ -60,21 +61,20 @@ CAPTIONS = {
     "integrated_gradients": "what the position of a token adds to the answer's log-probability, on the "
     "way from the baseline.",
 }
-"""What is drawn of a head."""
+"""Values of a head that are drawn."""
 HEADS = 3
-"""Heads whose text is drawn."""
+"""Heads with a drawn text."""
 ROWS = 24
 """Heads in the table."""
 MOST_TOKENS, AROUND = 320, 8
-"""Tokens of a text at most, and how many are shown on either side of a large value of a longer
-prompt.
+"""Most tokens of a text, and the tokens on either side of a large value in a longer prompt.
 """
 LETTERS = 112
 """Letters of a line of text."""
 LINE = 0.165
 """Inches from one line of text to the next."""
 SIZE = 5.6
-"""Points."""
+"""Font size in points."""
 MONOSPACE = ["DejaVu Sans Mono", *FONTS, "monospace"]
 COLOURS = "PuOr_r"
 
@@ -83,7 +83,7 @@ COLOURS = "PuOr_r"
 def saliency_text(
     run: xr.DataTree, layer: int, head: int, prompt: int = 0, value: str = "saliency"
 ) -> PaperFigure:
-    """Draw the text of a prompt, tokens in the colour of their value in one head.
+    """Draw the text of a prompt, tokens in the color of their value in one head.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -96,8 +96,8 @@ def saliency_text(
         The figure.
 
     Raises:
-        InputError: The run has no saliency, `value` is another one, or the prompt has no values for
-            this layer and head.
+        InputError: The run has no saliency, `value` is neither of the two, or the prompt has no
+            values for this layer and head.
     """
     dataset = group(run, "saliency")
     if value not in VALUES:
@@ -143,17 +143,17 @@ def shown_tokens(values: np.ndarray, answer: np.ndarray) -> np.ndarray:
         answer: Indices of the tokens of the answer.
 
     Returns:
-        Indices: all, or for a long prompt the last of the answer and the surroundings of large
-        values.
+        Indices of all tokens; for a long prompt, of the end of the answer and the surroundings of
+        large values.
     """
     if values.size <= MOST_TOKENS:
         return np.arange(values.size)
     shown = np.zeros(values.size, dtype=bool)
-    # A long answer may take a quarter of the room, from its end.
+    # The end of a long answer may take a quarter of the tokens.
     shown[answer[-MOST_TOKENS // 4 :]] = True
     for token in np.argsort(-np.abs(values), kind="stable"):
         around = slice(max(0, token - AROUND), token + AROUND + 1)
-        # Smaller values must not take the place of a larger one that does not fit.
+        # Stop at the first value that does not fit, so that no smaller value takes its place.
         if shown.sum() + (~shown[around]).sum() > MOST_TOKENS:
             break
         shown[around] = True
@@ -168,20 +168,19 @@ def text_lines(tokens: PromptTokens, shown: np.ndarray) -> list[list[tuple[int |
         shown: Indices of the tokens to show.
 
     Returns:
-        Lines of (token, label); a gap is a label with None as its token. A line ends behind a line
-        break.
+        Lines of (token, label); a gap has None as its token. A line ends after a line break.
     """
     labels: list[tuple[int | None, str]] = []
     last = -1
-    # The empty stretch at the end makes the gap after the last token that is shown.
+    # The empty stretch at the end makes the gap after the last shown token.
     for first, end in [*contiguous(shown.tolist()), (tokens.count, tokens.count - 1)]:
         labels += [(None, f"… {counted(first - last - 1, 'token')} …")] if first > last + 1 else []
         labels += [(token, token_label(tokens.text(token))) for token in range(first, end + 1)]
         last = end
     lines: list[list[tuple[int | None, str]]] = [[]]
     for place, (token, label) in enumerate(labels):
-        # The last gap stays in its line, even if that becomes too long.
-        is_rest = token is None and place == len(labels) - 1  # stays behind the last token
+        # The last gap stays in its line, even if the line becomes too long.
+        is_rest = token is None and place == len(labels) - 1  # stays after the last token
         if (
             not is_rest
             and lines[-1]
@@ -201,14 +200,14 @@ def draw_text(
     answer: set[int],
     norm: Normalize,
 ) -> Axes:
-    """Draw lines of tokens on fields in the colour of their values.
+    """Draw lines of tokens on fields in the color of their values.
 
     Args:
         ax: Axes to draw on.
         lines: Lines of (token, label), from `text_lines`.
         values: Values [token].
         answer: Tokens of the answer, which are underlined.
-        norm: Scale of the colours.
+        norm: Scale of the colors.
 
     Returns:
         `ax`.
@@ -259,13 +258,13 @@ def draw_text(
 
 
 def heads_by_saliency(run: xr.DataTree) -> list[tuple[int, int]]:
-    """Sort heads by the size of their integrated gradients, else of saliencies.
+    """Sort heads by the size of their integrated gradients, or of saliencies without a path.
 
     Args:
         run: Tree of a run, a group per measure.
 
     Returns:
-        Labels (layer, head). Saliencies count if the run followed no path.
+        Labels (layer, head), the largest first.
     """
     return ranked_heads(_size(run, _values(run)[-1]))
 
@@ -278,10 +277,10 @@ def saliency_table(run: xr.DataTree) -> Table:
 
     Returns:
         One row per head: sizes of both values, their sum, and the token of the first prompt with
-        the largest of them.
+        the largest value.
     """
     dataset, value = group(run, "saliency"), _values(run)[-1]
-    # min_count: a head without a path has no sum, not the sum 0.
+    # min_count: without a path the sum is NaN, not 0.
     net = over_prompts(dataset["integrated_gradients"].sum("token", min_count=1))
     first = int(dataset["prompt"].values[0])
     tokens, rows = prompt_tokens(dataset, first), []
@@ -310,14 +309,14 @@ def saliency_table(run: xr.DataTree) -> Table:
 
 
 def completeness_table(run: xr.DataTree) -> Table:
-    """Tabulate how far integrated gradients add up.
+    """Tabulate the completeness of integrated gradients.
 
     Args:
         run: Tree of a run, a group per measure.
 
     Returns:
-        One row per prompt: the log-probability of the answer, that with all positions at the
-        baseline, and the part that integrated gradients miss.
+        One row per prompt: the log-probability of the answer with the model's positions and with
+        all positions at the baseline, and the completeness error.
     """
     dataset = group(run, "saliency")
     start, end = dataset["baseline_log_probability"], dataset["log_probability"]
@@ -356,7 +355,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def _values(run: xr.DataTree) -> list[str]:
-    """List the values that `run` holds; integrated gradients, if any, are the last."""
+    """List the values in `run`; integrated gradients, if any, are last."""
     return list(VALUES)[: 2 if np.isfinite(group(run, "saliency")["integrated_size"]).any() else 1]
 
 
@@ -377,7 +376,7 @@ def _lead(run: xr.DataTree) -> str:
         return begin
     start, end = dataset["baseline_log_probability"], dataset["log_probability"]
     differences, errors = np.abs(end - start), np.abs(dataset["completeness_error"])
-    # Of sums, not the mean of ratios: a prompt whose log p hardly changes would outweigh all.
+    # A ratio of sums, not a mean of ratios: a prompt with little change of log p would dominate.
     missed = float(errors.sum() / max(float(differences.sum()), 1e-12))
     where = (
         "the mean of their head"
@@ -395,10 +394,7 @@ def _lead(run: xr.DataTree) -> str:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Find the head on whose positions the answer hangs most.
-
-    It must stand out from the median head.
-    """
+    """Find the head with the largest saliency, if it exceeds 3 times the median head's."""
     size_of = group(run, "saliency")["saliency_size"]
     size = size_of.mean("prompt")
     largest, median = float(size.max()), float(size.median())
@@ -422,7 +418,7 @@ VIEW = View(
     "Positions that the answer hangs on",
     _lead,
     _charts,
-    # The second table is about integrated gradients, which a run without a path lacks.
+    # The second table is about integrated gradients, which a run without a path does not have.
     tables=lambda run: (saliency_table(run), completeness_table(run))[: len(_values(run))],
     findings=_findings,
     compared=("saliency_size", "integrated_size"),

@@ -1,4 +1,4 @@
-"""Edits of the explorer that the answer depends on most, by the experiment `effects`."""
+"""Suggested edits for the explorer: the edits with the largest `effects` on the answer."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from repo_interp.models.lasting import at_rest
 from repo_interp.plugins.causes.effects import Effects
 
 MOST = 5
-"""Edits that are suggested."""
+"""Most suggested edits."""
 
 
 def needed(session: Session, progress: Callable[[int, int], None]) -> list[tuple[Edit, float]]:
-    """Find edits of one head or layer that lower the log-probability of the answer most.
+    """Find the edits of one head or layer that lower the log-probability of the answer most.
 
-    Positions become the token index where they are learned, else one constant.
+    An edit replaces learned positions by the token index, and other positions by a constant.
 
     Args:
         session: Model, prompt and answer.
-        progress: Function of the points that are done and of all.
+        progress: Called with the number of finished points and of all points.
 
     Returns:
         Up to `MOST` edits with their effects in nats.

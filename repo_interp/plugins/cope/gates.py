@@ -1,4 +1,4 @@
-"""Counts of CoPE's gates, and attention from position alone.
+"""Counts of CoPE's gates, and attention computed only from position logits.
 
 Golovneva et al. 2024, eq. 3-9, fig. 4, 6.
 
@@ -6,23 +6,21 @@ Golovneva et al. 2024, eq. 3-9, fig. 4, 6.
             a_ij = softmax_j of the position logits
 
     gate_by_token       mean of g_ij over the queries that see token j
-    counted             p_{i,0}; gate_sum: the same without a largest position
+    counted             p_{i,0}; gate_sum: the same without the limit p_max - 1
     separator_share     sum of g_ij over separators j / over all j
-    last_segment_mass   mean over queries of the a_ij on the query's segment, so far as it goes;
-                        queries of the first segment, whose attention has nowhere else to go,
-                        are left out
-    position_attention  a_ij, every row scaled to a maximum of 1; of the first `maps` prompts
+    last_segment_mass   mean over queries of the sum of a_ij over the keys j <= i in the query's
+                        segment, without queries of the first segment, which see no other segment
+    position_attention  a_ij, every row scaled to a maximum of 1, for the first `maps` prompts
 
-Two things would say "separators" or "last paragraph" without any: equal gates, and attention that
-prefers near tokens. So the share comes with that of equal gates and that of as many random tokens,
-the mass with that of even attention and that of shuffled segments (segmentation); `..._chance` is
-the share of those draws that are at least as high. Layers without gates (everything but CoPE) have
-NaN, but for the mass: whatever adds position logits (ALiBi, KERPLE, FIRE) attends by position alone
-too. Where a scheme rotates besides (cope_rope) the rotation is left out. p_ij of a key whose gate
-is open counts it: the token behind a separator is at position 0 with those after it, the separator
-at 1.
+Equal gates, or attention to near tokens, could produce a high share or mass by chance. So there are
+two references for each: for the share, equal gates and as many random tokens; for the mass, even
+attention and shuffled segments (segmentation). `..._chance` is the share of random draws that are
+at least as high. Layers without gates (all schemes but CoPE) have NaN, except for the mass: schemes
+that add position logits (ALiBi, KERPLE, FIRE) attend by position too. For a scheme that also
+rotates (cope_rope) the rotation is left out. p_ij includes the gate of key j: a separator with an
+open gate is at position 1, and the tokens between it and the query are at position 0.
 
-Knows nothing about the contents of a text: separators and segments are given.
+This module knows nothing about the contents of a text: separators and segments are given.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ _OTHERS = {
     "last_segment_chance": (
         "share of shuffled segments with at least as much attention from position alone"
     ),
-    # Per layer: a layer with a window sees other pairs.
+    # Per layer, since a layer with a window sees other pairs.
     "separator_share_even": "share of equal gates on separators",
     "last_segment_even": "even attention on the query's own segment, mean over queries",
     "largest_position": "contextual positions beyond are taken for this one [positions]",
@@ -117,7 +115,7 @@ class Gates(SegmentMeasure):
     describes: ClassVar[str] = "tokens that CoPE counts"
 
     def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
-        """Return whether gates are counted."""
+        """Return whether a layer counts positions by gates."""
         return layers.contextual
 
     @property
@@ -131,7 +129,7 @@ class Gates(SegmentMeasure):
         )
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Layers without gates; of those that add logits attention by position alone is left."""
+        """Return a gap for layers without gates; with position logits they still have the mass."""
         if inputs.gate_features is not None:
             return None
         if inputs.position_logits is None:
@@ -147,7 +145,7 @@ class Gates(SegmentMeasure):
         """Return all quantities of one layer, prompt by prompt.
 
         Raises:
-            InputError: A map of a prompt of more than `map_tokens` tokens is asked for.
+            InputError: `maps` includes a prompt of more than `map_tokens` tokens.
         """
         separators = spans.get(SEPARATOR, torch.zeros_like(inputs.valid)) & inputs.valid
         separates = torch.where(inputs.valid, separators.to(torch.int8), -1).to(torch.int8)
@@ -171,7 +169,7 @@ class Gates(SegmentMeasure):
         self, inputs: AttentionInputs, mapped: list[int]
     ) -> Float[Tensor, "prompt head query key"]:
         prompts, heads, tokens, _ = inputs.queries.shape
-        # On the processor: only few prompts have a map, but merging wants one shape for the batch
+        # On the processor: only few prompts have a map, but merging needs one shape for the batch
         maps = torch.full((prompts, heads, tokens, tokens), torch.nan)
         for row in mapped:
             length = int(inputs.valid[row].sum())
@@ -188,10 +186,10 @@ class Gates(SegmentMeasure):
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `gates` of a run."""
         measured = statistics.per_prompt.assign(
-            # A number of the layer, stored by prompt because sums would add it up
+            # A number of the layer, stored by prompt, since sums over prompts would add it up
             largest_position=statistics.per_prompt["largest_position"].max("prompt")
         )
-        # The same in all layers: kept once.
+        # Equal in all layers, so kept once.
         of_prompts = measured[list(_OF_PROMPTS)].isel(layer=0, drop=True)
         return described_group(measured, _TOKENS | _SEPARATORS | _OTHERS).assign(
             described_group(of_prompts, _OF_PROMPTS)
@@ -217,7 +215,7 @@ def _by_token(
         here = chosen[valid]
         if not bool(here.any()):
             continue
-        # Queries that see a key: early tokens have more, so equal gates favor early separators
+        # Queries that see a key: more for early tokens, so equal gates favor early separators
         pairs = inputs.visible(torch.arange(tokens, device=valid.device))[row].sum(0)
         even[row] = (pairs[chosen].sum() / pairs.sum()).double()
         by_key = sums.by_key[row][:, valid]
@@ -252,7 +250,7 @@ def _by_token(
 
 
 def _unknown_sums(inputs: AttentionInputs) -> GateSums:
-    """NaN in the place of the sums, for a layer without gates."""
+    """Return sums of NaN, for a layer without gates."""
     unknown = torch.full_like(inputs.queries[..., 0], torch.nan, dtype=torch.float64)
     return GateSums(unknown, unknown, torch.ones_like(inputs.valid, dtype=torch.long))
 
@@ -280,17 +278,17 @@ def _last_segment(
                     torch.ones_like(torch.cat([edges[None], drawn])),
                 )
                 places = torch.arange(len(members), device=members.device)
-                # the member that begins a member's segment
+                # The first member of each member's segment
                 first_member = (places * begins).cummax(1).values
                 first[row, column][:, members] = members[first_member]
-                # Member 0 begins the first segment, whose queries are left out
+                # Queries of the first segment, which begins at member 0, are left out
                 counted[row, column][:, members] = first_member > 0
     queries = counted.sum(-1)
     mass = torch.full((prompts, inputs.heads, len(kinds), layouts), torch.nan, dtype=torch.float64)
     even = torch.full((prompts, len(kinds), layouts), torch.nan, dtype=torch.float64)
     if inputs.position_logits is not None and bool(counted.any()):
         sums, even_sums = last_segment_sums(inputs, first.flatten(1, 2), counted.flatten(1, 2))
-        # NaN: a prompt without a second segment
+        # NaN for a prompt without a second segment
         over = torch.where(queries > 0, queries.double(), torch.nan)
         mass = (sums.unflatten(2, (len(kinds), layouts)) / over[:, None]).cpu()
         even = (even_sums.unflatten(1, (len(kinds), layouts)) / over).cpu()

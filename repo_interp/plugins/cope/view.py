@@ -1,4 +1,4 @@
-"""What CoPE's gates count and where position alone attends (CoPE fig. 4, 6).
+"""Charts of CoPE's gates and of attention from position alone (CoPE fig. 4, 6).
 
 Every head is shown with its null.
 
@@ -6,7 +6,7 @@ Every head is shown with its null.
     gates     mean gate of every token, separators darker; below, the sum that a query counts, p_i0
 
 Draws the group `gates` of a run, with the token texts of another group that describes the prompts.
-Knows nothing about how gates are measured.
+This module knows nothing about how gates are measured.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ CAPTIONS = {
     "gates": "mean gate of each token (above), and the sum of gates that each query counts (below).",
     "position_attention": "attention from position alone, each row scaled to a maximum of 1.",
 }
-"""What is drawn of a head."""
+"""Captions of the charts of a head."""
 HEADS = 3
-"""Heads that have a figure."""
+"""Heads with a figure."""
 LABELS = 90
 """Token labels that fit under a figure of page width."""
 _PALE = 0.35
@@ -152,7 +152,7 @@ def draw_map(ax: Axes, weights: np.ndarray, separators: np.ndarray) -> Any:
         markersize=4,
         markeredgewidth=0.8,
         gid="separators",
-        # Marks of the first and last token would be cut at the edge.
+        # Otherwise marks of the first and last token would be cut at the edge.
         clip_on=False,
     )
     ax.set(xlabel="key (token)", ylabel="query (token)")
@@ -225,7 +225,7 @@ def draw_gates(ax: Axes, gates: np.ndarray, separators: np.ndarray, colour: str)
         ax: Axes to draw on.
         gates: Gates [token].
         separators: Booleans [token].
-        colour: Colour of the bars.
+        colour: Color of the bars.
 
     Returns:
         `ax`.
@@ -261,7 +261,7 @@ def draw_counted(
         sums: Sums of gates [token].
         separators: Indices of the separators.
         largest: Largest position of the layer.
-        colour: Colour of the line.
+        colour: Color of the line.
 
     Returns:
         `ax`.
@@ -276,7 +276,7 @@ def draw_counted(
         markeredgewidth=0.7,
         gid="separators",
     )
-    # CoPE caps counts at p_max; far below it, the line would only flatten the curve.
+    # CoPE caps counts at p_max. A line far above the sums would only flatten the curve.
     if np.isfinite(largest) and np.nanmax(sums) > 0.8 * largest:
         ax.axhline(largest, color="#222222", linestyle="--", linewidth=0.6)
         ax.text(0, largest, f" largest position, {largest:g}", va="bottom", fontsize=5.5)
@@ -289,11 +289,11 @@ def draw_counted(
 
 @style()
 def gate_scores(run: xr.DataTree) -> PaperFigure:
-    """Draw the shares of gates and of attention that follow the text, for all heads.
+    """Draw the shares of gates and attention that follow the text, for all heads.
 
     The panels show the share of gates on separators and on random tokens, and the share of
-    attention from position alone within the query's segment and within shuffled segments, for every
-    kind of segments that prompts have.
+    attention from position alone within the query's segment and within shuffled segments. There is
+    a panel for every kind of segments in the prompts.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -325,7 +325,7 @@ def score_chart(dataset: xr.Dataset) -> HeadDots:
     panels = {}
     for label, scores, control in _with_controls(dataset):
         count = int(scores.notnull().any(("layer", "head")).sum())
-        # Shares from 0 to 1, with room for whole dots at both ends.
+        # Shares from 0 to 1, with space for whole dots at both ends.
         limited = scores.assign_attrs(limits=(-0.02, 1.04))
         panels[f"{label} ({counted(count, 'prompt')})"] = limited, control
     return HeadDots(
@@ -341,8 +341,8 @@ def score_chart(dataset: xr.Dataset) -> HeadDots:
 def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.DataArray]]:
     """Yield the title, share [prompt, layer, head] and null of gates and segments.
 
-    The shares are those of gates on separators, and of attention within segments of all kinds,
-    where the prompts have any.
+    These are the share of gates on separators, and the shares of attention within segments of every
+    kind in the prompts.
     """
     if np.isfinite(dataset["separator_share"]).any():
         yield "gates on separators", dataset["separator_share"], dataset["separator_share_shuffled"]
@@ -358,7 +358,7 @@ def _with_controls(dataset: xr.Dataset) -> Iterator[tuple[str, xr.DataArray, xr.
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """Chart scores of all heads, gates and maps of the first heads, and maps of heads.
 
-    The first heads are those of `heads_by_gates`; their maps are drawn if the run keeps them.
+    The first heads are from `heads_by_gates`. Their maps are drawn if the run has them.
     """
     dataset = group(run, "gates")
     if (scores := score_chart(dataset)).panels:
@@ -375,9 +375,9 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
-    """Sort heads by how far their gates prefer separators over random tokens.
+    """Sort heads by how much their gates prefer separators over random tokens.
 
-    Without separators, heads whose gates differ most from token to token come first.
+    Without separators, heads are sorted by how much their gates vary over tokens.
 
     Args:
         dataset: Group of a run.
@@ -391,7 +391,7 @@ def heads_by_gates(dataset: xr.Dataset) -> list[tuple[int, int]]:
 
 
 def measured_kinds(dataset: xr.Dataset) -> list[str]:
-    """List the kinds of segments that attention from position alone was measured on.
+    """List the kinds of segments with measured attention from position alone.
 
     Args:
         dataset: Group of a run.
@@ -461,7 +461,7 @@ def _label_tokens(
         if described is None or prompt not in described["prompt"]
         else prompt_tokens(described, prompt)
     )
-    # Most important first, as `label_tokens` drops labels that collide with earlier ones.
+    # Most important first, since `label_tokens` drops labels that collide with earlier ones.
     largest = np.argsort(-gates, kind="stable")[: LABELS // 3].tolist()
     order = [
         *np.flatnonzero(separators).tolist(),
@@ -475,14 +475,14 @@ def _label_tokens(
 
 
 def _count(separators: np.ndarray) -> int:
-    """Tokens of a prompt: padding is -1."""
+    """Number of tokens of a prompt without padding (-1)."""
     return int((separators >= 0).sum())
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Find heads whose gates fall on separators.
+    """Find heads with gates on separators.
 
-    They do so twice as much as on as many random tokens, and more than nearly all choices of them.
+    Their share is at least twice the share of as many random tokens, and above nearly all draws.
     """
     measured = group(run, "gates")
     share, shuffled, chance = (

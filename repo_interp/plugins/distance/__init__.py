@@ -1,1 +1,1 @@
-"""How heads use the distance: stability, symbols, octaves, massive activations."""
+"""Use of the distance by heads: stability, symbols, octaves, massive activations."""

@@ -5,12 +5,12 @@ over the tokens and entries of a prompt,
 
     massive         entries with |x_td| > 100 and |x_td| > 1000 m
     largest         max of |x_td|, of token `largest_token` and entry `largest_dimension`
-    sink_token      the token that gets most attention, mean over heads and over queries at equal
-                    steps through the second half of the prompt
+    sink_token      the token with most attention, mean over heads and over queries at equal steps
+                    through the second half of the prompt
     sink_largest    max over d of |x_td| of the sink
     sink_massive    massive entries of the sink
 
-Knows nothing about which weights make them.
+This module knows nothing about the weights that cause them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Activations(Measure, needs=Needs(documents=True, by_pair=True)):
             self._of_prompt(select_prompts(inputs, slice(row, row + 1)), sizes[row], places)
             for row, places in enumerate(places_of(inputs.valid))
         ]
-        # [variable, prompt]: numbers and indices apart, so that indices stay whole
+        # [variable, prompt]: numbers and indices in separate arrays, so that indices stay integers
         real, whole = (torch.stack(part, dim=1) for part in zip(*found, strict=True))
         names = list(_TEXTS)
         record = {
@@ -83,14 +83,14 @@ class Activations(Measure, needs=Needs(documents=True, by_pair=True)):
         self, inputs: AttentionInputs, sizes: Float[Tensor, "token any"], places: list[int]
     ) -> tuple[Tensor, Tensor]:
         rows = torch.tensor(spread_places(places, self.queries, 0.5), device=sizes.device)
-        # One sink for all heads: mean over heads and over queries of the second half, which see
-        # most keys
+        # One sink for all heads: the mean over heads and over queries of the second half, which
+        # see the most keys
         sink = inputs.pattern(rows)[0].double().mean((0, 1)).argmax()
         known = sizes[places].double()
         median, largest = known.median(), known.max()
         massive = (sizes > SIZE) & (sizes > RATIO * median)
         at = known.argmax()
-        # argmax is over valid tokens alone; `places` leads back to token numbers
+        # argmax is over valid tokens only; `places` maps back to token numbers
         token = torch.tensor(places, device=sizes.device)[at // sizes.shape[1]]
         whole = (massive[places].sum(), massive[sink].sum(), token, at % sizes.shape[1], sink)
         return torch.stack([largest, median, sizes[sink].max().double()]), torch.stack(whole)

@@ -1,22 +1,23 @@
-"""How far back a head looks, by octave of the distance, and tokens that act as sinks.
+"""Attention of a head by octave of the distance, and tokens that act as sinks.
 
 With A_ij the attention of query i to key j, and f the first token of a query's document,
 
     mass [octave]      mean over i of the sum of A_ij over distances 2^k <= i - j < 2^(k + 1),
                        without f
-    uniform [octave]   the same, were attention even over all keys that a query sees (the null)
+    uniform [octave]   the same for even attention over all keys that a query sees (the null)
     first_token        mean over i of A_if
     own_token          mean over i of A_ii
     received [token]   mean over later queries i, and heads, of A_ij: of the first prompt
-    received_queries   how many queries that mean is over: few for the last tokens of a document
-    sink_token         the token but f that receives most above even attention, of those that
-                       at least `later_queries`, and a quarter of their document's queries, come
-                       after; -1 for no token
-    sink_mass          mean over later queries of a head's attention to it; even attention would be
-                       `sink_uniform`
+    received_queries   number of queries in that mean: few for the last tokens of a document
+    sink_token         the token except f that receives the most attention above even attention,
+                       among tokens before at least `later_queries` queries and a quarter of their
+                       document's queries; -1 for no token
+    sink_mass          mean over later queries of a head's attention to the sink; `sink_uniform` is
+                       the same for even attention
 
-Queries are all tokens but f, which sees itself alone, or of a longer prompt the middles of `queries`
-equal parts. Rows of attention are made some at a time. Knows nothing about why a head looks there.
+Queries are all tokens except f, which sees only itself; for a longer prompt, the middles of
+`queries` equal parts. Attention is computed a few rows at a time. This module knows nothing about
+why a head attends there.
 """
 
 from __future__ import annotations
@@ -40,8 +41,7 @@ from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import Count
 
 LATER_SHARE = 0.25
-"""Share of a document's queries that must come after a token to call it a sink: fewer see it from
-near by alone.
+"""Least share of a document's queries after a sink: fewer queries see the token only from nearby.
 """
 _TEXTS = {
     "mass": "attention by distance, without the first token",
@@ -71,7 +71,7 @@ class Octaves(
     describes: ClassVar[str] = "attention by distance, and sinks"
 
     def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
-        """Return True: any layers will do."""
+        """Return True for all layers."""
         return True
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
@@ -86,7 +86,7 @@ class Octaves(
         )
         found = []
         for row, places in enumerate(places_of(inputs.valid)):
-            # A first token sees itself alone, which tells nothing; it is asked where nobody else is
+            # A first token sees only itself, so it is a query only if there is no other
             begins = {*places[:1]}
             if inputs.documents is not None:
                 begins = set(first[row][inputs.valid[row]].tolist())
@@ -126,7 +126,7 @@ class Octaves(
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """Return the group `octaves` of a run."""
         per_prompt = statistics.per_prompt
-        # prompts of other lengths have octaves that this one lacks
+        # Longer prompts have more octaves
         filled = {name: per_prompt[name].fillna(0.0) for name in ("mass", "uniform")}
         group = per_prompt.assign(filled).merge(statistics.first_prompt, join="outer")
         group["octave"] = group["octave"].assign_attrs(long_name="distance", units="tokens")
@@ -140,16 +140,16 @@ def _of_prompt(
     steps: Int[Tensor, "step"],
     later_queries: int,
 ) -> tuple[Tensor, ...]:
-    """Mass by octave, even and of heads; ends, sink mass and sink; attention received, by how many."""
+    """Return mass, even mass, ends with sink mass, received, its queries, sink, even sink mass."""
     new = {"dtype": torch.float64, "device": first.device}
-    # Even attention, which is the same in all heads, is the last one
+    # Even attention, equal for all heads, is the last head
     heads, tokens = inputs.heads + 1, len(first)
     sums = torch.zeros(heads, len(steps) - 1 + 2 + tokens, **new)
     mass, ends, received = sums.split([len(steps) - 1, 2, tokens], -1)
     queries = torch.zeros(tokens, **new)
     for some, logits in row_blocks(inputs, rows):
         seen = inputs.visible(some)[0]
-        # Rows are valid and see themselves, so that none divides by 0
+        # Rows are valid and see themselves, so no row divides by 0
         even = seen / seen.sum(-1, keepdim=True).double()
         queries += seen.sum(0)
         for part, weights in (
@@ -163,11 +163,11 @@ def _of_prompt(
     of_heads, even = received[:-1], received[-1]
     per_document = torch.zeros_like(queries).index_add(0, first[rows], torch.ones(len(rows), **new))
     needed = (LATER_SHARE * per_document[first]).clamp_min(later_queries)
-    # Less even attention, of which early keys get more: rows that see few keys give each more
+    # Minus even attention, which is larger for early keys: rows with few keys give each more
     candidates = (of_heads.mean(0) - even).masked_fill(
         (queries < needed) | (torch.arange(tokens, device=first.device) == first), -torch.inf
     )
-    # Of one token: a number of it would keep an accelerator waiting
+    # A tensor of one token: reading its value would wait for an accelerator
     sink = candidates.argmax(-1, keepdim=True)
     none = torch.isinf(candidates.gather(-1, sink))
     mass, ends = mass / len(rows), ends / len(rows)
@@ -189,17 +189,17 @@ def _row_sums(
     first: Int[Tensor, "row"],
     steps: Int[Tensor, "step"],
 ) -> tuple[Float[Tensor, "head octave"], Float[Tensor, "head 2"], Float[Tensor, "head key"]]:
-    """Sums over rows by octave, at the first and the own token, and by key but the own one.
+    """Sum rows by octave, at the first token and the row's token, and by key without that token.
 
     Overwrites the weights.
     """
     ends = torch.stack([first, rows], -1).expand(len(weights), -1, -1)
     at_ends = weights.gather(-1, ends).sum(-2, dtype=torch.float64)
     weights.scatter_(-1, ends[..., 1:], 0)
-    # Few rows at a time: their dtype holds the sum
+    # There are few rows at a time, so their dtype suffices for the sum
     by_key = weights.sum(-2)
     weights.scatter_(-1, ends[..., :1], 0)
-    # Beyond distance 2^k - 1, as a running sum up to key i - 2^k
+    # Mass beyond distance 2^k - 1: a running sum up to key i - 2^k
     last = rows[:, None] - steps
     beyond = weights.cumsum(-1, dtype=torch.float64).gather(
         -1, last.clamp_min(0).expand(len(weights), -1, -1)

@@ -1,22 +1,22 @@
-"""How much a head's preferences depend on distance (Wu et al. 2026, arXiv 2609.39929).
+"""Dependence of a head's preferences on distance (Wu et al. 2026, arXiv 2609.39929).
 
 With q and k one query and a key that it sees, before rotation,
 
     c_r  = s a_r^2 (q_r + i q_r') conj(k_r + i k_r')    of rotary pair r
-    l(d) = Re sum_r c_r exp(i theta_r d)                the logit, were the key d positions away
+    l(d) = Re sum_r c_r exp(i theta_r d)                the logit of the key at distance d
 
-    semantic_stability      share of distances d from 0 to E, at equal steps, at which the key that
-                            is preferred at d = 0 is still preferred to another one
+    semantic_stability      share of distances d from 0 to E, at equal steps, at which the preferred
+                            one of two keys at d = 0 is still preferred
     positional_sensitivity  mean over d of |l(d + 1) - l(d)| / |c|
     high_share              r_H = |c of pairs with theta_r > 2 pi / L| / |c|
     frequency_entropy       -sum_r p_r log p_r / log R,  p_r = |c_r|^2 / |c|^2
 
 s is the logit scale, a_r the factor of the rotation, |c| the norm over the R pairs that rotate, L
-the training length, E the extent of the layer's positions in the prompt (tokens less 1, where a
-position is the token index). The paper estimates the first by a Gaussian; here d takes `distances`
-values. `random_stability` and `random_sensitivity` are the same with random phases of c.
+the training length, E the extent of the layer's positions in the prompt (tokens - 1 for the token
+index). The paper estimates the stability by a Gaussian; here d takes `distances` values.
+`random_stability` and `random_sensitivity` are the same with random phases of c.
 
-Knows nothing about the meaning of tokens and the use of attention.
+This module knows nothing about the meaning of tokens and the use of attention.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS), documents=True
     describes: ClassVar[str] = "preferences that change with distance"
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Layers that do not rotate, and logits that are added to those of the rotation."""
+        """Return a gap for layers without rotation, and for terms added to the rotated logits."""
         if not _rotates(inputs):
             return Gap("do not rotate")
         more = inputs.position_logits is not None
@@ -108,7 +108,7 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS), documents=True
             - positions.masked_fill(padding, torch.inf).min()
         )
         steps = torch.linspace(0, 1, self.distances, dtype=torch.float64, device=device)
-        # [distance, component]: the same grid for all heads of the layer
+        # [distance, component]: one grid for all heads of the layer
         angles = (steps * extent)[:, None] * frequencies
         shape = coefficients.shape[1:]
         drawn = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu")
@@ -117,19 +117,19 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS), documents=True
         turning = frequencies != 0
         power = coefficients.abs().square() * turning
         total = power.sum(-1)
-        # L in tokens, as `components` bands by it
+        # L in tokens, as in the bands of `components`
         length = inputs.compared_length(self.training_length or 1)
         high = (power * (frequencies.abs() > 2 * math.pi / length)).sum(-1)
         shares = power / total[..., None]
-        # xlogy(0, 0) is 0. With a single pair log R would be 0
+        # xlogy(0, 0) is 0. With a single pair log R would be 0, hence at least 2
         entropy = -torch.xlogy(shares, shares).sum(-1) / turning.sum().double().clamp_min(2).log()
         stable, changing, compared = _responses(coefficients, angles, frequencies)
-        # a pair that does not rotate has no phase to draw
+        # A pair without rotation has no random phase
         random = torch.polar(coefficients.abs(), phases.expand(coefficients.shape))
         random = torch.where(turning, random, coefficients)
         random_stable, random_changing, _ = _responses(random, angles, frequencies)
         cells = (
-            # Over |c|, the norm of the coefficients that turn
+            # Divided by |c|, the norm of the coefficients of rotating pairs
             *(part / total.sqrt() for part in (changing, random_changing)),
             (high / total).sqrt(),
             entropy,
@@ -157,15 +157,15 @@ def _responses(
     angles: Float[Tensor, "distance component"],
     frequencies: Float[Tensor, "component"],
 ) -> tuple[Float[Tensor, "head"], Float[Tensor, "head row any"], Float[Tensor, "head"]]:
-    """Stability of heads, change per position of pairs, and how many pairs of keys differ."""
+    """Stability of heads, change per position of pairs, and number of pairs of different keys."""
     waves = torch.polar(torch.ones_like(angles), angles).T
     # l(d + 1) - l(d) = Re sum c (e^{i theta} - 1) e^{i theta d}; expm1 keeps digits of slow pairs
     steps = torch.expm1(1j * frequencies)
     changing = ((coefficients * steps) @ waves).real.abs().mean(-1)
-    # Keys are drawn at random, so neighbors are random pairs; an odd one is left out
+    # Keys are random, so neighbors are random pairs; an odd key is left out
     pairs = coefficients[:, :, : coefficients.shape[2] // 2 * 2].unflatten(2, (-1, 2))
     difference = ((pairs[..., 0, :] - pairs[..., 1, :]) @ waves).real.flatten(1, 2)
-    told = difference[..., :1] != 0  # a key drawn twice prefers nothing
+    told = difference[..., :1] != 0  # A key drawn twice has no preference
     kept = (difference.sign() == difference[..., :1].sign()) & told
     compared = told.sum((1, 2)).double()
     return kept.double().mean(-1).sum(-1) / compared, changing, compared

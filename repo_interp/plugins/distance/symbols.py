@@ -1,25 +1,25 @@
-"""Whether a head follows positions or symbols (after Urrutia et al. 2025, arXiv 2511.11579).
+"""Dependence of a head on positions or on symbols (after Urrutia et al. 2025, arXiv 2511.11579).
 
 Keys of a prompt change places while positions stay: pi permutes their contents. With L_ij the
 logit of query i and key j, and L'_ij that of query i and the content of key pi(j) at the position
 of key j,
 
-    position_score   mean over i of corr_j(L'_ij, L_ij)        1 for a head that sees places alone
-    symbol_score     mean over i of corr_j(L'_ij, L_i pi(j))   1 for a head that sees contents alone
-    null_score       size of corr_j(L'_ij, L_i rho(j)) that 95 % of rows and permutations rho, which
-                     have nothing to do with pi, stay within
+    position_score   mean over i of corr_j(L'_ij, L_ij)        1 if only positions matter
+    symbol_score     mean over i of corr_j(L'_ij, L_i pi(j))   1 if only contents matter
+    null_score       95 % quantile of |corr_j(L'_ij, L_i rho(j))| over rows and permutations rho
+                     that are independent of pi
     logit_spread     mean over i of the standard deviation of L_ij over j, in nats
     attention_share  mean over i of the attention that the keys j get
 
-i are queries of the last quarter of a prompt; j the keys that all of them see, without the first
-token, whose content is often a sink's. Logits that a scheme adds stay with the positions, learned
-positions too: they are moved apart from the contents that they were made of. Where logits that a
-scheme adds depend on contents, as CoPE's do on those between, a layer has no score.
+i are queries in the last quarter of a prompt; j are the keys that all these queries see, without
+the first token, which is often a sink. Position logits of a scheme stay with the positions, and so
+do learned positions, although contents determined them. If the logits that a scheme adds depend on
+contents (CoPE: on the contents between query and key), a layer has no score.
 
-A correlation does not say how much logits vary: keys of random weights share a direction, so that
-position scores of .9 occur there, of logits that are nearly equal. Hence the last two.
+A correlation does not say how much logits vary. With random weights, keys share a direction and
+logits are nearly equal, and position scores of .9 occur. Hence the last two quantities.
 
-Knows nothing about how attention is used.
+This module knows nothing about how attention is used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.values import Count, Seed
 
 FEWEST_KEYS = 8
-"""Keys below which a correlation says nothing."""
+"""Least number of keys for a meaningful correlation."""
 _TEXTS = {
     "position_score": "correlation with logits of the same places",
     "symbol_score": "correlation with logits of the same contents",
@@ -64,7 +64,7 @@ class Symbols(Measure, needs=Needs(tokens=3, by_pair=True, nan=tuple(_TEXTS))):
     describes: ClassVar[str] = "heads that follow places, or contents"
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Layers that add logits by contents."""
+        """Return a gap for layers with logit terms that depend on contents."""
         reason = "add logits that depend on contents, which would not move with a key"
         return Gap(reason) if inputs.logits_by_content else None
 
@@ -88,9 +88,9 @@ class Symbols(Measure, needs=Needs(tokens=3, by_pair=True, nan=tuple(_TEXTS))):
         device = inputs.valid.device
         # [0] leaves fewer than `FEWEST_KEYS` keys, so scores are NaN
         chosen = spread_places(places, self.queries, 0.75) if places else [0]
-        # The last query's window reaches back least; without one this is -1, before all tokens
+        # The last query's window ends earliest; without a window this is -1, before all tokens
         first = chosen[-1] - (inputs.window or chosen[-1] + 1)
-        # Without the first token; the first query bounds the keys that all queries see
+        # Without the first token, up to the first query: the keys that all queries see
         shared = [place for place in places[1:] if first < place <= chosen[0]]
         if len(shared) < FEWEST_KEYS:
             shape = (len(_TEXTS), inputs.heads)
@@ -107,13 +107,13 @@ class Symbols(Measure, needs=Needs(tokens=3, by_pair=True, nan=tuple(_TEXTS))):
                 for _ in range(2)
             )
             contents = inputs.keys.clone()
-            # Un-rotated keys move; `logits` then rotates them by the positions they come to
+            # Un-rotated keys move; `logits` then rotates them by their new positions
             contents[:, :, keys] = inputs.keys[:, :, keys[moved]]
             after = replace(inputs, keys=contents).logits(rows)[0][..., keys].double()
             compared = (before, before[..., moved], before[..., other])
             scores.append(torch.stack([_correlation(after, logits) for logits in compared]))
         of_rows = torch.cat(scores, dim=-1)
-        # Over rows and permutations together
+        # Over rows and permutations
         null = of_rows[2].abs().nanquantile(0.95, dim=-1)
         spread = before.std(-1).mean(-1)
         return torch.stack([*of_rows[:2].nanmean(-1), null, spread, share])
@@ -122,6 +122,6 @@ class Symbols(Measure, needs=Needs(tokens=3, by_pair=True, nan=tuple(_TEXTS))):
 def _correlation(
     first: Float[Tensor, "head row key"], second: Float[Tensor, "head row key"]
 ) -> Float[Tensor, "head row"]:
-    """Pearson correlation over keys; NaN where one of them is constant."""
+    """Pearson correlation over keys; NaN if one side is constant."""
     first, second = (part - part.mean(-1, keepdim=True) for part in (first, second))
     return (first * second).sum(-1) / (first.norm(dim=-1) * second.norm(dim=-1))

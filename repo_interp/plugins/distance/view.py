@@ -1,13 +1,14 @@
-"""What heads do with distance: `stability`, `symbols`, `octaves`; `activations` beside sinks.
+"""Findings on heads and distance: `stability`, `symbols`, `octaves`, and `activations` of sinks.
 
-    finding of `symbols`      score > .8 and above its null, of logits that vary by 1 nat over keys
-                              that get a tenth of the attention, mean over prompts
-    finding of `stability`    stability under that of random phases by more than .2
-    finding of `octaves`      a token but the first that receives a tenth of a layer's attention, and
-                              four times that of even attention
+    finding of `symbols`      score > .8 and above its null, if logits vary by 1 nat over keys with
+                              a tenth of the attention, mean over prompts
+    finding of `stability`    stability more than .2 below the stability with random phases
+    finding of `octaves`      a token except the first that receives a tenth of a layer's attention,
+                              and four times even attention
     finding of `activations`  a massive entry of the first prompt
 
-Figures and tables follow from the axes of the groups. Knows nothing about how they were measured.
+Figures and tables follow from the axes of the groups. This module knows nothing about how they were
+measured.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ from repo_interp.plots.marks.reading import described_prompts, prompt_tokens
 from repo_interp.plots.view import View
 
 HIGH_SCORE = 0.8
-"""Correlation from which one thing alone decides a head's logits."""
+"""Least correlation for a head that follows only positions, or only contents."""
 VARYING = 1.0
-"""Nats by which logits vary from which their correlation says something: those of random weights
-correlate too, and are nearly equal.
+"""Least standard deviation of logits for a meaningful correlation, in nats. Logits of random
+weights correlate too, but are nearly equal.
 """
 READ = 0.1
-"""Attention that keys get at least for a head to be said to follow them."""
+"""Least attention to the keys of a head that follows positions or contents."""
 LESS_STABLE = 0.2
-"""Share of distances by which a head's preferences change more than with random phases."""
+"""Least difference between the stability with random phases and the head's stability."""
 SINK_MASS = 0.1
-"""Attention from which a token is called a sink."""
+"""Least attention to a sink."""
 SINK_RATIO = 4.0
-"""The same, over even attention."""
+"""Least attention to a sink, relative to even attention."""
 FEW_QUERIES = 1 / 16
-"""Share of the most queries below which a mean over them is not drawn."""
+"""Least number of queries of a drawn mean, as a share of the largest number of queries."""
 
 
 def _of_symbols(run: xr.DataTree) -> Iterator[Finding]:
-    """Heads whose logits follow places alone, and how many follow contents alone."""
+    """Find heads whose logits follow only positions, and count heads that follow only contents."""
     dataset = group(run, "symbols")
     null = over_prompts(dataset["null_score"])
     reads = (over_prompts(dataset["logit_spread"]) >= VARYING) & (
@@ -82,7 +83,7 @@ def _of_symbols(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _of_stability(run: xr.DataTree) -> Iterator[Finding]:
-    """Heads whose preferences between keys change with distance more than random phases would."""
+    """Find heads whose preferences change with distance more than with random phases."""
     dataset = group(run, "stability")
     stable = over_prompts(dataset["semantic_stability"])
     random = over_prompts(dataset["random_stability"])
@@ -104,7 +105,7 @@ def _of_stability(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
-    """Tokens of the first prompt, but the first, that take much of a layer's attention."""
+    """Find tokens of the first prompt, except the first, with much of a layer's attention."""
     # Sink tokens are token indices, which cannot be averaged over prompts.
     dataset = group(run, "octaves").isel(prompt=0)
     mass, even = dataset["sink_mass"].mean("head"), dataset["sink_uniform"]
@@ -116,7 +117,7 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
     number = int(dataset["prompt"])
     texts = None if prompts is None else prompt_tokens(prompts, number).texts
     layers = dataset["layer"].values
-    # A token may be the sink of several layers; it is named once, with its text.
+    # A token may be the sink of several layers; it is listed once, with its text.
     named = {
         token: f"token {token}" + ("" if texts is None else f" ({texts[token]!r})")
         for token in dict.fromkeys(tokens[is_sink].tolist())
@@ -125,7 +126,7 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
         f"{text} in {layers_named(layers[is_sink & (tokens == token)].tolist())}"
         for token, text in named.items()
     ]
-    # Other layers may give more to a token that is no sink by the ratio.
+    # Other layers may give more to a token that is no sink by `SINK_RATIO`.
     largest = int(np.where(is_sink, mass.values, 0).argmax())
     token, layer = int(tokens[largest]), int(layers[largest])
     share = percent(float(mass.values[largest]))
@@ -154,10 +155,10 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _charts_of_octaves(run: xr.DataTree) -> Iterator[Chart]:
-    """Attention by distance less even attention, heads, and attention to tokens."""
+    """Chart attention by distance minus even attention, maps of heads, and attention to tokens."""
     dataset = group(run, "octaves")
-    # Octaves hold ever more tokens, so that even attention rises with them: what is beyond it tells
-    # where heads look, and two lines would hide each other where they look nowhere.
+    # Higher octaves have more tokens, so even attention rises with the octave. The difference shows
+    # where heads attend; two separate lines would overlap for heads without a preference.
     beyond = over_prompts(dataset["mass"] - dataset["uniform"]).rename("attention")
     named = {"long_name": "attention by distance, less even attention", "level": 0.0}
     lines = with_run_axis(run, beyond.assign_attrs(named))
@@ -185,28 +186,28 @@ def _charts_of_octaves(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def received_from_many(dataset: xr.Dataset) -> xr.DataArray:
-    """Leave out the tokens whose received attention is a mean over few queries.
+    """Mask the tokens whose received attention is a mean over few queries.
 
     Args:
         dataset: Group `octaves` of a run.
 
     Returns:
-        `received` [layer, token], NaN where fewer than `FEW_QUERIES` of the most queries that a token
-        of the layer has see the token.
+        `received` [layer, token], NaN for tokens that fewer queries see than `FEW_QUERIES` times
+        the largest number of queries that see a token of the layer.
     """
     received = dataset["received"]
-    if "received_queries" not in dataset:  # runs of before lack it
+    if "received_queries" not in dataset:  # missing in older runs
         return received
     queries = dataset["received_queries"]
     return received.where(queries >= FEW_QUERIES * queries.max("token"))
 
 
 def _of_activations(run: xr.DataTree) -> Iterator[Finding]:
-    """The largest massive entry of the first prompt, and whether the sink has it."""
+    """Report the largest massive entry of the first prompt, and whether the sink has it."""
     dataset = group(run, "activations").isel(prompt=0)
     layers = dataset["layer"].values[dataset["massive"].values > 0]
     if len(layers):
-        # idxmax answers the layer's label, not its place.
+        # idxmax returns the layer's label, not its place.
         layer = int(dataset["largest"].sel(layer=layers).idxmax())
         # Plain numbers, for the format codes below.
         one = {name: values.item() for name, values in dataset.sel(layer=layer)[_OF_LAYER].items()}
@@ -232,7 +233,7 @@ _OF_LAYER = ["largest", "median", "largest_token", "largest_dimension", "sink_to
 
 
 def _charts_of_activations(run: xr.DataTree) -> Iterator[Chart]:
-    """Largest and median entry, and the largest of the sink, by layer."""
+    """Chart the largest and the median entry, and the sink's largest entry, by layer."""
     dataset, names = group(run, "activations"), ["largest", "sink_largest", "median"]
     values = xr.concat([dataset[name] for name in names], "entry")
     values = values.assign_coords(entry=["largest", "largest of the sink", "median"])

@@ -1,19 +1,19 @@
 """Maps of logits as exact means over blocks of rows and keys.
 
-A map has a few hundred blocks per side, however long the prompt.
+A map has at most a few hundred blocks per side for prompts of any length.
 
-    logit map   M_AB = mean of W_ij over i in A, j in B that is seen
+    logit map   M_AB = mean of W_ij over the seen pairs i in A, j in B
             A, B: `size` tokens each, or a few less at the end
     fake map    F_AB = mean of W'_dj over distances d in A, keys j in B
             (Position Generalization sec. 3.2)
 
-Logits that are a dot product have block sums (sum_{i in A} q_i) . (sum_{j in B} k_j); blocks on the
-diagonal are written out, being triangles, and so nothing of n x n is made, but n x size and blocks
-x blocks. Other logits - with a window, a soft cap, a position bias - are written out some rows at a
-time, in O(n^2 d) time. The mean of W' over a block is that of the mean key at the mean phase: Re
-sum_r q_r conj(mean k_r) mean exp(i theta_r d).
+If logits are dot products, the sum of a block is (sum_{i in A} q_i) . (sum_{j in B} k_j); blocks on
+the diagonal are triangles and use running sums. The largest arrays are n x size and blocks x
+blocks, never n x n. Other logits (with a window, a soft cap or a position bias) are computed a few
+rows at a time, in O(n^2 d) time. The mean of W' over a block is the logit of the mean key at the
+mean phase: Re sum_r q_r conj(mean k_r) mean exp(i theta_r d).
 
-Knows nothing about which heads are worth a look.
+This module knows nothing about the choice of heads.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def logit_block_means(
         Means [prompt, head, query_block, key_block], float64; NaN where a block has no seen pair.
     """
     valid = inputs.valid.to(torch.float64)
-    # A window cuts through blocks below the diagonal, so they are no longer products of sums
+    # A window cuts through blocks below the diagonal, so their sums are not products of sums
     if inputs.is_bilinear and inputs.window is None:
         sums = _bilinear_sums(inputs, size)
         counts = _causal_sums(valid[:, None, :, None], valid[:, None, :, None], size)
@@ -114,7 +114,7 @@ def _bilinear_sums(
             keys[:, head // group, None].to(torch.float64),
             size,
         )
-        # one at a time: float64 copies of all heads would be the largest arrays here
+        # One head at a time: float64 copies of all heads would be the largest arrays here
         for head in range(inputs.heads)
     ]
     return torch.cat(sums, 1) * inputs.logit_scale
@@ -125,10 +125,10 @@ def _causal_sums(
     keys: Float[Tensor, "prompt any token feature"],
     size: int,
 ) -> Float[Tensor, "prompt any query_block key_block"]:
-    """Sums of q_i . k_j over the pairs j <= i of every block."""
+    """Sum q_i . k_j over the pairs j <= i of every block."""
     # Blocks below the diagonal are whole, so their sums are products of sums.
     below = (_block_sums(queries, size) @ _block_sums(keys, size).mT).tril(-1)
-    # Within a block: sum_i q_i . (sum of its keys up to i), a running sum in place of the triangle.
+    # Within a block: sum_i q_i . (sum of its keys up to i), so a running sum replaces the triangle.
     of_blocks = in_chunks(keys, size).cumsum(-2)
     within = (in_chunks(queries, size) * of_blocks).sum((-1, -2))
     return below + torch.diag_embed(within)
@@ -150,7 +150,7 @@ def _sums_by_rows(
     for rows, logits in row_blocks(inputs):
         seen = inputs.visible(rows)[:, None]
         for into, values in ((sums, torch.where(seen, logits, 0)), (counts, seen)):
-            # Keys are summed into blocks on the transpose, rows by the number of their block
+            # Keys are summed into blocks on the transpose, then rows by the number of their block
             into.index_add_(2, rows // size, _block_sums(values.to(torch.float64).mT, size).mT)
     return sums, counts
 

@@ -4,29 +4,31 @@
             d, j = 0 .. n-1
     W'_dj ~ a_d + b_j,   r = Pearson correlation        (fake_logits: how, without making W')
 
-The distance rotates as in the model itself, which sees i - j = d (`sign="causal"`); the paper's
-formula, taken literally, rotates the other way ("printed"). Choices:
+The rotation by d has the sign of the model, which sees i - j = d (`sign="causal"`); the paper's
+formula, taken literally, rotates the other way (`sign="printed"`). Choices:
 
-- A distance is in positions: 0 .. n-1 whatever positions the layer has learned
-  (`distances="tokens"`), or n steps over those that the last query really sees, z_last - z_j
-  (`distances="positions"`; for RoPE the same).
-- The query is the last token's, as in the paper; of several - the last ones - r is the mean.
-- A NoPE layer gives the same logit at every distance: r = 1, exactly and saying nothing.
-  `nope_base` rotates them by RoPE of that base instead.
-- A term that a scheme adds by positions alone (ALiBi and the like) is that of the last row's key d
+- A distance is in positions: 0 .. n-1 for any learned positions (`distances="tokens"`), or n steps
+  over the differences z_last - z_j that the last query sees (`distances="positions"`). Both are
+  equal for RoPE.
+- The query is the query of the last token, as in the paper. With several queries, the last ones, r
+  is the mean.
+- A NoPE layer has the same logit at every distance, so r = 1 exactly and tells nothing.
+  `nope_base` rotates such layers by RoPE with that base instead.
+- A term that depends only on positions (as in ALiBi) is the last row's term for the key d tokens
   back; without rotation r = 1 again, as the paper argues (sec. 3.3). A term that depends on
-  contents is no function of the distance: such layers are NaN.
-- With 1/sqrt(d_head), before a soft cap. All valid tokens are keys, whatever the layer's window.
+  contents is not a function of the distance: such layers are NaN.
+- Logits include 1/sqrt(d_head), and are taken before a soft cap. All valid tokens are keys, even
+  outside the layer's window.
 
-Both axes together say how far a head can look for contents (after CoPE sec. 3.1, where "attend to
-the last x" fails once distance outweighs contents):
+Both axes together bound the distance at which a head can attend by contents (after CoPE sec. 3.1,
+where "attend to the last x" fails once distance outweighs contents):
 
     reach = smallest d with max_{d' <= d} a_d' - a_d > max_j b_j - median_j b_j
 
-the distance from which the best key loses to a nearer one of median content; NaN where it does not
-within the first prompt.
+At the reach, the best key loses to a nearer key with median content. It is NaN if there is no such
+d within the first prompt.
 
-Knows nothing about the contents of a prompt.
+This module knows nothing about the contents of a prompt.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ class FakeDistance(
     topic: ClassVar[str] = "generalization"
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Layers that add logits by contents."""
+        """Return a gap for layers with logit terms that depend on contents."""
         return Gap(BY_CONTENT) if inputs.logits_by_content else None
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
@@ -103,7 +105,7 @@ class FakeDistance(
             found = {name: torch.full_like(values, torch.nan) for name, values in found.items()}
         if self.queries > 1:
             found = {
-                # A prompt with fewer queries has the mean of those it has
+                # A prompt with fewer queries has the mean of these
                 name: values.masked_fill(~present[:, None], torch.nan).nanmean(-1, keepdim=True)
                 for name, values in found.items()
             }
@@ -116,7 +118,7 @@ class FakeDistance(
         )
 
     def _frequencies(self, inputs: AttentionInputs) -> Float[Tensor, "component"]:
-        """Radians per position, with the sign of the rotation; 0 where nothing is rotated."""
+        """Radians per position, with the sign of the rotation; 0 without rotation."""
         components, device = inputs.queries.shape[-1] // 2, inputs.queries.device
         if inputs.frequencies is not None:
             frequencies = inputs.frequencies.to(device=device, dtype=torch.float64)
@@ -132,7 +134,7 @@ class FakeDistance(
     def _turns(self, inputs: AttentionInputs) -> Turns:
         if self.distances == "tokens" or inputs.positions is None:
             shared = () if inputs.frequencies is None else (inputs.frequencies,)
-            # Without frequencies it is the scheme that decides between NoPE's base and no rotation
+            # Without frequencies, the scheme decides between the base of NoPE and no rotation
             name = "turns", self, inputs.scheme if not shared else ""
             return once(name, lambda: self._by_tokens(inputs), inputs.valid, *shared)
         frequencies, positions = (
@@ -142,10 +144,10 @@ class FakeDistance(
         positions, hidden = positions.to(torch.float64), ~inputs.valid[:, None]
         last, _ = _last_tokens(inputs.valid, 1)
         last = positions.gather(-1, last[:, None].expand(-1, positions.shape[1], -1))[..., 0]
-        # Learned positions may lie beyond the last token's: distances may be negative
+        # A learned position may exceed the last token's, so distances may be negative
         nearest = last - positions.masked_fill(hidden, -torch.inf).amax(-1)
         furthest = last - positions.masked_fill(hidden, torch.inf).amin(-1)
-        # n distances for n tokens, as with tokens, so that W' is square either way
+        # n distances for n tokens, so that W' is square as with `distances="tokens"`
         step = (furthest - nearest) / (inputs.valid.sum(-1)[:, None] - 1).clamp(min=1)
         return turns(nearest, step, inputs.valid, frequencies)
 
@@ -159,18 +161,18 @@ class FakeDistance(
         fit: FakeFit,
         bias: Float[Tensor, "prompt head distance"] | None,
     ) -> Arrays:
-        """Axes of the first prompt, where they are asked for and the prompt is in this batch."""
+        """Axes of the first prompt, if `axes` asks for them and the batch has this prompt."""
         row = inputs.row_of_first_prompt
         if self.axes == "none" or row is None:
             return Arrays()
         valid = inputs.valid[row]
         _, tokens, count = extents(inputs.valid)[row]
         level = bias[row, :, :count].mean(-1, keepdim=True) if bias is not None else 0.0
-        # -1: queries are in token order, and the paper's is the last one
+        # -1: queries are in token order, and the paper uses the last one
         rows, rotated = fit.rows[row, :, -1, :count], fit.rotated[row, :, -1]
         position, semantic = fake_axes(rows, rotated, inputs.keys[row, :, :tokens], level)
         if tokens > count:
-            # Padding on the left has keys, but none that count
+            # Keys of padding on the left do not count
             semantic = semantic.masked_fill(~valid[:tokens], 0)
         if inputs.logits_by_content:
             position, semantic = (torch.full_like(part, torch.nan) for part in (position, semantic))
@@ -193,14 +195,14 @@ class FakeDistance(
 
 
 def _reach(position: xr.Variable, semantic: xr.Variable, distance: np.ndarray) -> xr.Variable:
-    """Distance from which a key of median content wins [layer, head]; NaN where it never does."""
+    """Distance from which a key of median content wins [layer, head]; NaN if it never does."""
     along = position.transpose("layer", "head", "distance").values
-    # How far a distance is below the best one nearer
+    # Difference from the best nearer distance
     lost = np.maximum.accumulate(along, axis=-1) - along
     margin = (semantic.max("token") - semantic.median("token")).transpose("layer", "head")
-    # Equality but for rounding is not beyond
+    # Equality up to rounding does not count
     beyond = lost > margin.values[..., None] * (1 + 1e-9)
-    # argmax of booleans is the first True, and 0 where there is none
+    # argmax of booleans is the first True, or 0 without one
     reach = np.where(beyond.any(-1), distance[beyond.argmax(-1)], np.nan)
     return margin.copy(data=reach)
 
@@ -213,14 +215,14 @@ def bias_by_distance(inputs: AttentionInputs) -> Float[Tensor, "prompt head dist
 
     Returns:
         Position logits [prompt, head, distance], float64, for the valid key `distance` keys back, 0
-        beyond the first; None where the scheme adds nothing.
+        beyond the first; None if the scheme adds nothing.
     """
     if inputs.position_logits is None:
         return None
     last = _last_tokens(inputs.valid, 1)[0][:, 0]
-    # All tokens, valid ones last and in order: flipped, place d is the key d valid tokens back
+    # All tokens, valid ones last and in order; flipped, entry d is the key d valid tokens back
     tokens, number = _last_tokens(inputs.valid, inputs.valid.shape[1])
-    # Prompts of a batch mostly end at one row, and position logits cost by row
+    # Position logits cost per row, and prompts of a batch mostly share their last row
     rows, place = last.unique(return_inverse=True)
     logits = inputs.position_logits(rows).to(torch.float64).expand(len(last), -1, -1, -1)
     of_last = logits[torch.arange(len(last), device=last.device), :, place]
@@ -239,12 +241,12 @@ def last_queries(
 
     Returns:
         Queries [prompt, head, query, d_head], float64, times the logit's scale, in token order; and
-        the mask [prompt, query] of those that a prompt has.
+        the mask [prompt, query] of existing queries.
     """
     tokens, present = _last_tokens(inputs.valid, number)
     index = tokens[:, None, :, None].expand(-1, inputs.heads, -1, inputs.queries.shape[-1])
     queries = inputs.queries.gather(2, index).to(torch.float64) * (
-        # Both lengthenings stand at the query, so that keys are shared as they are
+        # The scaling of both sides is applied to the query, so that keys are shared unchanged
         inputs.logit_scale * inputs.pair_scaling.repeat(2)
     )
     if min(count for _, _, count in extents(inputs.valid)) < number:
@@ -255,10 +257,10 @@ def last_queries(
 def _last_tokens(
     valid: Bool[Tensor, "prompt token"], number: int
 ) -> tuple[Int[Tensor, "prompt query"], Bool[Tensor, "prompt query"]]:
-    """Return indices of the last valid tokens in order, and which there are; missing ones first."""
+    """Return indices of the last valid tokens in order, and a mask of them; missing ones first."""
 
     def find() -> tuple[Tensor, Tensor]:
-        # Stable: padding first, then valid tokens in their order, on whichever side padding stood
+        # Stable: padding on either side first, then valid tokens in their order
         order = valid.to(torch.int8).argsort(dim=-1, stable=True)[:, -number:]
         return order, valid.gather(-1, order)
 

@@ -1,20 +1,20 @@
-"""Fake-distance logits of a query and their two axes, without computing them.
+"""Two-axis fit of a query's fake-distance logits W', without computing W'.
 
 Position Generalization, eq. 3, 9-13.
 
-    W'_dj = (R_d q) . k_j       un-rotated q (scaled) and k, R_d the rotation by the distance d of a
+    W'_dj = (R_d q) . k_j       un-rotated q (scaled) and k; R_d: rotation by the distance d of a
                                 grid
     a_d = row mean - grand mean / 2,   b_j = column mean - grand mean / 2,
             r = Pearson(W', a_d + b_j)
 
-a needs the mean key only, b the mean rotation. With the Gram G of the centred keys,
+a needs only the mean key, b only the mean rotation. With the Gram G of the centered keys,
 
     sum W'^2 = q . N q,   N = sum_d R_d^T G R_d,
             N_rs = sum of cos and sin (theta_r d) times cos and sin (theta_s d), times G_rs
 
-The sums over d are the same for all layers that rotate alike. O(n d^2) once per head and grid, O(n
-d) per query. Terms that a scheme adds by distance alone belong to the row means. Knows nothing
-about which query, grid and layer.
+The sums over d are equal for all layers with the same rotation. The cost is O(n d^2) once per head
+and grid, and O(n d) per query. Terms that depend only on the distance belong to the row means. This
+module knows nothing about the choice of query, grid and layer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KeyMoments:
 
     mean: Float[Tensor, "prompt kv_head d_head"]
     gram: Float[Tensor, "prompt kv_head d_head d_head"]
-    """Gram of the centred keys."""
+    """Gram of the centered keys."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Turns:
     """Cosines and sines; 0 beyond a prompt's distances."""
     count: Float[Tensor, "prompt 1 1"]
     whole: bool
-    """Whether every prompt has them all."""
+    """Whether every prompt has all distances."""
 
     @cached_property
     def mean(
@@ -77,7 +77,7 @@ class Turns:
 
 @lru_cache(maxsize=8)
 def _entries(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Places among cosine and sine, and signs, of two entries of R = [[cos, -sin], [sin, cos]]."""
+    """Indices into (cos, sin), and signs, of two entries of R = [[cos, -sin], [sin, cos]]."""
     entry = torch.tensor([[0, 1], [1, 0]], device=device)
     sign = torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64, device=device)
     return entry[:, :, None, None], entry, (sign[:, :, None, None] * sign)[..., None, None]
@@ -89,11 +89,11 @@ def turns(
     valid: Bool[Tensor, "prompt token"],
     frequencies: Tensor,
 ) -> Turns:
-    """Return rotations by the distances start + step t, t = 0, 1, ..., up to a prompt's tokens.
+    """Return rotations by the distances start + step t, t = 0, 1, ..., one per token of a prompt.
 
     Args:
         start: First distance [prompt, 1 or head], positions, float64.
-        step: Distance between neighbours, of the same shape.
+        step: Distance between neighbors, of the same shape.
         valid: Mask [prompt, token].
         frequencies: Radians per position [component], float64.
 
@@ -127,7 +127,7 @@ def key_moments(
     prompts, kv_heads, tokens, width = keys.shape
     exact = torch.promote_types(keys.dtype, torch.float32)
     at_once = max(1, memory_for(keys.device, SHARED) // (prompts * kv_heads * width * 16))
-    # Stretches of tokens, so that float64 copies of the keys stay within the kernel's memory.
+    # In stretches of tokens, so that float64 copies of keys stay within the kernel's memory.
     hidden = None if is_whole(valid) else ~valid[:, None, :, None]
     stretches = [slice(start, start + at_once) for start in range(0, tokens, at_once)]
 
@@ -154,14 +154,14 @@ class FakeFit(NamedTuple):
     """The fit of every query by the two axes, float64."""
 
     correlation: Float[Tensor, "prompt head query"]
-    """Of W' and the sum of its axes; NaN where W' does not vary."""
+    """Correlation of W' and the sum of its axes; NaN if W' does not vary."""
     semantic_share: Float[Tensor, "prompt head query"]
-    """Share of the semantic axis in the variance of both: var b / (var a + var b)."""
+    """Share of the semantic axis in the variance of both axes: var b / (var a + var b)."""
     rows: Float[Tensor, "prompt head query distance"]
     """Row means of W'."""
     rotated: Float[Tensor, "prompt head query d_head"]
-    """The mean of the rotated query: its products with the keys are the column means of W', without
-    the bias.
+    """Mean of the rotated query. Its products with the keys are the column means of W' without the
+    bias.
     """
 
 
@@ -190,34 +190,34 @@ def fake_fit(
     gram, key_mean = (
         part.repeat_interleave(group, 1) if group > 1 else part for part in (keys.gram, keys.mean)
     )
-    # Of the sum of squares about the grand mean, the part of the key axis (columns), and the part
-    # that neither axis explains.
+    # The part of the sum of squares about the grand mean that is due to the key axis (columns)
+    # or to neither axis.
     # [prompt, head, half a', half a, half b', half b, component, component]: R^T G R by halves
     blocks = gram.view(prompts, heads, 2, 1, width // 2, 2, 1, width // 2).permute(
         0, 1, 2, 3, 5, 6, 4, 7
     )
     turned = (blocks * turns.squares).sum((2, 4)).transpose(3, 4).reshape(gram.shape)
     within = _square(queries, turned)
-    # ... the part of the columns alone: the mean rotation of q against centred keys.
+    # The part of the columns only: the mean rotation of q with centered keys.
     cosines, sines = turns.mean
     rotated = torch.addcmul(queries * cosines, _quarter(queries), sines)
     by_key = count * _square(rotated, gram)
-    # ... and that of the rows (the distance axis): the mean key at every distance, less its mean.
+    # The part of the rows (the distance axis): the mean key at every distance, minus its mean.
     means = torch.stack([key_mean, -_quarter(key_mean)], 2)[:, :, None]
     products = (queries[:, :, :, None] * means).unflatten(-1, (2, -1)).sum(-2).flatten(3)
     rows = _of_heads(products, turns.tables.mT)
     rows = rows if bias is None else rows + bias[:, :, None]
     level = rows.sum(-1, keepdim=True) / count[..., None]
-    # Beyond a prompt's distances rows are 0, and their squares about the level no part of the
+    # Rows beyond a prompt's distances are 0; their squares about the level are not part of the
     # scatter.
     scatter = (rows - level).square().sum(-1)
     if not turns.whole:
         scatter = scatter - (rows.shape[-1] - count) * level[..., 0].square()
     by_distance = count * scatter
     # The two axes are orthogonal, so r^2 = (by_distance + by_key) / total; `within` is by_key
-    # and the part that neither axis explains.
+    # plus the part due to neither axis.
     total = by_distance + within
-    # sum |k|^2. By Cauchy-Schwarz sum W'^2 is at most count |q|^2 times it
+    # sum |k|^2; by Cauchy-Schwarz sum W'^2 <= count |q|^2 sum |k|^2
     largest = key_mean.square().sum(-1) * count[..., 0] + gram.diagonal(0, -2, -1).sum(-1)
     flat = total <= ROUNDING * count * queries.square().sum(-1) * largest[..., None]
     axes = by_distance + by_key
@@ -254,7 +254,7 @@ def fake_axes(
     """
     half = rows.mean(-1, keepdim=True) / 2
     of_keys = rotated.unflatten(0, (len(keys), -1))
-    # A share of an accelerator's memory, and 4 MiB where a processor would be given none
+    # A share of an accelerator's memory, at least 4 MiB on a processor
     memory = max(2**22, memory_for(keys.device, 0))
     blocks = keys.split(max(1, memory // (16 * keys[:, 0].numel())), 1)
     columns = [torch.bmm(of_keys, block.to(torch.float64).mT) for block in blocks]
@@ -275,7 +275,7 @@ def in_pairs(features: Float[Tensor, "... d_head"]) -> Complex[Tensor, "... comp
 
 
 def _quarter(features: Float[Tensor, "... d_head"]) -> Float[Tensor, "... d_head"]:
-    """Every pair rotated by a quarter of a whole rotation."""
+    """Rotate every pair by a quarter of a whole rotation."""
     first, second = features.chunk(2, -1)
     return torch.cat([-second, first], -1)
 
@@ -283,5 +283,5 @@ def _quarter(features: Float[Tensor, "... d_head"]) -> Float[Tensor, "... d_head
 def _square(
     values: Float[Tensor, "prompt head query d_head"], matrix: Tensor
 ) -> Float[Tensor, "prompt head query"]:
-    """Return v . matrix v of all v."""
+    """Return v . (matrix v) for all v."""
     return (_of_heads(values, matrix) * values).sum(-1)

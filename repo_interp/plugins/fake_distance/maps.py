@@ -2,13 +2,13 @@
 
 Of the first prompt.
 
-Exact block means (block_means), at most `side` blocks per side: 2 side^2 numbers per head in the
-run, so name the `heads` to keep where there are many. The fake map is that of the last token's
-query, its distances in tokens, rotated as the model rotates (fake_distance); NaN where rotary
-pairs differ in their positions, since no one distance turns them, and where a scheme adds logits
-that depend on contents.
+Maps are exact block means (block_means) with at most `side` blocks per side, so the run has
+2 side^2 numbers per head; name the `heads` to keep if there are many. The fake map has the last
+token's query, distances in tokens, and the sign of the model's rotation (fake_distance). It is NaN
+if positions differ by rotary pair, since then no single distance rotates all pairs, and if a scheme
+adds logits that depend on contents.
 
-Knows nothing about the contents of a prompt.
+This module knows nothing about the contents of a prompt.
 """
 
 from __future__ import annotations
@@ -77,17 +77,17 @@ class Maps(Measure):
 
     @property
     def needs(self) -> Needs:
-        """The heads that were named, by layer."""
+        """The named heads by layer."""
         heads: dict[int, Sequence[int] | None] = {}
         for layers, some in map(_layers_and_heads, self.heads):
             for layer in layers:
                 before = heads.get(layer, ())
-                # None is all heads, whatever else is named for the layer
+                # None means all heads, so it overrides other names for the layer
                 heads[layer] = None if some is None or before is None else sorted({*before, *some})
         return Needs(heads=heads or None, by_pair=True, nan=tuple(_AXES))
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Fake maps, where no distance gives a logit."""
+        """Return a gap for fake maps if the logits are not a function of the distance."""
         if inputs.differ_by_pair:
             return Gap("turn rotary pairs by positions of their own", "no fake maps")
         return Gap(BY_CONTENT, "no fake maps") if inputs.logits_by_content else None
@@ -98,13 +98,13 @@ class Maps(Measure):
         if row is None:
             return Statistics()
         prompt = select_prompts(inputs, slice(row, row + 1))
-        # Up to the last valid token: padding behind it would change the size of blocks
+        # Up to the last valid token: padding after it would change the size of blocks
         tokens = int(prompt.valid[0].nonzero()[-1]) + 1
         size = block_size(tokens, self.side)
         starts = range(0, tokens, size)
         logits = logit_block_means(prompt, size)[0, :, : len(starts), : len(starts)]
         maps = {"logit_map": logits, "fake_map": _fake_map(prompt, size, len(starts))}
-        # Rounded to float32: so the compressed run file is smaller.
+        # Rounded to float32 to make the compressed run file smaller.
         record = {
             name: (f"layer head {axes}", maps[name].float().double())
             for name, axes in _AXES.items()
@@ -135,7 +135,7 @@ def _layers_and_heads(text: str) -> tuple[tuple[int, ...], tuple[int, ...] | Non
 def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:
     """Return the fake map of the only prompt [head, distance_block, key_block].
 
-    NaN in blocks of padding on the left, and throughout where no distance gives a logit.
+    NaN in blocks of padding on the left, and everywhere if logits are no function of the distance.
     """
     if inputs.differ_by_pair or inputs.logits_by_content:
         return inputs.queries.new_full((inputs.heads, blocks, blocks), torch.nan)
@@ -152,6 +152,6 @@ def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:
         query.new_zeros(inputs.heads, count) if bias is None else bias[0, :, :count],
         size,
     )
-    # Left padding: keys stand at their tokens, at the end; distances start at 0
+    # With left padding, keys are at the end, at their tokens; distances start at 0
     missing = blocks - means.shape[-1]
     return torch.nn.functional.pad(means, (missing, 0, 0, missing), value=torch.nan)

@@ -1,11 +1,11 @@
-"""Position and semantics in the last query's logits with every key at every distance.
+"""Charts of position and semantics in the last query's logits by key and distance.
 
 Position Generalization fig. 3.
 
     W'_dj ~ a_d + b_j                 fake map with its two axes along its sides, their sum
 
-Draws the groups `fake_distance` and `maps`, whose values are block means. Knows nothing about how
-fits are made.
+Draws the groups `fake_distance` and `maps`; values of maps are block means. This module knows
+nothing about how fits are made.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     tokens, starts = semantic.size, shown["key_block"].values
     edges = fit_figure.edges_of(starts, tokens)
     sizes = np.diff(edges)
-    # Block means of the axes, since the map beside their sum holds block means.
+    # Block means of the axes, to match the block means of the map.
     by_distance, by_key = (
         np.add.reduceat(axis, edges[:-1]) / sizes for axis in (position, semantic)
     )
     rebuilt = by_distance[:, None] + by_key
     figure = paper_figure(PAGE_WIDTH, 3.0)
     grid = figure.add_gridspec(2, 3, width_ratios=(1, 0.28, 1.12), height_ratios=(0.28, 1))
-    # Both maps have the colours of the measured one, so that they can be compared.
+    # Both maps share the color limits of the measured one, so that they can be compared.
     limits, colour = fit_figure.map_limits(shown.values), layer_colour(fit, layer)
     ax, along, beside, beneath = (
         figure.add_subplot(grid[place]) for place in ((1, 0), (0, 0), (1, 1), (1, 2))
@@ -86,11 +86,11 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     along.tick_params(labelbottom=False)
     kept = envelope(position, fit_figure.PIXELS)
     beside.plot(position[kept], kept, color=colour, linewidth=0.7, gid="axis position")
-    # Downwards, as the distances of the map beside it.
+    # Distances increase downwards, as in the map beside it.
     beside.set(ylim=(max(1, position.size - 1), 0), xlabel="logits")
     beside.grid(axis="x")
     beside.locator_params(axis="x", nbins=2)
-    # Level labels of three small numbers would touch
+    # Horizontal labels of three small numbers would touch
     beside.tick_params(axis="x", labelrotation=45)
     beside.tick_params(labelleft=False)
     title = f"Sum of the axes, r = {fit_figure.r_of(fit, layer, head)}"
@@ -101,7 +101,7 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Chart correlations by head if `three_axis` does not; with maps and axes fig. 3."""
+    """Chart correlations by head, if `three_axis` does not, and fig. 3 if the run has its data."""
     if not has_groups(run, ["three_axis"]):
         yield fits.correlation_grid(run)
     dataset = group(run, "fake_distance")

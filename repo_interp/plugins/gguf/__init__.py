@@ -1,8 +1,8 @@
 """GGUF files as checkpoints: a reader of the group `repo_interp.readers`, found by the ending.
 
-header, metadata, tensors     what the file says, as a configuration; no torch is loaded
-tokenizer, splits             how it splits text
-conversion                    its weights in the order and meaning of Hugging Face
+header, metadata, tensors     the file's metadata as a configuration; no torch is imported
+tokenizer, splits             the tokenizer
+conversion                    the weights in the order and meaning of Hugging Face
 
 Nothing outside of this folder imports it. Needs the package `gguf` (the extra `[gguf]`).
 """

@@ -1,9 +1,9 @@
 """The decoder, weights and tokenizer of a GGUF file, strictly.
 
-Every tensor of the model comes from the file and every tensor of the file is used, in the model's
-shape, or the file is refused by name; how the model rotates and attends is read in `metadata`.
-Weights of a quantised file are those that its blocks stand for, in float32. A file is data: nothing
-of it is run, and files beside it are not looked at.
+Every tensor of the model comes from the file, and every tensor of the file is used, in the model's
+shape; otherwise the file is refused by name. `metadata` reads rotation and attention. Weights of a
+quantized file are dequantized to float32. A file is data: no code in it is run, and no other file
+next to it is read.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _configuration(header: Header) -> PretrainedConfig:
 
 
 def _has_factors(header: Header) -> bool:
-    """Tell whether factors divide frequencies; llama.cpp reads them for one architecture alone."""
+    """Return whether factors divide frequencies; llama.cpp reads them for only one architecture."""
     return (
         FACTORS in header.tensors and architecture_of(header.metadata, str(header.file)).interleaved
     )
@@ -143,7 +143,7 @@ def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> Pretrain
     # Between the two ends 1 / factor = (1 - s) / largest + s, and s = (length * frequency / 2 pi -
     # low) / (high - low).
     share = (1 / factors - 1 / largest) / (1 - 1 / largest)
-    # Away from both ends, where the share is flat and says nothing about the length
+    # Away from both ends, where the share is flat and does not depend on the length
     between = (share > 1e-3) & (share < 1 - 1e-3)
     lengths = ((low + share * (high - low)) * 2 * math.pi / frequencies)[between]
     # The usual length first; else the one that follows from the first pair between the ends.

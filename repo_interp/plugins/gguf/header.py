@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata, and the places of its tensors.
+"""The header of a GGUF file: metadata, and places of tensors.
 
 Loads no torch; `values` reads a tensor.
 
@@ -46,7 +46,7 @@ class Tensor:
 
     shape: tuple[int, ...]
     kind: int
-    """Of its blocks (`gguf.GGMLQuantizationType`)."""
+    """Kind of the blocks (`gguf.GGMLQuantizationType`)."""
     offset: int
     """Its first byte in the file."""
     size: int
@@ -152,13 +152,13 @@ class _Reader:
 
     def take(self, size: int) -> memoryview:
         """Return the next `size` bytes."""
-        # Lengths come from the file: checked first, since a false one may be astronomical.
+        # Lengths come from the file: checked first, since a false one may be huge.
         self.require(self.place + size)
         self.place += size
         return memoryview(self.data)[self.place - size : self.place]  # pyright: ignore[reportArgumentType]
 
     def number(self, letter: str) -> Any:
-        # GGUF is little-endian, whatever this machine is.
+        # GGUF is little-endian on any machine.
         return struct.unpack(f"<{letter}", self.take(struct.calcsize(f"<{letter}")))[0]
 
     def text(self) -> str:
@@ -238,7 +238,7 @@ def _read(file: Path) -> Header:
                 f"{file}: {one_line(name, 100)} begins at byte {first + offset:,}; the "
                 f"tensor before it ends at {begin:,}"
             )
-        # Quantised numbers come in blocks with common scales, such as 32 or 256 of them.
+        # Quantized numbers come in blocks with common scales, such as 32 or 256 of them.
         in_block, bytes_of_block = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         if not shape or shape[-1] % in_block:
             raise ValueError(

@@ -37,18 +37,16 @@ _TOKENS = ("bos", "eos", "pad", "unk")
 
 @dataclass(frozen=True)
 class Architecture:
-    """How llama.cpp stores and runs the decoders of one `general.architecture`."""
+    """Storage and computation in llama.cpp of decoders with one `general.architecture`."""
 
     model_type: str
     """Its `model_type` in transformers."""
     interleaved: bool = False
-    """Rotary pairs stand side by side in the rows of the query and key maps, where Hugging Face has
-    halves.
-    """
+    """Whether rotary pairs are adjacent in rows of query and key maps; Hugging Face has halves."""
     offset_norms: bool = False
     """Norms are stored as 1 + weight."""
     further: Mapping[str, str] = field(default_factory=dict)
-    """Keys of this architecture alone, with the names of the configuration."""
+    """Keys of only this architecture, with the names in the configuration."""
     full_every: int = 0
     """Every so many layers one attends to all tokens, the others within a window; 0: there are no
     windows.
@@ -143,7 +141,7 @@ def keys_of(header: Header) -> dict[str, Any]:
     }
     kinds = get_type_hints(Fields, include_extras=True)
 
-    # Popped: keys left at the end were understood by nobody and may be refused.
+    # Popped: keys that remain at the end are unknown and may be refused.
     def take(key: str, default: Any, name: str) -> Any:
         return checked(stated.pop(key, default), kinds.get(name, float), f"{file}: {prefix}{key}")
 
@@ -237,7 +235,7 @@ def _rotation(
 
     # llama.cpp's defaults: linear scaling by no factor is none
     kind = stated.pop("rope.scaling.type", "linear")
-    # The older key has the factor; the newer one wins where both stand.
+    # The older key has the factor; the newer one takes precedence.
     older = number("scale_linear", 0.0)
     factor = number("scaling.factor", older) or 1.0
     stated.pop("rope.scaling.finetuned", None)  # llama.cpp prints it

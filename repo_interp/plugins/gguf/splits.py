@@ -1,14 +1,14 @@
-"""How byte-level tokenizers of GGUF files split a text before its merges, by `tokenizer.ggml.pre`.
+"""Rules of byte-level tokenizers in GGUF files for splitting text, by `tokenizer.ggml.pre`.
 
     smollm -> every digit alone, then GPT-2's rule
     llama-bpe -> Llama 3's rule; whole words of the vocabulary need no merges; texts begin with BOS
 
-The names, and which of them share a rule, are those of llama.cpp's src/llama-vocab.cpp (commit
+The names, and the names that share a rule, are from llama.cpp's src/llama-vocab.cpp (commit
 00ad355e): `llama_vocab::impl::load` and `llm_tokenizer_bpe`. Each expression splits the pieces of
-the one before, and what it does not match is a piece too. Expressions have the syntax of Oniguruma,
-which `tokenizers` runs. Where llama.cpp quotes the rule of a tokenizer.json and runs an
-approximation (upper and lower case outside ASCII, classes that exclude Han), the quoted rule stands
-here, as transformers has it. Names of llama.cpp that are missing split no byte-level text: gemma4,
+the previous one; text without a match is a piece too. Expressions have the syntax of Oniguruma,
+which `tokenizers` uses. If llama.cpp quotes the rule of a tokenizer.json but runs an approximation
+(upper and lower case outside ASCII, classes that exclude Han), the quoted rule is used here, as in
+transformers. Names of llama.cpp that are missing here split no byte-level text: gemma4,
 granite-embed-multi-311m, sarvam-moe and whitespace.
 """
 
@@ -19,14 +19,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SplitRule:
-    """What a name of `tokenizer.ggml.pre` stands for."""
+    """The rule of a name in `tokenizer.ggml.pre`."""
 
     expressions: tuple[str, ...]
-    """Each splits the pieces of the one before."""
+    """Each expression splits the pieces of the previous one."""
     ignore_merges: bool = False
     """A piece that is a token is not built from merges."""
     add_bos: bool = False
-    """Texts begin with BOS where the file does not say."""
+    """Whether texts begin with BOS if the file does not state it."""
 
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

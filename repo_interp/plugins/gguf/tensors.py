@@ -78,7 +78,7 @@ def require_tensors(header: Header, config: Mapping[str, Any]) -> None:
     # A tied unembedding is not stored a second time.
     if config["tie_word_embeddings"]:
         del axes["output.weight"]
-    # llama.cpp reads factors of frequencies for one architecture alone.
+    # llama.cpp reads factors of frequencies for only one architecture.
     if FACTORS in shapes and architecture.interleaved:
         axes[FACTORS] = "P"
     described = f"a {header.metadata['general.architecture']} of {blocks} blocks"

@@ -44,7 +44,7 @@ _ENDS = ("eot", "eom")
 _FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix")
 _HARMLESS = (
     *("model", "pre", "tokens", "token_type", "merges", "scores", *_FLAGS),
-    # llama.cpp reads them for other tokenizers alone.
+    # llama.cpp reads them only for other tokenizers.
     *("token_type_count", "add_sep_token", "normalizer.lowercase", "normalizer.strip_accents"),
 )
 """Names of keys that are read here or change nothing."""
@@ -105,7 +105,7 @@ def special_ids(header: Header) -> dict[str, int]:
         header: Header of a GGUF file.
 
     Returns:
-        Ids by transformers' names: bos, eos, unk, sep, pad, mask, as far as there are some.
+        Ids by transformers' names: bos, eos, unk, sep, pad, mask, if they exist.
 
     Raises:
         InputError: An id is none of the vocabulary.
@@ -230,7 +230,7 @@ def _pieces(
     types: Sequence[int],
     special: Mapping[str, int],
 ) -> Tokenizer:
-    """SentencePiece's BPE: merges follow from the scores, and bytes stand for other characters."""
+    """SentencePiece's BPE: merges follow from the scores, and other characters become bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     scores = _numbers(header, "scores", vocabulary)
@@ -271,7 +271,7 @@ def _merges_by_score(
     types: Sequence[int],
     scores: Sequence[float],
 ) -> list[tuple[str, str]]:
-    """All pairs of tokens that are a token together, those of the highest score first."""
+    """All pairs of tokens that together are a token, sorted by score, the highest first."""
     scored: list[tuple[float, str]] = []
     pairs: dict[str, list[tuple[str, str]]] = {}
     for token, number in vocabulary.items():
@@ -295,7 +295,7 @@ def _merges_by_score(
 
 
 def _add_whole_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Have special tokens and those of users found whole in a text, before all else."""
+    """Add special and user-defined tokens that are found whole in a text before splitting."""
     from tokenizers import AddedToken
 
     whole = [

@@ -1,7 +1,7 @@
-"""The atlas of heads: one row per head, with all numbers that a run has of it.
+"""The atlas of heads as a table: one row per head, with all numbers of the head in a run.
 
-Its columns are those of `plugins.head_tables.head_columns`. Knows run files; knows nothing about how any of
-it is measured.
+The columns are from `plugins.head_tables.head_columns`. This module reads run files, and knows
+nothing about how the numbers are measured.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def atlas(run: xr.DataTree) -> HeadTable:
             group["scheme"].broadcast_like(group["head"]).transpose(*HEAD).reset_coords(drop=True)
         )
     for name, variable in group.data_vars.items():
-        # Scores by label are the evidence for `name`; rules and thresholds belong to no head
+        # Variables with `label` are about names (rules, thresholds), not about heads
         if set(HEAD) <= set(variable.dims) and "label" not in variable.dims:
             columns |= columns_of(str(name), variable)
-    # A stable sort: scheme and name come first, all others stay in their order
+    # A stable sort: scheme and name come first, all others keep their order
     columns = {name: columns[name] for name in sorted(columns, key=lambda name: name not in _FIRST)}
     table = pd.DataFrame(
         {name: values.stack(row=HEAD).to_series() for name, values in columns.items()}
     )
-    table = table.loc[:, table.notna().any()]  # of a label that no head has a number for
+    table = table.loc[:, table.notna().any()]  # drop labels without any number
     table = HeadTable(table.rename_axis(list(HEAD)).reset_index())
     table.attrs.update(provenance(run))
     return table

@@ -1,4 +1,4 @@
-"""Numbers of single heads that groups of a run have, as columns of the group `atlas`.
+"""Numbers of heads from the groups of a run, as columns of the group `atlas`.
 
     of group            variables, and their reduction                  columns
     atlas               scores and names, as they are                   name, induction, ...
@@ -12,7 +12,8 @@
     rotation            number of slow dominating pairs                 slow_pairs
     effects             effect of an intervention                       effect[linearised], ...
 
-A variable that the run lacks has no column. Knows nothing about how any of it is measured.
+A variable that is not in the run has no column. This module knows nothing about how numbers are
+measured.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ def add_columns(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """Add numbers of single heads from other groups to the group `atlas`.
 
     Args:
-        groups: Groups of a run by name; those without numbers of heads change nothing.
+        groups: Groups of a run by name; groups without numbers of heads have no effect.
 
     Returns:
-        The group at the layers and heads of the atlas; without a group `atlas`, the columns of the
-        others.
+        The group at the layers and heads of the atlas; without a group `atlas`, only the columns of
+        other groups.
     """
     base = groups.get(GROUP, xr.Dataset())
     found: dict[str, xr.DataArray] = {}
@@ -45,12 +46,12 @@ def add_columns(groups: Mapping[str, xr.Dataset]) -> xr.Dataset:
         if name in groups and variable in groups[name]:
             mean = _over_prompts(groups[name][variable])
             values = mean if become is None else become(mean)
-            # An empty column would suggest that something was measured
+            # An empty column would suggest a measurement
             if set(HEAD) <= set(values.dims) and _says_something(values):
                 found[column] = values
     if not found:
         return base
-    # Measures and the atlas may have been made of different layers or heads
+    # Measures and the atlas may have different layers or heads
     place = {axis: base[axis] for axis in HEAD if axis in base.coords}
     made = {name: _at_heads(values, place) for name, values in found.items()}
     # `_at_heads` drops coordinates, so without an atlas the schemes come from a measure
@@ -67,7 +68,7 @@ def _over_prompts(values: xr.DataArray) -> xr.DataArray:
 
 def _band(by_band: xr.DataArray) -> xr.DataArray:
     by_band = by_band.transpose("layer", "head", "band")
-    # Heads without a rotation have NaN in all bands, where argmax would name the first band
+    # Heads without rotation have NaN in all bands; argmax would return the first band
     known = np.isfinite(by_band.values).any(-1)
     largest = np.where(np.isfinite(by_band.values), by_band.values, -np.inf).argmax(-1)
     text = np.where(known, by_band["band"].values.astype(object)[largest], "")
@@ -78,7 +79,7 @@ def _band(by_band: xr.DataArray) -> xr.DataArray:
 
 
 def _slow_pairs(slow: xr.DataArray) -> xr.DataArray:
-    # -1 stands for layers without rotary pairs, which have no count rather than 0
+    # -1 marks layers without rotary pairs: their count is NaN, not 0
     count = (slow == 1).sum("component").where((slow >= 0).any("component"))
     return described(count, "slow dominating rotary pairs", "pairs")
 
@@ -94,20 +95,20 @@ _TAKEN: tuple[tuple[str, str, str, Callable[[xr.DataArray], xr.DataArray] | None
     ("rotation", "slow_dominating", "slow_pairs", _slow_pairs),
     ("effects", "effect", "effect", None),
 )
-"""Group, its variable that belongs to the atlas, the name of the column, and the reduction of its
-mean over prompts.
+"""Group, variable, name of the column in the atlas, and the reduction of the variable's mean over
+prompts.
 """
 
 
 def _says_something(values: xr.DataArray) -> bool:
-    """Whether any head has a number, or a text."""
+    """Whether any head has a number or a text."""
     return bool((values != "").any() if values.dtype.kind in "OU" else np.isfinite(values).any())
 
 
 def _at_heads(values: xr.DataArray, place: Mapping[str, xr.DataArray]) -> xr.DataArray:
-    """Return values at the layers and heads of an atlas, empty where they have none.
+    """Return values at the layers and heads of an atlas, empty where values are missing.
 
-    Layer and head come first, without further coordinates.
+    Layer and head are the first axes; other coordinates are dropped.
     """
     values = values.reset_coords(drop=True).transpose("layer", "head", ...)
     empty: Any = "" if values.dtype.kind in "OU" else np.nan

@@ -1,4 +1,4 @@
-"""The atlas of heads as a file, with its provenance, and in formats of two libraries.
+"""Files of the atlas of heads: with provenance, and in the formats of two libraries.
 
     to_json, to_parquet     every column, and `attrs`: model, digest of its weights, dtype, prompts;
                             rules, thresholds and nulls of names
@@ -6,9 +6,9 @@
                             config.json, of DuoAttention (Xiao et al. 2024)
     to_retrieval_head       {"LAYER-HEAD": [score]}, of Retrieval_Head (Wu et al. 2024)
 
-A key-value head has the largest score of the query heads that share it. Other libraries' formats
-know no missing score, so they are refused where a head has none. Knows nothing about how heads were
-measured.
+A key-value head gets the largest score of the query heads that share it. The formats of the two
+libraries have no missing scores, so a table with a missing score is refused. This module knows
+nothing about how heads were measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from repo_interp.storage.files import write_text
 from repo_interp.values import Tokens, TokensOrNone, as_json, checked
 
 SCORE = "retrieval"
-"""The column that the formats of other libraries hold."""
+"""Default column for the formats of other libraries."""
 
 
 class HeadTable(pd.DataFrame):
@@ -37,7 +37,7 @@ class HeadTable(pd.DataFrame):
     `attrs` hold the provenance.
     """
 
-    # pandas builds the results of filters and sorts with it, so they keep these methods
+    # pandas uses it to build the results of filters and sorts, so they keep these methods
     @property
     def _constructor(self) -> type[HeadTable]:
         return HeadTable
@@ -52,11 +52,11 @@ class HeadTable(pd.DataFrame):
             **options: Options of pandas, which then writes its format.
 
         Returns:
-            The text, or None where a file was written.
+            The text, or None if a file was written.
         """
         if options:
             return super().to_json(path_or_buf, **options)
-        # By way of pandas, which writes numbers of numpy, and NaN as null
+        # By pandas, which writes numpy's numbers, and NaN as null
         heads = json.loads(super().to_json(orient="records") or "[]")
         text = (
             json.dumps(
@@ -99,7 +99,7 @@ class HeadTable(pd.DataFrame):
         }
         by_head = self._of_all_heads(score)
         scores = (
-            # [layer, kv_head, query head of it]: heads that share a key-value head are neighbours
+            # [layer, kv_head, query head of it]: heads that share a key-value head are neighbors
             np.clip(by_head, 0, 1).reshape(len(by_head), int(self.attrs["kv_heads"]), -1).max(-1)
         )
         directory = Path(directory)
@@ -129,9 +129,9 @@ class HeadTable(pd.DataFrame):
         return Path(file)
 
     def _of_all_heads(self, score: str) -> np.ndarray:
-        """The column `score` as [layer, head], 0 in layers without attention.
+        """Return the column `score` as [layer, head], 0 in layers without attention.
 
-        Raises InputError where another head has none.
+        Raises InputError if a head of another layer has no score.
         """
         if score not in self.columns or self[score].dtype.kind != "f":
             given = ", ".join(str(name) for name, kind in self.dtypes.items() if kind.kind == "f")
@@ -145,13 +145,13 @@ class HeadTable(pd.DataFrame):
                 "experiment atlas"
             )
         layout, heads = str(self.attrs["layout"]).split(","), int(self.attrs["heads"])
-        # NaN first: a head that the table lacks must not pass as a head with score 0
+        # NaN first: a head that is missing in the table must not get score 0
         by_head = np.full((len(layout), heads), np.nan)
         by_head[[scheme == NO_ATTENTION for scheme in layout]] = 0.0
         attending = int(np.isnan(by_head).sum())
         by_head[self["layer"], self["head"]] = self[score]
         absent = [f"L{layer} H{head}" for layer, head in np.argwhere(~np.isfinite(by_head))]
-        # A repeated row fills no further cell, so only the number of rows gives it away
+        # A repeated row fills no new cell, so it shows only in the number of rows
         if absent or len(self) != attending:
             raise InputError(
                 f"wanted a row with {score} for each of {attending} heads; the atlas has "
@@ -169,7 +169,7 @@ def provenance(run: xr.DataTree) -> dict[str, Any]:
         run: Run of `analyze`.
 
     Returns:
-        Attributes by name. `names`: rule, threshold and nulls per name, where the run has an atlas.
+        Attributes by name. `names`: rule, threshold and nulls per name, if the run has an atlas.
     """
     named = {str(name): value for name, value in run.attrs.items()}
     attributes = {
@@ -190,7 +190,7 @@ def provenance(run: xr.DataTree) -> dict[str, Any]:
         }
         for label in group["label"].values
     }
-    attributes["heads"] = group.sizes["head"]  # unless the group says it, as of late
+    attributes["heads"] = group.sizes["head"]  # older groups have no such attribute
     return as_json(
         {
             **attributes,

@@ -1,6 +1,6 @@
 """A run as a table with one row per head, to sort, filter and correlate with pandas.
 
-Knows no measure.
+This module knows no measure.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_LABELS, _MOST_NUMBERS = 32, 16
-"""Labels of an axis that have columns, where they are texts or numbers."""
+"""Most labels of an axis that become columns, for texts and for numbers."""
 _PLACES = ("token", "query", "key", "distance", "chunk")
 _PLACES += ("query_block", "key_block", "distance_block")
-"""Axes that grow with a prompt, and whose labels are not the same thing in two prompts."""
+"""Axes that grow with the prompt; equal labels do not mean the same in two prompts."""
 
 
 def head_table(run: xr.DataTree) -> pd.DataFrame:
     """Return one row per layer and head, and one column per number of a head.
 
-    Columns are named GROUP.VARIABLE, and GROUP.VARIABLE[LABEL] where a variable has labels beside
-    the head: "attention_mass.mass[needle]", "octaves.mass[3]". Texts of a head, such as
-    "position_sources.kind", have a column too. Values of several prompts are averaged, NaN left
-    out. Variables by place in a prompt (token, distance), and those with an axis
-    of more than 32 names or 16 numbers (components of large heads), have no columns: the attribute
-    `left_out` of the table names them, and their arrays are in the run.
+    Columns are named GROUP.VARIABLE, or GROUP.VARIABLE[LABEL] for variables with further labels:
+    "attention_mass.mass[needle]", "octaves.mass[3]". Texts of a head, such as
+    "position_sources.kind", have a column too. Values are means over prompts without NaN. Variables
+    by place in a prompt (token, distance), and variables with an axis of more than 32 names or 16
+    numbers (components of large heads), have no columns: the attribute `left_out` of the table
+    names them, and the run has their arrays.
 
     Args:
         run: Run of `analyze`.
@@ -75,11 +75,11 @@ def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
     """Return the columns of a variable in a table of heads.
 
     Args:
-        name: Name of the variable, with which the names of columns begin.
+        name: Name of the variable, the prefix of the columns' names.
         variable: Variable with the axes `layer` and `head`.
 
     Returns:
-        Arrays [layer, head] by name: one, or one per label; none where an axis is too long.
+        Arrays [layer, head] by name: one, or one per label; empty if an axis is too long.
     """
     if "prompt" in variable.dims:
         variable = variable.mean("prompt", skipna=True)
@@ -89,7 +89,7 @@ def columns_of(name: str, variable: xr.DataArray) -> dict[str, xr.DataArray]:
     if not further:
         return {name: _bare(variable)}
     labels = (
-        # Several further axes become one, whose labels are tuples: NAME[needle,3]
+        # Further axes are stacked into one with tuples as labels: NAME[needle,3]
         variable.stack(label=further)
         if len(further) > 1
         else variable.rename({further[0]: "label"})
@@ -103,7 +103,7 @@ def _further(variable: xr.DataArray) -> list[Hashable]:
 
 
 def _fits(variable: xr.DataArray, dim: Hashable) -> bool:
-    """Whether the labels of an axis have columns."""
+    """Whether the labels of an axis are few enough for columns."""
     is_text = variable[dim].dtype.kind in "OUT"
     return dim not in _PLACES and variable.sizes[dim] <= (
         _MOST_LABELS if is_text else _MOST_NUMBERS

@@ -1,1 +1,1 @@
-"""What every head does: scores, names, and models with random weights as controls."""
+"""Atlas of heads: scores, names, and models with random weights as controls."""

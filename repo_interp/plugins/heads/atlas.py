@@ -1,15 +1,16 @@
 """The atlas of a model: scores of all heads, their names, and controls with random weights.
 
     scores [layer, head]                     `head_scores`
-    null [label, twin]                       the largest score of a head of a control, among those
-                                             that the rule is about
-    threshold [label]                        max(at_least, 1.25 times the `quantile` of its nulls)
-    named [label, layer, head], name         which heads have the name; all names of a head as text
-                                             (`head_names`)
+    null [label, twin]                       largest score over the heads of a control to which the
+                                             rule applies
+    threshold [label]                        max(at_least, Q + 0.25 |Q|), Q the `quantile` of the
+                                             nulls
+    named [label, layer, head], name         whether a head has the name; all names of a head as
+                                             text (`head_names`)
 
-Random tokens are drawn once, for the model and every control; the weights of controls have the
-seeds seed, seed + 1, ..., and their scores are kept for the next analysis (`twins`). Knows nothing
-about the computation of scores and the meaning of names.
+Random tokens are drawn once, for the model and all controls. Controls have the seeds seed,
+seed + 1, ..., and `twins` caches their scores for later analyses. This module knows neither how
+scores are computed nor what names mean.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, CountOrNone, Seed, Share
 
 HALF = 128
-"""Random tokens that are repeated, at most."""
-# With one token, the token after the copy would be the row itself, and induction no pattern.
+"""Most random tokens that are repeated."""
+# With one token, the token after the copy would be the row itself, so induction has no pattern.
 SHORTEST_HALF = 2
 MANY, FEW, SMALL = 10, 3, 30_000_000
-"""Twins of a model of up to `SMALL` parameters, and of a larger one."""
+"""`MANY` twins for a model of up to `SMALL` parameters, `FEW` for a larger one."""
 _NAMES = {
     "name": "what the head is called, by rules",
     "named": "whether a head has the name",
@@ -63,7 +64,7 @@ _NAMES = {
 
 
 def default_twins(decoder: Decoder) -> int:
-    """Choose the number of models with random weights from the size of the model.
+    """Choose the number of twins, models with random weights, by the size of the model.
 
     Args:
         decoder: Decoder of the model.
@@ -78,7 +79,7 @@ def default_twins(decoder: Decoder) -> int:
 
 
 def repeated_half(decoder: Decoder, training_length: int) -> int:
-    """Count the random tokens that fit twice behind a first token.
+    """Count the random tokens that fit twice after a first token.
 
     Args:
         decoder: Decoder of the model.
@@ -88,7 +89,7 @@ def repeated_half(decoder: Decoder, training_length: int) -> int:
         Number of tokens, `HALF` at most.
     """
     longest = decoder.longest_prompt
-    # The first token takes one place, and the rest holds the random tokens twice.
+    # One place for the first token, the other places for two copies of the random tokens.
     return min(HALF, (min(training_length, longest or training_length) - 1) // 2)
 
 
@@ -100,13 +101,13 @@ def first_token(decoder: Decoder, prompts: Sequence[Prompt]) -> int | None:
         prompts: Prompts to read a common special token from.
 
     Returns:
-        The BOS that the tokenizer puts before a text, else the special token that all prompts begin
-        with; None without either.
+        The BOS that the tokenizer prepends, else the special token at the start of all prompts,
+        else None.
     """
     begins = {prompt.tokens[0] for prompt in prompts}
     if (bos := decoder.prepended) is not None or len(begins) > 1:
         return bos
-    # Given prompts may share a first word that is no BOS, so it must look like a special token.
+    # Prompts may share an ordinary first word, so the token must also look like a special one.
     first = begins.pop()
     text = prompts[0].token_text
     return (
@@ -118,20 +119,20 @@ def first_token(decoder: Decoder, prompts: Sequence[Prompt]) -> int | None:
 
 
 def _special(config: PretrainedConfig) -> list[int]:
-    """The tokens that begin, end and pad texts, as far as the configuration names them."""
+    """The BOS, EOS and padding tokens that the configuration names."""
     named = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
     return [
         token
         for some in named
         if some is not None
-        # Families with several end tokens, such as Llama 3, give them as a list.
+        # Families with several EOS tokens, such as Llama 3, have a list.
         for token in (some if isinstance(some, list) else [some])
     ]
 
 
 @dataclass(frozen=True)
 class Atlas(Experiment):
-    """The experiment `atlas`: what every head does, in numbers and by name (ours)."""
+    """The experiment `atlas`: scores and names of every head (ours)."""
 
     prompts: Count = 16
     """Most prompts of the analysis that are taken, its first ones."""
@@ -169,7 +170,7 @@ class Atlas(Experiment):
         return {self.name: add_columns(groups)} if self.name in groups else {}
 
     def __post_init__(self) -> None:
-        """Raises InputError for a field out of range, and for a score that there is not."""
+        """Raises InputError for a field out of range and for an unknown score."""
         super().__post_init__()
         for score in self.scores:
             if score not in SCORES:
@@ -209,8 +210,7 @@ class Atlas(Experiment):
                 "tokens has no room for"
             )
         chosen = list(prompts[: self.prompts])
-        # Only then: where other scores are asked for too, prompts
-        # without answers just have NaN here.
+        # Only where no other score is asked for. Otherwise prompts without answers have NaN here.
         if self._asked <= OF_ANSWERS and not any(map(answers_of, chosen)):
             raise InputError(
                 f"{', '.join(self.scores)} are of answers, and no prompt marks a generated "
@@ -243,9 +243,9 @@ class Atlas(Experiment):
         """Measure the group `atlas` of a run.
 
         Returns:
-            Every score over [layer, head] as `head_scores.SCORES` describes it, `name`,
-            `named [label, layer, head]`, `null [label, twin]` and `threshold [label]`, which is NaN
-            for names whose rule no head of this run can meet.
+            Every score [layer, head] of `head_scores.SCORES`, `name`, `named [label, layer, head]`,
+            `null [label, twin]` and `threshold [label]`, which is NaN for a rule without a finite
+            score in this run.
         """
         config, asked = decoder.owner.config, self._asked
         learned = np.isin(np.arange(decoder.layer_count), decoder.learned_layers)
@@ -256,8 +256,8 @@ class Atlas(Experiment):
 
         of_prompts = {
             "prompts": digest(prompts),
-            # The digest covers tokens, spans and generated places, but not
-            # sources, which decide scores too.
+            # The digest covers tokens, spans and generated places, but not sources, which affect
+            # scores too.
             "sources": [prompt.sources for prompt in prompts],
             "rows": self.rows,
             "top": self.top,
@@ -265,8 +265,8 @@ class Atlas(Experiment):
         parts: tuple[tuple[frozenset[str], dict[str, Any], Callable[[Decoder], Scores]], ...] = (
             (
                 asked & ON_RANDOM,
-                # Apart, since scores on random tokens are the same whatever the
-                # prompts are, and so can be reused.
+                # Separate, since scores on random tokens do not depend on the prompts and can be
+                # reused.
                 {"tokens": tokens.tolist()},
                 lambda one: random_scores(one, tokens, asked),
             ),
@@ -289,17 +289,16 @@ class Atlas(Experiment):
                     f"no layer of this model has {', '.join(self.scores)} on these prompts; "
                     "name other atlas.scores"
                 )
-            # In the order of `SCORES`, whichever part measured a score
+            # In the order of `SCORES`
             return {name: scores[name] for name in SCORES if name in scores}
 
         def of_twin(seed: int) -> dict[str, float]:
-            # drawn where something of it is not kept
+            # The twin is drawn only if some of its scores are not cached
             twin, found = cache(lambda: fresh_twin(decoder, seed)), {}
             for names, question, measure in parts:
                 rules = [rule for rule in RULES if rule.score in names]
 
-                # The defaults bind this round's values; a closure would see
-                # those of the last round.
+                # The defaults bind the values of this iteration; a closure would see the last.
                 def largest(measure=measure, rules=rules) -> dict[str, float]:
                     scores = measure(as_decoder(twin()))
                     return {rule.name: rule.largest(scores, learned) for rule in rules}
@@ -315,7 +314,7 @@ class Atlas(Experiment):
             return {rule.name: found.get(rule.name, np.nan) for rule in RULES}
 
         of_head, seeds = ("layer", "head"), range(self.seed, self.seed + twins)
-        # A grid without axes is one point: its values are kept and counted like those of a control.
+        # A grid without axes is one point, stored and counted like a control.
         of_model = Grid({}, measured, dict.fromkeys(SCORES, of_head), name="model")
         found = of_model.compute(store, progress, 0, 1 + twins)
         scores = {str(name): values.values for name, values in found.items()}
@@ -331,7 +330,7 @@ class Atlas(Experiment):
         }
         named = name_heads(scores, learned, limits)
         thresholds = [
-            # fmax passes over NaN, the null where there are no controls.
+            # fmax ignores NaN, the null without controls.
             np.fmax(rule.at_least, limits[rule.name])
             if np.isfinite(rule.largest(scores, learned))
             else np.nan
@@ -349,7 +348,7 @@ class Atlas(Experiment):
             "twin": np.array(seeds, dtype=np.int64),
         }
         group = described_group(values, {**SCORES, **_NAMES}, coordinates)
-        # Arrays go over all layers; those without attention are dropped here.
+        # Arrays have all layers; layers without attention are dropped here.
         layers = list(decoder.by_layer)
         group = group if len(layers) == len(group.layer) else group.sel(layer=layers)
         group = with_schemes(group, decoder.schemes, decoder.learned_schemes)

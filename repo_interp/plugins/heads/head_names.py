@@ -1,16 +1,16 @@
 """Names of heads by their scores: rules as data, and controls that set the thresholds.
 
-    a head has a name where its score is above max(at_least, null), and all scores of `also` lie
-    within their limits
+    named(h) = score(h) > max(at_least, null), and each score in `also` is within its limits
 
-    null = 1.25 times the `quantile` over controls of the largest score of a head that the rule is
-    about; of two values the higher
+    null = Q + 0.25 |Q|
+    Q    = `quantile` over controls of max over heads h of score(h); between two values the higher
 
-A control is the same decoder with the same layout and freshly drawn weights, measured in the same
-way. Since the largest head counts, it does not matter how many heads a model has. Of ten controls
-the quantile is the largest, which an eleventh random model exceeds in one case of eleven: hence a
-quarter more. `at_least` asks for an effect besides: attention of random weights is nearly equal
-weights, and much less than a clear head is beyond that. Knows nothing about models.
+The maximum is over the heads of layers to which the rule applies. A control is the same decoder
+with the same layout and freshly drawn weights, measured in the same way. Because the null uses the
+largest head, it accounts for the number of heads. With ten controls and the default quantile, Q is
+the largest of the ten, and an eleventh random model exceeds it in one case of eleven; the margin of
+0.25 makes this rarer. `at_least` sets a minimum effect: random weights attend almost evenly, so a
+weak head exceeds the null too. This module knows nothing about models.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Scores = Mapping[str, Float[np.ndarray, "layer head"]]
 
 @dataclass(frozen=True)
 class Rule:
-    """When a head has a name."""
+    """A condition on scores under which a head has a name."""
 
     name: str
     score: str
     """A name of `head_scores.SCORES`."""
     at_least: float
     also: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Limits of other scores, both included; the null has no part in them."""
+    """Limits of other scores, both ends included. The null does not apply to them."""
     learned: bool = False
-    """Whether the rule is about layers that learn positions alone."""
+    """Whether the rule applies only to layers that learn positions."""
 
     @property
     def words(self) -> str:
@@ -47,28 +47,28 @@ class Rule:
         return f"{self.score} above {self.at_least:g}{also}{where}"
 
     def applies(self, learned: Bool[np.ndarray, "layer"]) -> Bool[np.ndarray, "layer 1"]:
-        """Tell which layers the rule is about.
+        """Return the layers to which the rule applies.
 
         Args:
             learned: Layers that learn positions.
 
         Returns:
-            True for layers that the rule is about.
+            True for layers to which the rule applies.
         """
         # One column, which broadcasts over heads
         return (learned | (not self.learned))[:, None]
 
     def largest(self, scores: Scores, learned: Bool[np.ndarray, "layer"]) -> float:
-        """Find the largest score of a head that the rule is about.
+        """Return the largest score over the heads to which the rule applies.
 
         Args:
             scores: Scores by name.
             learned: Layers that learn positions.
 
         Returns:
-            The score; NaN where there is none.
+            The score; NaN if no such head has a score.
         """
-        # Heads in other layers become NaN, so they neither have the name nor set its null.
+        # Heads in other layers become NaN, so they do not set the null of this name.
         values = np.where(self.applies(learned), scores.get(self.score, np.nan), np.nan)
         # nanmax of NaN alone warns, and warnings are errors here.
         return float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
@@ -76,12 +76,12 @@ class Rule:
     def holds(
         self, scores: Scores, learned: Bool[np.ndarray, "layer"], null: float
     ) -> Bool[np.ndarray, "layer head"]:
-        """Tell which heads have the name.
+        """Return the heads that have the name.
 
         Args:
-            scores: Scores by name; a score that is absent holds for no head.
+            scores: Scores by name; without the rule's score, no head has the name.
             learned: Layers that learn positions.
-            null: Threshold of the controls; NaN: none.
+            null: Threshold of the controls; NaN without controls.
 
         Returns:
             True for heads with the name.
@@ -91,24 +91,24 @@ class Rule:
             if self.score in scores
             else np.full_like(next(iter(scores.values())), np.nan)
         )
-        # NaN compares as False, which is meant, but numpy may warn of it.
+        # NaN compares as False, as intended, but numpy may warn about it.
         with np.errstate(invalid="ignore"):
-            # fmax passes over a null of NaN: without controls, at_least alone decides.
+            # fmax ignores a null of NaN: without controls, only at_least counts.
             holding = self.applies(learned) & (values > np.fmax(self.at_least, null))
             for name, (low, high) in self.also.items():
                 holding &= (
-                    # A score that was not measured fulfills no limit.
+                    # A score that was not measured is within no limits.
                     (low <= scores[name]) & (scores[name] <= high) if name in scores else False
                 )
         return holding
 
 
 MARGIN = 0.25
-"""By how much of itself a threshold lies above the quantile of the controls."""
+"""Distance of the null above the controls' quantile, as a share of the quantile's size."""
 ATTENDS = 0.25
-"""Nats from equal weights that attention must at least be."""
+"""Least departure of attention from equal weights, in nats."""
 LITTLE = 0.5
-"""Attention to the first token up to which a head does something else in the main."""
+"""Most attention to the first token of a head that mainly does something else."""
 RULES = (
     Rule("mirror", "mirror", 0.5, learned=True),
     Rule("retrieval", "retrieval", 0.1),
@@ -119,30 +119,30 @@ RULES = (
     Rule("needle", "source_mass", 0.1),
     Rule("sink", "sink", 0.5),
     Rule("positional U", "place_u", 0.5),
-    # Positions of random weights are constant too, so the head must also attend far from evenly.
+    # Random weights give constant positions too, so the head must also attend unevenly.
     Rule("constant", "departure", ATTENDS, {"constant": (0.95, 1.0)}, learned=True),
     Rule("mono", "mono", 0.5, learned=True),
     Rule("semantic", "departure", ATTENDS, {"content": (0.9, 1.0), "sink": (0.0, LITTLE)}),
 )
-"""In the order of the names of a head that has several. Retrieval above 0.1 is Wu et al.'s."""
+"""Rules in the order in which a head's names are listed. Retrieval above 0.1 is from Wu et al."""
 
 
 def null_of(largest: Float[np.ndarray, "twin"], quantile: float) -> float:
     """Compute the threshold that controls set.
 
     Args:
-        largest: The largest score of every control.
+        largest: Largest score of each control.
         quantile: Quantile over controls.
 
     Returns:
-        The quantile and `MARGIN` of its size; NaN where no control has a score.
+        The quantile plus `MARGIN` times its absolute value; NaN if no control has a score.
     """
-    # Controls whose layers lack the score count for nothing.
+    # NaN: controls without this score are left out.
     known = largest[np.isfinite(largest)]
     if not known.size:
         return float("nan")
     reached = float(np.quantile(known, quantile, method="higher"))
-    # The size of it: a score such as the positional U may be negative in every control.
+    # abs, since a score such as the positional U may be negative in every control
     return reached + MARGIN * abs(reached)
 
 
@@ -157,23 +157,23 @@ def name_heads(
     Args:
         scores: Scores by name.
         learned: Layers that learn positions.
-        nulls: Threshold of the controls by name of the rule.
-        rules: Rules; the default are ours.
+        nulls: Threshold of the controls, by name of the rule.
+        rules: Rules, in the order of the result.
 
     Returns:
-        For every rule the heads that have its name.
+        The heads that have each name, by name of the rule.
     """
     return {rule.name: rule.holds(scores, learned, nulls[rule.name]) for rule in rules}
 
 
 def joined(named: Mapping[str, Bool[np.ndarray, "layer head"]]) -> np.ndarray:
-    """Write the names of every head as text.
+    """Join the names of every head into one text.
 
     Args:
-        named: For every name the heads that have it.
+        named: The heads that have each name, by name.
 
     Returns:
-        Names with commas between them [layer, head]; empty where a head has none.
+        Names separated by commas [layer, head]; empty for a head without a name.
     """
     shape = next(iter(named.values())).shape
     texts = [

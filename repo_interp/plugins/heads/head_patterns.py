@@ -1,4 +1,4 @@
-"""Sums over rows of attention, from which scores of head patterns are means.
+"""Sums over rows of attention; scores of head patterns are these sums divided by counts.
 
     previous_token     A_{i, i-1}
     duplicate_token    sum over j < i with t_j = t_i of A_ij
@@ -7,19 +7,20 @@
     distance           sum_j A_ij (i - j)
     departure          ln(keys seen) - entropy of A_i, nats
 
-The first three are the detection patterns of TransformerLens' `head_detector`. Its score "mul" is
-the sum over the number of all rows; ours are means over the rows in which the pattern has a pair
-(`detection_rows`). On a sequence that is repeated once, only the second half of the rows has a
-duplicate or an induction target: a perfect head scores 1 here and about one half there.
+The first three are the detection patterns of TransformerLens' `head_detector`. Its score "mul"
+divides the sum by the number of all rows; our scores divide it by the number of rows in which the
+pattern has a pair (`detection_rows`). On a sequence that is repeated once, only the second half of
+the rows has a duplicate or an induction target: a perfect head scores 1 here and about one half
+in TransformerLens.
 
-    place        mass in the first, the middle three and the last fifth of the keys 1 .. i, over
-                 that of equal weights
+    place        mass in the first, the middle three and the last fifth of the keys 1 .. i, divided
+                 by the mass of equal weights there
     content      1 - sum_D N_D (mean of x at distance D)^2 / sum x^2,
                  x_ij = W_ij - mean over j of W_ij,    1 <= j <= i
 
-x are a row's logits without their mean and without the first token, which is often a sink:
+x_ij are the logits of row i minus their mean, without the first token, which is often a sink.
 `content` is the share of their variance that distance does not explain. Kernels on [prompt, head,
-row, key]; sums in float64. Knows nothing about models and prompts.
+row, key]; sums in float64. This module knows nothing about models and prompts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from repo_interp.measures.kernels.rounding import RELATIVE
 FIFTH = 5
 # Two keys in each fifth at least
 FEWEST = 10
-"""Keys, without the first, that a row needs before its fifths are told apart."""
+"""Least number of keys, without the first, for a row to be split into fifths."""
 
 
 def detection_sums(
@@ -70,7 +71,7 @@ def detection_sums(
 def detection_rows(
     rows: Int[Tensor, "row"], tokens: Int[Tensor, "prompt key"]
 ) -> dict[str, Float[Tensor, "prompt"]]:
-    """Count the rows in which the pattern of a detector has a pair.
+    """Count the rows in which each detector's pattern has a pair.
 
     Args:
         rows: Token numbers of the rows [row].
@@ -81,7 +82,7 @@ def detection_rows(
     """
     same, before = (pairs.any(-1).sum(-1).double() for pairs in _earlier_pairs(rows, tokens))
     every = torch.full_like(same, len(rows))
-    # The key after an earlier copy is there whenever the copy is, so induction counts the same rows
+    # An earlier copy always has a key after it, so induction counts the same rows
     return {"previous_token": before, "duplicate_token": same, "induction": same, "sink": every}
 
 
@@ -139,7 +140,7 @@ def departure_sums(
 
     Args:
         weights: Attention [prompt, head, row, key].
-        logits: Of the same shape, -inf where a key is not seen.
+        logits: Logits [prompt, head, row, key]; -inf where a key is not seen.
 
     Returns:
         Sums [prompt, head], float64, in nats.
@@ -154,11 +155,11 @@ def departure_sums(
 def place_sums(
     weights: Float[Tensor, "prompt head row key"], rows: Int[Tensor, "row"]
 ) -> tuple[Float[Tensor, "prompt head part"], int]:
-    """Sum the mass on the first, middle and last part of the keys, over that of equal weights.
+    """Sum the mass on the first, middle and last part of the keys, relative to equal weights.
 
     Args:
         weights: Attention [prompt, head, row, key].
-        rows: Token numbers of the rows [row]; those with fewer than `FEWEST` keys are left out.
+        rows: Token numbers of the rows [row]; rows with fewer than `FEWEST` keys are left out.
 
     Returns:
         Sums [prompt, head, part], float64, and the number of rows.
@@ -166,12 +167,12 @@ def place_sums(
     keys = torch.arange(weights.shape[-1], device=rows.device)
     enough = rows >= FEWEST
     rows, weights = rows[enough], weights[..., enough, :]
-    # Row i sees i keys beside the first token, which is left out as a sink
+    # Row i sees i keys after the first token, which is left out as a sink
     width = torch.div(rows, FIFTH, rounding_mode="floor")[:, None]
     first = (keys >= 1) & (keys <= width)
     last = (keys > rows[:, None] - width) & (keys <= rows[:, None])
     middle = (keys >= 1) & (keys <= rows[:, None]) & ~first & ~last
-    # Over equal weights: the mass divided by the part's share of the i keys
+    # Relative to equal weights: the mass divided by the part's share of the i keys
     parts = [
         (weights * part).sum(-1).double() * (rows / part.sum(-1)) for part in (first, middle, last)
     ]
@@ -180,7 +181,7 @@ def place_sums(
 
 @dataclass
 class ContentSums:
-    """Sums behind the share `content` of every head, over as many rows and prompts as are added."""
+    """Running sums over rows and prompts, for the share `content` of every head."""
 
     squares: Float[Tensor, "head"]
     by_distance: Float[Tensor, "head distance"]
@@ -188,7 +189,7 @@ class ContentSums:
 
     @classmethod
     def empty(cls, heads: int, distances: int, device: torch.device) -> ContentSums:
-        """Return sums of no row.
+        """Return zero sums.
 
         Args:
             heads: Number of heads.
@@ -205,7 +206,7 @@ class ContentSums:
         return cls(*made)
 
     def add(self, logits: Float[Tensor, "prompt head row key"], rows: Int[Tensor, "row"]) -> None:
-        """Add rows of prompts, but those with fewer than two keys after the first token.
+        """Add rows of prompts; rows with fewer than two keys after the first token are skipped.
 
         Args:
             logits: [prompt, head, row, key], -inf where a key is not seen.
@@ -213,29 +214,29 @@ class ContentSums:
         """
         keys = torch.arange(logits.shape[-1])
         earlier = (keys >= 1) & (keys <= rows[:, None]) & (rows >= 2)[:, None]
-        # On the processor, since an accelerator has to be waited for when a mask selects
+        # On the processor: selecting by a mask would wait for an accelerator
         row, key = earlier.nonzero(as_tuple=True)
         pair, distance = (
             places.to(logits.device) for places in (row * len(keys) + key, rows[row] - key)
         )
-        # Of one head: all see the same keys
+        # One head suffices: all see the same keys
         seen = (logits[:, :1] > float("-inf")) & (keys >= 1).to(logits.device)
         values = logits.masked_fill(~seen, 0.0)
-        # Before the mean goes: rounding is relative to the logits as they came
+        # Before the mean is subtracted: rounding is relative to the original logits
         size = values.abs().amax(-1, keepdim=True)
         values = values - values.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp_min(1)
         # 0 too where a key is not seen, so that it adds nothing
         values = values.masked_fill(~seen | (values.abs() <= RELATIVE * size), 0.0)
         of_pairs = values.flatten(-2).gather(-1, pair.expand(*values.shape[:2], -1))
         self.squares += of_pairs.square().sum(-1, dtype=torch.float64).sum(0)
-        # Rows of a prompt in one call are summed in their dtype, prompts and calls in float64: no
-        # wide copy of all pairs
+        # The rows of a prompt are summed in their dtype, prompts and calls in float64. This
+        # avoids a float64 copy of all pairs.
         by_distance = of_pairs.new_zeros(*of_pairs.shape[:2], self.by_distance.shape[-1])
         self.by_distance += by_distance.index_add_(2, distance, of_pairs).double().sum(0)
         self.pairs.index_add_(0, distance, seen.flatten(1)[:, pair].sum(0).double())
 
     def share(self) -> Float[Tensor, "head"]:
-        """Return 1 - the share of variance that distance explains.
+        """Return 1 minus the share of variance that distance explains.
 
         Returns:
             [head], float64; NaN for heads whose logits do not vary.

@@ -12,18 +12,19 @@ The source of an answer is the span `needle`; where a prompt lacks one, the toke
 `source` names for each generated one. Retrieval (Wu et al. 2024), top-k copy, averaged over
 prompts:
 
-    R_h = share of the generated t that stand in the source for which the model says t, and one of
-    h's k strongest keys is that t in it
+    R_h = hits / n     n     generated tokens t that occur in the source
+                       hits  tokens among them that the model predicts while one of the k strongest
+                             keys of head h is an occurrence of t in the source
 
-Wu et al. divide by the tokens of the whole needle, all of which their answers repeat. The model
-says t where t is its most likely token after the reference before it, which is greedy generation up
-to the first wrong token. `plugins.paths.direct_path` defines the contribution; a layer without a direct
-path has none (NaN).
+Wu et al. divide by the number of tokens of the whole needle, because their answers repeat all of
+it. The model predicts t where t is its most likely token after the reference tokens before t; this
+equals greedy generation up to the first wrong token. `plugins.paths.direct_path` defines the
+contribution, which is NaN in a layer without a direct path.
 
-Prompts of one length, whose answers stand in the same rows, share a pass, whose scores are fetched
-from its device at once. Rows of attention are computed in parts of at most `CELLS` weights, and of a
-long prompt `rows` of them, the middles of equal parts; no map of a head is kept. Knows nothing about
-names and thresholds.
+Prompts of one length with answers in the same rows share a pass, and the scores of a pass are
+fetched from the device in one copy. Rows of attention are computed in parts of at most `CELLS`
+weights. A long prompt is sampled at `rows` rows, the middles of equal parts. No map of a head is
+kept. This module knows nothing about names and thresholds.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ from repo_interp.tasks.prompt import Prompt
 
 # 16 MB in float32, so that a long prompt needs no map of its heads
 CELLS = 2**22
-"""Attention weights that exist at a time, of one batch and layer."""
+"""Most attention weights of a batch and layer that exist at a time."""
 MOST_ANSWERS = 512
-"""Answers of a pass: what heads move to them is kept of all layers until it ends."""
+"""Most answers of a pass: head outputs at the answers are kept for all layers until it ends."""
 ON_PROMPTS = "_on_prompts"
-"""Ends the names of scores on prompts that are measured on random tokens too."""
+"""Suffix of scores on prompts that are also measured on random tokens."""
 
 _DETECTED = {
     "previous_token": "previous token: attention to it",
@@ -106,9 +107,9 @@ SCORES = {
 }
 """Long name of every score, with its units."""
 ON_RANDOM = frozenset({*_DETECTED, "place_u"})
-"""Scores on random tokens; all others are on prompts."""
+"""Scores on random tokens. All other scores are on prompts."""
 OF_ANSWERS = frozenset({"source_mass", "retrieval", "contribution"})
-"""Scores of the rows that produce an answer: these rows alone are computed for them."""
+"""Scores of the rows that produce an answer. They need no other rows."""
 _DETECTED_ON_PROMPTS = frozenset(f"{name}{ON_PROMPTS}" for name in _DETECTED)
 _OF_ROWS = _DETECTED_ON_PROMPTS | {"distance", "position_distance", "departure", "content"}
 """Scores of all rows of a prompt."""
@@ -117,17 +118,17 @@ _OF_POSITIONS = SCORES.keys() - ON_RANDOM - OF_ANSWERS - _OF_ROWS
 
 @dataclass(frozen=True)
 class Answers:
-    """The generated tokens of prompts, and the tokens that each is taken from."""
+    """The generated tokens of prompts and their source tokens."""
 
     rows: Int[Tensor, "answer"]
-    """The rows that produce them: one earlier."""
+    """The rows that produce the answers: one before each answer's place."""
     tokens: Int[Tensor, "prompt answer"]
     source: Float[Tensor, "prompt answer key"]
-    """1 where a token of the prompt belongs to the source."""
+    """1 where a token of the prompt belongs to the source, else 0."""
     same: Float[Tensor, "prompt answer key"]
-    """1 where, besides, it is the answer's token itself."""
+    """1 where a token of the source equals the answer's token, else 0."""
     copied: Float[Tensor, "prompt"]
-    """Answers whose token stands in their source; NaN where there are none."""
+    """Number of answers with their token in the source; NaN for zero."""
 
 
 def repeated_tokens(
@@ -139,21 +140,21 @@ def repeated_tokens(
         sequences: Number of sequences.
         half: Random tokens before the repetition.
         vocabulary: Number of token ids.
-        special: Token ids that are not drawn.
-        first: Token before them; None: none.
+        special: Token ids that are never drawn.
+        first: Token before the random tokens; None for no such token.
         seed: Seed of the draws.
 
     Returns:
-        Token ids, all different within a half where the vocabulary has enough.
+        Token ids. Within a half they are all different if the vocabulary is large enough.
     """
     # Special tokens draw attention whatever the context, as sinks do.
     alphabet = np.setdiff1d(np.arange(vocabulary), [*special, *([] if first is None else [first])])
     generator = np.random.default_rng(seed)
     drawn = np.stack(
-        # A small vocabulary has fewer tokens than a half, so some then come twice.
+        # A vocabulary smaller than a half makes repeats necessary.
         [generator.choice(alphabet, half, replace=half > len(alphabet)) for _ in range(sequences)]
     )
-    # Without a first token the column has no width, and its value is never used.
+    # Without a first token the column has width 0, and its value is never used.
     before = np.full((sequences, 0 if first is None else 1), first or 0)
     return np.concatenate([before, drawn, drawn], axis=1)
 
@@ -165,15 +166,15 @@ def answers_of(prompt: Prompt) -> Answers | None:
         prompt: Prompt, with a span `needle` or the attribute `source`.
 
     Returns:
-        The answers of one prompt; None where it marks no generated token or no source of them.
+        The answers of one prompt; None if it marks no generated token or no source.
     """
-    # No row before token 0 produces it.
+    # No row produces token 0.
     generated = [place for place in prompt.generated if place > 0]
     if not generated:
         return None
     source = torch.zeros(len(generated), len(prompt.tokens))
     named = prompt.sources
-    # A needle is the source of all answers alike; `sources` name one place for each of them.
+    # A needle is the source of every answer; `sources` has one place per answer.
     if prompt.spans.get("needle"):
         source[:, list(prompt.spans["needle"])] = 1.0
     elif named is not None and len(named) == len(generated):
@@ -182,7 +183,7 @@ def answers_of(prompt: Prompt) -> Answers | None:
         return None
     tokens = torch.tensor(prompt.tokens)
     said = tokens[generated]
-    # [answer, key]: keys of the source whose token is the one that is produced
+    # [answer, key]: keys of the source with the token that is produced
     same = source * (said[:, None] == tokens)
     copied = same.any(-1).sum()
     return Answers(
@@ -204,14 +205,14 @@ def random_scores(
     Args:
         decoder: Decoder of the model.
         sequences: Repeated random tokens (`repeated_tokens`).
-        asked: Names of scores; those of `ON_RANDOM` are computed.
+        asked: Names of scores; only names in `ON_RANDOM` are computed.
 
     Returns:
-        Scores by name; empty, without a pass, where none is asked for.
+        Scores by name; empty, without a pass, if `asked` has no name of `ON_RANDOM`.
     """
     if not ON_RANDOM & set(asked):
         return {}
-    # Some scores come from one pass whatever is asked; `_known` drops the others.
+    # One pass computes all scores; `_known` drops the ones not asked for.
     return _known(
         _on_random(decoder, torch.from_numpy(sequences).to(decoder.device), decoder.shape), asked
     )
@@ -225,14 +226,14 @@ def prompt_scores(
     top: int = 1,
     asked: Collection[str] = SCORES,
 ) -> dict[str, Float[np.ndarray, "layer head"]]:
-    """Compute scores on prompts, several of one length in a pass, that have something for them.
+    """Compute scores on prompts; prompts of one length share a pass.
 
     Args:
         decoder: Decoder of the model.
         prompts: Prompts.
-        rows: Rows of attention of a prompt, at most.
-        top: Strongest keys of a row that count for retrieval.
-        asked: Names of scores; those of `ON_RANDOM` are left out.
+        rows: Most rows of attention of a prompt.
+        top: Number of strongest keys of a row that count for retrieval.
+        asked: Names of scores; names in `ON_RANDOM` are ignored.
 
     Returns:
         Scores by name, means over prompts.
@@ -240,17 +241,17 @@ def prompt_scores(
     wanted = set(asked) - ON_RANDOM
     shape, device = decoder.shape, decoder.device
     answers = [answers_of(prompt) for prompt in prompts]
-    # Scores of answers alone: prompts without any would be passed for nothing.
+    # Where only scores of answers are asked for, prompts without answers need no pass.
     passed = [
         number for number, of in enumerate(answers) if of is not None or not wanted <= OF_ANSWERS
     ]
     if not wanted or not passed:
         return {}
     by_prompt: dict[str, np.ndarray] = {}
-    # Shares of variance need the logits of all prompts by distance, so sums run across prompts.
+    # The share of variance needs the logits of all prompts, so these sums run across prompts.
     longest = max(len(prompts[number].tokens) for number in passed)
     content = [ContentSums.empty(shape[1], longest, device) for _ in range(shape[0])]
-    # Values of all layers are kept for the contribution alone.
+    # Only the contribution needs the values of all layers.
     with direct_path(decoder) if "contribution" in wanted else nullcontext() as path:
         for numbers in _alike(decoder, prompts, answers, passed):
             found = _on_prompts(
@@ -292,7 +293,7 @@ def _alike(
 
 
 def _stacked(answers: Sequence[Answers | None], device: torch.device) -> Answers | None:
-    """The answers of prompts that have them in the same rows; None where they have none."""
+    """Concatenate the answers of prompts with answers in the same rows; None without answers."""
     known = [of_prompt for of_prompt in answers if of_prompt is not None]
     if not known:
         return None
@@ -315,12 +316,12 @@ def _on_random(
     scores = {name: np.full(shape, np.nan) for name in ON_RANDOM}
     found: dict[tuple[str, int], Tensor] = {}
     every = torch.arange(tokens.shape[1], device=tokens.device)
-    # Rows in which the pattern has a pair at all; the others cannot follow it and do not count.
+    # Only rows in which the pattern has a pair count: no head can follow it in other rows.
     occurring = detection_rows(every, tokens)
 
     def receive(inputs: AttentionInputs) -> None:
         sums: dict[str, Tensor] = {}
-        # First, middle and last part of the keys; in float64, as it is summed over many rows.
+        # Mass on the first, middle and last part of the keys; float64, since it sums many rows.
         places, enough = (
             torch.zeros(*inputs.queries.shape[:2], 3, dtype=torch.float64, device=tokens.device),
             0,
@@ -328,17 +329,17 @@ def _on_random(
         for part in _parts(every, inputs):
             weights = inputs.pattern(part)
             _add(sums, detection_sums(weights, part, tokens))
-            in_first = part < (len(every) + 1) // 2  # rows that have seen nothing twice
+            in_first = part < (len(every) + 1) // 2  # rows before any repetition
             of_places, counted = place_sums(weights[:, :, in_first], part[in_first])
             places, enough = places + of_places, enough + counted
         for name, total in sums.items():
             found[name, inputs.layer] = (total / occurring[name][:, None]).mean(0)
         if enough:
             first, middle, last = (places / enough).mean(0).unbind(-1)
-            # The lower of both ends, so that a head that looks at one end alone is no U.
+            # The lower of both ends, so that a head that attends to one end only is no U.
             found["place_u", inputs.layer] = torch.minimum(first, last) - middle
 
-    # What the last layer makes of its inputs tells nothing.
+    # The pass ends inside the last layer: no score needs that layer's output.
     _pass(decoder, tokens, receive, torch.arange(len(tokens)), decoder.layers[-1].layer_idx)
     for (name, layer), values in _fetched(found, decoder.device).items():
         scores[name][layer] = values
@@ -356,9 +357,9 @@ def _on_prompts(
     top: int,
     asked: Collection[str],
 ) -> dict[tuple[str, int], Float[np.ndarray, "prompt head"]]:
-    """The scores of prompts of one length by name and layer, where a layer has such a score.
+    """Compute scores of prompts of one length, by name and layer; a layer may lack scores.
 
-    Their rows are added to `content`, which is no score of single prompts.
+    Adds the rows of the prompts to `content`, which is a score over all prompts.
     """
     tokens = torch.tensor([prompt.tokens for prompt in prompts], device=decoder.device)
     found: dict[tuple[str, int], Tensor] = {}
@@ -378,7 +379,7 @@ def _on_prompts(
             if sourced and inputs.learned and "heads_per_map" in of_positions:
                 assert inputs.head_positions is not None
                 mirrored["mirror", layer] = inputs.head_positions
-        # Popped, so that values of one layer exist at a time; key-value heads are repeated to
+        # Popped, so that only one layer's values are in memory. Key-value heads are repeated to
         # heads.
         values = None if path is None else expand_heads(path.values.pop(layer), inputs.heads)
         if answers is not None and not OF_ANSWERS.isdisjoint(asked):
@@ -391,12 +392,11 @@ def _on_prompts(
             same = answers.same[:, None].expand_as(weights)
             on_token[layer] = same.gather(-1, strongest).amax(-1)
             if values is not None:
-                # The part of the head's output that comes from the source: [prompt, answer, head,
-                # d_value].
+                # The source's part of the head's output: [prompt, answer, head, d_value]
                 moved[layer] = (on_source.to(values.dtype) @ values).transpose(1, 2)
 
     hidden = _pass(decoder, tokens, receive, torch.tensor(numbers))
-    # Whether the model says the token is known only when all layers have run.
+    # The model's prediction is known only after all layers have run.
     if answers is not None and on_token:
         found |= _finish(decoder, path, hidden, answers, moved, on_token)
     scores = _fetched(found | mirrored, decoder.device)
@@ -408,7 +408,7 @@ def _on_prompts(
 def _fetched(
     found: Mapping[tuple[str, int], Tensor], device: torch.device
 ) -> dict[tuple[str, int], np.ndarray]:
-    """Tensors of all layers as arrays of float64: an accelerator is waited for once."""
+    """Copy tensors of all layers to float64 arrays, with one wait for an accelerator."""
     if not found:
         return {}
     numbers = torch.cat([values.to(device, torch.float64).flatten() for values in found.values()])
@@ -441,8 +441,8 @@ def _finish(
     moved: Mapping[int, Tensor],
     on_token: Mapping[int, Tensor],
 ) -> dict[tuple[str, int], Float[Tensor, "prompt head"]]:
-    """Retrieval and contribution by layer, which need the end of the pass."""
-    # In parts, as the vocabulary is large
+    """Compute retrieval and contribution by layer from the last hidden states."""
+    # In parts, since the vocabulary is large
     states = hidden[:, answers.rows].flatten(0, 1)
     likeliest = [
         next_token_logits(decoder, part).argmax(-1)
@@ -450,7 +450,7 @@ def _finish(
     ]
     said = torch.cat(likeliest).reshape(answers.tokens.shape) == answers.tokens
     found = {
-        # Only tokens that stand in the source can be retrieved, so the others are no failures.
+        # A token that is not in the source cannot be retrieved, so it is not counted as a failure.
         ("retrieval", layer): (right * said[:, None]).sum(-1) / answers.copied[:, None]
         for layer, right in on_token.items()
     }
@@ -472,10 +472,10 @@ def _of_rows(
     most: int,
     asked: Collection[str],
 ) -> dict[str, Float[Tensor, "prompt head"]]:
-    """Means over the rows of prompts, of those `asked`; their logits are added to `content`."""
-    # All, or middles of equal parts: the first rows see few keys and are no sample.
+    """Compute means over rows of the scores in `asked`, and add the logits to `content`."""
+    # All rows, or the middles of equal parts. The first rows see few keys, a biased sample.
     rows = torch.tensor(middles(tokens.shape[1], most))
-    # As many prompts as have no more than `CELLS` weights, or one, in parts
+    # As many prompts as fit into `CELLS` weights; a single larger one is split by rows
     at_once = max(1, CELLS // (inputs.heads * len(rows) * tokens.shape[1]))
     found: dict[str, list[Tensor]] = {}
     for start in range(0, len(tokens), at_once):
@@ -493,7 +493,7 @@ def _of_rows_at_once(
     content: ContentSums,
     asked: Collection[str],
 ) -> dict[str, Float[Tensor, "prompt head"]]:
-    # Learned positions have distances of their own; others are the index, so tokens apart.
+    # Distances of learned positions differ from distances in tokens; others are equal to them.
     learned = inputs.head_positions if inputs.learned else None
     sums: dict[str, Tensor] = {}
     for on_processor in _parts(rows, inputs):
@@ -506,12 +506,12 @@ def _of_rows_at_once(
         if not {"distance", "position_distance"}.isdisjoint(asked):
             _add(sums, {"distance": distance_sums(weights, part)})
         if "departure" in asked:
-            # A sink takes a share of the row, which would count as departure; equal weights are
-            # over keys.
+            # Equal weights are over keys, so a sink's share of the row is left out: it would
+            # count as departure.
             of_keys = weights if inputs.sinks is None else logits.softmax(-1)
             _add(sums, {"departure": departure_sums(of_keys, logits)})
         if "position_distance" in asked and learned is not None:
-            # Indexed positions need no pass: see the end.
+            # Without learned positions it equals the distance in tokens; see below.
             _add(sums, {"position_distance": position_distance_sums(weights, part, learned)})
         if "content" in asked:
             content.add(logits, on_processor)
@@ -527,9 +527,9 @@ def _of_rows_at_once(
 
 
 def _of_positions(inputs: AttentionInputs) -> dict[str, Float[Tensor, "prompt head"]]:
-    """Patterns and range of positions; of learned ones also how many heads share them."""
+    """Compute patterns and range of positions; for learned ones also the heads per map."""
     positions = inputs.head_positions
-    # Positions by rotary pair are no single number, of which a chunk could be constant.
+    # Positions that differ by rotary pair are not one number, so a chunk has no pattern.
     if positions is None or inputs.differ_by_pair:
         return {}
     labels = chunk_patterns(positions, inputs.valid[:, None])
@@ -540,7 +540,7 @@ def _of_positions(inputs: AttentionInputs) -> dict[str, Float[Tensor, "prompt he
     }
     if inputs.learned:
         assert inputs.positions is not None
-        # Heads that share a row of positions: all of them, or those of a key-value head
+        # Heads that share a row of positions: all heads, or the heads of a key-value head
         shared = inputs.heads / inputs.positions.shape[1]
         scores["heads_per_map"] = torch.full_like(scores["position_range"], shared)
     return scores
@@ -553,9 +553,9 @@ def _pass(
     numbers: Int[Tensor, "prompt"],
     last_layer: int | None = None,
 ) -> Float[Tensor, "prompt token width"]:
-    """A forward pass that hands every layer to `receive`; its last hidden states.
+    """Run a forward pass, call `receive` for every layer, and return the last hidden states.
 
-    `numbers`: those of the prompts. `last_layer`: the pass ends inside it; None: it is whole.
+    `numbers` are the numbers of the prompts. The pass ends inside `last_layer`; None runs it all.
     """
     valid = torch.ones_like(tokens, dtype=torch.bool)
     with observing(decoder, valid, numbers, receive):
@@ -574,7 +574,7 @@ def _add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
 
 
 def _mean(values: Float[np.ndarray, "prompt layer head"]) -> Float[np.ndarray, "layer head"]:
-    """Mean over prompts, NaN left out; NaN where all are."""
+    """Mean over prompts without NaN; NaN if all values are NaN."""
     known = np.isfinite(values)
     with np.errstate(invalid="ignore"):
         return np.where(known, values, 0.0).sum(0) / known.sum(0)

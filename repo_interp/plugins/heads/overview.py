@@ -1,9 +1,10 @@
-"""Overview of the atlas: heads x numbers, alike heads and alike numbers beside each other.
+"""Overview of the atlas: heads x numbers, with similar heads and similar numbers side by side.
 
-Numbers are less their mean over heads and divided by their deviation; heads and numbers are in the order
-of a hierarchical clustering (average linkage; of heads by Euclidean distance, of numbers by 1 - |r|).
-Numbers that are the same for all heads, and names, are no part of it; where a head lacks a number it
-stands at the mean.
+    z = (x - mean over heads) / standard deviation over heads
+
+Heads and numbers are ordered by hierarchical clustering with average linkage; the distance between
+heads is Euclidean, between numbers 1 - |r|. Names, and numbers that are equal for all heads, are
+left out. A missing number is drawn at the mean (z = 0).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from repo_interp.plots.marks import bare, colour_bar, group, heads_of
 from repo_interp.plots.style import PAGE_HEIGHT, PAGE_WIDTH, PaperFigure, paper_figure, style
 
 MOST_NAMED_ROWS = 64
-"""Heads that the overview draws with their names."""
+"""Most heads that the overview draws."""
 REACH = 3.0
-"""Deviations at which the colours of the overview end."""
+"""Standard deviations at which the colors of the overview saturate."""
 
 
 def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
@@ -32,13 +33,12 @@ def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
         atlas: Group `atlas` of a run.
 
     Returns:
-        Arrays [layer, head] by their column, a variable or VARIABLE[LABEL].
+        Arrays [layer, head] by column name, a variable or VARIABLE[LABEL].
     """
     columns: dict[str, xr.DataArray] = {}
     for name, variable in atlas.data_vars.items():
         further = [str(dim) for dim in variable.dims if dim not in ("layer", "head")]
-        # Variables by label say how names were given (thresholds, nulls); they are no numbers of a
-        # head.
+        # Variables with the axis `label` describe rules (thresholds, nulls), not heads.
         if not {"layer", "head"} <= set(variable.dims) or len(further) > 1 or "label" in further:
             continue
         parts = {
@@ -54,15 +54,15 @@ def head_columns(atlas: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def names_of(texts: xr.DataArray) -> np.ndarray:
-    """Return the names of every head, in their order.
+    """Split the names of every head, in their order.
 
     Args:
-        texts: Names [layer, head], with commas between those of a head.
+        texts: Names [layer, head], separated by commas.
 
     Returns:
         Tuples of names [layer, head].
     """
-    # Without otypes, vectorize would make arrays of the tuples.
+    # Without otypes, vectorize would convert the tuples to arrays.
     return np.vectorize(
         lambda names: tuple(part for part in str(names).split(", ") if part), otypes=[object]
     )(texts.transpose("layer", "head").values)
@@ -91,17 +91,17 @@ def atlas_overview(run: xr.DataTree) -> PaperFigure:
     names = (
         names_of(atlas["name"]).ravel() if "name" in atlas else np.full(len(heads), None, object)
     )
-    # those with a name first, then those farthest from the mean
+    # Heads with a name first, then by distance from the mean
     distances = np.linalg.norm(values, axis=1)
     shown = np.lexsort((-distances, [not of for of in names]))[:MOST_NAMED_ROWS]
     order, links = clustered(values[shown])
-    # Condensed, as linkage wants it. Rounding makes 1 - |r| slightly negative or off 0 on the
-    # diagonal, which `clip` and `checks=False` let pass.
+    # linkage needs the condensed form. Rounding makes 1 - |r| slightly negative, or not quite 0
+    # on the diagonal; `clip` and `checks=False` allow for this.
     apart = squareform(np.clip(1 - np.abs(np.corrcoef(values.T)), 0, None), checks=False)
     of_columns = dendrogram(linkage(apart, "average"), no_plot=True)["leaves"]
     figure = paper_figure(PAGE_WIDTH, min(PAGE_HEIGHT, 1.9 + 0.125 * len(shown)))
     engine: Any = figure.get_layout_engine()
-    # small letters are wider in print than where the layout measures them
+    # Small letters are wider in print than in the layout's measurement
     engine.set(rect=(0, 0.03, 0.97, 0.97))
     tree, ax = figure.subplots(1, 2, width_ratios=(1, 8), sharey=False)
     _draw_tree(tree, links, len(shown))
@@ -139,7 +139,7 @@ def atlas_overview(run: xr.DataTree) -> PaperFigure:
 
 
 def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[int, int]]]:
-    """Standardise the numbers that vary over heads to z-scores.
+    """Standardize the numbers that vary over heads to z-scores.
 
     Args:
         atlas: Group `atlas` of a run.
@@ -152,8 +152,7 @@ def standardised(atlas: xr.Dataset) -> tuple[np.ndarray, list[str], list[tuple[i
         if column.dtype.kind in "fiu":
             values = column.values.astype(float).ravel()
             known = values[np.isfinite(values)]
-            # Relative to the size: a number that is equal for all heads may still differ by
-            # rounding.
+            # A relative bound, since numbers that are equal for all heads may differ by rounding
             if known.size > 1 and known.std() > 1e-9 * (1 + np.abs(known).max()):
                 varying[name] = np.where(
                     np.isfinite(values), (values - known.mean()) / known.std(), 0.0
@@ -176,7 +175,7 @@ def clustered(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """
     if len(rows) < 3:
         return np.arange(len(rows)), None
-    # Reordering leaves is slow for many rows, and only helps where rows can be read.
+    # Reordering leaves is slow for many rows, and only helps if the row labels are legible.
     links = linkage(rows, "average", optimal_ordering=len(rows) <= MOST_NAMED_ROWS)
     return np.array(dendrogram(links, no_plot=True)["leaves"]), links
 
@@ -185,7 +184,7 @@ def _draw_tree(ax: Any, links: np.ndarray | None, heads: int) -> None:
     if links is not None:
         drawn = dendrogram(links, no_plot=True)
         for across, along in zip(drawn["dcoord"], drawn["icoord"], strict=True):
-            # scipy puts leaf k at 10 k + 5; here it stands at row k of the image.
+            # scipy draws leaf k at 10 k + 5; here it is at row k of the image.
             ax.plot(across, (np.array(along) - 5) / 10, color="#5A5A5A", linewidth=0.4)
     ax.set_ylim(heads - 0.5, -0.5)
     ax.invert_xaxis()

@@ -1,12 +1,12 @@
-"""Scores of the twins of a model, controls with random weights, drawn once per configuration.
+"""Cache of the scores of twins: models with random weights, drawn once per configuration.
 
     CACHE/twins/SHA-256(configuration, layout, seed, libraries, our code, tokens, scores).json
 
-holds the largest score by rule, with a seal, for every later analysis.
+holds the largest score by rule, with a checksum, for later analyses.
 
-Neither a model's weights nor its name are in the key: a twin of one checkpoint is a twin of every
-one of its configuration. A file that is damaged, or that cannot be written, costs the time of
-drawing again. Knows nothing about the scores.
+The key contains neither the weights nor the name of a model: checkpoints of one configuration
+share their twins. If a file is damaged or cannot be written, the twin is drawn again. This module
+knows nothing about the scores.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from repo_interp.storage.files import cache_directory
 from repo_interp.storage.store import POINTS, Damaged
 
 _PACKAGES = ("positions", "models", "measures", "experiments")
-"""Packages whose code decides a twin and its scores."""
+"""Packages with code that affects a twin or its scores."""
 _IDLE = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
-"""Fields in which configurations of one model may differ; a twin has float32."""
+"""Fields that do not affect a twin. `dtype` is one: twins are float32."""
 
 
 def kept_scores(
@@ -43,14 +43,14 @@ def kept_scores(
 ) -> dict[str, float]:
     """Compute the scores of a twin, or read them from the cache.
 
-    A damaged file is computed again, with a warning.
+    The scores in a damaged file are computed again, with a warning.
 
     Args:
         decoder: Decoder of the model.
         seed: Seed of the weights.
-        asked: All else that decides the numbers, such as the tokens.
+        asked: All other inputs that affect the numbers, such as the tokens.
         names: Names of the numbers.
-        compute: Called where the cache has no such file, or a damaged one.
+        compute: Function that is called if the file is missing or damaged.
 
     Returns:
         Numbers by name.
@@ -58,7 +58,7 @@ def kept_scores(
     if not names:
         return {}
     config = decoder.owner.config
-    # Everything that decides the twin or its scores is part of the key; weights and name are not.
+    # The key has every input that affects the twin or its scores, so no weights and no name.
     question = {
         "config": {
             name: value
@@ -68,11 +68,11 @@ def kept_scores(
         "layout": decoder.schemes,
         "options": own_layout_of(config)[1],
         "seed": seed,
-        # Another version may draw other weights from one seed, or compute other scores.
+        # Another version may draw other weights from the same seed, or compute other scores.
         "with": (torch.__version__, transformers.__version__, _code_digest()),
         **asked,
     }
-    # sort_keys, so that equal questions have equal text; str for values such as dtypes
+    # sort_keys, so that equal keys have equal text; str for values such as dtypes
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
     try:
         file = cache_directory() / "twins" / f"{digest}.json"
@@ -87,14 +87,14 @@ def kept_scores(
             ):
                 raise ValueError("other names")
             return point
-        # RecursionError comes from JSON that is nested too deep: also damage.
+        # json raises RecursionError for text that is nested too deep: also damage.
         except (OSError, ValueError, RecursionError):
             warn(
                 f"{file} is damaged: the scores of a model with random weights are measured again",
                 Damaged,
             )
     point = compute()
-    with suppress(OSError):  # a full disk, or one that is read alone
+    with suppress(OSError):  # a full or read-only disk
         file.parent.mkdir(parents=True, exist_ok=True)
         POINTS.write(point, file)
     return point
@@ -103,9 +103,9 @@ def kept_scores(
 # Once per process: reading and hashing the sources takes time.
 @cache
 def _code_digest() -> str:
-    """SHA-256 of the code that decides twins and scores; a version does not change by line."""
+    """SHA-256 of the code of `_PACKAGES`; a version number does not change with every line."""
     root, running = Path(__file__).parents[1], hashlib.sha256()
-    # Sorted, since a folder lists its files in any order.
+    # Sorted, since the order of rglob depends on the file system.
     for file in sorted(file for package in _PACKAGES for file in (root / package).rglob("*.py")):
         running.update(file.read_bytes())
     return running.hexdigest()

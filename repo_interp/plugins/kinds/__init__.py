@@ -1,1 +1,1 @@
-"""What the positions of each kind of heads are for."""
+"""Use of the positions of each kind of heads."""

@@ -1,27 +1,27 @@
-"""The use of every kind of heads: all its heads are frozen, and every token is predicted again.
+"""Change of every token's loss when all heads of one kind have frozen positions.
 
     change       -log p(token | heads of the kind frozen at their mean positions) + log p(token),
                  in nats
-    controls     the same of as many other heads with learned positions, drawn at random, no set
-                 twice; mean over draws
+    controls     the same for as many other heads with learned positions, drawn at random without
+                 repeating a set; mean over draws
     difference   change - controls, token by token
 
-Kinds are groups of those of `position_sources` on the same prompts (`names.GROUPS`): clocks by their
-resolution, readers of words and of segments, and others. Heads that share their positions are frozen together, in
-controls too. `EVERY` are all heads that learn positions; they, and a kind
-of more than half of them, have no controls. RePo's special cases are `CASES`, all heads that learn
-positions at once: a constant (NoPE), the line fitted to each head's positions, and the token index
-(RoPE).
+Kinds are groups (`names.GROUPS`) of the kinds of `position_sources` on the same prompts: clocks by
+their resolution, readers of words and of segments, and others. Heads that share positions are
+frozen together, in controls too. `EVERY` are all heads that learn positions; they, and a kind of
+more than half of them, have no controls. `CASES` are RePo's special cases, which change all heads
+that learn positions at once: a constant (NoPE), the line fitted to each head's positions, and the
+token index (RoPE).
 
-Intervals are Student's, at 95 %, of a ratio: with x_b the sum of changes over the n_b tokens of
-block b of B,
+Intervals are Student's 95 % intervals of a ratio: with x_b the sum of changes over the n_b tokens
+of block b of B,
 
     m = sum x_b / sum n_b        s^2 = B / (B - 1)  sum (x_b - m n_b)^2 / (sum n_b)^2
 
-A block is a prompt where there are `PROMPTS` or more, else a stretch of `BLOCK` tokens or more of
-one. They are about other text; how much other controls would differ, the draws show. A token is of
-the first class that fits: generated, a number (its text has a digit), the first of a line, a copy
-(it and the token before it stood side by side earlier in the prompt), another.
+With at least `PROMPTS` prompts a block is a prompt, else a stretch of at least `BLOCK` tokens of a
+prompt. Intervals are about other text; the draws show how much other controls would differ. A token
+belongs to the first class that fits: generated, a number (its text has a digit), the first of a
+line, a copy (the token and its predecessor occur side by side earlier in the prompt), others.
 """
 
 from __future__ import annotations
@@ -79,20 +79,20 @@ CASES = {
     "all heads, straight lines": straightened,
     "all heads, token index": linearised,
 }
-"""Kinds of all heads, and the changes of their positions; those of other kinds are frozen."""
+"""Kinds of all heads, and the changes of their positions; heads of other kinds are frozen."""
 CLASSES = ("generated", "numbers", "first of lines", "copies", "others")
 """Classes of tokens; a token belongs to the first that fits."""
 PROMPTS = 10
-"""Prompts from which on every prompt is a block."""
+"""Least number of prompts for which every prompt is a block."""
 BLOCK = 32
-"""Tokens of a block, at least, where there are fewer prompts."""
+"""Least number of tokens of a block, with fewer prompts."""
 AT_ONCE = 256
-"""Tokens whose next ones are predicted at a time: logits over the vocabulary are large."""
+"""Tokens with logits at a time, since logits over the vocabulary are large."""
 Heads = list[tuple[int, int]]
 
 
 def _side_by_side(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-    """Numbers of the prompts of every pass: prompts of one length, without padding."""
+    """Numbers of the prompts of every pass. A pass has prompts of one length, without padding."""
     lengths = [len(prompt.tokens) for prompt in prompts]
     order = sorted(range(len(prompts)), key=lengths.__getitem__)
     limits = replace(batch_limit(decoder, "auto"), padding=0)
@@ -100,20 +100,19 @@ def _side_by_side(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[int
 
 
 def rows_by_kind(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[str, Heads]]:
-    """Find the kind of all heads that share learned positions.
+    """Find the kind of every set of heads that share learned positions.
 
     Args:
         decoder: Decoder of the model.
-        prompts: Prompts; every one costs a forward pass.
+        prompts: Prompts; each costs a forward pass.
 
     Returns:
         Pairs of a group of kinds and the heads that share their positions.
     """
     measure, parts, shared = PositionSources(), list[Statistics](), dict[int, int]()
-    # A prompt's marked spans come first; its structure (lines, words
-    # and so on) is read from its text.
+    # The marked spans of a prompt; its structure (lines, words and so on) is read from its text.
     named = [
-        # As an analysis has them, so that both find the same kinds
+        # The spans of an analysis, so that both find the same kinds
         {**prompt.spans, "generated": prompt.generated}
         | prompt_structure(measure.kinds, len(prompt.tokens), prompt.spans, prompt.token_text)
         for prompt in prompts
@@ -123,19 +122,19 @@ def rows_by_kind(decoder: Decoder, prompts: Sequence[Prompt]) -> list[tuple[str,
     def receive(spans: Spans, inputs: AttentionInputs) -> None:
         parts.append(measure.observe(inputs, spans))
         assert inputs.positions is not None
-        # Heads per row of positions: heads of a group cannot be frozen apart.
+        # Heads per row of positions; heads that share a row cannot be frozen separately.
         shared[inputs.layer] = inputs.heads // inputs.positions.shape[1]
 
     for numbers in _side_by_side(decoder, prompts):
         tokens = torch.tensor([prompts[number].tokens for number in numbers], device=device)
-        # Every prompt gets a mask for every span, so that the statistics of prompts have equal
+        # Every prompt gets a mask for every span, so that statistics of all prompts have equal
         # columns.
         spans = {name: torch.zeros(tokens.shape, dtype=torch.bool) for name in set().union(*named)}
         for row, number in enumerate(numbers):
             for name, places in named[number].items():
                 spans[name][row, list(places)] = True
         valid, receiver = torch.ones_like(tokens, dtype=torch.bool), partial(receive, spans)
-        # Kinds are about learned positions, so other layers need not be observed.
+        # Kinds are about learned positions, so other layers are not observed.
         capture(decoder, tokens, valid, torch.tensor(numbers), receiver, decoder.learned_layers)
     kind = measure.conclude(merge(parts))["kind"]
     return [
@@ -157,7 +156,7 @@ def token_classes(prompt: Prompt) -> list[str]:
     Returns:
         One of `CLASSES` for every token.
     """
-    # A token and the one before it. The first has none, and a pair of ids that do not exist.
+    # Pairs of a token and its predecessor. The first token gets a pair with ids that do not exist.
     pairs = [(-1, -1), *pairwise(prompt.tokens)]
     structure = prompt_structure(("lines",), len(pairs), prompt.spans, prompt.token_text)
     texts, lines = (
@@ -165,13 +164,13 @@ def token_classes(prompt: Prompt) -> list[str]:
         structure.get(f"{INSIDE}lines{STARTS}", ()),
     )
     return [
-        # The first class that is true; the last always is.
+        # The first class that is true; the last is always true.
         CLASSES[
             [
                 place in prompt.generated,
                 any(map(str.isdigit, texts[place])),
                 place in lines,
-                # index gives the first occurrence: an earlier one makes this pair a copy.
+                # `index` finds the first occurrence; if it is earlier, this pair is a copy.
                 pairs.index(pair) < place,
                 True,
             ].index(True)
@@ -191,7 +190,7 @@ def blocks_of(lengths: Sequence[int]) -> list[Int[np.ndarray, " token"]]:
     """
     counts = [1 if len(lengths) >= PROMPTS else max(1, length // BLOCK) for length in lengths]
     return [
-        # Stretches of equal length, so a block is never a short rest; the first token has no loss.
+        # Equal lengths, so that no block is a short remainder; the first token has no loss.
         sum(counts[:number]) + np.arange(length - 1) * counts[number] // (length - 1)
         for number, length in enumerate(lengths)
     ]
@@ -205,12 +204,12 @@ def intervals(changes: xr.DataArray) -> xr.DataArray:
             the kind, the others are controls.
 
     Returns:
-        Mean, lower and upper end [kind, ..., of, bound], of the kind, of the controls and of the
-        difference; ends are NaN where all blocks are equal.
+        Mean, lower and upper end [kind, ..., of, bound], for the kind, the controls and the
+        difference; ends are NaN if all blocks are equal.
     """
     of_kind, controls = changes.isel(draw=0), changes.isel(draw=slice(1, None)).mean("draw")
-    # Grouped by block over all three at once, since the interval of a
-    # difference is not a difference.
+    # All three are grouped by block, since the interval of a difference is not the difference of
+    # intervals.
     groups = xr.concat([of_kind, controls, of_kind - controls], "of").groupby("block")
     sums, counts = groups.sum(), groups.count()
     # A block without tokens of the class counts neither in the mean nor among the blocks.
@@ -218,7 +217,7 @@ def intervals(changes: xr.DataArray) -> xr.DataArray:
     error = (
         ((sums - mean * counts) ** 2).sum("block") * blocks / (blocks - 1)
     ) ** 0.5 / counts.sum("block")
-    # No error where all blocks are equal: an interval of width 0 would claim certainty.
+    # NaN if all blocks are equal: an interval of width 0 would claim certainty.
     reach = error.where(error > 0) * student_quantile(blocks - 1)
     return xr.concat([mean, mean - reach, mean + reach], "bound").transpose(
         "kind", ..., "of", "bound"
@@ -236,16 +235,16 @@ def _read(
 ) -> Float[np.ndarray, "token prompt"]:
     """Scores of prompts of one length, and losses of their tokens, with `heads` changed.
 
-    None: none are changed; []: NaN.
+    `heads` None changes nothing; [] gives NaN.
     """
-    # Read first, so that the undisturbed pass is recorded before anything is changed.
+    # First, so that the undisturbed pass is recorded before any change.
     clean = recording()
     count, length = clean.tokens.shape
-    # A set that does not exist: drawn sets may be fewer than `draws`.
+    # A missing set: there may be fewer drawn sets than `draws`.
     if heads == []:
         return np.full((length, count), np.nan)
     with nullcontext() if heads is None else change(decoder.module, heads):
-        # Layers below the first changed one are as they were.
+        # Layers below the first changed one do not change.
         hidden = clean.last_hidden if heads is None else resume_pass(decoder, clean, min(heads)[0])
     losses, likeliest = list[Tensor](), list[Tensor]()
     for states, following in zip(
@@ -256,7 +255,7 @@ def _read(
         logits = next_token_logits(decoder, states)
         losses.append(torch.nn.functional.cross_entropy(logits, following, reduction="none"))
         likeliest.append(logits.argmax(-1))
-    # Losses begin with token 1, so those of token t stand at t - 1.
+    # Losses begin with token 1, so the loss of token t is at t - 1.
     lost = torch.cat(losses).reshape(count, -1).tolist()
     said = torch.cat(likeliest).reshape(count, -1).tolist()
     responses = [
@@ -265,13 +264,13 @@ def _read(
         )
         for prompt, says, loses in zip(prompts, said, lost, strict=True)
     ]
-    # The score, then a loss per token but the first: as many numbers as a prompt has tokens
+    # The score, then the losses of all tokens but the first: one number per token
     return np.vstack([scoring.score(responses, prompts), np.transpose(lost)])
 
 
 @dataclass(frozen=True)
 class Kinds(Experiment):
-    """The experiment `kinds`: what the positions of each kind of heads are for (ours)."""
+    """The experiment `kinds`: the use of the positions of each kind of heads (ours)."""
 
     draws: Count = 3
     """Controls: different sets of as many other heads, as far as there are so many."""
@@ -282,7 +281,7 @@ class Kinds(Experiment):
 
     def unasked(self, layers: Layers, task: Scoring | None) -> Unasked | None:
         """Return it where positions are learned."""
-        # Its passes are long: a model of 1e8 parameters is not analyzed for twice as long unasked
+        # Half of QUICK: by default it must not double the time of an analysis of 1e8 parameters
         return Unasked(self, QUICK / 2) if layers.learned else None
 
     def plan(
@@ -292,7 +291,7 @@ class Kinds(Experiment):
         prompts: Sequence[Prompt],
         training_length: int,
     ) -> Plan:
-        """Passes for all kinds that there can be.
+        """Plan passes for all possible kinds.
 
         Raises InputError where no layer learns positions, or nothing is predicted.
         """
@@ -305,17 +304,17 @@ class Kinds(Experiment):
                 f"({schemes}) learns any; leave them out"
             )
         _ = decoder.heads  # refuses layers with different numbers of heads
-        # Also by text: the loss of every token is read beside the score of the answer.
+        # Also as text: the loss of every token is read besides the score of the answer.
         for judge in (scoring, Windows()):
             require_targets(self.name, judge, prompts)
         count, sets = decoder.layer_count, len(CASES) + len(GROUPS) * (1 + self.draws)
-        # Sets in whole passes: at most the layers from the first learned one on run again.
+        # Sets in whole passes: at most the layers from the first learned layer on run again.
         changed = sets * (count - learned[0]) / count
 
         return Plan(
             self,
             tuple(len(prompt.tokens) for prompt in prompts) * (2 + ceil(changed)),
-            # Two more: one to find the kinds, one undisturbed
+            # Two more passes: one to find the kinds, one undisturbed
             partial(self._measured, decoder, scoring, prompts),
         )
 
@@ -333,8 +332,8 @@ class Kinds(Experiment):
             members = [heads for known, heads in rows if kind == known or kind in CASES]
             others = [heads for _, heads in rows if heads not in members]
             drawn = drawn_sets(others, len(members), self.draws, self.seed)
-            # Empty sets fill up to 1 + draws per kind, as `changes` reshapes;
-            # kinds without heads are left out.
+            # Padded with empty sets to 1 + draws per kind, since `changes` reshapes. Kinds without
+            # heads are left out.
             sets |= {kind: [members, *drawn, *[[]] * (self.draws - len(drawn))]} if members else {}
         heads = [sum(some, start=Heads()) for of_kind in sets.values() for some in of_kind]
         edits = [CASES.get(kind, frozen) for kind, of_kind in sets.items() for _ in of_kind]
@@ -349,7 +348,7 @@ class Kinds(Experiment):
         )
 
         def point(numbers: tuple[int, ...], place: int) -> dict[str, Any]:
-            # Set 0 changes nothing: the others are compared with it
+            # Set 0 changes nothing: it is the reference
             some = None if place == 0 else heads[place - 1]
             asked, clean = [prompts[number] for number in numbers], partial(recording, numbers)
             read = _read(decoder, scoring, asked, clean, some, edits[place - 1])
@@ -396,7 +395,7 @@ class Kinds(Experiment):
         )
         group = described_group(
             {
-                # Every first set of 1 + draws is the kind, the others are its controls.
+                # Of every 1 + draws sets the first is the kind, the others are its controls.
                 "heads": ("kind", [len(some) for some in heads[:: 1 + self.draws]]),
                 "loss": ((), np.concatenate([rows[0, 1:] for rows in read]).mean()),
                 "tokens": in_class.sum("sample"),

@@ -1,10 +1,10 @@
-"""The loss with the positions of a kind of heads frozen, and the tokens that lose.
+"""Charts of the loss with frozen positions of a kind of heads, by class of tokens.
 
 The control is as many other heads. All heads are also put on straight lines, and at the token index.
 
-    dot     mean change of -log p with the positions of all heads of a kind changed, and its 95 % interval      grey: other heads
+    dot     mean change of -log p with the positions of all heads of a kind changed, and its 95 % interval      gray: other heads
 
-Draws the group `kinds`. Knows nothing about how positions were changed.
+Draws the group `kinds`. This module knows nothing about how positions were changed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from repo_interp.plugins.causes.effects_view import LEAST, against_others
 from repo_interp.plugins.sources.names import FINE, MIDDLE
 
 CLEAR = 1.5
-"""Halves of a 95 % interval - about three standard errors - that a found difference is from 0."""
+"""Least distance of a found difference from 0, in half widths of its 95 % interval (about three
+standard errors)."""
 EXACT = "exact match"
-"""The score of which 1 is the ceiling."""
+"""The score with a maximum of 1."""
 ROUNDING = 1e-6
-"""Losses in nats below which a change is the rounding of float32."""
+"""Loss in nats below which a change is rounding of float32."""
 INDEX = "the token index"
 CASES = {
     "all heads, straight lines": "the straight line fitted to those of each head",
     "all heads, token index": INDEX,
 }
-"""Kinds of all heads that are not frozen, and their new positions, in words."""
+"""Phrases for the new positions of the kinds of all heads that are not frozen."""
 DO = {
     "finest clocks": f"order two tokens rightly from at most {FINE} apart",
     "middle clocks": f"order two tokens rightly from at most {MIDDLE} apart",
@@ -39,18 +40,18 @@ DO = {
     "readers of segments": "depend on the line, sentence or span",
     "others": "no source explains",
 }
-"""Of a kind of heads, what its positions do."""
+"""Phrases for the use of positions, by kind of heads."""
 
 
 def _answered(kinds: xr.Dataset) -> str:
-    """The class of tokens that a reader asks about first: the answer's, where there is one."""
+    """The most relevant class of tokens: the answer's, if there is one."""
     return "generated" if int(kinds["tokens"].sel(token_class="generated")) else "all"
 
 
 def losses_by_kind(run: xr.DataTree) -> Dots:
     """Draw the change of the loss with frozen positions, a row per kind of heads.
 
-    Grey marks show the change for as many other heads.
+    Gray marks show the change for as many other heads.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -87,13 +88,13 @@ def kind_table(run: xr.DataTree) -> Table:
         run: Tree of a run, a group per measure.
 
     Returns:
-        One row per kind: the loss of tokens, that of other heads, their difference, and the
-        difference by class of tokens.
+        One row per kind: the change of the loss, the same for other heads, their difference, and
+        the difference by class of tokens.
     """
     kinds = group(run, "kinds")
     kinds = kinds.sel(token_class=kinds["tokens"] > 0)
     losses, scores = kinds["loss_change"], kinds["score_change"].sel(bound="mean")
-    # All heads leave no others to compare with.
+    # For all heads there are no other heads to compare with.
     by_class = losses.sel(of="difference").fillna(losses.sel(of="change")).sel(bound="mean")
     columns = [("heads", kinds["heads"])]
     for of, title in (("change", "loss"), ("controls", "others"), ("difference", "difference")):
@@ -104,7 +105,7 @@ def kind_table(run: xr.DataTree) -> Table:
             columns.append((f"{name} ({count})", by_class.sel(token_class=name)))
     columns.append(("score", scores.sel(of="change")))
     columns.append(("others' score", scores.sel(of="controls")))
-    # runs of earlier versions lack it
+    # Missing in runs of earlier versions
     loss = f" (undisturbed {number(float(kinds['loss']))})" if "loss" in kinds else ""
     note = (
         f"Change of -log p{loss}, nats per token, when positions of all heads of a kind are frozen, "
@@ -119,7 +120,7 @@ def kind_table(run: xr.DataTree) -> Table:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Find kinds that cost clearly more or less to freeze than as many other heads."""
+    """Find kinds with a clearly larger or smaller loss when frozen than as many other heads."""
     kinds = group(run, "kinds")
     answered = _answered(kinds)
     for kind, count in kinds["heads"].to_series().items():
@@ -136,12 +137,12 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             if np.isnan(difference[0])
             else (difference, f", of as many other heads {number(others[0])}{_is_more(difference)}")
         )
-        # what all positions are for is told even if it is nothing
+        # For all heads the result is reported even if there is no loss
         everything = kind == "all heads"
         if everything:
             yield _of_all(kinds, answered, count, change)
             continue
-        # high - mean is half of the interval. The negation also skips NaN.
+        # high - mean is the half width of the interval. The negation also skips NaN.
         if not abs(judged[0]) > CLEAR * (judged[2] - judged[0]):
             continue
         by_class = of_kind.sel(of="difference").values
@@ -169,7 +170,7 @@ def _of_answer(answered: str) -> str:
 
 
 def _of_all(kinds: xr.Dataset, answered: str, count: int, change: np.ndarray) -> Finding:
-    """What it costs to freeze the positions of all heads, beside RePo's other special cases."""
+    """Report the loss with frozen positions of all heads, and with RePo's other special cases."""
     costs = kinds["loss_change"].sel(token_class=answered, of="change")
     cases = {
         words: costs.sel(kind=name).values for name, words in CASES.items() if name in kinds["kind"]
@@ -196,7 +197,7 @@ def _mean(interval: np.ndarray) -> str:
 
 
 def _ceiling(run: xr.DataTree) -> Finding | None:
-    """Say that every answer is right with all positions frozen as with none; None where not."""
+    """Report if all answers are right both with all positions frozen and with none; else None."""
     kinds, predictions = group(run, "kinds"), run.children.get("predictions")
     if predictions is None or "answer_is_likeliest" not in predictions:
         return None
@@ -220,7 +221,7 @@ def _ceiling(run: xr.DataTree) -> Finding | None:
 
 
 def _is_more(difference: np.ndarray) -> str:
-    """Say that other heads lose more, where the whole interval is below 0."""
+    """Say that other heads lose more, if the whole interval is below 0."""
     return ", which is more" if difference[2] < 0 else ""
 
 

@@ -1,1 +1,1 @@
-"""Prompts that are disturbed, and longer than the training length."""
+"""Disturbed prompts, and prompts longer than the training length."""

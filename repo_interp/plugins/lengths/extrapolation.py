@@ -1,4 +1,4 @@
-"""Prompts longer than the training length, run in several ways.
+"""Prompts longer than the training length, run with several methods of extension.
 
 Position Generalization, sec. 4.2, table 2 and fig. 6:
 
@@ -10,26 +10,26 @@ methods: plain, lm_infinite (window and cap L), infllm (all keys, cap L), interp
 (both by the factor n / L, or 1).
 
 An attention output is the vector o_i = sum_j w_ij v_j of one head, as in eq. 1, before Wo; a
-layer's divergence is the mean over its heads. Choices where the paper is silent. The judged tokens
-are the last `judged` of a prompt: those furthest beyond training; log perplexity is theirs too. N_L
-comes from the even prompts, N_n from the odd ones: the divergence at n = L, plain, is the noise of
-the fit and of the choice of documents. It is in every other number too, large where prompts are
-few, and methods are ranked by their excess over it. The same prompts are cut to every length, so
-lengths differ in nothing else but which tokens are judged.
+layer's divergence is the mean over its heads. The paper leaves these choices open. The judged
+tokens are the last `judged` tokens of a prompt, the farthest beyond training; log perplexity is
+over the same tokens. N_L is fitted to the even prompts and N_n to the odd ones, so the plain
+divergence at n = L is the noise of the fit and of the choice of documents. Every other divergence
+includes this noise, which is large with few prompts, so methods are ranked by the excess over it.
+The same prompts are cut to every length, so lengths differ only in the tokens that are judged.
 
     kl_above_noise                             KL(N_n || N_L) - KL(plain N_L || N_L)
     kl_above_noise_low, kl_above_noise_high    95 % interval of its mean over layers: Student's, by
                                                a jackknife that leaves out one of up to `FOLDS`
-                                               groups of prompts, reference and judged, at a time
+                                               groups of reference and judged prompts at a time
 
-Beside the distances, where outputs are (`output_traces`, fig. 6). Dots: outputs of a layer at all
-tokens of prompts of the training length, run plainly; the plane is that of their two largest
-variances (PCA). Lines: a token beyond the training length of one longer prompt - run by
-LM-Infinite, so that its features are in distribution; its query over every `step`-th window of the
-training length's keys and values (see `models.outputs`).
+`output_traces` (fig. 6) shows the outputs in a plane. Dots are the outputs of a layer at all tokens
+of prompts of the training length, run plainly; the plane has the two directions of their largest
+variance (PCA). A line follows one token beyond the training length of one longer prompt: its query
+attends to every `step`-th window of keys and values of the training length (see `models.outputs`).
+The longer prompt is run by LM-Infinite, so that its features are in distribution.
 
-An axis named `method` is chosen by `group.sel({"method": "plain"})`: as a keyword xarray takes it
-for a way of filling. Knows nothing about how a method works.
+Select from the axis `method` by `group.sel({"method": "plain"})`: xarray reads the keyword
+`method` as a way of filling. This module knows nothing about how a method works.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, CountOrNone, Seed, Tokens, TokensOrNone
 
 REFERENCE_POINTS = 2000
-"""Reference outputs that are kept for drawing, evenly spaced; the plane is made from all."""
+"""Most reference outputs kept for drawing, evenly spaced. The plane is fitted to all outputs."""
 FOLDS = 8
-"""Groups of prompts that the interval of divergences is made from, at most."""
+"""Most groups of prompts for the jackknife interval of divergences."""
 CELLS = 2**22
-"""Numbers of products of outputs at a time, of one layer."""
+"""Most numbers of products of outputs of one layer that exist at a time."""
 MOSTLY = 0.5
-"""Share of a divergence that is noise, from where on a warning says so."""
+"""Share of noise in a divergence above which a warning is issued."""
 _TEXTS = {
     "kl": (
         "divergence of attention outputs from those at the training length, mean over heads [nat]"
@@ -116,7 +116,7 @@ _TRACES = {
 def judged_outputs(
     decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt], judged: int, batch_size: int
 ) -> tuple[dict[int, VectorSums], np.ndarray, float]:
-    """Read the last `judged` tokens of every prompt.
+    """Compute outputs, scores and losses at the last `judged` tokens of every prompt.
 
     Args:
         decoder: Decoder of the model.
@@ -126,32 +126,32 @@ def judged_outputs(
         batch_size: Prompts side by side.
 
     Returns:
-        Sums of the outputs of every head over these tokens, by layer, of the groups of prompts;
-        scores; and the mean of -log p over the targets among these tokens, NaN without any.
+        Sums of every head's outputs over these tokens, by layer and group of prompts; scores; and
+        the mean of -log p over the targets among these tokens, NaN without targets.
     """
     widths = {attention.layer_idx: attention.d_head for attention in decoder.layers}
-    # No more folds than prompts, so that every fold has some
+    # No more folds than prompts, so that no fold is empty
     sums, folds = dict[int, VectorSums](), min(FOLDS, len(prompts))
-    # Filled in place below, before every pass: the hook sees outputs, but not whose they are.
+    # Filled in place before every pass: the hook receives outputs without prompt numbers.
     numbers: list[int] = []
     lengths = [len(prompt.tokens) for prompt in prompts]
 
     def receive(layer: int, outputs: Tensor) -> None:
-        # Prompts are padded on the right, so the last tokens of one end before its padding.
+        # Prompts are padded on the right, so the last tokens of a prompt end before its padding.
         rows = dict[int, list[int]]()
         for row, number in enumerate(numbers):
             rows.setdefault(lengths[number], []).append(row)
-        # As many at a time as leave products of `CELLS` numbers
+        # So many at a time that their products have at most `CELLS` numbers
         most = max(1, CELLS // (outputs.shape[-1] * widths[layer]))
         for length, alike in rows.items():
             for start in range(0, len(alike), most):
                 some = alike[start : start + most]
                 last = outputs[some, max(0, length - judged) : length]
                 # [prompt, token, head * d_head] -> [prompt, head, token, d_head]: one Gaussian per
-                # head. Prompts are dealt to the folds in turn.
+                # head. Prompts are assigned to the folds in turn.
                 of_heads = last.unflatten(-1, (-1, widths[layer])).transpose(1, 2)
                 found = fold_sums(of_heads, [numbers[row] % folds for row in some], folds)
-                # Sums of a fold merge exactly, so no output is kept.
+                # Sums of a fold add exactly, so no output is kept.
                 sums[layer] = sums[layer] + found if layer in sums else found
 
     asked, answered = list[Prompt](), list[Response]()
@@ -168,7 +168,7 @@ def judged_outputs(
         value
         for prompt, answer in zip(asked, answered, strict=True)
         for target, value in zip(scoring.targets(prompt), answer.log_probabilities, strict=True)
-        # The same tokens as the divergence: those furthest beyond the training length
+        # The same tokens as for the divergence
         if target >= len(prompt.tokens) - judged
     ]
     return (
@@ -179,9 +179,9 @@ def judged_outputs(
 
 
 def _divergences(judged: VectorSums, reference: VectorSums) -> list[float]:
-    """KL of the sums of all groups, then without each group that both have; mean over heads.
+    """KL of the sums of all groups, then without one shared group at a time; mean over heads.
 
-    NaN where too few vectors are left.
+    NaN if too few vectors are left.
     """
     groups = min(len(judged.total), len(reference.total))
     of, to = leave_one_out(judged, groups), leave_one_out(reference, groups)
@@ -213,18 +213,18 @@ def output_traces(
     Args:
         decoder: Decoder of the model.
         reference: Prompts, cut to the training length.
-        longer: Prompt whose last tokens stand beyond the training length.
+        longer: Prompt longer than the training length.
         training_length: Tokens of the longest training sequence.
         layer: Layer whose outputs are traced.
-        queries: Tokens of `longer`, evenly spaced beyond the training length, that are traced.
-        step: Tokens from one window to the next. A window has `training_length` keys, or as many as
-            the sliding window of the layer where that is shorter.
+        queries: Number of traced tokens of `longer`, evenly spaced beyond the training length.
+        step: Tokens from one window to the next. A window has `training_length` keys, or the
+            sliding window of the layer if that is shorter.
         global_tokens: First tokens that LM-Infinite always shows.
 
     Returns:
         The group `output_traces`: `pca_reference [point, axis]`, `pca_trace [trace, step, axis]`,
-        `pca_share [axis]`, and `trace_outside [trace]`, the share of a trace's outputs further from
-        the mean than 99 % of the reference by Mahalanobis' distance in the whole space.
+        `pca_share [axis]`, and `trace_outside [trace]`, the share of a trace's outputs farther from
+        the mean than 99 % of the reference, by Mahalanobis distance in the whole space.
 
     Raises:
         InputError: `longer` is not longer than the training length, or the layer is unknown.
@@ -240,7 +240,7 @@ def output_traces(
     with attention_outputs(decoder, lambda _, some: outputs.append(some.flatten(0, 1)), [layer]):
         rows = [prompt.tokens[:training_length] for prompt in reference]
         lengths = [len(row) for row in rows]
-        # Without padding, which has outputs too
+        # Without padding, since padding has outputs too
         limits = replace(batch_limit(decoder, "auto"), padding=0)
         for numbers in batches(range(len(rows)), lengths, limits):
             _run(decoder, [rows[number] for number in numbers], layer)
@@ -253,10 +253,10 @@ def output_traces(
         extended(decoder.module, "lm_infinite", tokens, training_length, global_tokens),
     ):
         _run(decoder, [longer.tokens], layer)
-    # A layer that slides sees fewer keys in training than the training length.
+    # With a sliding window a layer sees fewer keys in training than the training length.
     window = min(attention.sliding_window or training_length, training_length)
     starts = range(0, tokens - window + 1, step)
-    # Rounding may ask for one token twice where few tokens lie beyond.
+    # With few tokens beyond the training length, rounding may choose one twice.
     asked = np.unique(np.linspace(training_length, tokens - 1, queries).round().astype(int))
     traces = torch.stack(
         [
@@ -264,7 +264,7 @@ def output_traces(
             for query in asked
         ]
     ).double()
-    # An even sample for drawing; mean, plane and covariance above come from all.
+    # An even sample for drawing; mean, plane and covariance above are of all outputs.
     drawn = normal[:: max(1, len(normal) // REFERENCE_POINTS)]
     # An empirical limit: outputs are not Gaussian, so a chi-square quantile would be off.
     limit = torch.quantile(_distances(drawn, sums), 0.99)
@@ -289,7 +289,7 @@ def output_traces(
 
 def _of_layers(traces: Sequence[xr.Dataset]) -> xr.Dataset:
     """Join traces along an axis `layer`; layers with shorter windows have more steps."""
-    # Layer and window differ by trace, so they become coordinates and the rest may be joined.
+    # Layer and window differ by trace, so they become coordinates before joining.
     stated = [
         one.assign_coords({name: one.attrs[name] for name in ("layer", "window")}) for one in traces
     ]
@@ -299,21 +299,21 @@ def _of_layers(traces: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def _run(decoder: Decoder, rows: Sequence[Sequence[int]], layer: int) -> None:
-    """A pass of rows of one length, which ends behind the attention of a layer."""
+    """Run rows of one length up to and including the attention of a layer."""
     tokens = torch.tensor(rows, device=decoder.device)
     following = next((other for other in decoder.by_layer if other > layer), None)
     decode(decoder, tokens, last_layer=following)
 
 
 def _distances(vectors: Tensor, sums: VectorSums) -> Tensor:
-    """Mahalanobis distance from the Gaussian of `sums`, slightly widened where it is flat."""
+    """Mahalanobis distance from the Gaussian of `sums` with a small ridge."""
     covariance = sums.covariance
-    # A ridge of 1e-4 of the mean variance: outputs may fill fewer dimensions than there are.
+    # A ridge of 1e-4 of the mean variance, since outputs may not span all dimensions.
     covariance = covariance + 1e-4 * covariance.trace() / len(covariance) * torch.eye(
         len(covariance)
     ).to(covariance)
     factor = torch.linalg.cholesky(covariance)
-    # |L^-1 (x - mean)| with covariance L L^T is Mahalanobis' distance.
+    # With covariance L L^T, |L^-1 (x - mean)| is the Mahalanobis distance.
     return torch.linalg.solve_triangular(factor, (vectors - sums.mean).mT, upper=False).norm(dim=0)
 
 
@@ -353,7 +353,7 @@ class Extrapolation(Experiment):
         prompts: Sequence[Prompt],
         training_length: int,
     ) -> Plan:
-        """Every method at every length.
+        """Plan every method at every length.
 
         Raises InputError for methods and lengths that the model or the task lacks.
         """
@@ -370,19 +370,19 @@ class Extrapolation(Experiment):
                 f"extrapolation by {wrong[0]!r}: this model's positions allow {', '.join(allowed)}"
             )
         layers = list(decoder.by_layer)
-        # Called for its errors: an unknown layer is refused before any pass.
+        # Called for its error: an unknown layer is refused before any pass.
         decoder.attentions(self.traced_layers)
         chosen = sorted(set(self.traced_layers)) or [layers[len(layers) // 2]]
         judge, by_length = prompts_by_length(
             scoring, prompts, training_length, self.lengths, self.sequences, self.seed
         )
         first, last = min(by_length), max(by_length)
-        # Even prompts are the reference and odd ones judged, so
-        # that no text is compared with itself.
+        # Even prompts are the reference and odd prompts are judged, so that no text is compared
+        # with itself.
         half = [len(prompt.tokens) for some in by_length.values() for prompt in some[1::2]]
         reference = [len(prompt.tokens) for prompt in by_length[first]]
-        # Traces need features that are in distribution at every length,
-        # which this method alone gives.
+        # Traces need features that are in distribution at every length; only this method gives
+        # them.
         traced = "lm_infinite" in allowed
 
         def run(batch_size: int, store: Store, progress: Progress | None) -> dict[str, xr.Dataset]:
@@ -391,8 +391,7 @@ class Extrapolation(Experiment):
                 self.name: self.measured(decoder, judge, by_length, first, size, progress, store)
             }
             if traced:
-                # A test set holds shorter prompts too, and these lack the
-                # last positions of training.
+                # A test set has shorter prompts too, without the last positions of training.
                 normal = [prompt for prompt in by_length[first] if len(prompt.tokens) == first]
                 longer = max(by_length[last], key=lambda prompt: len(prompt.tokens))
                 traces = [
@@ -465,7 +464,7 @@ class Extrapolation(Experiment):
             )
         methods, lengths = self._methods(decoder), sorted(prompts)
         judged = self.judged or max(2, training_length // 4)
-        # Made at the first point that the store lacks, and not at all where it has every point
+        # Computed for the first point missing in the store, and not at all if none is missing
         reference = cache(
             lambda: judged_outputs(
                 decoder, scoring, prompts[training_length][::2], judged, batch_size
@@ -490,9 +489,9 @@ class Extrapolation(Experiment):
         inner = {"kl": ("layer",), "without": ("layer", "group")}
         found = Grid({"method": methods, "length": lengths}, point, inner).compute(store, progress)
         first = lengths.index(training_length)
-        # those of the plain model, the first method, are the noise
+        # The divergences of the plain model, method 0, are the noise
         noise = found["kl"].values[0, first]
-        # Subtracting the noise fold by fold keeps the pairing that the jackknife needs.
+        # The jackknife needs pairs, so the noise is subtracted fold by fold.
         above, without = (found[name].values - found[name].values[0, first] for name in inner)
         # Mean over layers: [method, length, group]
         jackknife = without.mean(-2)
@@ -500,7 +499,7 @@ class Extrapolation(Experiment):
         # The jackknife's standard error is (n - 1) times that of a mean of its n values.
         error = freedom * jackknife.std(-1, ddof=1) / np.sqrt(freedom + 1)
         width = student_quantile(freedom) * error
-        # The training length and shorter are left out: there, noise is all that can be expected.
+        # Lengths up to the training length are left out: only noise is expected there.
         beyond = found["kl"].values.mean(-1)[:, first + 1 :]
         mostly = [
             method

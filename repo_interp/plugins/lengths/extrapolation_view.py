@@ -1,9 +1,9 @@
-"""Beyond the training length: divergence of outputs, log perplexity, PCA traces.
+"""Charts beyond the training length: divergence of outputs, log perplexity, PCA traces.
 
 Position Generalization table 2, fig. 6.
 
-Draws the group `extrapolation`; fig. 6 the group `output_traces`. Knows nothing about how methods
-work.
+Draws the group `extrapolation`, and the group `output_traces` in fig. 6. This module knows nothing
+about how methods work.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def output_traces(run: xr.DataTree, layer: int | None = None) -> PaperFigure:
 
     Args:
         run: Tree of a run, a group per measure.
-        layer: Layer to draw, where several were traced; None: the first of them.
+        layer: Traced layer to draw; None: the first one.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: The run has no traces, or none of the layer.
+        InputError: The run has no traces, or no trace of the layer.
     """
     dataset = group(run, "output_traces")
     if "layer" in dataset.dims:
@@ -123,7 +123,7 @@ def output_traces(run: xr.DataTree, layer: int | None = None) -> PaperFigure:
             "gid": f"trace {int(trace['trace'])}",
         }
         ax.add_collection(
-            # A segment has the colour of the step at which it ends.
+            # A segment has the color of the step at which it ends.
             LineCollection(list(pairwise(line)), array=traces["step"].values[1 : len(line)], **look)
         )
         ax.plot(
@@ -213,15 +213,15 @@ def charts_by_length(run: xr.DataTree) -> Iterator[Lines]:
         noise = f"plain at {lengths[0]:,} tokens: noise of the fit"
         floor = kl.sel({"method": "plain"}, drop=True).isel(length=0, drop=True)
         attributes, named = kl.attrs, [*named, noise]
-        # The noise is one number per layer; drawn as one more method, it is a level line.
+        # The noise is one number per layer; drawn as one more method, it is a horizontal line.
         wide = floor.broadcast_like(kl.isel(method=0, drop=True)).expand_dims("method")
         kl = xr.concat([kl.drop_vars("method"), wide], "method")
         kl.attrs, colours[noise] = attributes, "#9A9A9A"
-        if "kl_above_noise_low" in dataset:  # runs of before lack it
+        if "kl_above_noise_low" in dataset:  # missing in older runs
             axes = ("method", "length")
             ends = {
-                # The lines show the whole KL, so the mean noise is added to intervals of the
-                # KL above it.
+                # The lines show the whole KL, so the mean noise is added to the intervals of
+                # the KL above noise.
                 end: dataset[f"kl_above_noise_{end}"].transpose(*axes).values + float(floor.mean())
                 for end in ("low", "high")
             }
@@ -259,7 +259,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if "plain" not in methods or len(lengths) < 2:
         return
     nats = measured["log_perplexity"].transpose("method", "length").values
-    # All methods are compared with the plain model at the first length, where nothing is extended.
+    # All methods are compared with the plain model at the first length, which needs no extension.
     rise = nats[:, -1] - nats[methods.index("plain"), 0]
     plain, best = float(rise[methods.index("plain")]), methods[int(np.nanargmin(rise))]
     sentence = (
@@ -294,7 +294,7 @@ VIEW = View(
 def _trace_table(run: xr.DataTree) -> Table:
     """Tabulate the share of a query's windows beyond 99 % of outputs at training lengths.
 
-    A row is a query that is followed.
+    There is one row per traced query.
     """
     outside = group(run, "output_traces")["trace_outside"]
     note = (

@@ -5,13 +5,14 @@ Position Generalization, sec. 4.2 and table 2, in nats:
     KL(N_0 || N_1) = 1/2 (tr(C_1^-1 C_0) + (m_1 - m_0)^T C_1^-1 (m_1 - m_0) - d
                           + ln det C_1 - ln det C_0)
 
-m, C: mean and covariance of the vectors, both from sums of x and x x^T, so that fits of two batches
-add up. To C is added `shrinkage` times its mean variance on the diagonal: heads whose outputs fill
-fewer than d dimensions would give an infinite divergence. A fit to n independent vectors is off by
-about d^2 / 4n nats for each of the two - and tokens of one document are far from independent - so
-compare only fits to equally many. Several Gaussians at once, along leading axes. Float64.
+m, C: mean and covariance of the vectors, both from sums of x and x x^T, so that the sums of two
+batches add up. `shrinkage` times the mean variance of C_1 is added to the diagonals of both C:
+outputs that span fewer than d dimensions would give an infinite divergence. Each fit to n
+independent vectors biases the divergence by about d^2 / 4n nats, and tokens of one document are far
+from independent, so compare only fits to equally many vectors. Leading axes hold several Gaussians.
+Float64.
 
-Knows nothing about where vectors come from.
+This module knows nothing about where vectors come from.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from torch import Tensor
 class VectorSums:
     """Sums over vectors.
 
-    The sum of two is over the vectors of both; the difference takes vectors away again.
+    The sum of two objects is over the vectors of both; the difference removes vectors again.
     """
 
     count: int | Int[Tensor, "fold"]
-    """Vectors; of several folds, of each."""
+    """Number of vectors; with several folds, per fold."""
     total: Float[Tensor, "*item d"]
     square: Float[Tensor, "*item d d"]
 
-    # Sums instead of fits, so that batches add up and a group can be taken away exactly
+    # Sums instead of fits, so that batches add up and a group can be removed exactly
     def __add__(self, other: VectorSums) -> VectorSums:
         return VectorSums(
             self.count + other.count, self.total + other.total, self.square + other.square
@@ -49,12 +50,12 @@ class VectorSums:
         )
 
     def __getitem__(self, folds: Any) -> VectorSums:
-        """Sums of some of several folds."""
+        """Select folds."""
         return VectorSums(self.count[folds], self.total[folds], self.square[folds])  # pyright: ignore[reportIndexIssue]
 
     @property
     def counts(self) -> list[int]:
-        """Vectors of every fold."""
+        """Number of vectors of every fold."""
         return [self.count] if isinstance(self.count, int) else self.count.tolist()
 
     @property
@@ -70,7 +71,7 @@ class VectorSums:
         return self.square / self._count_along(self.square) - mean[..., None] * mean[..., None, :]
 
     def _count_along(self, sums: Tensor) -> int | Tensor:
-        """The count, whose folds are the first axis of `sums`."""
+        """The count with as many axes as `sums`; folds are the first axis."""
         if isinstance(self.count, int):
             return self.count
         return self.count.to(sums).reshape(-1, *[1] * (sums.ndim - 1))
@@ -87,7 +88,7 @@ def fold_sums(
         count: Number of folds.
 
     Returns:
-        Sums of `count` folds, along the first axis; those without a set are 0.
+        Sums of `count` folds along the first axis; 0 for folds without a set.
     """
     found = vector_sums(vectors)
     into = torch.tensor(folds)
@@ -99,14 +100,16 @@ def fold_sums(
 
 
 def leave_one_out(sums: VectorSums, count: int) -> VectorSums:
-    """Sum all folds, then all but each of the first ones: a fit without a fold costs no pass.
+    """Sum all folds, then all folds but one, for each of the first `count` folds.
+
+    Leaving out a fold costs no forward pass.
 
     Args:
         sums: Sums of folds along the first axis.
-        count: How many folds are left out, one at a time.
+        count: Number of folds that are left out, one at a time.
 
     Returns:
-        Sums of 1 + `count` sets.
+        Sums of 1 + `count` sets along the first axis.
     """
     whole = VectorSums(*(some.sum(0, keepdim=True) for some in _parts(sums)))
     without = whole - sums[:count]
@@ -161,7 +164,7 @@ def gaussian_divergence(
     factor, apart = torch.linalg.cholesky(second), (to.mean - of.mean)[..., None]
     distance = (apart.mT @ torch.cholesky_solve(apart, factor))[..., 0, 0]
     spread = torch.cholesky_solve(first, factor).diagonal(0, -2, -1).sum(-1)
-    # log det of the second from its factor: 2 sum log L_ii. Of the first no factor is at hand.
+    # log det of the second from its factor: 2 sum log L_ii. The first has no factor yet.
     logarithms = (
         2 * factor.diagonal(0, -2, -1).log().sum(-1) - torch.linalg.slogdet(first).logabsdet
     )
@@ -178,8 +181,8 @@ def principal_plane(sums: VectorSums) -> tuple[Float[Tensor, "d 2"], Float[Tenso
         Directions, whose largest entries are positive, and their shares of the variance.
     """
     variances, directions = torch.linalg.eigh(sums.covariance)
-    # eigh sorts variances upwards, so the largest two stand last.
+    # eigh sorts variances upwards, so the largest two are last.
     plane, shares = directions[:, [-1, -2]], variances[[-1, -2]] / variances.sum()
-    # eigh leaves signs open; without a rule the picture would flip from one machine to another.
+    # eigh leaves signs open; without a rule the picture could be flipped on another machine.
     largest = plane.gather(0, plane.abs().argmax(0, keepdim=True))
     return plane * largest.sign(), shares

@@ -1,36 +1,36 @@
-"""Tolerance of a model to disturbed positions.
+"""Tolerance of a model to perturbed order and positions of tokens.
 
 Position Generalization, sec. 4.1, fig. 5 and table 1:
 
     text_order           tokens of the prompt change places
     feature_order        keys change places in the chosen layers; values and positions stay
-    position_offset      keys stand elsewhere in the chosen layers, by up to l_max positions
-    feature_placement    keys exchange their positions; which token sees which stays (ours)
+    position_offset      positions of keys move by up to l_max in the chosen layers
+    feature_placement    keys exchange their positions; the causal mask stays (ours)
 
-all for a share gamma of the tokens, within l_max, drawn afresh for every prompt and layer, the
-same for all heads. The first token (<bos>) and generated ones - the answer - are never moved. Which
-of the others are, and how far:
+A share gamma of the tokens moves within l_max, drawn independently for every prompt and layer, the
+same for all heads. The first token (<bos>) and generated tokens (the answer) never move. The moved
+tokens and their distances are drawn so:
 
-    transposed    disjoint pairs (j, j') with 1 <= |j - j'| <= l_max change places, until
-                  round(gamma n / 2) pairs have
-    offset        round(gamma n) tokens are moved by a whole number from -l_max .. l_max without 0
+    transposed    round(gamma n / 2) disjoint pairs (j, j') with 1 <= |j - j'| <= l_max change
+                  places
+    offset        round(gamma n) tokens move by a whole number from -l_max .. l_max without 0
 
-The order in which tokens are drawn does not depend on gamma, so the tokens of a smaller share are
-among those of a larger one. Where no free partner is within reach a token is passed over: near
-gamma = 1 a few tokens stay.
+The order of drawing does not depend on gamma, so a larger share includes the tokens of a smaller
+one. A token without a free partner within reach is skipped: near gamma = 1 a few tokens stay.
 
-Choices where the paper is silent. Text is judged as it then stands: its log perplexity contains
-that it has become stranger text. `log_perplexity_rise` leaves that out: over the targets that no
-move touched (for text: neither target nor the token before it), the difference to the same targets
-undisturbed. `output_change` is the relative change of a head's attention outputs (before Wo),
+The paper leaves these choices open. Log perplexity is of the reordered text, so it includes that
+the text itself is less likely. `log_perplexity_rise` excludes this: it is the difference to the
+undisturbed prompt over the targets that no move touched (for text: neither the target nor the token
+before it moved). `output_change` is the relative change of a head's attention outputs (before Wo),
 
     sqrt(sum_i |o'_i - o_i|^2 / sum_i |o_i|^2)    over the tokens i of all prompts; for text, over
-                                                  those that did not move
+                                                  the tokens that did not move
 
-with the changes of earlier layers in it. A key from a later token tells a little about it, through the weights alone
-(feature_order, literally the paper's); feature_placement tells nothing. With learned positions an
-offset in positions is not one in tokens: `offset_unit="range"` scales it by the reach of a head's
-positions over the prompt's tokens less one; the same for an index.
+including the effect of changes in earlier layers. With feature_order, taken literally from the
+paper, a row may see the key of a later token, which reveals a little about it through the attention
+weights; feature_placement reveals nothing. With learned positions an offset in positions is not an
+offset in tokens: `offset_unit="range"` multiplies it by (range of a head's positions) / (tokens of
+the prompt - 1), which is 1 for the token index.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ OffsetUnit = Literal["positions", "range"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PAPER_KINDS: tuple[Kind, ...] = KINDS[:3]
 GAMMAS = (0.0, 0.001, 0.01, 0.05, 0.1, 0.5)
-"""The shares of table 1, and none."""
+"""The shares of table 1, and 0."""
 L_MAX = (1, 5, 10, 100)
 KEPT = 2**27
-"""Bytes of undisturbed attention outputs that are kept; without them a pass is run again."""
+"""Most bytes of undisturbed attention outputs that are kept; others need another pass."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ _TEXTS = {
 def disturbed(
     decoder: Decoder, prompts: Sequence[Prompt], numbers: Sequence[int], point: Disturbance
 ) -> tuple[list[Prompt], AbstractContextManager[None], np.ndarray]:
-    """Disturb prompts at one point.
+    """Perturb prompts at one point of the grid.
 
     Args:
         decoder: Decoder of the model.
         prompts: Prompts side by side.
-        numbers: Numbers of the prompts in the experiment. With the seed, the layer and l_max they
-            decide the draws.
+        numbers: Numbers of the prompts in the experiment. The draws depend on them, the seed, the
+            kind, the layer and l_max.
         point: Kind, share and reach of the moves.
 
     Returns:
@@ -127,7 +127,7 @@ def disturbed(
         moves [prompt, layer, token].
     """
     longest = max(len(prompt.tokens) for prompt in prompts)
-    # The tokens of a prompt are the same in all layers, so text has one order.
+    # All layers see the same tokens, so text has one order.
     layers = (0,) if point.kind == "text_order" else point.layers
     # A copy, since a broadcast array cannot be written to.
     orders = np.broadcast_to(np.arange(longest), (len(layers), len(prompts), longest)).copy()
@@ -141,8 +141,8 @@ def disturbed(
         movable = np.flatnonzero(~stays)
         for place, layer in enumerate(layers):
             generator = np.random.default_rng(
-                # Without gamma, so smaller shares are among larger ones; crc32,
-                # since hash() differs by process.
+                # Without gamma, so that larger shares include smaller ones; crc32, since hash()
+                # differs by process.
                 [point.seed, zlib.crc32(point.kind.encode()), number, layer, point.l_max]
             )
             into[place, row, :count] = draw(generator, movable, count, point.gamma, point.l_max)
@@ -153,7 +153,7 @@ def disturbed(
             dataclasses.replace(
                 prompt,
                 tokens=tuple(prompt.tokens[place] for place in order[: len(prompt.tokens)]),
-                # The texts belonged to the old order.
+                # The texts are in the old order.
                 token_text=None,
             )
             for prompt, order in zip(prompts, orders[0], strict=True)
@@ -163,7 +163,7 @@ def disturbed(
     by_layer = dict(zip(layers, torch.from_numpy(into).to(device), strict=True))
     if point.kind == "feature_order":
         return list(prompts), exchanged_keys(decoder.module, by_layer), moved
-    # An exchange written as a shift too, since the distance differs by head.
+    # An exchange is a shift too, since the distance differs by head.
     shift_of: Callable[[Tensor], Shift] = _exchange
     if point.kind == "position_offset":
         counts = torch.tensor([len(prompt.tokens) for prompt in prompts], device=device)
@@ -174,7 +174,7 @@ def disturbed(
 
 def _exchange(order: Tensor) -> Shift:
     def shift(positions: Tensor) -> Tensor:
-        # Positions may be shared by all prompts (the token index), but moves differ by prompt.
+        # All prompts may share positions (the token index), but moves differ by prompt.
         positions = positions.expand(order.shape[0], -1, -1)
         return positions.gather(-1, order[:, None].expand_as(positions)) - positions
 
@@ -187,13 +187,12 @@ def _shift(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
         if unit == "positions":
             return moves
         positions = positions.expand(offsets.shape[0], -1, -1)
-        # Zeros of the padding would stretch the reach of a prompt.
+        # Zeros of the padding would increase the range of a prompt.
         padding = torch.arange(offsets.shape[1], device=positions.device) >= counts[:, None, None]
         reach = positions.masked_fill(padding, -torch.inf).amax(-1) - positions.masked_fill(
             padding, torch.inf
         ).amin(-1)
-        # Reach over tokens less one is the mean step of a head: one
-        # token of offset is one such step.
+        # range / (tokens - 1) is the mean step of a head: an offset of one token is one step.
         return moves * (reach / (counts[:, None] - 1).clamp(min=1))[..., None]
 
     return shift
@@ -201,10 +200,10 @@ def _shift(offsets: Tensor, counts: Tensor, unit: str) -> Shift:
 
 @dataclass
 class KeptOutputs:
-    """Undisturbed attention outputs of batches, as many as fit: all points compare with them."""
+    """Undisturbed attention outputs of batches, as far as they fit; all points use them."""
 
     left: int
-    """Bytes."""
+    """Bytes that are still free."""
     found: dict[tuple[int, ...], Mapping[int, Tensor]] = field(default_factory=dict)
 
     def of(
@@ -214,7 +213,7 @@ class KeptOutputs:
 
         Args:
             numbers: Prompts of the batch.
-            compute: Called where they are not kept.
+            compute: Called if the outputs are not kept.
 
         Returns:
             Outputs by layer.
@@ -234,7 +233,7 @@ class Answers:
     """Answers of a model to disturbed prompts; every list by prompt."""
 
     asked: Sequence[Prompt]
-    """The prompts as they then stood."""
+    """The perturbed prompts."""
     answered: Sequence[Response]
     rises: Sequence[np.ndarray]
     """The rise of -log p of every target that no move touched, nats."""
@@ -260,7 +259,7 @@ class Answers:
             ),
             "task_score": float(scores.mean()),
             "task_score_error": standard_error(scores),
-            # All targets may have been touched where half of the tokens move.
+            # If half of the tokens move, all targets may be touched.
             "log_perplexity_rise": float(rise.mean()) if len(rise) else float("nan"),
             "moved_share": float(np.mean(self.shares)),
         }
@@ -276,18 +275,18 @@ def answers_at(
     receive_outputs: Callable[[np.ndarray], object] | None = None,
     kept: KeptOutputs | None = None,
 ) -> Answers:
-    """Answer disturbed prompts, those of similar length side by side.
+    """Run perturbed prompts, with prompts of similar length side by side.
 
     Args:
         decoder: Decoder of the model.
         scoring: Names the targets of a prompt.
         prompts: Undisturbed prompts.
-        plain: Responses to them.
+        plain: Responses to `prompts`.
         point: Kind, share and reach of the moves.
         batch_size: Prompts side by side.
-        receive_outputs: Called per batch with the sums of |o' - o|^2 and |o|^2 over tokens [2, layer,
-            head], of attention outputs; costs an undisturbed pass more, where `kept` lacks it.
-        kept: Undisturbed outputs from earlier calls; None: none are kept.
+        receive_outputs: Called per batch with the sums over tokens of |o' - o|^2 and |o|^2 of
+            attention outputs [2, layer, head]; costs another undisturbed pass if `kept` has none.
+        kept: Undisturbed outputs of earlier calls; None: no outputs are kept.
 
     Returns:
         Answers in the order of the prompts.
@@ -304,7 +303,7 @@ def answers_at(
         observed = nullcontext()
         if receive_outputs is not None:
             same = [prompts[number] for number in numbers]
-            # Before any hook of the disturbance
+            # Before any hook of the perturbation
             plain_outputs = kept.of(tuple(numbers), partial(_outputs, decoder, scoring, same))
             observed = attention_outputs(decoder, outputs.__setitem__)
         with context, renumber_prompts(numbers), observed:
@@ -313,13 +312,13 @@ def answers_at(
             compared = np.arange(moved.shape[-1]) < np.array(
                 [[len(prompt.tokens)] for prompt in some]
             )
-            # A moved token's output is another token's, so only the others can be compared.
+            # The output at a moved token is another token's, so only unmoved tokens are compared.
             if point.kind == "text_order":
                 compared &= ~moved[:, 0]
             receive_outputs(_squares(decoder, plain_outputs, outputs, compared))
         for number, prompt, answer, moves in zip(numbers, some, answers, moved, strict=True):
             targets = np.array(scoring.targets(prompt))
-            # Moves of keys leave every token its target; only text puts other tokens at a target.
+            # Moves of keys leave all tokens in place; only text changes tokens.
             touched = moves[0] if point.kind == "text_order" else np.zeros_like(moves[0])
             # The row before a target predicts it, so neither may have moved.
             untouched = ~touched[targets] & ~touched[targets - 1]
@@ -331,7 +330,7 @@ def answers_at(
 
 
 def _fit(decoder: Decoder, lengths: Sequence[int]) -> bool:
-    """Whether attention outputs of all prompts fit into `KEPT`."""
+    """Whether the attention outputs of all prompts fit into `KEPT`."""
     widths = (attention.heads * attention.d_head for attention in decoder.layers)
     return sum(widths) * decoder.dtype.itemsize * sum(lengths) <= KEPT
 
@@ -350,7 +349,7 @@ def _squares(
     decoder: Decoder, plain: Mapping[int, Tensor], changed: dict[int, Tensor], compared: np.ndarray
 ) -> np.ndarray:
     """Sums of |o' - o|^2 and |o|^2 [2, layer, head] over `compared` tokens [prompt, token]."""
-    # By index, since an accelerator has to be waited for when a mask selects.
+    # By index: selecting by a mask would wait for an accelerator.
     chosen, sums = [torch.from_numpy(places) for places in compared.nonzero()], []
     for attention in decoder.layers:
         before, after = (
@@ -388,7 +387,7 @@ def transposed(
     order = np.arange(count)
     free = np.zeros(count, dtype=bool)
     free[movable] = True
-    # Chances are drawn for all tokens, used or not, so that gamma changes none of the others.
+    # Drawn for all tokens, used or not, so that gamma does not change other draws.
     wanted, partners = round(gamma * len(movable) / 2), generator.random(len(movable))
     for token, chance in zip(generator.permutation(movable), partners, strict=True):
         if wanted == 0:
@@ -399,10 +398,10 @@ def transposed(
         first = max(0, token - l_max)
         near = first + np.flatnonzero(free[first : token + l_max + 1])
         if not len(near):
-            # No free partner within reach: the token is free for a later one again.
+            # No free partner within reach, so the token stays free as a partner of later ones.
             free[token] = True
             continue
-        # A uniform number stands for one of the candidates, however many are free.
+        # A uniform number selects one of any number of candidates.
         other = near[int(chance * len(near))]
         free[other] = False
         order[token], order[other] = other, token
@@ -430,7 +429,7 @@ def offset(
         The offset of every token, in tokens; 0 for most.
     """
     chosen = generator.permutation(movable)[: round(gamma * len(movable))]
-    # For all tokens, so that a token's offset does not depend on how many were chosen
+    # For all tokens, so that a token's offset does not depend on the number of chosen tokens
     sizes = generator.integers(1, l_max + 1, len(movable))
     signs = generator.choice((-1, 1), len(movable))
     moves = np.zeros(count, dtype=np.int64)
@@ -466,7 +465,7 @@ class Perturbation(Experiment):
         prompts: Sequence[Prompt],
         training_length: int,
     ) -> Plan:
-        """The grid over `prompts`.
+        """Plan the grid over `prompts`.
 
         Raises InputError for layers that have nothing to disturb, and prompts without anything to
         predict.
@@ -475,14 +474,14 @@ class Perturbation(Experiment):
         _ = decoder.heads  # refuses layers with different numbers of heads
         self._layers(decoder)
         require_targets(self.name, scoring, prompts)
-        # Share 0 is one plain pass, whatever kind and reach.
+        # Share 0 is one plain pass for all kinds and reaches.
         points = len(self.kinds) * len(set(self.gammas) - {0.0}) * len(self.l_maxes)
         lengths = tuple(len(prompt.tokens) for prompt in prompts)
         size = partial(side_by_side, longest=max(lengths))
         return Plan(
             self,
-            # Outputs are compared token by token with undisturbed ones, which every point computes
-            # again where they do not fit.
+            # Outputs are compared with undisturbed ones, which every point computes again if they
+            # do not fit into `KEPT`.
             lengths * (1 + points + (min(points, 1) if _fit(decoder, lengths) else points)),
             lambda batch_size, store, progress: {
                 self.name: self.measured(
@@ -503,8 +502,8 @@ class Perturbation(Experiment):
     ) -> xr.Dataset:
         """Answer `prompts` teacher-forced for every kind, share and reach.
 
-        Costs two forward passes per prompt and point - one where undisturbed outputs fit into
-        `KEPT` -, and one for gamma = 0, which is always measured.
+        Costs two forward passes per prompt and point (one if undisturbed outputs fit into `KEPT`),
+        and one pass for gamma = 0, which is always measured.
 
         Args:
             decoder: Decoder of the model.
@@ -513,7 +512,7 @@ class Perturbation(Experiment):
             batch_size: Prompts side by side.
             progress: Called with finished points and all points.
             store: Keeps finished points.
-            undisturbed: Responses to the undisturbed prompts; None: they are computed.
+            undisturbed: Responses to the undisturbed prompts; None computes them.
 
         Returns:
             The group `perturbation` of a run over [kind, gamma, l_max]: `log_perplexity` (nats per
@@ -525,7 +524,7 @@ class Perturbation(Experiment):
         """
         layers, numbers = self._layers(decoder), list(decoder.by_layer)
         shape = (len(numbers), decoder.heads)
-        # Not run at all where the store has every point.
+        # Not run if the store has every point.
         plain = cache(
             lambda: undisturbed or forced_responses(decoder.module, scoring, prompts, batch_size)
         )
@@ -550,8 +549,8 @@ class Perturbation(Experiment):
                     squares.append,
                     kept,
                 )
-            # Squares are summed over batches before the root: a ratio
-            # of totals, not a mean of ratios.
+            # Squares are summed over batches before the root: a ratio of totals, not a mean of
+            # ratios.
             change = np.sqrt(np.divide(*np.sum(squares, axis=0)))
             return answers.summary(scoring) | {"output_change": change.tolist()}
 
@@ -573,14 +572,13 @@ class Perturbation(Experiment):
         )
 
     def _layers(self, decoder: Decoder) -> tuple[int, ...]:
-        """The layers that are disturbed.
+        """Return the perturbed layers.
 
-        Raises InputError for some that the model lacks, or where no key has a position to move.
+        Raises InputError for unknown layers, and if no key has a position to move.
         """
         layers = decoder.attentions(self.layers)
         moving = [kind for kind in self.kinds if kind in ("position_offset", "feature_placement")]
-        # Layers may be chosen where keys have no positions to move, and
-        # the grid would show no effect.
+        # In layers without positions of keys the grid would show no effect.
         if moving and layers and not any(map(has_keys_to_move, layers)):
             learned = (
                 " (a learned table acts in layer 0)"

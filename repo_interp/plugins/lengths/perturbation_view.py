@@ -1,11 +1,11 @@
-"""Tolerance to disturbed positions (Position Generalization fig. 5).
+"""Charts of the tolerance to perturbed positions (Position Generalization fig. 5).
 
 Log perplexity, or a score, over gamma x l_max for every kind.
 
-A cell shows the value; its colour how much worse it is than without perturbation, on the same scale
-for all kinds and in all figures: linear to a 200th of its reach - 2 % of perplexity - and
-logarithmic beyond, so that half of all tokens do not swallow one per cent. Draws the group
-`perturbation`. Knows nothing about how tokens were moved.
+A cell shows the value; its color shows how much worse it is than without perturbation. All kinds
+and figures share one scale, linear up to 1/200 of its end (2 % of perplexity) and logarithmic
+beyond, so that effects of small shares stay visible beside large ones. Draws the group
+`perturbation`. This module knows nothing about how tokens were moved.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ KIND_NAMES = {
     "feature_placement": "Feature placement",
 }
 REACH = {"nat": 4.0, "1": 1.0}
-"""How much worse the colours reach, by the unit of a value: 4 nats per token, the most of a share.
+"""End of the color scale by unit of the value: 4 nats per token, or the whole range of a share.
 
-Worse values have the last one.
+Worse values have the last color.
 """
 VALUES = {
     "log_perplexity": "log perplexity",
@@ -38,7 +38,7 @@ VALUES = {
     "output_change": "relative change of attention outputs, mean over layers and heads",
     "task_score": "task score",
 }
-"""Titles of the values; a score has the name of its metric, where the run states it."""
+"""Titles of the values. A score is titled by its metric if the run has the name."""
 SIGNED = "logarithmic beyond ±{:.2g}"
 
 
@@ -46,7 +46,7 @@ SIGNED = "logarithmic beyond ±{:.2g}"
 def perturbation_grid(run: xr.DataTree, value: str = "log_perplexity") -> PaperFigure:
     """Draw a value over share and distance of moved tokens (fig. 5).
 
-    Kinds of perturbation have their panels.
+    There is one panel per kind of perturbation.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -98,7 +98,7 @@ def _grid(run: xr.DataTree, name: str, value: str) -> Panels:
 
 
 def _title(dataset: xr.Dataset, value: str) -> str:
-    """What `value` is, in words."""
+    """Title of `value`."""
     stated = dataset.attrs.get("metric") if value == "task_score" else None
     return str(stated or VALUES[value])
 
@@ -111,16 +111,16 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
         value: One of `VALUES`.
 
     Returns:
-        The value [kind, l_max, gamma], how much worse it is than at gamma = 0, and the end of the
-        colours of the latter.
+        The value [kind, l_max, gamma], its loss relative to gamma = 0, and the end of the color
+        scale of the loss.
     """
     cells = over_heads(dataset[value])
-    # A score falls where perplexity rises, so its loss has the other sign.
+    # A score falls when perplexity rises, so its loss has the other sign.
     better_up = value == "task_score" and dataset.attrs.get("higher_is_better") == "True"
     worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(
         *cells.dims
     )
-    # A value with another unit has no fixed reach: its largest change, but not 0, ends the colours.
+    # A value with another unit has no fixed scale: it ends at the largest change, if that is not 0.
     return (
         cells,
         worse,
@@ -140,24 +140,24 @@ def over_heads(values: xr.DataArray) -> xr.DataArray:
         Values [kind, l_max, gamma].
     """
     axes = ("kind", "l_max", "gamma")
-    # A mean drops attributes by default; units and names are read later.
+    # Keep attributes: units and names are read later.
     with xr.set_options(keep_attrs=True):
         return values.mean({*values.dims} - {*axes}).transpose(*axes)
 
 
 def values_to_show(run: xr.DataTree) -> tuple[str, ...]:
-    """List the values of the perturbation that differ.
+    """List the values of the perturbation without duplicates.
 
     Args:
         run: Tree of a run, a group per measure.
 
     Returns:
-        Names; the score of the task is left out if it is the log perplexity.
+        Names; the score of the task is left out if it equals the log perplexity.
     """
     dataset = group(run, "perturbation")
-    # Tasks scored in nats would have the same figure twice; the score is the last of VALUES.
+    # A task scored by log perplexity would repeat the figure. The score is the last of VALUES.
     same = np.allclose(dataset["task_score"], dataset["log_perplexity"], equal_nan=True)
-    # runs of earlier versions lack some
+    # Runs of earlier versions have fewer values
     shown = list(VALUES)[: len(VALUES) - same]
     return tuple(value for value in shown if value in dataset)
 
@@ -207,13 +207,13 @@ def _charts(run: xr.DataTree) -> Iterator[Panels]:
 
 
 LEAST_RISE = 0.01
-"""Nats of log perplexity, 1 % of perplexity, from which a rise is a finding."""
+"""Least rise of log perplexity for a finding, in nats: 1 % of perplexity."""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Find the change of order or positions that costs most, at its smallest dose.
+    """Find the kind of perturbation with the largest loss at its smallest share.
 
-    It must cost `LEAST_RISE` or more.
+    The loss must be at least `LEAST_RISE`.
     """
     measured = group(run, "perturbation")
     rise = measured["log_perplexity_rise"]
@@ -221,7 +221,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if not smallest or not np.isfinite(rise.values).any():
         return
     at_least = rise.sel(gamma=smallest[0]).isel(l_max=0)
-    # So written, NaN returns too.
+    # Written as `not >=`, so that NaN returns too.
     if not float(at_least.max()) >= LEAST_RISE:
         return
     kind = str(at_least["kind"].values[int(np.nanargmax(at_least.values))])

@@ -1,1 +1,1 @@
-"""What attention moves: norms of values, and an edit of them."""
+"""Values that attention moves: their norms, and an edit of them."""

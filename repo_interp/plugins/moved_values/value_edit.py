@@ -1,8 +1,8 @@
-"""Scale the values of tokens while a context lasts: v_j <- factor v_j.
+"""Scale the values of tokens inside a context: v_j <- factor v_j.
 
-At `hook_v`, for all heads that share a value. Attention stays as it is: with the factor 0 a key is
-still looked at, and moves nothing (a sink without its value). With a cache, values of tokens that
-were cached before stay.
+The hook is `hook_v`, so the factor applies to all heads that share a value. Attention weights do
+not change: with factor 0 a key still gets attention, but adds nothing to the output (a sink without
+its value). With a cache, values that were cached before are not changed.
 """
 
 from __future__ import annotations

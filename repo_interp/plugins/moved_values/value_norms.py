@@ -1,4 +1,4 @@
-"""How large the values are that attention moves, and how much of the first token's arrives.
+"""Norms of the values that attention moves, and the contribution of the first token.
 
 With A_ij the attention of query i to key j, v_j the values, f the first token of a query's document,
 and means over queries i but f:
@@ -6,11 +6,11 @@ and means over queries i but f:
     first_value    |v_f| / median over other tokens j of |v_j|
     first_weight   mean of A_if
     first_moved    mean of A_if |v_f| / sum_j A_ij |v_j|
-    output         mean of |sum_j A_ij v_j| / sum_j A_ij |v_j|      1: all that is read is alike
+    output         mean of |sum_j A_ij v_j| / sum_j A_ij |v_j|      1: all values have one direction
 
 (Kobayashi et al. 2020: weights alone overrate tokens with small values.) Queries are all tokens
-but f, or of a longer prompt the middles of `queries` equal parts. Knows nothing about why a value
-is small.
+except f; for a longer prompt, the middles of `queries` equal parts. This module knows nothing about
+why a value is small.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ValueNorms(Measure, needs=Needs(by_pair=True, nan=tuple(_TEXTS), documents
         values = inputs.values
         found = []
         for row, places in enumerate(places_of(inputs.valid)):
-            # A prompt of one token has a query that is its first token
+            # For a prompt of one token, the first token is the only query
             asked = places[1:] or places
             chosen = [asked[middle] for middle in middles(len(asked), self.queries)]
             rows = once(
@@ -81,13 +81,13 @@ def _of_prompt(
 ) -> Float[Tensor, "variable head"]:
     """The four numbers of every head."""
     heads = inputs.heads
-    # Padding may hold anything
+    # Values of padding may be anything
     values = values.masked_fill(~inputs.valid[0][:, None], 0.0)
     of_heads = expand_heads(values[None], heads)[0]
     norms = of_heads.norm(dim=-1).double()
     index = torch.arange(len(first), device=first.device)
     others = inputs.valid[0] & (index != first)
-    # `nanmedian` leaves out padding and first tokens
+    # `nanmedian` ignores padding and first tokens
     median = norms.masked_fill(~others, torch.nan).nanmedian(-1).values
     of_first = norms[:, first]
     sums = torch.zeros(4, heads, dtype=torch.float64, device=first.device)
@@ -96,7 +96,7 @@ def _of_prompt(
         at_first = weights.gather(-1, first[some].expand(heads, -1)[..., None])[..., 0].double()
         moved = (weights.double() * norms[:, None]).sum(-1)
         written = (weights.to(of_heads.dtype) @ of_heads).norm(dim=-1).double()
-        # A document's first token sees itself alone, and tells nothing
+        # The first token of a document sees only itself, so it does not count
         counts = (some != first[some]).double()
         parts = (
             norms[:, first[some]] / median[:, None],
@@ -105,5 +105,5 @@ def _of_prompt(
             written / moved,
         )
         sums += torch.stack([(part * counts).sum(-1) for part in parts])
-    # 0 / 0 where no query counts: NaN
+    # 0 / 0 without a counted query: NaN
     return sums / (rows != first[rows]).sum()

@@ -1,10 +1,10 @@
-"""How large the values are that attention moves: `value_norms`.
+"""Findings on the norms of values that attention moves: `value_norms`.
 
     finding   the first token gets most of the attention (mean over prompts), and its value is less
-              than half as long as the median: what is looked at moves little
+              than half as long as the median, so this attention moves little
 
-The map of heads and the table follow from the axes of the group. Knows nothing about how they were
-measured.
+The map of heads and the table follow from the axes of the group. This module knows nothing about
+how they were measured.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from repo_interp.plots.marks import Finding, counted, group, over_prompts, perce
 from repo_interp.plots.view import View
 
 MOST_WEIGHT = 0.5
-"""Attention to the first token from which a head is said to rest there."""
+"""Least attention to the first token of a head that rests on it."""
 SHORT = 0.5
-"""Its value's norm over the median, below which it is said to be small."""
+"""Upper bound of the norm of a small value, relative to the median."""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Heads that rest on a first token whose value is small."""
+    """Find heads that rest on the first token while its value is small."""
     norms = group(run, "value_norms")
     weight, value, moved = (
         over_prompts(norms[name]) for name in ("first_weight", "first_value", "first_moved")

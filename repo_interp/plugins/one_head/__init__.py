@@ -1,1 +1,1 @@
-"""One logit of one head in its parts, and its attention pattern."""
+"""Parts of one logit of a head, and the attention pattern of the head."""

@@ -1,4 +1,4 @@
-"""One head of one prompt: its pattern, and one of its logits in parts.
+"""One head on one prompt: its attention pattern, and the parts of one logit.
 
     logit(i, j) = sum_r pair_r + soft cap + bias                                  exact
                 = level + distance(i - j) + query(i) + key(j) + remainder         a fit
@@ -6,13 +6,13 @@
 pair_r = scale (q_ir k_jr + q_ir' k_jr'), rotated, r' = r + d / 2. The fit is the ridge fit of
 `three_axis` over all pairs of the prompt.
 
-A pair at equal positions, scale q_r . k_r without rotation, is the part of the tokens without their
-distance; where nothing is rotated (NoPE, additive schemes, the rest of a partial rotation) that is
-all of it. A fit leaves the levels of its axes open, and a common slope (`plugins.three_axis.three_axis`).
-Here an axis has mean 0 over the seen pairs, and the key axis has no slope over the tokens: any
+The value of a pair at equal positions, scale q_r . k_r without rotation, is the content part;
+without rotation (NoPE, additive schemes, the rest of a partial rotation) it is the whole pair. A
+fit does not determine the levels of its axes and a common slope (`plugins.three_axis.three_axis`).
+Here each axis has mean 0 over the seen pairs, and the key axis has no slope over tokens, so any
 growth with the distance is in the distance axis.
 
-Brings together models, prompts and the kernels of measures.
+This module combines models, prompts and the kernels of measures.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from repo_interp.tasks import Prompt
 from repo_interp.values import CountOrNone, checked
 
 MOST = 8192
-"""Tokens of a prompt whose pattern of one head is made: 256 MB."""
+"""Most tokens of a prompt for the pattern of one head (256 MB)."""
 MOST_OF_ALL = 2048
-"""Tokens of a prompt whose patterns of all heads are made: 16 MB each."""
+"""Most tokens of a prompt for the patterns of all heads (16 MB each)."""
 _TEXTS = {
     "logit": ("logit of the query and the key", "logits"),
     "pair": ("part of each rotary pair", "logits"),
@@ -87,8 +87,9 @@ def attention_pattern(
         head: Index of the head; None: all heads.
 
     Returns:
-        Weights [query, key], or [head, query, key] of all heads; 0 where a query does not see a key, which the coordinate `seen`
-        [query, key] tells from keys of no weight.
+        Weights [query, key], or [head, query, key] for all heads. A weight is 0 if a query does not
+        see the key; the coordinate `seen` [query, key] distinguishes these from seen keys of weight
+        0.
 
     Raises:
         InputError: The prompt is longer, there are several, or the model lacks the layer or the
@@ -178,7 +179,8 @@ def explain_logit(
         * inputs.logit_scale
     )
     still = _pairs(inputs.queries[0, 0, query], inputs.keys[0, 0, key]) * (
-        # The rotation multiplies every pair by this (YaRN's attention scaling), also at angle 0
+        # The rotation multiplies every pair by this factor (YaRN's attention scaling), also at
+        # angle 0
         inputs.logit_scale * inputs.pair_scaling
     )
     frequencies, angles = torch.zeros_like(still), torch.zeros_like(still)
@@ -189,13 +191,13 @@ def explain_logit(
         if not inputs.has_frequencies:
             frequencies = torch.full_like(still, torch.nan)
     total = float(turned.sum())
-    # The cap acts on the sum, so its part is a difference and not a share of any pair
+    # The cap acts on the sum, so its part is a difference
     soft_cap = float(cap_logits(turned.sum(), inputs.softcap)) - total
     bias = (
         0.0 if inputs.position_logits is None else float(inputs.position_logits(rows)[0, 0, 0, key])
     )
     fitted, correlation = _fit(inputs, query, key)
-    # By definition, so that the parts of the fit add up to the logit
+    # The remainder makes the parts of the fit add up to the logit
     fitted["remainder"] = logit - sum(fitted.values())
     values = {
         "logit": logit,
@@ -225,7 +227,7 @@ def explain_logit(
 
 
 def _only(prompts: Sequence[Prompt]) -> Prompt:
-    """The only prompt of several."""
+    """Return the only prompt."""
     if len(prompts) != 1:
         raise InputError(f"one prompt was wanted; got {len(prompts)}")
     return prompts[0]
@@ -234,7 +236,7 @@ def _only(prompts: Sequence[Prompt]) -> Prompt:
 def _capture_head(
     decoder: Decoder, prompt: Prompt, layer: int, head: int | None
 ) -> tuple[AttentionInputs, dict[str, Any]]:
-    """Return float64 inputs of a head, or of all, on a prompt, and attributes for a reader."""
+    """Return float64 inputs of one or all heads on a prompt, and attributes of the result."""
     require_known_tokens([prompt.tokens], decoder.vocabulary_size)
     (attention,) = decoder.attentions([checked(layer, CountOrNone, "layer")])
     if head is not None and checked(head, CountOrNone, "head") >= attention.heads:
@@ -259,16 +261,16 @@ def _capture_head(
 def _pairs(
     one: Float[Tensor, "d_head"], other: Float[Tensor, "d_head"]
 ) -> Float[Tensor, "component"]:
-    """The dot product of two vectors in half-split order, pair by pair, in float64."""
+    """Dot product of two vectors in half-split order, per pair, in float64."""
     products = one.double() * other.double()
-    # Half-split order: pair r is the dimensions r and r + d / 2, so [2, component]
+    # Half-split order: pair r has the dimensions r and r + d / 2, so [2, component]
     return products.unflatten(0, (2, -1)).sum(0)
 
 
 def _fit(inputs: AttentionInputs, query: int, key: int) -> tuple[dict[str, float], float]:
-    """The parts of a logit by the three-axis fit of its head, and the fit's correlation.
+    """Parts of a logit by the three-axis fit of its head, and the fit's correlation.
 
-    NaN where queries do not see all keys of the window.
+    NaN if queries do not see all keys of the window.
     """
     if inputs.hidden is not None:
         return dict.fromkeys(("level", "distance", "query", "key"), math.nan), math.nan
@@ -295,11 +297,11 @@ def center_axes(axes: Axes, pairs: AdditivePairs) -> tuple[Float[Tensor, ""], Ax
         pairs: Seen pairs of the prompt.
 
     Returns:
-        The level; and axes of mean 0 over the seen pairs, whose key axis has no slope.
+        The level, and axes with mean 0 over the seen pairs and a key axis without slope.
     """
     steps = torch.arange(axes.key.shape[-1], dtype=torch.float64, device=axes.key.device)
 
-    # Means over pairs, not tokens: a key is counted by every query that sees it
+    # Means over pairs, not tokens: a key counts once per query that sees it
     def mean(values: Tensor, counts: Tensor) -> Tensor:
         return (counts * values).sum(-1, keepdim=True) / pairs.total[..., None].clamp(min=1)
 

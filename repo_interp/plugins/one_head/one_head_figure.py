@@ -1,6 +1,6 @@
-"""One head of one prompt: its attention pattern, and one logit in parts.
+"""Figures of one head on one prompt: its attention pattern, and the parts of one logit.
 
-They come from `ri.attention_pattern` and `ri.explain_logit`.
+The data come from `ri.attention_pattern` and `ri.explain_logit`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from repo_interp.plots.marks import colour_bar, draw_cells, note, number, panels
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
 PAIRS = 8
-"""Rotary pairs that have a bar; the others together have one."""
+"""Rotary pairs with a bar; all other pairs share one bar."""
 NOTHING = 1e-3
-"""Share of the longest bar below which a bar is not seen: its number stands to the right of the
-axis.
+"""Share of the longest bar below which a bar is invisible: its number is to the right of the axis.
 """
 NAMED = 32
-"""Tokens up to which the axes of a pattern name them by their texts."""
+"""Most tokens with their texts as labels of the axes."""
 _ONE, _ALL = ("query", "key"), ("head", "query", "key")
 _PART, _REST, _WHOLE, _STILL = "#0072B2", "#B9B9B9", "#333333", "#D55E00"
 
@@ -39,7 +38,7 @@ def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
         pattern: Attention [query, key] or [head, query, key], from `ri.attention_pattern`.
 
     Returns:
-        The figure: one panel, or one for every head.
+        The figure, with one panel per head.
 
     Raises:
         InputError: `pattern` is not such an array.
@@ -69,7 +68,7 @@ def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
             ax.label_outer()
             ax.set_title(f"head {head}")
         figure.suptitle(layer)
-        # All have one scale
+        # All panels share one scale
         image = images[0]
     colour_bar(figure, image, axes, "attention", ticks=(0, 0.01, 0.1, 0.25, 0.5, 1), fraction=0.046)
     return figure
@@ -86,7 +85,7 @@ def _draw_pattern(ax: Axes, pattern: xr.DataArray, most: int) -> AxesImage:
 
 
 def _name_tokens(ax: Axes, pattern: xr.DataArray) -> None:
-    """Name the tokens of both axes by their texts, where these are few."""
+    """Label the tokens of both axes by their texts, if they are few."""
     if "text" not in pattern.coords:
         return
     text = [token_label(str(token)) for token in pattern["text"].values]
@@ -100,8 +99,8 @@ def _name_tokens(ax: Axes, pattern: xr.DataArray) -> None:
 def logit_parts(parts: xr.Dataset) -> PaperFigure:
     """Draw the parts of one logit: rotary pairs, other terms, and the three-axis fit.
 
-    A dot marks the value that a pair would have if both tokens had one position, from content
-    alone. The last bar of both sides is the logit, the sum of the bars above it.
+    A dot marks the value of a pair at equal positions, which depends on contents only. The last bar
+    on both sides is the logit, the sum of the bars above it.
 
     Args:
         parts: Parts of the logit, from `ri.explain_logit`.
@@ -137,7 +136,7 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
         (name.replace("_", " "), float(parts[name]), np.nan, _REST)
         for name in ("bias", "soft_cap", "rounding")
     ]
-    # Most heads have no bias and no soft cap; rounding stays, as the bars must add up to the logit.
+    # Terms that are 0 have no bar; rounding always has one, since bars must add up to the logit.
     bars += [bar for bar in added if bar[0] == "rounding" or bar[1]]
     shades = {"remainder": _REST}
     fit = [
@@ -163,7 +162,7 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
 
 
 def _bars(ax: Axes, bars: list[tuple[str, float, float, str]], title: str) -> None:
-    """Draw horizontal bars of (name, length, place of a dot, colour) with their numbers.
+    """Draw horizontal bars of (name, length, place of a dot, color) with their numbers.
 
     The first bar is the top one.
     """
@@ -175,9 +174,9 @@ def _bars(ax: Axes, bars: list[tuple[str, float, float, str]], title: str) -> No
     ax.plot(dots, y, "o", color=_STILL, markersize=2.6, gid="at equal positions")
     for place, (value, dot) in enumerate(zip(values, dots, strict=True)):
         side = -1 if value < 0 and abs(value) > NOTHING * max(map(abs, values)) else 1
-        # behind the dot, which would hide the number; `fmax` takes the value where there is none
+        # Beyond the dot, which would hide the number; `fmax` takes the value without a dot
         end = side * np.fmax(side * value, side * dot)
-        # Below 5e-4 three decimals would show +0.000 for a number that is not 0.
+        # Below 5e-4 three decimals would show +0.000 for a nonzero number.
         text = f"{value:+.3f}" if abs(value) >= 5e-4 or not value else f"{value:+.0e}"
         note(ax, text, (end, place), (3 * side, 0), 5.5, ha="right" if side < 0 else "left")
     ax.axvline(0, color="#333333", linewidth=0.6)

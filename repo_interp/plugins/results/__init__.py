@@ -1,1 +1,1 @@
-"""Results of evaluations: the cell that fails."""
+"""Analysis of evaluation results: heads behind a failing cell."""

@@ -1,15 +1,16 @@
 """Heads behind a failing cell of a map of scores.
 
-Those that look at the needle less there, and their effect where the answer is right.
+These heads attend less to the needle in the failing cell; their effect is measured on prompts with
+a right answer.
 
     change_h = mean over failing prompts of mass_h(needle) - mean over passing ones
             from the rows that produce the answer
     effect_h = mean over passing prompts of log p(answer | h ablated) - log p(answer)
             nats, of the heads of the largest change
 
-The cell's prompts are made again, from their description in the run of scores. Passing prompts are
-those of the cell and of the nearest cells, of its length before others, until there are `FEWEST`.
-Knows nothing about tasks and how scores are drawn.
+The prompts are generated again from their description in the run of scores. Passing prompts are
+from the cell and the nearest cells, cells of equal length first, until there are `FEWEST`.
+This module knows nothing about tasks and how scores are drawn.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 FEWEST = 5
-"""Passing prompts that failing ones are compared with, where the run has them."""
+"""Least number of passing prompts to compare with, if the run has so many."""
 
 
 def explain_cell(
@@ -55,18 +56,18 @@ def explain_cell(
         depth: Depth of the cell, in per cent.
         length: Length of the cell, in tokens.
         bridge: Model that was scored; None: it is loaded by its name.
-        most: Heads of the largest change, whose effects are measured.
+        most: Number of heads with the largest change for which effects are measured.
 
     Returns:
         One row per head, the largest effects first, then the largest changes: layer, head, the mass
-        on the needle in per cent of `failing` and `passing` prompts, their difference `change`, and
-        for `most` heads `effect` in nats and `standard_error`. `attrs` has the compared
-        `prompts`, failing ones first, `failing_prompts` by their places among the test sets and
-        prompts of the run, and `passing_cells`.
+        on the needle in per cent for `failing` and `passing` prompts, their difference `change`,
+        and for `most` heads `effect` in nats and `standard_error`. `attrs` has the compared
+        `prompts`, failing ones first, `failing_prompts` as (test set, prompt) of the run, and
+        `passing_cells`.
 
     Raises:
         InputError: The run has no such map, no prompt fails in the cell, no prompt marks a needle,
-            or the model or its prompts are not those that were scored.
+            or the model or the prompts differ from the scored ones.
     """
     require_run(scores)
     group = scores["scores"].to_dataset() if "scores" in scores.children else xr.Dataset()
@@ -93,7 +94,7 @@ def explain_cell(
             f"no prompt fails at depth {depth} and length {length}; cells with failing "
             f"prompts: {known or 'none'}"
         )
-    # Effects are measured where the model is right: a failing prompt has no answer to lose.
+    # Effects are measured on prompts with a right answer: a failing prompt has none to lose.
     passing = _nearest(cells, passed, (depth, length))
     if len(passing) < FEWEST:
         warn(
@@ -104,7 +105,7 @@ def explain_cell(
     if span is None:
         raise InputError("the prompts mark no needle that heads could look at")
     run = analyze(bridge, [prompts[number] for number in chosen], ("attention_mass",))
-    # Per cent; the order of `chosen` puts failing prompts first, as `sides` expects
+    # Per cent; failing prompts are first in `chosen`, as `sides` expects
     mass = 100 * run["attention_mass"]["mass"].sel(span=span)
     sides = {"failing": slice(len(failing)), "passing": slice(len(failing), None)}
     means = {
@@ -116,7 +117,7 @@ def explain_cell(
     table["change"] = table["failing"] - table["passing"]
     table = table.sort_values("change", key=abs, ascending=False, ignore_index=True)
     pairs = [(int(layer), int(head)) for layer, head in table[["layer", "head"]].to_numpy()[:most]]
-    # The empty set is the whole model, from which the effect of every head counts
+    # The empty set is the whole model, the reference of all effects
     whole, *ablated = log_probabilities(
         decoder, [[], *([pair] for pair in pairs)], [prompts[number] for number in passing]
     )
@@ -149,14 +150,14 @@ def _scored_prompts(
     count, seed, prompts = group.sizes["prompt"], int(group.attrs["seed"]), []
     for test_set in group["test_set"].values:
         made, asked = _remake(group, str(test_set), count, seed, decoder)
-        # `asked`, not `made`: the run's digest is of prompts without their answers
+        # `asked`, not `made`: the run has the digest of prompts without answers
         if digest(asked) != str(group["prompts_digest"].sel(test_set=test_set).values):
             raise InputError(
                 f"the prompts of test set {test_set} cannot be made again as they were "
                 "scored; score again"
             )
         prompts += made
-    # A score below 1 has some of several answers: the prompt counts as failing
+    # A score below 1 misses some of several answers, so the prompt counts as failing
     passed = group["score"].transpose("test_set", "prompt").values.ravel() >= 1
     cells = [
         # Depths in tens of per cent, as `task_scores` bins them for the map
@@ -169,7 +170,7 @@ def _scored_prompts(
 def _remake(
     group: xr.Dataset, test_set: str, count: int, seed: int, decoder: Decoder
 ) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
-    """The prompts of a test set with their answers, and as they were scored."""
+    """Return the prompts of a test set with their answers, and as they were scored."""
     if group.attrs["task"] == "ruler":
         options = {name: group.attrs[name] for name in ("dialect", "depth") if name in group.attrs}
         length = whole_number(test_set, "the number of tokens", 1 << 22)
@@ -183,7 +184,7 @@ def _remake(
                 answer=answer,
                 **options,
             )
-            # Scored prompts end before the answer; effects need it, to read its log-probability
+            # Scored prompts end before the answer; effects need the answer's log-probability
             for answer in ("reference", "none")
         )
         return made, asked
@@ -194,7 +195,7 @@ def _remake(
         if f"task_{name}" in group.attrs
     }
     options = {
-        # Attributes of a run hold all options as text; literal_eval runs no code of a foreign file
+        # A run has all options as text; literal_eval runs no code from a foreign file
         name: text if isinstance(task.options()[name], str) else ast.literal_eval(text)
         for name, text in stored.items()
     }
@@ -209,11 +210,11 @@ def _nearest(
     depth, length = cell
 
     def far(place: int) -> tuple[float, float]:
-        # Lengths double, so their distance is a ratio: 256 and 1,024 are as far from 512
+        # Lengths double, so their distance is a ratio: 256 and 1,024 are equally far from 512
         return abs(float(np.log(cells[place][1] / length))), abs(cells[place][0] - depth)
 
     places = sorted((int(place) for place in np.flatnonzero(passed)), key=far)
     if not places:
         raise InputError("no prompt of this run passes, so there is nothing to compare with")
-    # Whole cells: all prompts as near as the fifth, so that no order within a cell decides
+    # Whole cells: all prompts as near as the fifth, so that order within a cell does not matter
     return [place for place in places if far(place) <= far(places[min(FEWEST, len(places)) - 1])]

@@ -1,4 +1,4 @@
-"""Logits from a few rotary components, position and semantics apart.
+"""Approximate logits from a few rotary components: a position part plus a semantic part.
 
 Position Generalization, theorem 2 and app. C.
 
@@ -7,16 +7,16 @@ Position Generalization, theorem 2 and app. C.
     g(q_i, k_j)       = sum_r Re q_ir conj(k_jr - mean k_r)
             the rest, as if nothing rotated
 
-over the chosen components r, un-rotated q, k in complex pairs. f is the paper's f_r; the signs of
-its eq. 17 cancel those of the proof and are dropped. Its g_r is ||k - mean k|| ||q|| times the
-cosine of the query's angle to the mean key: the bound of an inequality in the proof, which forgets
-which way a key deviates. `semantic="signed"` is the g above, exact at distance 0; "printed" is the
-paper's.
+over the chosen components r, with un-rotated q, k as complex pairs. f is the paper's f_r; the signs
+of its eq. 17 cancel the signs in the proof and are dropped. The paper's g_r is ||k - mean k|| ||q||
+times the cosine of the query's angle to the mean key. This is the bound of an inequality in the
+proof, and it loses the direction in which a key deviates. `semantic="signed"` is the g above, exact
+at distance 0; `semantic="printed"` is the paper's g_r.
 
 f + g is a dot product u . v of 4 features per component, so its correlation with the logits over
 all seen pairs needs no map: its moments and its products with the logits come from chunks and Grams
-(see causal_pairs), with v centred first. O(n d chosen) per head beside the moments of the logits,
-which are those of the pass (see heads). Knows nothing about how components are chosen.
+(see causal_pairs), with v centered first. The cost is O(n d chosen) per head; the moments of the
+logits come from the pass (see heads). This module knows nothing about how components are chosen.
 """
 
 from __future__ import annotations
@@ -40,18 +40,17 @@ from repo_interp.runtime.memory import SHARED, memory_for
 Semantic = Literal["signed", "printed"]
 
 
-# By identity: tensors have no one truth value to compare, and no hash of their content
+# Compared by identity: tensors have no single truth value, and no hash of their content
 @dataclass(frozen=True, eq=False)
 class ClosedForm(Reduction):
     """Correlate the logits with f + g over the seen pairs: [prompt, head].
 
-    NaN where no component is chosen or nothing varies. A layer that does not rotate is a
-    ValueError.
+    NaN if no component is chosen or nothing varies. Raises ValueError for a layer without rotation.
     """
 
     chosen: Bool[Tensor, "prompt head component"]
     key_mean: Float[Tensor, "2 prompt head component"]
-    """Of the un-rotated keys of a prompt, real and imaginary part."""
+    """Mean of the un-rotated keys of a prompt, real and imaginary part."""
     semantic: Semantic
 
     @cached_property
@@ -66,10 +65,10 @@ class ClosedForm(Reduction):
         )
 
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor | None:
-        """Return heads whose logits, or f + g, vary little beside their sums of squares."""
+        """Return heads with small variance of logits, or of f + g, relative to sums of squares."""
         if not self.most:
             return None
-        # Either side may cancel by itself: the logits, or the approximation they are held against
+        # Either side may cancel: the logits, or their approximation
         count, ours = block.counts.total, self._approximation(inputs, block)[0]
         return (block.pairs.magnitude > block.well_conditioned) | (
             ours.magnitude > ILL_CONDITIONED * ours.scatter(count)
@@ -87,12 +86,12 @@ class ClosedForm(Reduction):
             block.counts,
         )
         product = torch.zeros_like(logits.square)
-        # Sum of products of two bilinear maps: within chunks as they are, between chunks by Grams.
+        # Sum of products of two bilinear maps: directly within chunks, by Grams between chunks.
         for (sign, _, left), (_, _, right) in zip(logits.parts, ours.parts, strict=True):
             within = (left.within * right.within).sum(-1).sum((-1, -2), dtype=torch.float64)
             crossed = gram_products(left.queries, right.queries, left.keys, right.keys)
             product += sign * (within + crossed.sum((-1, -2)))
-        # ours is u . v' with v' centred; the mean of v adds u_i . m to each of the pairs of row i
+        # `ours` is u . v' with v' centered; the mean m of v adds u_i . m to every pair of row i
         correlation = pearson(
             count=counts.total,
             total=logits.by_query.sum(-1),
@@ -106,7 +105,7 @@ class ClosedForm(Reduction):
         over_heads(result, block, torch.where(some, correlation, torch.nan))
 
     def by_rows(self, inputs: AttentionInputs) -> Float[Tensor, "prompt head"]:
-        """Return the correlations of any logits, from some rows at a time: O(n^2 d)."""
+        """Return the correlations of any logits, a few rows at a time: O(n^2 d)."""
         correlation = self.start(inputs)
         exact = torch.promote_types(inputs.queries.dtype, torch.float32)
         items = self.chosen.any(-1).flatten().nonzero()[:, 0]
@@ -140,20 +139,20 @@ class ClosedForm(Reduction):
     def _approximation(
         self, inputs: AttentionInputs, block: HeadBlock
     ) -> tuple[CausalPairs, Float[Tensor, "key member query"]]:
-        """Return f + g with v centred, as pairs, and the part of v's mean in every row."""
+        """Return f + g with v centered, as pairs, and the term of v's mean in every row."""
         made = block.extras.get(self)
         if made is None:
             left, right = _features(
                 inputs, self, block.prompt.expand_as(block.head), block.head, block.queries.dtype
             )
             left, right = (part.masked_fill_(~block.tokens[..., None], 0) for part in (left, right))
-            # v is centred first: float32 products lose digits where its mean is large.
+            # v is centered first: float32 products lose digits where its mean is large.
             mean = (
                 right.sum(-2, keepdim=True, dtype=torch.float64)
                 / block.tokens.sum(-1)[..., None, None]
             )
             right = (right - mean.to(right)).masked_fill_(~block.tokens[..., None], 0)
-            # The mean as it was subtracted, rounded to the dtype of the features
+            # The mean that was subtracted: rounded to the dtype of the features
             of_mean = (left.to(torch.float64) @ mean.to(right).to(torch.float64).mT)[..., 0]
             made = block.extras[self] = (
                 CausalPairs(left, right, block.window, block.pairs.chunk),
@@ -165,14 +164,14 @@ class ClosedForm(Reduction):
 def _features(
     inputs: AttentionInputs, asked: ClosedForm, prompt: Tensor, head: Tensor, exact: torch.dtype
 ) -> tuple[Float[Tensor, "*head token feature"], Float[Tensor, "*head token feature"]]:
-    """Return features u_i, v_j of heads with u_i . v_j = f + g; 0 for components not chosen."""
+    """Return features u_i, v_j with u_i . v_j = f + g; 0 for components that are not chosen."""
     if inputs.frequencies is None or inputs.positions is None:
         raise ValueError(
             f"layer {inputs.layer} ({inputs.scheme}) rotates nothing: it has no components"
         )
     some = asked.chosen[prompt, head]
-    # The chosen components of a head stand first, in their order; heads with fewer are filled
-    # up, with weight 0.
+    # The chosen components of a head come first, in their order. Heads with fewer components are
+    # padded with weight 0.
     component = some.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., : asked.most]
     weight = (
         some.gather(-1, component)
@@ -182,7 +181,7 @@ def _features(
     )
     index = torch.cat([component, component + asked.chosen.shape[-1]], -1)
     place, group = (prompt[..., None], head[..., None]), inputs.heads // inputs.kv_heads
-    # Features are indexed next to prompt and head, so that nothing but chosen ones is copied
+    # The feature axis is moved next to prompt and head, so that only chosen features are copied
     queries = inputs.queries.mT[*place, index].mT.to(exact)
     keys = inputs.keys.mT[place[0], place[1] // group, index].mT.to(exact)
     mean = torch.cat([part[prompt, head].gather(-1, component) for part in asked.key_mean], -1)[
@@ -190,13 +189,13 @@ def _features(
     ].to(exact)
     deviation = keys - mean
     if asked.semantic == "printed":
-        # The mean key stretched to |k - mean|: the printed bound keeps its direction
+        # The mean key scaled to length |k - mean|: the printed bound keeps the mean's direction
         sizes = _pair_norm(deviation) / _pair_norm(mean).clamp(min=torch.finfo(exact).tiny)
         deviation = mean * sizes
     positions = inputs.positions[prompt, head // (inputs.heads // inputs.positions.shape[1])]
     frequencies = inputs.frequencies.to(component.device)[component][..., None, :]
-    # f: query and mean key rotated, 2 features per component; g: query and deviation as they are, 2
-    # more. Both are lengthened by attention_scaling; its square stands at the query alone.
+    # f: rotated query and mean key, 2 features per component; g: un-rotated query and deviation, 2
+    # more. attention_scaling applies to both sides; here its square multiplies the query.
     scaling = inputs.pair_scaling.to(exact).repeat(2)[torch.cat([index, index], -1)][..., None, :]
     rotated_mean = rotate(mean.expand_as(keys), positions, frequencies)
     left = torch.cat([rotate(queries, positions, frequencies), queries], -1) * scaling
@@ -205,6 +204,6 @@ def _features(
 
 
 def _pair_norm(features: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-    """Return the norm of every pair, in both of its places."""
+    """Return the norm of every pair, at both of its dimensions."""
     first, second = features.chunk(2, -1)
     return torch.hypot(first, second).repeat(*[1] * (features.dim() - 1), 2)

@@ -1,29 +1,29 @@
-"""Rotary pairs that carry a head's logits, and how far they rotate.
+"""Rotary pairs that dominate a head's logits, and how far they rotate.
 
 Position Generalization sec. 3.4, theorem 2.
 
 Component r of a query or key is a complex number (dimensions r and r + d_head/2 before rotation); a
 pair of tokens adds |k_r| |q_r| cos(start angle + theta_r distance) to the logit (fig. 4, 9).
-Observation 1 names slow dominating components, without numbers; here component r is one where
+Observation 1 names slow dominating components, without numbers. Here component r is one if
 
     prominent   s query_norm key_norm >= `prominence` x their median over the head's components;
                 s = attention_scaling^2
     stable      key_deviation <= `stability` x |mean key|
     slow        max_rotation <= `slow`
-    still       max_rotation <= `still`, asked where the start angle is within `near_pi` of pi (the
-                proof's case 1)
+    still       max_rotation <= `still`, required only if the start angle is within `near_pi` of pi
+                (the proof's case 1)
 
-max_rotation is theta_r times L, min(window, training length), for schemes whose positions are the
-token index, and theta_r times the largest |z_i - z_j| of a seen pair, over all prompts, for those
-that learn positions. Norms and means are over the tokens of all prompts, deviations about the mean
-of a prompt. `closed_form_r` correlates the logits with theorem 2's f + g from the slow dominating
-components that the prompt itself has (see closed_form); NaN where there is none. Layers that rotate
-nothing have no rotary pairs: NaN, and slow_dominating -1.
+For layers with the token index as position, max_rotation is theta_r L with L = min(window, training
+length). For layers that learn positions it is theta_r times the largest |z_i - z_j| of a seen pair
+over all prompts. Norms and means are over the tokens of all prompts; deviations are from a prompt's
+mean. `closed_form_r` correlates the logits with theorem 2's f + g from the slow dominating
+components of the same prompt (see closed_form); it is NaN without such components. Layers without
+rotation have NaN, and slow_dominating -1.
 
 `query_dimension_norm` and `key_dimension_norm` are the mean |q_d|, |k_d| of dimension d ("massive
-values" stand in few of them).
+values" are in few dimensions).
 
-Knows nothing about the contents of a prompt.
+This module knows nothing about the contents of a prompt.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _DIMENSIONS = {
     "query_dimension_norm": "mean size of the query's number in a dimension",
     "key_dimension_norm": "mean size of the key's number in a dimension",
 }
-"""Pair r is the dimensions r and r + half the axis."""
+"""Pair r has the dimensions r and r + half the axis."""
 _HALVES = ("first", "second")
 # Order of the rows of `PairStatistics`: six of the queries, then six of the keys
 _ORDER = [
@@ -89,8 +89,8 @@ class PairStatistics:
     """Means over tokens of the pairs of a head, one entry per component, float64."""
 
     queries: Float[Tensor, "6 *head component"]
-    """Mean norm, mean (real and imaginary part), mean distance from the mean, and the mean sizes of
-    both parts.
+    """Mean norm, mean (real and imaginary part), mean distance from the mean, and the mean absolute
+    values of both parts.
     """
     keys: Float[Tensor, "6 *head component"]
 
@@ -132,7 +132,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         else:
             shape = (*inputs.queries.shape[:2], inputs.queries.shape[-1] // 2)
             rotation = torch.full(shape, torch.nan, dtype=torch.float64, device=tokens.device)
-            # NaN for the six statistics of either side
+            # NaN for the six statistics of queries and of keys
             nothing = rotation.expand(6, *shape)
             statistics, correlation, weight = PairStatistics(nothing, nothing), rotation[..., 0], 1
         # Means of a prompt times its tokens: sums over tokens, which merge. [12, head, component]
@@ -141,7 +141,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         sums = {tuple(_ORDER): ("layer head component", means)}
         others = {
             "tokens": ("layer", tokens.sum()),
-            # Weighted by tokens as the norms are: dividing by the sum of tokens gives it back
+            # Weighted by tokens like the norms: division by the sum of tokens restores it
             "scaling": ("layer component", tokens.sum() * inputs.pair_scaling),
         }
         per_prompt = {
@@ -155,7 +155,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """The closed form's correlation with the logits."""
-        # Asked before `observe`, and by it again: `_pairs` keeps its result for one layer
+        # Called before `observe`, which calls `_pairs` again: `_pairs` caches one layer
         return (self._pairs(inputs)[2],) if _rotates(inputs) else ()
 
     def _pairs(self, inputs: AttentionInputs) -> tuple[PairStatistics, Tensor, ClosedForm]:
@@ -196,7 +196,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
             torch.complex(*query_mean),
             torch.complex(*key_mean),
         )
-        # Relative to the head: norms differ between heads and models
+        # Relative to the median of the head: norms differ between heads and models
         prominent = product >= self.prominence * product.median(-1, keepdim=True).values
         stable = key_deviation <= self.stability * key_mean.abs()
         start = (query_mean * key_mean.conj_physical()).angle().abs()
@@ -222,7 +222,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         )
         rotation = given["max_rotation"].max("prompt").transpose(*axes)
         scaling = torch.from_numpy((given["scaling"] / given["tokens"]).values)[:, None]
-        # Judged again on all prompts: `observe` could judge a prompt at a time alone
+        # Chosen again from all prompts: `observe` chooses per prompt
         slow = self.slow_dominating(pairs, torch.from_numpy(rotation.values), scaling).numpy()
         found = {
             "start_angle": (axes, np.angle(query_mean * key_mean.conj())),
@@ -250,7 +250,7 @@ def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
     Returns:
         Statistics [prompt, head, component] over the valid tokens; NaN for a prompt without any.
     """
-    # On an accelerator queries and keys go together, in half the launches.
+    # On an accelerator queries and keys are concatenated, which halves the launches.
     if memory_for(inputs.valid.device, 0):
         queries, keys = _moments((inputs.queries, inputs.keys), inputs.valid).split(
             [inputs.heads, inputs.kv_heads], 2
@@ -260,7 +260,7 @@ def pair_statistics(inputs: AttentionInputs) -> PairStatistics:
             _moments((features,), inputs.valid) for features in (inputs.queries, inputs.keys)
         )
     if inputs.kv_heads < inputs.heads:
-        # expand_heads repeats axis 1: statistic and prompt become one axis for it
+        # expand_heads repeats axis 1, so statistic and prompt are flattened to one axis
         keys = expand_heads(keys.flatten(0, 1), inputs.heads).unflatten(0, keys.shape[:2])
     return PairStatistics(queries, keys)
 
@@ -270,8 +270,8 @@ def max_rotation(
 ) -> Float[Tensor, "prompt head component"]:
     """Return the largest rotation of every component.
 
-    Layers that learn positions rotate by their largest seen difference, others by the length that
-    the layer compared in training.
+    Layers that learn positions rotate by the largest difference of a seen pair, other layers by the
+    largest distance of the layer in training.
 
     Args:
         inputs: A layer that rotates, and a batch.
@@ -318,7 +318,7 @@ def _moments(
     def mean(of: Callable[[Tensor], Tensor]) -> Tensor:
         sums = []
         for start in range(0, tokens, at_once):
-            # Where one stretch holds all tokens, it is widened and concatenated once for all means
+            # If one stretch holds all tokens, it is converted and concatenated once for all means
             part = of(whole if whole is not None else stretch(start))
             part = (
                 part
@@ -331,7 +331,7 @@ def _moments(
     whole = stretch(0) if at_once >= tokens else None
     # Deviations need the mean first: a second pass over the features.
     level = mean(lambda part: part)
-    # In the features' dtype, or the difference would be a float64 copy of them
+    # In the dtype of the features, or the difference would be a float64 copy
     rounded = level[..., None, :].to(exact)
     norm, deviation = mean(_pair_norm), mean(lambda part: _pair_norm(part - rounded))
     sizes = mean(torch.abs)

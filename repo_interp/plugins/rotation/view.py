@@ -1,4 +1,4 @@
-"""Rotating pairs in the plane: the parts of a head's logits by rotary component.
+"""Charts of rotary pairs in the plane: the terms of a head's logits by rotary component.
 
 Position Generalization fig. 4, 9.
 
@@ -6,11 +6,12 @@ Position Generalization fig. 4, 9.
     circle   the key's deviation times the mean query's size, about the arrow's head
     arc      how far the arrow turns over the largest distance (max_rotation); a whole circle from one turn on
 
-Filled color: slow dominating components (observation 1) by their means over all prompts; the
-others are gray. r is the mean over the prompts that have slow dominating components,
-from which the closed form of a prompt is built: a head can have an r and no colour, or colours and
-no r. Numbers at the heads are components, 0 the fastest; the longest arrows alone have circle and
-arc, and a number where it has room. Draws the group `rotation`. Knows nothing about how it was measured.
+Slow dominating components (observation 1), chosen by means over all prompts, are colored; others
+are gray. r is the mean over the prompts with slow dominating components, since the closed form of a
+prompt uses the components of that prompt: a head can have an r and no color, or colors and no r.
+Numbers at the arrow heads are components; 0 is the fastest. Only the longest arrows have a circle,
+an arc and, if there is space, a number. Draws the group `rotation`. This module knows nothing about
+how it was measured.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ CHOICES = (
     "f + g, whose components are chosen in each "
     "prompt by its own means, so that r and colors need not go together."
 )
-"""How slow dominating components are chosen for the colours and for r."""
+"""Caption on the choice of slow dominating components for the colors and for r."""
 TITLE = (
     "Mean pairs, every head on its own scale. Colored: slow dominating by the means over "
     "all prompts.\n"
@@ -76,19 +77,19 @@ ARROWS = (
     "mean pairs of queries and keys as arrows. Circle: how far keys spread; arc: how far the pair turns "
     "over the largest distance, dotted: a whole turn or more; number: the rotary component."
 )
-"""Caption: what is drawn of a head."""
+"""Caption on the elements of an arrow."""
 ADDS = "adds to the logit at distance 0 (logits)"
 SHORT = 0.15
 """Share of half a panel below which an arrow has no number."""
 MOST_ROWS = 72
-"""Heads whose norms get a row; with more, a row is a layer's mean."""
+"""Most rows of heads in the chart of norms; with more heads, a row is the mean of a layer."""
 COLUMNS = 4
 """Heads per row in a figure of many."""
 OTHERS = "#8A8A8A"
 SIDES = (0.0, np.pi / 3, -np.pi / 3, np.pi / 2, -np.pi / 2)
-"""Directions in which a number may stand from the head of its arrow, against that of the arrow."""
+"""Directions of a number from the tip of its arrow, in radians relative to the arrow."""
 GAP = 0.09
-"""Least distance of two numbers in a figure of one head, as a share of half of it."""
+"""Least distance of two numbers in a figure of one head, as a share of half its width."""
 RIGHT_ANGLE = "at a right angle (logits)"
 
 
@@ -157,14 +158,14 @@ def _arrows(pairs: xr.Dataset) -> xr.DataArray:
 
 
 def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: float = 0.0) -> Axes:
-    """Draw the mean pairs of one head, in an aspect that keeps circles round.
+    """Draw the mean pairs of one head with an equal aspect.
 
     Args:
         ax: Axes to draw on.
         pairs: Variables [component] of the group `rotation`.
-        colour: Colour of the arrows.
+        colour: Color of the arrows.
         numbered: Largest number of arrows with a number.
-        short: Share of half of the axes' extent; shorter arrows have no number.
+        short: Share of half the axes' extent; shorter arrows have no number.
 
     Returns:
         `ax`.
@@ -174,8 +175,8 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: f
     deviation = query * pairs["key_deviation"].values / np.sqrt(2 * arrows.size)
     lengths = np.abs(arrows)
     longest = np.argsort(-lengths, kind="stable")[:numbered]
-    # The longest arrows have room for their whole circles. Short ones may have wider circles, which
-    # would set the scale for arrows too small to see.
+    # The scale fits the circles of the longest arrows. Wider circles of short arrows would make
+    # the arrows too small to see.
     reach = max(1e-12, 1.05 * float((lengths + deviation)[longest].max(initial=0.0)))
     named = {
         int(component): complex(arrows[component])
@@ -183,7 +184,7 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: f
         if lengths[component] >= short * reach
     }
     places = _number_places(named, GAP * reach if not short else short * reach)
-    # The slowest first, so that fast ones lie on top of those of equal zorder.
+    # The slowest first, so that fast arrows are drawn over slow ones of equal zorder.
     for component in np.arange(arrows.size)[::-1]:
         tip, shade = complex(arrows[component]), colour if slow[component] else OTHERS
         line = {
@@ -212,16 +213,16 @@ def draw_pairs(ax: Axes, pairs: xr.Dataset, colour: str, numbered: int, short: f
 
 
 def _number_places(tips: Mapping[int, complex], gap: float) -> dict[int, complex]:
-    """Places at the `tips` of arrows, the longest first; a number without room there has none.
+    """Place numbers at the `tips` of arrows, the longest first; skip numbers without space.
 
-    A number stands before its tip, or a little to one side of it, `gap` from all others.
+    A number is beyond its tip or a little to one side of it, at least `gap` from all others.
     """
     places: dict[int, complex] = {}
     for component, tip in tips.items():
         outward = tip / abs(tip) if tip else 1.0
         for turn in SIDES:
             place = tip + 0.7 * gap * outward * np.exp(1j * turn)
-            # Further out a number would float, and be read as that of another arrow
+            # A number farther out could be read as the number of another arrow
             if all(abs(place - other) >= gap for other in places.values()):
                 places[component] = complex(place)
                 break
@@ -242,9 +243,9 @@ def rotating_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
 
 
 def head_to_show(dataset: xr.Dataset) -> tuple[int, int] | None:
-    """Find the head whose slow dominating components weigh most.
+    """Find the head with the largest weight of slow dominating components.
 
-    The weight is their share of the lengths of all pairs of the head.
+    The weight is their share of sum_r |q_r| |k_r| over all components of the head.
 
     Args:
         dataset: Group of a run.
@@ -254,7 +255,7 @@ def head_to_show(dataset: xr.Dataset) -> tuple[int, int] | None:
     """
     products = dataset["query_norm"] * dataset["key_norm"]
     total = products.sum("component")
-    # A head of zeros has no share, rather than a division by 0.
+    # A head of zeros has no share; this avoids a division by 0.
     share = products.where(dataset["slow_dominating"] == 1).sum("component") / total.where(
         total > 0
     )
@@ -262,7 +263,7 @@ def head_to_show(dataset: xr.Dataset) -> tuple[int, int] | None:
 
 
 def _of_head(dataset: xr.Dataset, layer: int, head: int) -> xr.Dataset:
-    # Only for its message about a layer or head that the run lacks.
+    # `pick` is called for its error about an unknown layer or head.
     pick(dataset["slow_dominating"], layer=layer, head=head)
     pairs = dataset.sel(layer=layer, head=head)
     if (pairs["slow_dominating"] < 0).all():
@@ -311,9 +312,9 @@ def _around(
 
 
 def _correlation(dataset: xr.Dataset, layer: int, head: int) -> str:
-    """Average r of the closed form of theorem 2 for a head.
+    """Format the mean r of theorem 2's closed form for a head.
 
-    The mean is over the prompts that have one; the text also counts them, and all.
+    The mean is over prompts with an r; the text has their number and the number of all prompts.
     """
     values = dataset["closed_form_r"].sel(layer=layer, head=head).values
     known = values[np.isfinite(values)]
@@ -361,8 +362,8 @@ def norms_grid(pairs: xr.Dataset) -> Panels:
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """Chart norms of the pairs, fig. 4 and 9, r by head, and arrows of the chosen head.
 
-    Fig. 4 shows the head that slow dominating components carry most; both figures need layers that
-    rotate. r is that of the closed form.
+    Fig. 4 shows the head with the largest weight of slow dominating components. Both figures need
+    layers that rotate. r is the correlation of the closed form.
     """
     pairs = group(run, "rotation")
     if bool(pairs["query_norm"].notnull().any()):

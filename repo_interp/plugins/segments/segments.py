@@ -2,22 +2,22 @@
 
     variance_between   share of a head's position variance that lies between the segments of a kind,
                        eta^2 (segmentation)
-    within_trend       rank correlation of z_i and i within a segment, mean over segments of 4 tokens
-                       and more
-    boundary_f1        of the head's largest jumps |z_i - z_{i-1}|, as many as there are edges, the
-                       share at an edge
+    within_trend       rank correlation of z_i and i within a segment, mean over segments with
+                       4 tokens or more
+    boundary_f1        share of the head's B largest jumps |z_i - z_{i-1}| that are at an edge, with
+                       B the number of edges
 
-They ask different things: a head with an outlier at every line break has jumps at the edges, into
-the outlier and out of it, and no variance between lines. Neither says anything alone: any trend
-over the prompt lies between segments, and where edges are dense every jump is near one. So all come
-with their mean over shuffled edges (segmentation), the share of the shuffles that do at least as
-well, and the scores of the token index. Kinds: examples, sections, paragraphs, lines, sentences,
-blocks; tokens in no segment of a kind are left out as if they were not there. NaN where a layer has
-no positions (NoPE, CoPE, learned), a prompt lacks two segments of a kind, or - for the variance - a
-head's positions are constant. A layer that rotates by the index (`scheme` rope, hope) has the
-index' values.
+The scores differ: a head with an outlier at every line break has jumps at the edges, into and out
+of the outlier, but no variance between lines. No score is meaningful without a reference: any trend
+over the prompt is variance between segments, and with dense edges every jump is near an edge. So
+each score comes with its mean over shuffled edges (segmentation), the share of shuffles that score
+at least as high, and the score of the token index. Kinds: examples, sections, paragraphs, lines,
+sentences, blocks; tokens outside all segments of a kind are removed. Scores are NaN if a layer has
+no positions (NoPE, CoPE, learned), a prompt has fewer than two segments of a kind, or (for the
+variance) a head's positions are constant. A layer that rotates by the index (`scheme` rope, hope)
+has the scores of the index.
 
-Knows nothing about the contents of a text.
+This module knows nothing about the contents of a text.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from repo_interp.values import Seed, TokensOrNone
 
 KINDS = ("examples", "sections", "paragraphs", "lines", "sentences", "blocks")
 FEWEST = 4
-"""Tokens of a segment from which it has a trend."""
+"""Least number of tokens of a segment with a trend."""
 NORMAL_95 = 1.96
-"""Standard deviations that 95 % of a normal distribution stay within."""
+"""Half width of the central 95 % of a normal distribution, in standard deviations."""
 _SCORES = {
     "variance_between": "share of a head's position variance between segments (eta squared)",
     "variance_between_shuffled": "the same for shuffled edges, mean over draws",
@@ -99,7 +99,7 @@ class Segments(SegmentMeasure):
     def needs(self) -> Needs:
         """Segments of its kinds.
 
-        Scores are NaN where a prompt, a layer or a head lacks them, or where they are undefined.
+        Scores are NaN if a prompt, a layer or a head has none, or if they are undefined.
         """
         return Needs(
             segments=self.kinds, nan=(*_SCORES, "variance_between_index", "boundary_f1_index")
@@ -125,11 +125,11 @@ class Segments(SegmentMeasure):
                 # A running count of edges numbers the segments
                 begins = torch.zeros_like(members).index_fill_(0, edges, 1)
                 labels[row, column, members.cpu()] = begins.cumsum(0).cpu()
-                # By the prompt's number, so that a prompt has the same control in any batch and
-                # layer
+                # Seeded by the prompt's number, so that a prompt has the same control in every
+                # batch and layer
                 random, count = generator(self.seed, number, kind), len(members)
                 shuffled = shuffled_edges(edges, count, self.draws, random)
-                # A row of `count` tokens has one step fewer
+                # `count` tokens have `count` - 1 steps
                 orders = np.stack([random.permutation(count - 1) for _ in range(self.draws)])
                 layouts = edges, shuffled, torch.as_tensor(orders, device=edges.device)
                 places = torch.arange(count, dtype=torch.float64, device=edges.device)
@@ -151,7 +151,7 @@ class Segments(SegmentMeasure):
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `segments` of a run."""
         measured = statistics.per_prompt
-        # They depend on the text alone, and are the same in all layers
+        # They depend only on the text, and are equal in all layers
         of_prompts = measured[list(_OF_PROMPTS)].isel(layer=0, drop=True)
         return described_group(measured, _SCORES).assign(described_group(of_prompts, _OF_PROMPTS))
 
@@ -163,7 +163,7 @@ def _scores(
     orders: Int[Tensor, "draw step"],
     tolerance: int,
 ) -> Float[Tensor, "score row"]:
-    """`_SCORES` of every row, with their mean and chance over the shuffled edges."""
+    """Return `_SCORES` of every row, with mean and chance over the shuffled edges."""
     between = variance_between(values, edges[None])[0]
     between_shuffled = variance_between(values, shuffled)
     count = len(edges)
@@ -180,19 +180,19 @@ def _scores(
 def _within(
     values: Float[Tensor, "row token"], edges: Int[Tensor, "edge"]
 ) -> tuple[Float[Tensor, "row"], Float[Tensor, "row"]]:
-    """Mean trend within segments, and the size that 95 % of permutations within them stay within.
+    """Mean trend within segments, and the 95 % bound of its size under permutation in segments.
 
-    Of n permuted numbers the rank correlation has the variance 1 / (n - 1).
+    The rank correlation of n permuted numbers has variance 1 / (n - 1).
     """
-    # tensor_split takes indices from the processor alone
+    # tensor_split takes indices only from the processor
     parts = torch.tensor_split(values, edges.cpu(), dim=-1)
     parts = [part for part in parts if part.shape[-1] >= FEWEST]
     if not parts:
         none = values.new_full(values.shape[:1], torch.nan, dtype=torch.float64)
         return none, none
-    equal = equal_within(values.double())  # of the row: a segment far on has a range of its own
+    equal = equal_within(values.double())  # From the whole row, since the range differs by segment
     trends = torch.stack([rank_trend(part.double(), equal=equal) for part in parts])
-    # Of a mean over independent segments
+    # Variance of a mean over independent segments
     variance = sum(1 / (part.shape[-1] - 1) for part in parts) / len(parts) ** 2
     null = torch.full_like(trends[0], NORMAL_95 * variance**0.5)
     return trends.nanmean(0), null.where(trends.isfinite().any(0), torch.nan)

@@ -1,12 +1,12 @@
-"""How far positions follow the segments of a prompt (RePo fig. 8, measured).
+"""Charts of how far positions follow the segments of a prompt (RePo fig. 8, measured).
 
 One head over its segments, and every head with its null.
 
     bands   segments, every other one shaded; marks above: the head's largest jumps, as many as there are edges
-    dots    eta^2 and F1 of every head; grey bars the same for shuffled edges; dashed: the token index
+    dots    eta^2 and F1 of every head; gray bars the same for shuffled edges; dashed: the token index
 
-Draws the groups `segments` and, for one head, `positions`. Knows nothing about how segments are
-found.
+Draws the groups `segments` and, for one head, `positions`. This module knows nothing about how
+segments are found.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from repo_interp.plots.view import View
 from repo_interp.plots.views.positions import draw_positions
 
 HEADS = 3
-"""Heads that have a figure."""
+"""Heads with a figure."""
 LABELS = 60
-"""Segments whose first token is named."""
+"""Most segments with a label of their first token."""
 SHADE = "#56B4E9"
 _SCORES = {"variance_between": "variance between segments η²", "boundary_f1": "jumps at edges, F1"}
 
@@ -89,7 +89,7 @@ def segment_positions(
     kind = _chosen(dataset, kind)
     tokens = prompt_tokens(positions, prompt)
     labels = pick(dataset["segment"], prompt=prompt, kind=kind).values[: tokens.count]
-    # Segments count from 0, and -1 is none: with one alone there is nothing to compare.
+    # Segments are numbered from 0, and -1 is no segment. One segment has nothing to compare with.
     if labels.max() < 1:
         counts = dataset["segment_count"].sel(prompt=prompt)
         present = ", ".join(map(str, counts["kind"].values[counts.values > 1])) or "no segments"
@@ -142,7 +142,7 @@ def shade_segments(ax: Axes, labels: np.ndarray) -> Axes:
 
     Args:
         ax: Axes to draw on.
-        labels: Segment of every token; tokens in none (-1) stay white.
+        labels: Segment of every token; tokens in no segment (-1) stay white.
 
     Returns:
         `ax`.
@@ -157,7 +157,7 @@ def shade_segments(ax: Axes, labels: np.ndarray) -> Axes:
 
 
 def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Find the tokens behind the largest steps of some values.
+    """Find the tokens after the largest steps of some values.
 
     Args:
         values: Values [token].
@@ -170,10 +170,10 @@ def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
     inside = np.flatnonzero(labels >= 0)
     steps = np.abs(np.diff(values[inside].astype(float)))
     edges = int(np.count_nonzero(np.diff(labels[inside])))
-    # Equal steps, as those of the token index, have no largest ones.
+    # Equal steps, as of the token index, have no largest.
     if not np.isfinite(steps).all() or np.ptp(steps) < 1e-9:
         return np.zeros(0, dtype=int)
-    # Step t lies before token t + 1 of those inside.
+    # Step t is before token t + 1 of `inside`.
     return np.sort(inside[1:][np.argsort(-steps, kind="stable")[:edges]])
 
 
@@ -181,8 +181,8 @@ def largest_steps(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     """Draw how far positions follow segments, for every head.
 
-    The scores are the share of variance between segments and the F1 of jumps; their null is
-    shuffled edges, and the token index is drawn beside.
+    The scores are the share of variance between segments and the F1 of jumps. The null has shuffled
+    edges; the scores of the token index are drawn beside.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -234,7 +234,7 @@ def score_chart(run: xr.DataTree, kind: str | None = None) -> HeadDots:
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
     """Chart scores of all heads for every kind, and the heads that follow segments most.
 
-    The latter are drawn for the main kind.
+    These heads are drawn for the main kind.
     """
     dataset = group(run, "segments")
     kind = main_kind(dataset)
@@ -245,7 +245,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     beyond = _beyond_shuffled(dataset, kind).assign_attrs(
         long_name=f"η² of {kind} minus that of shuffled edges", units="1"
     )
-    # A picture, not a map to click on: the maps below have the values and their null apart.
+    # A picture, not an interactive map: the maps below have the values and the null separately.
     caption = f"Variance of positions between {kind}, less that between shuffled ones, by head."
     yield CustomFigure(f"segment_variance_{kind}", Heads(beyond).figure, caption=caption)
     with_segments = dataset["prompt"].values[dataset["segment_count"].sel(kind=kind).values > 1]
@@ -258,7 +258,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         yield from figures_of_heads("segments", draw, heads, caption)
     of_kind = dataset.sel(kind=kind, drop=True)
     for name, control in {**dict.fromkeys(_SCORES, "shuffled"), "within_trend": "null"}.items():
-        if name in of_kind:  # runs of before lack the trend
+        if name in of_kind:  # older runs have no trend
             values = over_prompts(of_kind[name])
             values.attrs["long_name"] += f": {kind}"
             yield Heads(values, over_prompts(of_kind[f"{name}_{control}"]))
@@ -295,9 +295,9 @@ def _beyond_shuffled(dataset: xr.Dataset, kind: str) -> xr.DataArray:
 
 
 def main_kind(dataset: xr.Dataset) -> str | None:
-    """Choose the kind that most prompts have two segments of.
+    """Choose the kind with at least two segments in most prompts.
 
-    Ties go to few-shot examples, then to the kind with most segments.
+    Ties go to few-shot examples, then to the kind with the most segments.
 
     Args:
         dataset: Group of a run.
@@ -325,7 +325,7 @@ def segment_table(run: xr.DataTree) -> Table:
 
     Returns:
         One row per kind of segments and layer with positions: means over heads and prompts of both
-        scores and of their null.
+        scores and their null.
     """
     dataset = group(run, "segments")
     scores = dataset[

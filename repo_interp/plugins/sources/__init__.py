@@ -1,1 +1,1 @@
-"""What learned positions follow: the sources of f_phi, and the kinds of heads."""
+"""Sources of learned positions (the output of f_phi), and kinds of heads."""

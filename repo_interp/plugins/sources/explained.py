@@ -1,23 +1,25 @@
-r"""Held-out shares of rows of positions by source, and the nulls that keep smoothness.
+r"""Held-out shares of the variance of positions by source, and nulls that preserve smoothness.
 
     z_i = slow(i) + token[t_i] + previous[t_{i-1}] + segment(i) + line end(i) + rest
 
-    slow            a function of the index that all texts share, and low frequencies of each text:
+    slow            a function of the index shared by all texts, and low frequencies of each text:
                     cos(pi k (i + 1/2) / n), k = 1 .. `LOW` of n tokens
-    token, previous an effect of every token id, shrunk
+    token, previous a shrunken effect of every token id
     segment         number of, and place in, lines, sentences, ... and named spans
     line end        the last token of a line
 
-    share           what a source adds to those before it, in this order; with the rest they sum to 1
-    alone           what a source adds to the slow part; of the slow part, what it explains
-    segments_ahead  R^2 of segments without the slow part less that of the slow part, or 0
+    share           R^2 that a source adds to the sources before it, in this order; with the rest
+                    the shares sum to 1
+    alone           R^2 that a source adds to the slow part; for the slow part, its R^2
+    segments_ahead  R^2 of segments without the slow part minus R^2 of the slow part, or 0
     shape           R^2 of one slow function of the index, on texts that it was not fitted to
 
-Nulls are smooth where positions are. `alone_null` and `segments_ahead_null` are the largest of `DRAWS`
-circular shifts of a row by text, which chance exceeds one time in 20; `shape_null` is the largest
-of `SHIFTS` shifts. `share_null` is the `alone` and `share` that 95 % of as many random tables of words, and of previous
-words, stay within: what follows from words alone marks no segment and no line. Knows nothing about
-models.
+The nulls are as smooth as the positions. `alone_null` and `segments_ahead_null` are the maximum
+over `DRAWS` circular shifts of a row within its texts; chance exceeds it one time in 20.
+`shape_null` is the maximum over `SHIFTS` shifts. `share_null` is the 95 % quantile of `share`
+for as many random tables of words and of previous words, since positions that follow only
+words mark no segment and no line. The larger of both kinds of tables counts. This module knows
+nothing about models.
 """
 
 from __future__ import annotations
@@ -34,37 +36,37 @@ from repo_interp.plugins.sources.held_out import Codes, HeldOut, Marks, Rows, on
 from repo_interp.plugins.sources.names import CLEAR, SOURCES, TEXTS, most_explained
 
 LOW = 4
-"""Low frequencies of a text that belong to its slow part."""
+"""Number of low frequencies in the slow part of a text."""
 SHAPE = 8
-"""Low frequencies of a shape that texts share."""
+"""Number of low frequencies of a shape shared by texts."""
 STRETCH = 32
-"""Tokens of a held-out stretch, at least, where a prompt is not needed in smaller ones."""
+"""Least number of tokens of a held-out stretch, unless the folds need smaller ones."""
 MOST = 1024
-"""Previous tokens with separate effects: the size of one solve grows with their square."""
+"""Most previous tokens with separate effects: the size of one solve grows with their square."""
 DRAWS = 19
-"""Circular shifts of a row, and random tables of words."""
+"""Number of circular shifts of a row, and of random tables of words."""
 SHIFTS = 99
-"""Circular shifts of a row that a shape is compared with."""
+"""Number of circular shifts of a row in the null of a shape."""
 _SCALE = 10.0
-"""Size of columns that shrinkage is to leave as they are."""
+"""Scale of columns that makes the effect of shrinkage negligible."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Tokens of texts, and where they stand."""
+    """Tokens of texts and their places."""
 
     prompts: Codes
     """Text of every token, ascending."""
     token: Codes
     previous: Codes
     index: Codes
-    """Index in its text."""
+    """Index of the token in its text."""
     places: Int[np.ndarray, "segment part sample"]
-    """Number of its segment, place in it, and 1 for the last of one, by kind of segments; -1
+    """By kind of segments: number of the token's segment, place in it, and 1 for the last token; -1
     outside.
     """
     lines: Marks
-    """Whether it is the last token of a line."""
+    """Whether the token is the last of a line."""
     folds_wanted: int = 5
 
     @cached_property
@@ -74,9 +76,9 @@ class Samples:
 
     @cached_property
     def stretches(self) -> Codes:
-        """Stretches that the text of every sample is cut into."""
+        """Number of stretches of the text of every sample."""
         counts = np.unique(self.prompts, return_counts=True)[1]
-        # At least so many that all folds get one; at most two per fold and prompt
+        # Enough that all folds get one; at most two per fold and prompt
         cut = np.clip(
             counts // STRETCH, -(-self.folds_wanted // max(1, len(counts))), 2 * self.folds_wanted
         )
@@ -84,19 +86,19 @@ class Samples:
 
     @cached_property
     def folds(self) -> Codes:
-        """Fold of every sample: stretches take them in turn, beginning with another in each text."""
+        """Fold of every sample: stretches take folds in turn; the first fold differs by text."""
         number, counts = np.unique(self.prompts, return_inverse=True, return_counts=True)[1:]
         place = np.arange(len(self.prompts)) - np.repeat(counts.cumsum() - counts, counts)
         return (place * self.stretches // np.repeat(counts, counts) + number) % self.folds_wanted
 
     @cached_property
     def counted(self) -> Marks:
-        """Samples that are judged: no other fold holds the others' token, and its effect is 0."""
+        """Samples with a token and a previous token that also occur in another fold."""
         return _seen_elsewhere(self.token, self.folds) & _seen_elsewhere(self.previous, self.folds)
 
     @cached_property
     def lengths(self) -> Codes:
-        """Tokens up to the last sample of the text of every sample."""
+        """Number of tokens up to the last sample of the text, for every sample."""
         number = np.unique(self.prompts, return_inverse=True)[1]
         last = np.zeros(self.texts, int)
         np.maximum.at(last, number, self.index)
@@ -120,7 +122,7 @@ class Samples:
         }
 
     def _drifts(self) -> sparse.csr_array:
-        # No more frequencies than the stretches that are left can tell
+        # No more frequencies than the remaining stretches can determine
         known = np.where(self.stretches < LOW, 0, np.minimum(LOW, self.stretches // 2))
         waves = np.stack(
             [
@@ -143,7 +145,7 @@ class Samples:
 
 
 def explain(values: Rows, samples: Samples, shrinkage: float = 1.0) -> dict[str, np.ndarray]:
-    """Return what sources explain of rows of positions.
+    """Return the variance of rows of positions that sources explain.
 
     Args:
         values: Positions [sample, row].
@@ -151,10 +153,10 @@ def explain(values: Rows, samples: Samples, shrinkage: float = 1.0) -> dict[str,
         shrinkage: Ridge penalty of the effects.
 
     Returns:
-        By name arrays of every row, [row] or [row, source] (`SOURCES`, then the rest): `share`,
-        `alone`, `alone_null`, `r_squared`, `r_squared_error`, `segments_ahead`, `shape`,
-        `shape_null`; and `share_null` [source], the same for all rows. NaN without variance or
-        samples. Nulls of rows that explain less than `CLEAR` are NaN.
+        Arrays [row] or [row, source] (`SOURCES`, then the rest) by name: `share`, `alone`,
+        `alone_null`, `r_squared`, `r_squared_error`, `segments_ahead`, `shape`, `shape_null`; and
+        `share_null` [source], equal for all rows. NaN without variance or samples. Nulls are NaN
+        for rows with less than `CLEAR` explained.
     """
     rows, random = values.shape[1], np.random.default_rng(0)
     if not len(values):
@@ -166,8 +168,8 @@ def explain(values: Rows, samples: Samples, shrinkage: float = 1.0) -> dict[str,
     fits = _fit(np.hstack([values, tables]), samples, held_out, shares=True)
     shape, shape_null = _shapes(values, samples, shrinkage, random)
     found = {name: fit[:rows] for name, fit in fits.items()}
-    # Words decide what words alone would give to segments and line ends, tables of previous
-    # words what the word itself would be given
+    # Tables of words decide the null of segments and line ends; tables of previous words decide
+    # the null of the word
     of_tables = np.quantile(fits["share"][rows:].reshape(2, DRAWS, -1), 0.95, axis=1).max(0)
     nulls = {name: np.full_like(found[name], np.nan) for name in ("alone", "segments_ahead")}
     clear = np.flatnonzero(most_explained(found) >= CLEAR)
@@ -182,15 +184,15 @@ def explain(values: Rows, samples: Samples, shrinkage: float = 1.0) -> dict[str,
 
 
 def _fit(values: Rows, samples: Samples, held_out: HeldOut, shares: bool) -> dict[str, np.ndarray]:
-    """`alone` and `segments_ahead` of rows, and their shares where these are asked for."""
+    """Return `alone` and `segments_ahead` of rows, and `share` if `shares` is set."""
     prompts, columns = one_hot(samples.prompts), samples.columns
     total = held_out.squares(values)
 
     def missed(*sources: str) -> Rows:
-        # One of the two large sets is eliminated as categories; the other, if any, is solved for
+        # One of the two large sources is eliminated as categories; the other, if any, is solved for
         category = next((name for name in ("token", "previous") if name in sources), None)
         categories = sparse.csr_array((len(values), 0)) if category is None else columns[category]
-        # Prompts have effects too, so that shifts between them are not put down to sources
+        # Prompts have effects too, so that shifts between prompts are not attributed to sources
         dense = sparse.hstack([prompts, *(columns[name] for name in sources if name != category)])
         return held_out.errors(values, sparse.csr_array(dense), categories)
 
@@ -199,12 +201,12 @@ def _fit(values: Rows, samples: Samples, held_out: HeldOut, shares: bool) -> dic
         known = {name: missed("slow", name) for name in SOURCES[1:]}
         sizes = total.sum(0)
         alone = [1 - slow.sum(0) / sizes]
-        # A slow part that misleads is no gain of a source that goes without it
+        # A source without the slow part gains nothing from a slow part that misleads
         base = np.fmin(slow.sum(0), sizes)
         alone += [(base - known[name].sum(0)) / sizes for name in SOURCES[1:]]
         found = {
             "alone": np.stack([*alone, np.full_like(alone[0], np.nan)], axis=-1),
-            # What misses all is no slow part either
+            # A slow part that explains nothing counts as 0
             "segments_ahead": (base - missed("segment").sum(0)) / sizes,
         }
         if not shares:
@@ -224,12 +226,12 @@ def _fit(values: Rows, samples: Samples, held_out: HeldOut, shares: bool) -> dic
 def _shapes(
     values: Rows, samples: Samples, shrinkage: float, random: np.random.Generator
 ) -> tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]:
-    """`shape` and `shape_null`; NaN of fewer than `TEXTS` texts."""
+    """Return `shape` and `shape_null`; NaN for fewer than `TEXTS` texts."""
     none = np.full(values.shape[1], np.nan)
     if samples.texts < TEXTS:
         return none, none.copy()
     number = np.unique(samples.prompts, return_inverse=True)[1]
-    # Where one text is longer than all others nothing was fitted
+    # A fit without the longest text ends at the second longest: later samples do not count
     reach = np.sort(np.unique(np.stack([number, samples.lengths]), axis=1)[1])[-2]
     by_text = HeldOut(samples.prompts, number % 10, samples.index < reach, shrinkage)
     waves, nothing = sparse.csr_array(samples.waves), sparse.csr_array((len(values), 0))
@@ -247,7 +249,7 @@ def _shapes(
 
 
 def _varying(values: Rows, prompts: Codes) -> tuple[Rows, Bool[np.ndarray, " row"]]:
-    """Rows less the mean of every text, and which of them vary by rounding alone; these are 0."""
+    """Rows minus the mean of every text, and a mask of rows that vary by rounding only (now 0)."""
     of_text = one_hot(prompts)
     # A shift of a whole text changes no logit
     moved = values - of_text @ ((of_text.T @ values) / of_text.sum(axis=0)[:, None])
@@ -256,7 +258,7 @@ def _varying(values: Rows, prompts: Codes) -> tuple[Rows, Bool[np.ndarray, " row
 
 
 def _nothing(rows: int) -> dict[str, np.ndarray]:
-    """What `explain` gives without samples."""
+    """The result of `explain` without samples."""
     sources = len(SOURCES) + 1
     of_sources = {
         name: np.full((rows, sources), np.nan) for name in ("share", "alone", "alone_null")
@@ -272,7 +274,7 @@ def _nothing(rows: int) -> dict[str, np.ndarray]:
 
 
 def _shifted(values: Rows, prompts: Codes, random: np.random.Generator) -> Rows:
-    """Rows that are turned round within every text, by a tenth to nine tenths of it."""
+    """Shift rows circularly within every text, by a tenth to nine tenths of its length."""
     parts = []
     for prompt in np.unique(prompts):
         part = values[prompts == prompt]
@@ -286,7 +288,7 @@ def _shifted(values: Rows, prompts: Codes, random: np.random.Generator) -> Rows:
 
 
 def _tables(ids: Codes, random: np.random.Generator) -> Rows:
-    """Random numbers of ids [sample, draw]."""
+    """Draw random numbers per id [sample, draw]."""
     different, place = np.unique(ids, return_inverse=True)
     return random.normal(size=(len(different), DRAWS))[place]
 
@@ -294,8 +296,8 @@ def _tables(ids: Codes, random: np.random.Generator) -> Rows:
 def piecewise(counts: Codes) -> Rows:
     """Return a line and hat functions of counts at 0, 1, 4, 16, ...; 0 for -1.
 
-    The line goes up to 10, so that it is hardly shrunk; the last function is constant beyond its
-    knot.
+    The line rises to 10, so that shrinkage hardly affects it. The last function is constant beyond
+    its knot.
 
     Args:
         counts: Counts of every sample, -1 for none.
@@ -304,7 +306,7 @@ def piecewise(counts: Codes) -> Rows:
         Columns [sample, function].
     """
     largest = int(counts.max(initial=0))
-    # Geometric, so that a long prompt has few hats
+    # Geometric, so that a long prompt has few functions
     knots = [0, *(4**power for power in range(16) if 4**power < largest)]
     hats = [np.interp(counts, knots, hat) for hat in np.eye(len(knots))]
     return np.where(
@@ -315,15 +317,15 @@ def piecewise(counts: Codes) -> Rows:
 
 
 def _frequent(ids: Codes) -> Codes:
-    """Most frequent ids, at most `MOST`, that occur twice; -1 for others, which share an effect."""
+    """The `MOST` most frequent ids that occur at least twice; -1 for others."""
     different, counts = np.unique(ids, return_counts=True)
-    # Stable, so that equal counts go by id and the choice is the same everywhere
+    # Stable, so that ties are ordered by id and the choice is reproducible
     order = np.argsort(-counts, kind="stable")[:MOST]
     return np.where(np.isin(ids, different[order[counts[order] > 1]]), ids, -1)
 
 
 def _seen_elsewhere(ids: Codes, folds: Codes) -> Bool[np.ndarray, " sample"]:
-    """Return the samples whose id occurs in another fold too."""
+    """Return a mask of samples whose id also occurs in another fold."""
     of_id = one_hot(ids)
-    # [id, fold] counts: in how many folds an id occurs, led back to the samples
+    # [id, fold] counts: the number of folds with an id, mapped back to the samples
     return of_id @ ((of_id.T @ one_hot(folds)) > 0).sum(axis=1) > 1

@@ -1,11 +1,11 @@
-"""Squared errors of ridge regressions on samples that they were not fitted to.
+"""Squared errors of ridge regressions on held-out samples.
 
     y_i = sum_c x_ic b_c + a_{k(i)} + e_i
-            minimising |e|^2 + shrinkage (|b|^2 + |a|^2) over the other folds
+            minimizing |e|^2 + shrinkage (|b|^2 + |a|^2) over the other folds
 
-Categories k have a diagonal normal matrix, so that their effects a are eliminated and the normal
+The normal matrix of the categories k is diagonal, so their effects a are eliminated and the normal
 equations of b are solved exactly. A shift of all samples of a prompt is neither an error nor
-variance. Knows nothing about the meaning of predictors.
+variance. This module knows nothing about the meaning of predictors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scipy import sparse
 from scipy.linalg import solve
 
 Rows = Float[np.ndarray, "any row"]
-"""Numbers of every sample, or of every fold or column, of several quantities."""
+"""Numbers of several rows, per sample, fold or column."""
 Codes = Int[np.ndarray, " sample"]
 Marks = Bool[np.ndarray, " sample"]
 
@@ -41,7 +41,7 @@ def one_hot(codes: Codes) -> sparse.csr_array:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Prompt and fold of every sample, and whether it is judged; regressions use all samples."""
+    """Prompt and fold of every sample, and whether its error counts; fits use all samples."""
 
     prompts: Codes
     folds: Codes
@@ -55,18 +55,18 @@ class HeldOut:
             values: Numbers [sample, row].
 
         Returns:
-            Sums [fold, row] of squared deviations from the prompt's mean; NaN where no sample is
-            judged.
+            Sums [fold, row] of squared deviations from the prompt's mean; NaN without judged
+            samples.
         """
         if not self.judged.any():
             return np.full((1, values.shape[1]), np.nan)
         values, of_prompt = values[self.judged], one_hot(self.prompts[self.judged])
-        # Of the judged samples alone: a shift of the prompt among them is no error
+        # Means of the judged samples only: a shift of them within a prompt is no error
         means = (of_prompt.T @ values) / of_prompt.sum(axis=0)[:, None]
         return one_hot(self.folds[self.judged]).T @ np.square(values - of_prompt @ means)
 
     def errors(self, values: Rows, columns: sparse.csr_array, categories: sparse.csr_array) -> Rows:
-        """Return squared errors of regressions on the samples that they were not fitted to.
+        """Return squared errors of regressions on held-out samples.
 
         Args:
             values: Numbers [sample, row] to predict.
@@ -76,10 +76,10 @@ class HeldOut:
         Returns:
             Sums [fold, row] of squared errors within prompts over the judged samples.
         """
-        # Starts as the values, so that fitted parts are taken off fold by fold
+        # Starts with the values; the fitted parts are subtracted fold by fold
         errors = values.copy()
         for fold in np.unique(self.folds) if values.size else ():
-            # Regressions use samples that are not judged too: only `squares` leaves them out
+            # Regressions also use samples that are not judged: only `squares` leaves them out
             held, fitted = self.folds == fold, self.folds != fold
             effects = ridge(values[fitted], columns[fitted], categories[fitted], self.shrinkage)
             errors[held] -= columns[held] @ effects[0] + categories[held] @ effects[1]
@@ -100,8 +100,8 @@ def ridge(
     Returns:
         Effects [column, row] and [category, row].
     """
-    # With at most one category per sample Z'Z is diagonal: its counts. The rest is the Schur
-    # complement X'X - X'Z (Z'Z + s)^-1 Z'X, dense but no larger than the columns
+    # With at most one category per sample Z'Z is diagonal, the counts. The normal matrix of the
+    # columns is the Schur complement X'X - X'Z (Z'Z + s)^-1 Z'X, dense [column, column]
     weight = 1 / (categories.sum(axis=0) + shrinkage)
     cross: Any = columns.T @ categories
     weighted, sums = cross * weight, categories.T @ values

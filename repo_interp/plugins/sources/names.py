@@ -1,18 +1,18 @@
-"""Names of rows of positions, by the order that they tell and by what explains them.
+"""Names of rows of positions, by the order that they encode and the source that explains them.
 
-The first that holds:
+A row gets the first name with a true condition:
 
     constant        no variance
     counts tokens   resolution of at most `COUNTS` tokens
-    places in segments   segments explain `STEP` more than the slow part, as of a row that steps with
-                    the parts of a prompt
+    places in segments   segments explain `STEP` more than the slow part, as if a row steps with the
+                    parts of a prompt
     fine, middle, slow clock   resolution of at most `FINE`, at most `MIDDLE`, or more tokens
     slow shape, places words, places by previous word, places in segments, marks lines
-                    by what explains most, `CLEAR` or more and more than its null
+                    the source that explains most, at least `CLEAR` and more than its null
     other
 
-Segments and line ends need a share beyond words that random tables of words do not have.
-Knows nothing about how shares are fitted.
+Segments and line ends also need a share beyond words that exceeds the share for random tables of
+words. This module knows nothing about how shares are fitted.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from jaxtyping import Float
 
 SOURCES = ("slow", "token", "previous", "segment", "line end")
 REST = "rest"
-# Those of the kernel `order`, which loads torch: names are read without it
+# Equal to the constants of the kernel `order`, which imports torch: names need no torch
 COUNTS, ORDERED = 4, 0.8
 FINE, MIDDLE = 32, 128
 """Largest resolutions, in tokens, of fine and middle clocks."""
 TEXTS = 3
-"""Texts from which a shape over the index is asked for."""
+"""Least number of texts for a shape over the index."""
 CLEAR = 0.3
-"""Share of variance from which a row is named by a source."""
+"""Least share of variance for a name by source."""
 HALF = 0.5
-"""Share of variance that a shape explains, at least: smooth rows of few texts are alike by chance."""
+"""Least share of variance of a shape: smooth rows of few texts may be similar by chance."""
 STEP = 0.15
-"""Share of variance by which segments lead the slow part where a row steps with them, and that they
-and line ends add to words.
+"""Least lead of segments over the slow part for a row that steps with segments; also the least
+share that segments and line ends add to words.
 """
 NEAR = 0.05
-"""Distance from a threshold of a share or of an order within which a row lies near it."""
+"""Largest distance of a share or an order that counts as near a threshold."""
 NAMES = (
     "counts tokens",
     "fine clock",
@@ -61,7 +61,7 @@ GROUPS = {
     "readers of segments": ("places in segments", "marks lines"),
     "others": (OTHER, CONSTANT),
 }
-"""Names by the group that the experiment `kinds` freezes together: clocks by their resolution."""
+"""Names by group. The experiment `kinds` freezes a group together: clocks by their resolution."""
 GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
@@ -71,9 +71,9 @@ def name_rows(
     """Name rows of positions.
 
     Args:
-        resolution: Least distance in tokens from which 90 % of pairs stand in one order; NaN where
-            there is none.
-        explained: What sources explain, as `explained.explain` gives it.
+        resolution: Least distance in tokens from which 90 % of pairs have one order; NaN without
+            such a distance.
+        explained: Result of `explained.explain`.
 
     Returns:
         Names, as objects.
@@ -85,12 +85,12 @@ def name_rows(
     )
     follows = (shape >= HALF) & (shape > explained["shape_null"])
     sizes = [np.where(follows, shape, 0.0)]
-    # Of one text a walk may step with its segments: three decide, as for a shape
+    # In one text a random walk may step with segments, so three texts are needed, as for a shape
     several = ~np.isnan(shape)
     steps = several & (lead >= STEP) & (lead > explained["segments_ahead_null"])
     for place, source in enumerate(SOURCES[1:], start=1):
         size = alone[..., place]
-        # A null that was not drawn, since nothing is clear, is NaN and exceeded by nothing
+        # Without a clear source no null is drawn: it is NaN, and the comparison is False
         holds = size > explained["alone_null"][..., place]
         if source in ("segment", "line end"):
             holds &= beyond[..., place]
@@ -119,16 +119,16 @@ def name_rows(
 def near_threshold(
     names: np.ndarray, told: Float[np.ndarray, "*row"], explained: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Return the rows whose name a little more or less would change.
+    """Return the rows with a value near a threshold of their name.
 
     Args:
         names: Names of rows.
         told: Largest order that holds up to the reach (`order.told_order`).
-        explained: What sources explain.
+        explained: Result of `explained.explain`.
 
     Returns:
-        Mask: the order lies within `NEAR` of `ORDERED`, or of a row that is no clock what explains
-        most lies within `NEAR` of `CLEAR`.
+        Mask of rows with an order within `NEAR` of `ORDERED`, and of rows that are no clocks with a
+        largest explained share within `NEAR` of `CLEAR`.
     """
     most = np.fmax(explained["shape"], most_explained(explained))
     by_share = ~np.isin(names, CLOCKS) & (np.abs(most - CLEAR) < NEAR)
@@ -139,13 +139,13 @@ def most_explained(found: Mapping[str, np.ndarray]) -> Float[np.ndarray, "*row"]
     """Return the largest share of the variance of rows that a source of content explains.
 
     Args:
-        found: What `explain` gives, `alone` and `segments_ahead`.
+        found: Result of `explain`, with `alone` and `segments_ahead`.
 
     Returns:
-        Shares, 0 where none is known.
+        Shares; 0 without a known share.
     """
     alone = np.nan_to_num(found["alone"])
     by_segments = alone[..., 0].clip(0) + np.nan_to_num(found["segments_ahead"])
-    # Of segments in place of the slow part only where they lead it
+    # The share of segments replaces the slow part only if segments lead it
     by_segments = np.where(np.nan_to_num(found["segments_ahead"]) >= STEP, by_segments, 0.0)
     return np.fmax(alone[..., 1:].max(-1), by_segments)

@@ -1,22 +1,22 @@
 """Sources of learned positions: slow part, token, previous token, segment, line end.
 
-What positions of a head, the output of f_phi, tell of the order of tokens, and how much of their
-variance sources explain on text that they were not fitted to:
+The measure describes how the positions of a head, the output of f_phi, encode the order of tokens,
+and how much of their variance each source explains on held-out text:
 
-    resolution   least distance from which 90 % of pairs stand in one order (`kernels.order`)
-    share, alone, shape, and their nulls       what explains them (`explained`)
-    kind         the name that follows (`names`)
+    resolution   least distance from which 90 % of pairs have one order (`kernels.order`)
+    share, alone, shape, and their nulls       explained variance (`explained`)
+    kind         the resulting name (`names`)
 
-Every different prompt is cut into stretches of `STRETCH` tokens or more, so that one text is
-enough; prompts too short to be cut are held out whole. Equal prompts are one. Held-out tokens count
-where they and the token before them occur in other folds, and `counted_share` says how many do. The
-first token of a prompt, which has no previous one and often stands apart, is left out of shares. A
-shift of a whole prompt changes no logit, so variance is that within prompts; a head whose positions
-vary by rounding alone has no shares (NaN). Where gates count positions (CoPE) it is the mean gate of
-a token that is explained. Held-out values may be negative: a source that misleads.
+Every different prompt is split into stretches of at least `STRETCH` tokens, so that one text is
+enough; shorter prompts are held out whole. Equal prompts count once. A held-out token counts if it
+and the token before it occur in other folds; `counted_share` is the share of such tokens. The first
+token of a prompt has no previous token and is often an outlier, so shares leave it out. A shift of
+a whole prompt changes no logit, so variance is within prompts; a head with positions that vary only
+by rounding has no shares (NaN). If gates count positions (CoPE), the mean gate of a token is
+explained instead. Held-out values may be negative, for a source that misleads.
 
-Statistics keep positions of at most `tokens` tokens of a prompt, drawn by its content; orders are
-those of all tokens. Knows nothing about models.
+Statistics keep positions of at most `tokens` tokens of a prompt, drawn by its content; orders use
+all tokens. This module knows nothing about models.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from repo_interp.plugins.sources.names import REST, SOURCES, name_rows, near_thr
 from repo_interp.values import Positive
 
 FOLLOWS = 0.9
-"""Held-out R squared of the token from which positions follow from it."""
+"""Least held-out R squared of the token for positions that follow from the token."""
 _UNNAMED = ("rest", "separator")
 """Spans that are no segments."""
 _TEXTS = {
@@ -112,18 +112,18 @@ class PositionSources(SegmentMeasure):
     def needs(self) -> Needs:
         """Segments of its kinds.
 
-        Samples that a prompt is too short for are NaN.
+        Missing samples of short prompts are NaN.
         """
         return Needs(segments=self.kinds, layer=True, nan=("value",))
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Layers without positions and gates."""
+        """Return a gap for layers without positions and gates."""
         if inputs.positions is not None or inputs.gate_features is not None:
             return None
         return Gap("assign no positions and count no tokens by gates")
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        """Return positions or gates of some tokens, and the sources beside them in the prompt.
+        """Return positions or gates of some tokens, and their sources.
 
         Values are [prompt, layer, head, sample].
 
@@ -139,24 +139,25 @@ class PositionSources(SegmentMeasure):
             _segment_spans(spans, self.kinds),
             _quantity(inputs).float().cpu().numpy(),
         )
-        # Less 1, because the first token is left out
+        # Minus 1, because the first token is left out
         count = min(self.tokens, max(1, quantity.shape[-1] - 1))
         found = []
         for row, valid in enumerate(on_host(inputs.valid)):
             tokens = on_host(inputs.tokens)[row][valid].astype(np.int64)
-            # Python's hash of bytes differs between processes; this one finds equal prompts in any
+            # Python's hash of bytes differs between processes; crc32 finds equal prompts in any
             # batch
             content, known = zlib.crc32(tokens.tobytes()), quantity[row][:, valid]
             sums = np.zeros((len(PARTS), inputs.heads, len(DISTANCES)))
-            if inputs.gate_features is None:  # gates that rise with the token index tell no order
-                # Of all tokens, as in `patterns`; the index has no rounding
+            if inputs.gate_features is None:  # gates encode no order
+                # All tokens, as in `patterns`; the index has no rounding
                 rows = torch.from_numpy(known.astype(float))
                 equal = (
                     equal_within(rows) if inputs.learned else torch.zeros(1, 1, device=rows.device)
                 )
                 whole = torch.ones((1, 1, len(tokens)), dtype=torch.bool, device=rows.device)
                 sums = told_by(rows[None], whole, np.array([len(tokens)]), equal)[1].numpy()
-            # From 1: the first token has no previous one. Drawn by content, so batches play no part
+            # From 1: the first token has no previous one. Seeded by content, so batches do not
+            # matter
             index = 1 + np.sort(np.random.default_rng(content).permutation(len(tokens) - 1)[:count])
             # 0 beyond a short prompt's samples
             index = np.pad(index, (0, count - len(index)))
@@ -192,9 +193,9 @@ class PositionSources(SegmentMeasure):
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `position_sources` of a run.
 
-        Sources are NaN where no token that counts occurs in two folds.
+        Sources are NaN if no counted token occurs in two folds.
         """
-        # Equal prompts would lie in two folds and predict each other
+        # Equal prompts in two folds would predict each other
         _, first = np.unique(
             statistics.per_prompt["content"].isel(layer=0).values, return_index=True
         )
@@ -221,7 +222,7 @@ class PositionSources(SegmentMeasure):
         # Heads that share positions are fitted once
         different, same = np.unique(values[known], axis=0, return_inverse=True)
         fits = explain(different.T, samples, self.shrinkage)
-        # Back to all heads; those without positions get a row of NaN behind all others
+        # Back to all heads; heads without positions get the row of NaN after all others
         place = np.full(known.shape, -1)
         place[known] = same.ravel()
         constant, share_null = fits.pop("constant"), fits.pop("share_null")
@@ -247,7 +248,7 @@ class PositionSources(SegmentMeasure):
         group["share_null"] = (("source",), share_null)
         single = {
             "texts": samples.texts,
-            # NaN for no samples, without a warning of numpy
+            # NaN without samples, and no warning of numpy
             "counted_share": samples.counted.sum() / (len(samples.counted) or np.nan),
             "counted_tokens": samples.counted.sum(),
         }
@@ -260,7 +261,7 @@ class PositionSources(SegmentMeasure):
 
 
 def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:
-    """Return gates of tokens where gates count positions, else positions; NaN without either."""
+    """Return gates of tokens if gates count positions, else positions; NaN without either."""
     if inputs.gate_features is not None:
         sums = gate_sums(inputs)
         return sums.by_key / sums.queries[:, None].clamp_min(1)
@@ -270,7 +271,7 @@ def _quantity(inputs: AttentionInputs) -> Float[Tensor, "prompt head token"]:
 
 
 def _segment_spans(spans: Spans, kinds: tuple[str, ...]) -> dict[str, str]:
-    """Return spans of all kinds of segments, and named spans that are no part of another."""
+    """Return spans of all kinds of segments, and named spans that are not part of another span."""
     named = sorted(name for name in spans if "." not in name and name not in _UNNAMED)
     return {**{kind: INSIDE + kind for kind in kinds}, **{f"span {name}": name for name in named}}
 
@@ -278,8 +279,8 @@ def _segment_spans(spans: Spans, kinds: tuple[str, ...]) -> dict[str, str]:
 def _places_in(spans: Spans, span: str, row: int, valid: Marks) -> Int[np.ndarray, "part token"]:
     """Return segment number, place and end mark for every valid token of a prompt; -1 for none.
 
-    The mark is 1 for the last token before another segment. Where a span does not say where
-    segments start, every unbroken stretch is one.
+    The mark is 1 for the last token before another segment. For a span without starts of segments,
+    every unbroken stretch is a segment.
     """
     if span not in spans:
         return np.full((3, valid.sum()), -1)

@@ -1,13 +1,13 @@
 """Rows of positions by distance, and the text of a prompt, once per kind of heads.
 
-Its colours are the positions of the clearest head of a layer.
+The colors of a text are the positions of the clearest head of a layer.
 
-    clearness    of a clock: 1 / its resolution; of another kind what its source explains of the
-                 positions, held out
+    clearness    for a clock: 1 / resolution; for another kind: held-out share of the variance that
+                 the source explains
 
-Where gates count positions (CoPE) the mean gate of a token takes the place of its position.
-`position_texts.js` chooses heads and draws; texts and positions are those of the explorer. Knows
-nothing about how heads got their kinds.
+If gates count positions (CoPE), the mean gate of a token replaces its position. `position_texts.js`
+chooses heads and draws; the explorer has the texts and positions. This module knows nothing about
+how heads got their kinds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FROM = {
     "middle clock": f"from at most {MIDDLE} apart",
     "slow clock": "from further apart",
 }
-"""Of a kind of clocks, the distance from which they tell the order."""
+"""Phrases for the resolution of clocks, by kind."""
 READS = {
     **{kind: f"order two tokens rightly in 90 % of pairs {where}" for kind, where in FROM.items()},
     "slow shape": "follow one slow shape in every text",
@@ -47,24 +47,24 @@ READS = {
     "places in segments": "depend on the line, sentence or span",
     "marks lines": "step at line ends, whichever token ends them",
 }
-"""Of a kind of heads, what its positions do."""
+"""Phrases for the use of positions, by kind of heads."""
 SOURCE_OF = {
     "places words": ("token", "the word"),
     "places by previous word": ("previous", "the previous word"),
     "places in segments": ("segment", "line, sentence or span"),
     "marks lines": ("line end", "the end of a line"),
 }
-"""By kind: its source, and that in words."""
+"""Source and phrase by kind."""
 
 
 def clearest(run: xr.DataTree) -> dict[str, xr.DataArray]:
-    """Compute how clearly heads show their kind.
+    """Compute the clearness of every head.
 
     Args:
         run: Tree of a run, a group per measure.
 
     Returns:
-        Clarity [layer, head] by kind that some head has; NaN for heads of other kinds.
+        Clearness [layer, head] by kind in the run; NaN for heads of other kinds.
     """
     sources, found = group(run, "position_sources"), {}
     if "kind" not in sources or "resolution" not in sources:
@@ -81,14 +81,15 @@ def clearest(run: xr.DataTree) -> dict[str, xr.DataArray]:
 
 
 def explained_by(sources: xr.Dataset, source: str) -> xr.DataArray:
-    """Return what a source explains of every head, held out.
+    """Return the held-out share of a source for every head.
 
     Args:
         sources: Group `position_sources` of a run.
         source: Label of the source.
 
     Returns:
-        Shares [layer, head]: beside the slow part; of segments in place of it, where they lead.
+        Shares [layer, head] added to the slow part; for segments that lead the slow part, in place
+        of it.
     """
     alone = sources["alone"].sel(source=source, drop=True)
     if source != "segment":
@@ -98,7 +99,7 @@ def explained_by(sources: xr.Dataset, source: str) -> xr.DataArray:
 
 
 def _says(kind: str, clear: float) -> str:
-    """What the page says of a head."""
+    """Phrase about a head on the page."""
     if kind in CLOCKS:
         return f"orders two tokens rightly in 90 % of pairs from {1 / clear:.0f} tokens apart"
     explains = f"{percent(clear)} of the variance of positions, held out"
@@ -110,14 +111,14 @@ def _says(kind: str, clear: float) -> str:
 def kinds_of_heads(
     run: xr.DataTree, options: PageOptions
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """Prepare heads by kind, and gates of the prompts whose texts the explorer has.
+    """Prepare heads by kind, and gates of the prompts with texts in the explorer.
 
     Args:
         run: Tree of a run, a group per measure.
         options: Limits and prompts of the page.
 
     Returns:
-        The data, None if no head has a kind or no prompt is described, and sentences for the parts
+        The data (None if no head has a kind or no prompt is described), and sentences about parts
         that were left out.
     """
     kinds, described = clearest(run), described_prompts(run)
@@ -128,7 +129,7 @@ def kinds_of_heads(
         # `pack_layer` reads a variable `position` over tokens; gates are packed in the same form.
         by_token = run["gates"]["gate_by_token"].rename(key="token").to_dataset(name="position")
         by_token["token_count"] = described["token_count"]
-        # Other layers have no gates to show.
+        # Other layers have no gates.
         layers = [layer for layer, scheme in schemes(by_token).items() if scheme.startswith("cope")]
         for prompt in described["prompt"].values.tolist():
             gates[prompt] = {layer: pack_layer(by_token, prompt, layer) for layer in layers}

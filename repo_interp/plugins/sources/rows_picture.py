@@ -1,14 +1,14 @@
-"""Rows of learned positions: the order that they tell by distance, their sources, their cost.
+"""Figure of rows of learned positions: order by distance, sources, and loss when frozen.
 
     cell         2 share(later token has the higher position) - 1, mean over prompts; red 1, blue -1;
-                 the more transparent the fewer prompts tell one direction: |mean of its sign|
-    bar          held-out shares of the variance of positions by source; a source that misleads has
-                 no length
-    cost         mean rise of -log p of a target with the positions of the row's heads frozen, where
+                 opacity: |mean of its sign| over prompts
+    bar          held-out shares of the variance of positions by source; a negative share has length
+                 0
+    cost         mean rise of -log p of a target with frozen positions of the row's heads, if
                  `effects` measured heads
 
-Heads that share a row of positions are one row. Draws `patterns`, `position_sources` and `effects`
-of a run. Knows nothing about how they were measured.
+Heads that share positions are one row. Draws `patterns`, `position_sources` and `effects` of a run.
+This module knows nothing about how they were measured.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ CAPTION = (
 )
 _COST = ", and what freezing its positions costs."
 _PIXELS = 110
-"""Pixels of an inch on the page."""
+"""Pixels per inch on the page."""
 _MOST = 90
-"""Rows that are drawn; of more, evenly spaced ones."""
+"""Most rows that are drawn; from more rows, evenly spaced ones."""
 
 
 def rows_of(values: xr.DataArray, layers: list[int]) -> list[list[tuple[int, int]]]:
     """List the heads of every row of positions.
 
     Args:
-        values: Measurements of positions [layer, head, ...], equal where heads share them.
-        layers: Layers that are listed.
+        values: Measurements of positions [layer, head, ...], equal for heads that share positions.
+        layers: Layers to list.
 
     Returns:
         Heads (layer, head) by row, in order.
@@ -91,13 +91,13 @@ def rows_of(values: xr.DataArray, layers: list[int]) -> list[list[tuple[int, int
 
 
 def embedded_picture(run: xr.DataTree) -> dict[str, Any] | None:
-    """Return the picture as the page's script shows it, above the texts of the kinds.
+    """Return the picture for the script of the page, above the texts of the kinds.
 
     Args:
         run: Tree of a run, a group per measure.
 
     Returns:
-        Source, width in pixels and caption; None where the run has no such picture.
+        Source, width in pixels and caption; None if the run has no such picture.
     """
     for chart in rows_charts(run):
         figure = chart.figure()
@@ -111,7 +111,7 @@ def embedded_picture(run: xr.DataTree) -> dict[str, Any] | None:
 
 
 def rows_charts(run: xr.DataTree) -> Iterator[CustomFigure]:
-    """Chart rows of positions by distance, where a run has all that is needed.
+    """Chart rows of positions by distance, if the run has all groups that are needed.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -134,7 +134,7 @@ def rows_charts(run: xr.DataTree) -> Iterator[CustomFigure]:
 
 @style()
 def rows_of_positions(run: xr.DataTree) -> PaperFigure:
-    """Draw the order that every row of learned positions tells, beside what explains it.
+    """Draw the order that every row of learned positions encodes, and its sources.
 
     Args:
         run: Tree of a run with `patterns` and `position_sources`.
@@ -184,7 +184,7 @@ def _draw_orders(ax: Axes, order: xr.DataArray, rows: list[list[tuple[int, int]]
     agree = np.abs(np.where(known, np.sign(of_rows), 0).sum(1)) / count
     norm = Normalize(-1, 1)
     shades = mpl.colormaps["RdBu_r"](norm(mean))
-    # Of few prompts a sign alone would make white cells opaque, which is what they look like anyway
+    # Opacity from signs; with few prompts a white cell may be opaque, which looks the same
     shades[..., 3] = np.where(known.any(1), agree, 0)
     ax.imshow(shades, aspect="auto", interpolation="nearest")
     bare(ax)
@@ -199,7 +199,7 @@ def _draw_shares(ax: Axes, share: xr.DataArray, rows: list[list[tuple[int, int]]
     for source, colour in COLOURS.items():
         of_source = share.sel(source=source)
         values = [float(of_source.sel(layer=heads[0][0], head=heads[0][1])) for heads in rows]
-        # Below 0 a source misleads on held-out text: it explains nothing
+        # A negative share misleads on held-out text, so it has length 0
         lengths = np.minimum(np.nan_to_num(values).clip(0), 1 - start)
         ax.barh(places, 100 * lengths, left=100 * start, height=0.8, color=colour)
         start = start + lengths
@@ -224,7 +224,7 @@ def _draw_costs(ax: Axes, costs: xr.DataArray, rows: list[list[tuple[int, int]]]
 
 
 def _costs(run: xr.DataTree) -> xr.DataArray | None:
-    """Return the rise of -log p with the positions of a head frozen; None where not measured."""
+    """Return the rise of -log p with the positions of a head frozen; None if not measured."""
     if "effects" not in run.children:
         return None
     effects = group(run, "effects")

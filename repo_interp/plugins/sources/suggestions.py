@@ -14,15 +14,15 @@ from repo_interp.plots.marks.finding import heads_named
 from repo_interp.plugins.sources.names import NAMES
 
 MOVES: tuple[Any, ...] = ("linearised", "frozen")
-"""Edits of the heads that are tried."""
+"""Kinds of edits that are tried."""
 
 
 def kinds(session: Session, progress: Callable[[int, int], None]) -> list[tuple[Edit, float]]:
-    """Try edits of all heads of one kind (`position_sources`), whatever they change.
+    """Try edits of all heads of one kind (`position_sources`), with any effect.
 
     Args:
         session: Model, prompt and answer.
-        progress: Not called: this takes one pass an edit.
+        progress: Not called, since every edit takes only one pass.
 
     Returns:
         Edits with their effects in nats.

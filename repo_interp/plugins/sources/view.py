@@ -1,8 +1,8 @@
-"""Sources of the positions of heads: the order they tell, kinds of heads by name, and shares.
+"""Charts of the sources of heads' positions: resolution, kinds of heads, and shares.
 
-    map of the page    the largest share of a head's position variance, held out, in the colour of its source
+    map of the page    the largest share of a head's position variance, held out, in the color of its source
 
-Draws the group `position_sources`. Knows nothing about how shares were taken.
+Draws the group `position_sources`. This module knows nothing about how shares were computed.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from repo_interp.plugins.sources.rows_picture import COLOURS, rows_charts
 
 _KINDS = [*NAMES, OTHER, CONSTANT]
 SMALL = 1.0
-"""Range in positions, and so the angle in radians, below which no pair of a head turns far."""
+"""Range in positions, and so the largest angle in radians, of a head without large rotations."""
 
 
 @style()
 def head_kinds(run: xr.DataTree) -> PaperFigure:
     """Draw the kinds of heads, a cell per layer and head.
 
-    Several runs have a panel for every run.
+    With several runs there is a panel per run.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -77,7 +77,7 @@ def _kinds_grid(name: str, run: xr.DataTree, caption: str = "") -> Panels:
 
 
 def _kinds(dataset: xr.Dataset) -> Heads:
-    """Return the kind of every head as a map in the colours of the figure."""
+    """Return the kind of every head as a map in the colors of the figure."""
     kind = dataset["kind"].transpose("layer", "head")
     place = np.array(
         [[_KINDS.index(name) if name else np.nan for name in row] for row in kind.values]
@@ -86,14 +86,14 @@ def _kinds(dataset: xr.Dataset) -> Heads:
     numbers = kind.copy(data=place).assign_attrs(
         long_name="kind of head, by its positions", units=""
     )
-    # NaN needs some index here; `Heads` greys cells without a number anyway.
+    # NaN gets an arbitrary index; `Heads` draws cells without a number in gray.
     return Heads(numbers, colours=shades[np.nan_to_num(place).astype(int)], texts=kind)
 
 
 def _largest(dataset: xr.Dataset) -> Heads:
     share = dataset["share"].sel(source=[*COLOURS]).transpose("layer", "head", "source")
     known = share.notnull().all("source").values
-    # argmax would answer the place of a NaN; [layer, head]
+    # [layer, head]; argmax would return the place of a NaN
     leading = np.nan_to_num(share.values, nan=-np.inf).argmax(-1)
     colours = np.where(known, np.array([*COLOURS.values()])[leading], MISSING)
     title = (
@@ -106,7 +106,7 @@ def _largest(dataset: xr.Dataset) -> Heads:
 def _known_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
     """List heads (layer, head) with sources.
 
-    If there are any that learn positions or count by gates, only these.
+    If any head learns positions or counts by gates, only such heads are listed.
     """
     heads = heads_where(dataset["r_squared"].notnull())
     reading = _reading_layers(dataset)
@@ -114,7 +114,7 @@ def _known_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
 
 
 def _reading_layers(dataset: xr.Dataset) -> list[int]:
-    """Layers whose positions come from the content of a token."""
+    """Layers with positions that depend on the content of a token."""
     gated = (layer for layer, name in schemes(dataset).items() if name.startswith("cope"))
     return [*learned_layers(dataset), *gated]
 
@@ -126,8 +126,8 @@ def source_table(run: xr.DataTree) -> Table:
         run: Tree of a run, a group per measure.
 
     Returns:
-        One row per head: shares, and R^2 of the token alone, in whole per cent. Of heads of a layer
-        with the same numbers only the first has a row.
+        One row per head: shares, and R^2 of the token alone, in whole per cent. If heads of a layer
+        have equal numbers, only the first has a row.
     """
     dataset = group(run, "position_sources")
     percents = [
@@ -135,11 +135,11 @@ def source_table(run: xr.DataTree) -> Table:
         dataset["shape"],
     ]
     different = {}
-    # Rounded first: heads that differ only by less than is shown count as the same.
+    # Rounded first: heads with equal rounded numbers count as equal.
     columns = [(100 * fraction).round() for fraction in percents]
     for layer, head, *row in head_rows([*columns, dataset["resolution"]], _known_heads(dataset)):
         row = (*row, str(dataset["kind"].sel(layer=layer, head=head).values))
-        # Grouped heads and one assigner per layer give the same row many times.
+        # Heads that share positions have equal rows.
         different.setdefault((layer, *row), (layer, head, *row))
     tokens, share = (
         counted(int(dataset["counted_tokens"]), "token"),
@@ -186,7 +186,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """What heads of every kind read, and how many lie near the limits of their names."""
+    """Report the kinds of heads, and the number of heads near a threshold of their name."""
     dataset, kinds = group(run, "position_sources"), clearest(run)
     if not kinds:
         return
@@ -220,7 +220,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     layer, head, _ = strongest_head(next(iter(kinds.values())))
     yield Finding(sentence, evidence, 0.9, "position_sources", layer, head)
     for kind, clear in kinds.items():
-        if kind in CLOCKS:  # told by `patterns`, with the distance
+        if kind in CLOCKS:  # reported by `patterns`, with the distance
             continue
         heads = heads_where(clear.notnull())
         ends = " to ".join(
@@ -234,7 +234,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         evidence = measured
         if kind != "slow shape":
             null = dataset["alone_null"].sel(source=SOURCE_OF[kind][0]).where(clear.notnull())
-            # On held-out tokens a useless source may do worse than the mean
+            # On held-out tokens a useless source may be worse than the mean
             evidence += f"; of {of} shifted round the prompt at most {100 * max(0.0, float(null.max())):.3g} %"
         if kind == "places words" and of == "positions":
             evidence += "; untrained positions can do so too, since hidden states hold the word"
@@ -242,7 +242,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _small(run: xr.DataTree, found: xr.DataArray) -> str:
-    """Say where the positions of heads `found` reach so little that no pair turns far."""
+    """Report heads in `found` whose range of positions is so small that no pair rotates far."""
     if "positions" not in run.children or "position_range" not in group(run, "positions"):
         return ""
     widest = float(over_prompts(group(run, "positions")["position_range"]).where(found).max())
@@ -252,19 +252,19 @@ def _small(run: xr.DataTree, found: xr.DataArray) -> str:
 
 
 def kind_shares(tree: xr.DataTree) -> xr.DataArray:
-    """Compute the share of a layer's heads that are of a kind.
+    """Compute the share of a layer's heads by kind.
 
     Args:
         tree: Tree with an axis `run`.
 
     Returns:
-        Shares [run, layer, kind], of layers that have kinds in any run.
+        Shares [run, layer, kind] for layers with kinds in any run.
     """
     kind = group(tree, "position_sources")["kind"]
     names = xr.DataArray(_KINDS, {"kind": _KINDS}, ("kind",))
     shares = (
         (kind == names)
-        # Heads without a kind (NoPE, or a run without the layer) are no part of the whole.
+        # Heads without a kind (NoPE, or a run without the layer) are not in the denominator.
         .where(kind != "")
         .mean("head")
         .dropna("layer", how="all")
@@ -274,9 +274,9 @@ def kind_shares(tree: xr.DataTree) -> xr.DataArray:
 
 
 def kinds_table(tree: xr.DataTree) -> Table:
-    """Tabulate how many heads are of a kind, and which ones.
+    """Tabulate the number of heads by kind, and list them.
 
-    Over training steps it shows which layers come first.
+    For runs of training steps it shows which layers come first.
 
     Args:
         tree: Tree with an axis `run`.

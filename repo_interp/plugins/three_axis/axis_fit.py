@@ -14,12 +14,13 @@ masks of rows and keys,
     column j:    n_j c_j + S_j (sum_t a_t R_{j+t} + sum of R_i b_i
                  over the rows whose window holds j)
 
-n_t, n_i, n_j count the seen pairs of a diagonal, a row, a column: a handful of correlations, by
-Fourier transforms, in O(n log n); of a triangle, running sums. A prompt whose valid tokens stand
-together, in a layer without a window, is such a triangle: exact banded solve, one factorization per
-length. Any other set of pairs goes to conjugate gradients (see solvers).
+n_t, n_i, n_j count the seen pairs of a diagonal, a row, a column. M x needs a few correlations,
+computed by Fourier transforms in O(n log n). If the valid tokens of a prompt are contiguous and the
+layer has no window, the pairs are a triangle: M x needs only running sums, and the solve is exact
+and banded, with one factorization per length. Conjugate gradients solve all other cases (see
+solvers).
 
-Knows nothing about where the sums come from.
+This module knows nothing about where the sums come from.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class AdditivePairs:
     triangle: bool
     """Whether all rows see all earlier keys."""
     counts: Axes
-    """Seen pairs of every distance, row and key."""
+    """Number of seen pairs of every distance, row and key."""
 
     @property
     def total(self) -> Float[Tensor, "..."]:
@@ -72,15 +73,15 @@ class AdditivePairs:
             Sums [..., n] along diagonals, rows and columns, float64.
         """
         if self.triangle:
-            # Whole triangle: all couplings are running sums, read backwards where they end at n-1-t
+            # Whole triangle: all couplings are running sums, reversed if they end at n-1-t
             a, b, c = axes
             until, after, keys = a.cumsum(-1), later(b, None), c.cumsum(-1)
             others = Axes(after + keys.flip(-1), until + keys, until.flip(-1) + after)
-            # counts * axes is the diagonal of M; the other terms couple the three axes
+            # counts * axes is the diagonal part of M x; the other terms couple the three axes
             return Axes(
                 *(torch.addcmul(*part) for part in zip(others, self.counts, axes, strict=True))
             )
-        # Masked once here: below, b stands for R b and c for S c
+        # Masked once here: below, b is R b and c is S c
         a, b, c = _first(axes.distance, self.window), axes.query * self.rows, axes.key * self.keys
         spectrum, (rows, keys) = self._forward(a), self._spectra
         # A conjugated spectrum gives a correlation (over i - j), a plain one a convolution
@@ -101,7 +102,7 @@ class AdditivePairs:
         """Return the directions (a, b, c) in which the map does not change.
 
         Returns:
-            Float64 [3 n, 3]: the axes one after the other, one direction per column.
+            Float64 [3 n, 3]: the three axes concatenated, one direction per column.
         """
         steps = torch.arange(self.rows.shape[-1], dtype=torch.float64, device=self.rows.device)
         return gauges(Axes(steps, steps, steps))
@@ -117,7 +118,7 @@ class AdditivePairs:
 def additive_pairs(
     rows: Bool[Tensor, "... n"], keys: Bool[Tensor, "... n"], window: int | None = None
 ) -> AdditivePairs:
-    """Return the pairs of rows with the keys that are not later and inside the window.
+    """Return the pairs of rows with keys that are not later and are inside the window.
 
     Args:
         rows: Mask [..., n] of the queries that take part.
@@ -128,7 +129,7 @@ def additive_pairs(
         The pairs and their counts.
     """
     counts = pair_counts(keys, window, rows)
-    # The same object, since comparing two masks would wait for the device
+    # Compared by identity, since comparing two masks would wait for the device
     triangle = rows is keys and (window is None or window >= keys.shape[-1]) and is_whole(keys)
     made = Axes(counts.distance, counts.query, counts.key)
     return AdditivePairs(rows.to(torch.float64), keys.to(torch.float64), window, triangle, made)
@@ -156,18 +157,19 @@ def _length(tokens: int) -> int:
 
 
 def _first(values: Tensor, count: int | None) -> Tensor:
-    """`values` with zeros from entry `count` on."""
+    """Return `values` with zeros from entry `count` on."""
     if count is None or count >= values.shape[-1]:
         return values
     return torch.where(torch.arange(values.shape[-1], device=values.device) < count, values, 0)
 
 
-# The axes themselves are results here, so the residual goes down to rounding; `position_cells`
-# wants a correlation alone and stops at 1e-6
+# The axes are results here, so the residual goes down to rounding; `position_cells` needs only a
+# correlation and stops at 1e-6
 TOLERANCE = 1e-11
-# Pairs may leave more open than the gauges do, and only a residual that is judged decides that
+# Some sets of pairs leave more directions open than the gauges; the ridge must then exceed the
+# solver's residual
 LEAST_RIDGE = 100 * TOLERANCE
-"""A ridge below this is taken for it, where pairs are no whole triangle."""
+"""Least ridge for pairs that are no whole triangle; a smaller ridge is replaced by this one."""
 
 
 def fit_axes(
@@ -175,7 +177,7 @@ def fit_axes(
 ) -> Axes:
     """Return the axes of the ridge fit over the pairs of valid tokens in the window.
 
-    A distance is a difference of token indices: invalid tokens in between count.
+    A distance is a difference of token indices, including invalid tokens between.
 
     Args:
         sums: Diagonal, row and column sums of the map, float64 [prompt, head, token].
@@ -191,10 +193,10 @@ def fit_axes(
         # All prompts have one length and no padding: one solve for the batch, without slices
         return fit_triangle(sums, ridge)
     axes = Axes(*(torch.zeros_like(part) for part in sums))
-    # Prompts of one place and length share a factorization and are solved together
+    # Prompts with equal start and length share a factorization and are solved together
     for (start, length), prompts in triangles.items():
         tokens = slice(start, start + length)
-        # Left padding moves rows and keys, but distances always start at 0
+        # Left padding shifts rows and keys, but distances always start at 0
         spans = (slice(0, length), tokens, tokens)
         fitted = fit_triangle(
             Axes(*(part[prompts][..., span] for part, span in zip(sums, spans, strict=True))), ridge
@@ -248,9 +250,9 @@ def fit_correlation(
         pairs: The seen pairs.
 
     Returns:
-        Correlation [prompt, head], float64; NaN where a side varies by rounding only.
+        Correlation [prompt, head], float64; NaN if a side varies only by rounding.
     """
-    # M x serves both moments: the fit's sum is that of its diagonals, its sum of squares is x . M x
+    # M x gives both moments of the fit: its sum over diagonals, and its sum of squares x . M x
     of_fit = pairs.sums(axes)
     # Both inner products at once: [with the fit or the map, axis, prompt, head, token]
     both = torch.stack([*of_fit, *sums]).unflatten(0, (2, 3))
@@ -290,7 +292,7 @@ def pearson(
     moments = torch.stack([total, fitted_total, square, fitted_square, product]) / count
     variances = variance_of(moments[2:4], moments[:2]).prod(0)
     covariance = moments[4] - moments[:2].prod(0)
-    # Rounding may carry a perfect fit beyond 1
+    # With rounding a perfect fit may exceed 1
     return (covariance / variances.sqrt()).clamp(-1, 1).masked_fill(variances <= 0, torch.nan)
 
 

@@ -4,9 +4,9 @@ Position Generalization fig. 2.
 
     W_ij ~ a_{i-j} + b_i + c_j        logit map, its three axes, their sum
 
-Maps are the block means of the group `maps`; the sum of the axes is averaged over the same blocks,
-exactly: with A the running sum of a's running sum, a sums over a block to A(below) - A(above) at
-its corners.
+Maps are the block means of the group `maps`. The sum of the axes is averaged over the same blocks
+exactly: with A the running sum of a's running sum, the sum of a over a block is A(below) - A(above)
+at its corners.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from repo_interp.plots.marks import (
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 
 PIXELS = 600
-"""Points of an axis that are drawn, at least."""
+"""Least number of drawn points of an axis."""
 SHOWN = (1, 99)
-"""Percentiles of a map at which its colours end."""
+"""Percentiles of a map at the ends of its color scale."""
 
 
 @style()
@@ -68,7 +68,7 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     starts, tokens = shown["key_block"].values, axes["query"].size
     rebuilt = additive_means(axes["distance"], axes["query"], axes["key"], edges_of(starts, tokens))
     figure = paper_figure(PAGE_WIDTH, 2.3)
-    # Subfigures, since each third has rows of its own.
+    # Subfigures, since the three parts have different rows.
     left, middle, right = cast(Any, figure.subfigures(1, 3, width_ratios=(1.0, 0.9, 1.17)))
     limits = map_limits(shown.values)
     draw_map(left.subplots(), shown.values, tokens, limits, "Logits", "query (token)")
@@ -108,10 +108,10 @@ def additive_means(
     pairs = np.add.reduceat(seen, starts, axis=0)
     of_query = np.add.reduceat(query[:, None] * seen, starts, axis=0)
     of_key = np.add.reduceat(key * seeing, starts, axis=1)
-    # The sum of a_{i-j} over a rectangle is four corners of the double cumulative sum of a.
+    # The sum of a_{i-j} over a rectangle is four corners of a's double cumulative sum.
     twice = np.concatenate(([0.0, 0.0], np.cumsum(np.cumsum(distance[:tokens]))))
 
-    # [row, column]; below distance 0 the sum is 0, so pairs that look ahead add nothing.
+    # [row, column]; below distance 0 the sum is 0, so pairs with later keys add nothing.
     def corner(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         return twice[np.clip(rows[:, None] - columns + 1, 0, tokens + 1)]
 
@@ -134,7 +134,7 @@ def edges_of(starts: np.ndarray, tokens: int) -> np.ndarray:
         tokens: Number of tokens.
 
     Returns:
-        Starts, and the end.
+        Starts of the blocks, then the end of the last one.
     """
     return np.append(starts, tokens).astype(np.int64)
 
@@ -153,7 +153,7 @@ def draw_map(
         ax: Axes to draw on.
         values: Block means [row, column].
         tokens: Number of tokens.
-        limits: Ends of the colours.
+        limits: Ends of the colors.
         title: Title of the axes.
         down: Label of the y axis.
     """
@@ -176,7 +176,7 @@ def draw_axis(ax: Axes, values: np.ndarray, colour: str, name: str) -> None:
     Args:
         ax: Axes to draw on.
         values: Values [token].
-        colour: Colour of the line.
+        colour: Color of the line.
         name: Name of the axis.
     """
     shown = envelope(values, PIXELS)
@@ -194,7 +194,7 @@ def map_limits(values: np.ndarray) -> tuple[float, float]:
     Returns:
         Lower and upper limit; 1 apart if they are equal.
     """
-    # A few extreme logits, often of the first token, would leave all others in one colour.
+    # A few extreme logits, often of the first token, would give all others one color.
     low, high = np.nanpercentile(values, SHOWN)
     return float(low), float(high) if high > low else float(low) + 1.0
 

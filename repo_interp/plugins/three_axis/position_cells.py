@@ -4,22 +4,23 @@ The cell of a token is u = floor(z / width).
 
     W_ij ~ a[u_i - u_j] + b_i + c_j
 
-Where positions are the token index and width is 1, u_i - u_j = i - j and this is the fit of
-`axis_fit`; a layer that learns its positions is judged by the distances it has made. Only the
-correlation is wanted, whose error is of the order of the square of the solver's: few steps of
-conjugate gradients do.
+If positions are the token index and width is 1, u_i - u_j = i - j: this is the fit of `axis_fit`.
+For a layer that learns positions, the distance axis is over the learned distances. The result is
+only the correlation, with an error of the order of the square of the solver's error, so few steps
+of conjugate gradients suffice.
 
-Binned as a difference of cells, a distance between positions makes everything a sum over cells.
-Tokens are cut into chunks: pairs within one are gone through; a row's pairs with earlier chunks
-need only the number of keys that a cell held before its chunk,
+Because distances are differences of cells, all sums are sums over cells. Tokens are split into
+chunks. Pairs within a chunk are enumerated. A row's pairs with earlier chunks need only H_m, the
+number of keys in cell m before the row's chunk:
 
     sum_{j before chunk} a[u_i - u_j] = sum_m H_m a[u_i - m]
 
-(a convolution, read off at u_i; alike for columns and for the bins), and the sum of q_i . k_j over
-a bin only the sum of a cell's keys: q_i . K_m falls into bin u_i - m. A window takes away the
-causal pairs with the keys delayed by it (seen_pairs). Cost per head: O(n (cells + chunk) d) for the
-sums of products, O(n chunk + n / chunk cells log cells), in time and memory, for those of the map.
-Knows nothing about how positions came about.
+This is a convolution evaluated at u_i; the sums for columns and bins are analogous. The sum of
+q_i . k_j over a bin needs only K_m, the sum of the keys in cell m: q_i . K_m goes to bin u_i - m.
+With a window, the causal pairs with keys delayed by the window are subtracted (seen_pairs). The
+cost per head is O(n (cells + chunk) d) for the sums of products, and O(n chunk + n / chunk cells
+log cells), in time and memory, for the sums of the map. This module knows nothing about where
+positions come from.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from repo_interp.positions.rotary import expand_heads
 from repo_interp.runtime.memory import SHARED, memory_for
 
 TOLERANCE = 1e-6
-"""Residual of conjugate gradients, relative to that at the start."""
+"""Residual at which conjugate gradients stop, relative to the initial residual."""
 
 CHUNK = 32
 """Tokens per chunk."""
@@ -65,7 +66,7 @@ def position_correlation(
         inputs: A layer that has positions, and a batch.
         sums: Sums of the logits over the seen pairs, from `logit_sums`.
         width: Width of a cell, in positions.
-        most_cells: Most cells that the positions of a head may reach over in a prompt.
+        most_cells: Most cells between the smallest and the largest position of a head in a prompt.
         ridge: Weight of the squared axes, above 0.
 
     Returns:
@@ -79,16 +80,16 @@ def position_correlation(
         raise ValueError(
             f"layer {inputs.layer} ({inputs.scheme}) has no positions to measure distances by"
         )
-    # Heads whose positions reach too far stay NaN: arrays over their cells could be of any size
+    # Heads with more cells stay NaN: arrays over their cells could be of any size
     cell, within = _cells(inputs.head_positions, inputs.valid, width, most_cells)
     takes_part = inputs.valid[:, None] & within[..., None]
-    # The heads to fit and their numbers of cells: one copy from the device.
+    # One copy from the device for both the heads to fit and their numbers of cells.
     fitted, most = torch.stack([within.long(), cell.amax(-1) + 1]).flatten(1).tolist()
     items = np.flatnonzero(fitted)
     correlation = torch.full(within.shape, torch.nan, dtype=torch.float64, device=cell.device)
     queries, keys = inputs.rotated_queries, expand_heads(inputs.rotated_keys, inputs.heads)
     tokens, d_head = queries.shape[-2:]
-    # Per token 2048 bytes: some eight float64 numbers for each of the CHUNK pairs within a chunk
+    # Per token 2048 bytes: about eight float64 numbers for each of the CHUNK pairs within a chunk
     at_once = max(1, memory_for(queries.device, 2 * SHARED) // (tokens * (8 * d_head + 2048)))
     for block in (items[start : start + at_once] for start in range(0, len(items), at_once)):
         prompt, head = once(
@@ -123,7 +124,7 @@ def _cells(
     width: float,
     most_cells: int,
 ) -> tuple[Int[Tensor, "prompt head token"], Bool[Tensor, "prompt head"]]:
-    """Return cells of valid tokens from the lowest on, else 0, and heads within `most_cells`."""
+    """Return cells of valid tokens from the lowest on (else 0), and heads within `most_cells`."""
     cell = torch.floor(positions.to(torch.float64) / width)
     lowest = cell.masked_fill(~valid[:, None], torch.inf).amin(-1, keepdim=True)
     cell = (cell - lowest).masked_fill(~valid[:, None], 0)
@@ -156,7 +157,7 @@ def _bins_by_rows(
     head: Tensor,
     pairs: BinnedPairs,
 ) -> Float[Tensor, "item bin"]:
-    """Return the sum of the logits of every bin, from some rows at a time: O(n^2 d)."""
+    """Return the sum of the logits of every bin, a few rows at a time: O(n^2 d)."""
     sums = torch.zeros(len(cell), pairs.bins, dtype=torch.float64, device=cell.device)
     for rows, logits in row_blocks(inputs):
         values = torch.where(inputs.visible(rows)[:, None], logits, 0)[prompt, head]
@@ -167,7 +168,7 @@ def _bins_by_rows(
 def _add_by_bin(
     sums: Float[Tensor, "item bin"], values: Tensor, row_cell: Tensor, key_cell: Tensor
 ) -> None:
-    """Add values [item, row, key] to the bins of their differences of cells, in place."""
+    """Add values [item, row, key] in place to the bins of their differences of cells."""
     # The middle bin is difference 0; later cells may come first, so bins are signed
     bins = row_cell - key_cell + (sums.shape[-1] - 1) // 2
     sums.scatter_add_(-1, bins.flatten(1), values.flatten(1).to(torch.float64))
@@ -177,18 +178,19 @@ def _add_by_bin(
 class BinnedPairs:
     """Pairs inside the window by bins, for some heads; made by `binned_pairs`.
 
-    They are the causal pairs less those beyond the window: parts with a sign, whose keys are
-    delayed. A row at cell u has place u, a key at cell m place `cells` - 1 - m, so that their bin,
-    the difference of cells, is the sum of both. All unknowns are one vector [item, unknown]: the
-    distance axis filled up to `length`, then rows and keys filled up to whole chunks. Float64.
+    They are the causal pairs (part 0, sign 1) minus the pairs beyond the window (part 1, sign -1,
+    with delayed keys). A row in cell u has place u and a key in cell m has place `cells` - 1 - m;
+    the sum of both places is their bin, the difference of cells. All unknowns are one vector
+    [item, unknown]: the distance axis padded to `length`, then rows and keys padded to whole
+    chunks. Float64.
     """
 
     cells: int
     tokens: int
     delays: tuple[int, ...]
-    """Of the keys, by part: 0, and the window where there is one."""
+    """Delay of the keys by part: 0, and the window if there is one."""
     places: Int[Tensor, "item part 2 chunk token"]
-    """Of rows, and of keys."""
+    """Places of rows and of keys."""
     taking_part: Float[Tensor, "item part 2 chunk token"]
     """1 where a row, or a key, takes part, else 0."""
 
@@ -199,30 +201,30 @@ class BinnedPairs:
 
     @cached_property
     def length(self) -> int:
-        """A fast length of transforms at which no entry that is read wraps around."""
+        """A fast transform length at which no entry in use wraps around."""
         return fast_length(2 * self.cells)
 
     def _signed(self, of_parts: Float[Tensor, "item part *axes"]) -> Tensor:
-        """Numbers by part with its sign, in place: 1 of causal pairs, -1 of those beyond."""
+        """Multiply parts by their signs in place: 1 for causal pairs, -1 for pairs to subtract."""
         if len(self.delays) > 1:
             of_parts[:, 1:].neg_()
         return of_parts
 
     @cached_property
     def bin_within(self) -> Int[Tensor, "item pair"]:
-        """Bins of the pairs of a chunk, seen or not."""
+        """Bins of the pairs within a chunk, seen or not."""
         rows, keys = self.places.unbind(2)
         return (rows[..., None] + keys[..., None, :]).flatten(1)
 
     @cached_property
     def seen_within(self) -> Float[Tensor, "item part chunk row key"]:
-        """The sign for the seen pairs of a chunk, else 0."""
+        """The sign of the seen pairs within a chunk, else 0."""
         rows, keys = self.taking_part.unbind(2)
         return self._signed((rows[..., None] * keys[..., None, :]).tril_())
 
     @cached_property
     def opposite(self) -> Complex[Tensor, "item part 2 chunk frequency"]:
-        """Spectra of what rows and keys of a chunk pair with: keys before it, and rows behind."""
+        """Spectra of a chunk's partners: earlier keys for its rows, later rows for its keys."""
         held = self._held(self.taking_part)
         until = held.cumsum(3)
         rows, keys = (until[:, :, :, -1:] - until)[:, :, 0], (until - held)[:, :, 1]
@@ -230,21 +232,21 @@ class BinnedPairs:
 
     @cached_property
     def _places_back(self) -> Int[Tensor, "item part 2 chunk token"]:
-        """Where the entry of a place is once a transform of a conjugate ran backwards."""
+        """Index of a place's entry after the inverse transform of a conjugated spectrum."""
         return -self.places % self.length
 
     @cached_property
     def _counts_between(self) -> Float[Tensor, "item unknown"]:
-        """Pairs of different chunks, of every bin, row and key."""
+        """Count the pairs of different chunks by bin, row and key."""
         lines = self.taking_part * self._lines_between(self.taking_part)
-        # Every pair has a row and a key. Counts by bin went through a transform; rounded, an empty
-        # bin is exactly 0
+        # Halved, since every pair has a row and a key. Rounded, so that the transform leaves an
+        # empty bin exactly 0
         by_bin = (self._bins_between(self.taking_part) / 2).round()
         return torch.cat([by_bin, self._undelayed(lines)], -1)
 
     @cached_property
     def counts(self) -> Float[Tensor, "item unknown"]:
-        """Seen pairs of every bin, row and key: the diagonal of the normal matrix."""
+        """Number of seen pairs of every bin, row and key: the diagonal of the normal matrix."""
         lines = torch.stack([self.seen_within.sum(-1), self.seen_within.sum(-2)], 2)
         counts = self._counts_between.clone()
         counts[:, self.length :] += self._undelayed(lines)
@@ -253,7 +255,7 @@ class BinnedPairs:
 
     @cached_property
     def _touched(self) -> Float[Tensor, "item unknown"]:
-        """1 for an unknown that a pair has: the others hold the rounding of transforms."""
+        """1 for unknowns with a pair, else 0: transforms leave rounding in the others."""
         return (self.counts > 0).to(torch.float64)
 
     def unknowns(
@@ -267,7 +269,7 @@ class BinnedPairs:
             c: Values of the keys.
 
         Returns:
-            The vector, with 0 for what fills it up.
+            The vector, padded with 0.
         """
         lines = self.places.shape[3:].numel() - self.tokens
         a = torch.nn.functional.pad(a, (0, self.length - self.bins))
@@ -281,18 +283,18 @@ class BinnedPairs:
             unknowns: The three axes; rows and keys that take no part are 0.
 
         Returns:
-            Sums, 0 where no pair is.
+            Sums; 0 without pairs.
         """
         a, both = unknowns[:, : self.length], self._delayed(unknowns[:, self.length :])
         rows, keys = both.unbind(2)
-        # The map of a chunk's own pairs, and sums of it
+        # The map of the pairs within a chunk, and its sums
         within = a.gather(-1, self.bin_within).view_as(self.seen_within)
         within.add_(rows[..., None]).add_(keys[..., None, :]).mul_(self.seen_within)
         lines = torch.empty_like(both)
         torch.sum(within, -1, out=lines[:, :, 0])
         torch.sum(within, -2, out=lines[:, :, 1])
-        # Of other chunks, a row sums a over the cells of the keys before: a correlation, read off
-        # at its place. That of the conjugate runs backwards
+        # For other chunks, a row sums a over the cells of earlier keys: a correlation, evaluated
+        # at the row's place. With the conjugated spectrum it runs backwards
         spectrum = torch.fft.rfft(a).conj_physical()[:, None, None, None]
         around = torch.fft.irfft(self.opposite * spectrum, n=self.length)
         lines += around.gather(-1, self._places_back)
@@ -302,13 +304,13 @@ class BinnedPairs:
         return sums.addcmul_(self._counts_between, unknowns).mul_(self._touched)
 
     def _bins_between(self, values: Float[Tensor, "item part 2 chunk token"]) -> Tensor:
-        """Sums over the pairs of different chunks, by bin: a convolution of places."""
-        # Spectra of all chunks are summed before the one inverse transform
+        """Sum over the pairs of different chunks by bin: a convolution of places."""
+        # Sum the spectra of all chunks, then transform back once
         spectrum = torch.fft.rfft(self._held(values)).mul_(self.opposite).sum((1, 2, 3))
         return torch.fft.irfft(spectrum, n=self.length)
 
     def _lines_between(self, values: Float[Tensor, "item part 2 chunk token"]) -> Tensor:
-        """Sums over the pairs of different chunks, for the rows and the keys of a chunk alike."""
+        """Sum over the pairs of different chunks by row and key."""
         between = _between(self.places.shape[3], values.device)
         sums = torch.mm(values.sum(-1).view(-1, len(between)), between)
         return self._signed(sums.view(*values.shape[:-1], 1))
@@ -316,14 +318,14 @@ class BinnedPairs:
     def _held(
         self, values: Float[Tensor, "item part 2 chunk token"]
     ) -> Float[Tensor, "item part 2 chunk place"]:
-        """The sum of the values at every place, per chunk."""
+        """Sum the values at every place, per chunk."""
         held = values.new_zeros(*values.shape[:-1], self.length)
         return held.scatter_add_(-1, self.places, values)
 
     def _delayed(
         self, lines: Float[Tensor, "item unknown"]
     ) -> Float[Tensor, "item part 2 chunk token"]:
-        """Values of rows and keys by part, the keys delayed."""
+        """Return values of rows and keys by part, with delayed keys."""
         of_items = lines.view(len(lines), 2, -1)
         parts = [_delay(of_items, delay, shift_later) for delay in self.delays]
         both = torch.stack(parts, 1) if parts[1:] else of_items[:, None]
@@ -332,7 +334,7 @@ class BinnedPairs:
     def _undelayed(
         self, lines: Float[Tensor, "item part 2 chunk token"]
     ) -> Float[Tensor, "item unknown"]:
-        """Sums of rows and keys over all parts, the keys where they stand."""
+        """Sum rows and keys over all parts, with the delay of keys undone."""
         parts = lines.flatten(3).unbind(1)
         moved = [
             _delay(part, delay, shift_earlier)
@@ -354,7 +356,7 @@ class BinnedPairs:
 
 @lru_cache(maxsize=8)
 def _between(chunks: int, device: torch.device) -> Float[Tensor, "2_chunks 2_chunks"]:
-    """Gives a chunk's rows the sum of the keys before it, its keys that of the rows behind."""
+    """Matrix that sums earlier keys for a chunk's rows, and later rows for its keys."""
     earlier = torch.ones(chunks, chunks, dtype=torch.float64, device=device).triu_(1)
     nothing = torch.zeros_like(earlier)
     rows, keys = torch.cat([nothing, earlier.T], -1), torch.cat([earlier, nothing], -1)
@@ -364,7 +366,7 @@ def _between(chunks: int, device: torch.device) -> Float[Tensor, "2_chunks 2_chu
 def _delay(
     lines: Float[Tensor, "item 2 n"], by: int, shift: Callable[..., Tensor]
 ) -> Float[Tensor, "item 2 n"]:
-    """Move the values of keys."""
+    """Delay the values of keys."""
     return torch.stack([lines[:, 0], shift(lines[:, 1], by, axis=-1)], 1) if by else lines
 
 
@@ -442,7 +444,7 @@ def _causal_product_sums(
             # Pairs with all earlier chunks, cell by cell: q_i . K_m goes into bin u_i - m.
             crossed = some_queries @ held.view(items, cells, width).to(queries.dtype).mT
             _add_by_bin(sums, crossed, rows, every_cell)
-        # Only now do this chunk's keys join their cells: one index_add_ serves all items.
+        # Only now add this chunk's keys to their cells, with one index_add_ for all items.
         if some.stop < tokens:
             joining = some_keys.flatten(0, 1).to(torch.float64)
             held.index_add_(0, (first_cell + columns).flatten(), joining)

@@ -5,33 +5,32 @@ Position Generalization sec. 3.1, eq. 2, 7, 8, app. A.
     min over a, b, c of  sum over seen pairs (W_ij - a_{i-j} - b_i - c_j)^2 + ridge |a, b, c|^2
     r = Pearson correlation of W_ij and a_{i-j} + b_i + c_j over seen pairs
 
-W are the logits with 1/sqrt(d_head), as the model has them (soft cap and position bias included).
-Choices where the paper leaves them: the axes are those of the ridge solution, which has no part in
-the three directions that leave the map as it is (the level of two axes, and a common slope), so an
-axis means something up to its level and slope; pairs outside a layer's window are not seen; a
-distance is a difference of token indices.
+W are the logits of the model, with 1/sqrt(d_head), soft cap and position bias. The paper leaves
+these choices open. Three directions leave the map unchanged (the level of two axes, and a common
+slope); the ridge solution has no component along them, so only differences of an axis from its
+level and slope are meaningful. Pairs outside a layer's window are not seen. A distance is a
+difference of token indices.
 
-Also fitted: learned positions in the place of indices, `r_position`, for the schemes that learn
-them (position_cells); on request the attention weights (O(n^2 d) time). Two controls, on request;
-the paper's - freshly initialised weights - is this measure on such a model.
+`r_position` replaces indices by learned positions, for schemes that learn them (position_cells). On
+request the attention weights are fitted too (O(n^2 d) time). There are two controls on request; for
+the paper's control, apply this measure to a model with freshly initialized weights.
 
-`r_shuffled`: the map a_{s(i-j)} + b_i + c_j with s a random permutation of the distances that are
-seen. A trend a_t = alpha + beta t is no property of the distance axis: beta (i - j) is a row and a
-column effect as well (a gauge of the fit). It is given to them first - a keeps the least variance
-over pairs that it can have - so that shuffling destroys the part that only distances explain, and
-nothing else.
+`r_shuffled` uses the map a_{s(i-j)} + b_i + c_j with s a random permutation of the seen distances.
+A trend a_t = alpha + beta t is not specific to the distance axis: beta (i - j) is also a row and a
+column effect (a gauge of the fit). The trend is moved to b and c first, which gives a the least
+variance over pairs, so that shuffling destroys only the part that distances alone explain.
 
-`r2_held_out`: how well axes fitted on some rows predict the others,
+`r2_held_out` measures how well axes fitted on some rows predict the others,
 
     R^2 = 1 - sum (W_ij - W_i. - f_ij + f_i.)^2 / sum (W_ij - W_i.)^2
             over held-out rows, f_ij = a_{i-j} + c_j
 
-W_i., f_i. are means over row i. A held-out row has no fitted b_i; its offset is left free: the
-softmax ignores it, and the gauges of the fit change it. Negative where the axes predict worse than
-the row's mean. Rows are drawn at random; the last one is always fitted on, so that every distance
-and every key has been seen.
+W_i., f_i. are means over row i. A held-out row has no fitted b_i, and its offset is left free: the
+softmax ignores it, and the gauges of the fit change it. R^2 is negative if the axes predict worse
+than the row's mean. Held-out rows are random; the last row is always fitted, so that every distance
+and every key is seen.
 
-Knows nothing about the contents of a prompt.
+This module knows nothing about the contents of a prompt.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
     """
     extras: tuple[Extra, ...] = ("position",)
     """Optional variables, of "attention", "position", "shuffled", "held_out"."""
-    # Small enough not to move the fit, and above 0, which the gauges need to have one solution
+    # Small enough not to change the fit, and above 0, so that the solution is unique
     ridge: Positive = 1e-6
     """Weight of the squared axes in the fit."""
     position_width: Positive = 1.0
@@ -112,7 +111,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
     topic: ClassVar[str] = "generalization"
 
     def beside(self, names: Collection[str]) -> Measure:
-        """Return it with the axes that the figure of `maps` shows, where those are asked for."""
+        """Return this measure with axes, which the figure of `maps` draws, if `maps` is named."""
         return replace(self, axes="first_prompt") if "maps" in names else self
 
     @property
@@ -122,7 +121,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Correlations [prompt, layer, head]; on request the axes of the first prompt."""
-        # All of the map that the fit needs: the map itself is never made
+        # The fit needs only these sums of the map; the map is never made
         sums = logit_sums(inputs)
         pairs = additive_pairs_of(inputs.valid, inputs.window)
         axes = fit_axes(sums.lines, inputs.valid, inputs.window, self.ridge)
@@ -159,7 +158,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
         return position_correlation(inputs, sums, self.position_width, self.most_cells, self.ridge)
 
     def _first_axes(self, inputs: AttentionInputs, axes: Axes) -> Arrays:
-        """Axes of the first prompt, where they are asked for and the prompt is in this batch."""
+        """Axes of the first prompt, if `axes` asks for them and the batch has this prompt."""
         row = inputs.row_of_first_prompt
         if self.axes == "none" or row is None:
             return Arrays()
@@ -178,12 +177,12 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
 
 
 def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:
-    """Permute the distance axis, after its trend has moved to the other axes.
+    """Permute the distance axis after moving its trend to the other axes.
 
     Args:
         axes: Axes [prompt, head, n].
         pairs: Seen pairs of the prompts.
-        seed: Seed; the permutation depends on it and on the number of seen distances alone.
+        seed: Seed; the permutation depends only on it and on the number of seen distances.
 
     Returns:
         Axes of the same shape.
@@ -192,7 +191,7 @@ def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:
     distance = steady.distance.clone()
     seen = pairs.counts.distance > 0
     for prompt in range(len(distance)):
-        # Only distances that are seen: shuffling in unseen ones would put zeros among them
+        # Only seen distances: unseen ones would add zeros
         distances = seen[prompt, 0].cpu().nonzero()[:, 0]
         # The same permutation for all heads, layers and batches
         order = _drawn_order(len(distances), seed)
@@ -216,9 +215,9 @@ def without_trend(axes: Axes, pairs: AdditivePairs) -> Axes:
         axes.distance.shape[-1], dtype=axes.distance.dtype, device=axes.distance.device
     )
     share = pairs.counts.distance / pairs.total.clamp(min=1)[..., None]
-    # Weighted by pairs, since a is to keep the least variance over pairs
+    # Weighted by pairs, so that a has the least variance over pairs
     centred = steps - _mean(share, steps)
-    # beta (i - j) is a row and a column effect as well: moving it leaves the map as it is.
+    # beta (i - j) is also a row and a column effect: moving it does not change the map.
     slope = _mean(share, centred * axes.distance) / _mean(share, centred**2).clamp(
         min=torch.finfo(steps.dtype).tiny
     )
@@ -248,14 +247,14 @@ def draw_rows(
     Args:
         valid: Mask of the tokens that are no padding.
         share: Share of the other valid rows, from 0 to 1.
-        seed: Seed; the draw depends on it and on the number of rows alone.
+        seed: Seed; the draw depends only on it and on the number of rows.
 
     Returns:
         Mask of the drawn rows.
     """
     drawn = torch.zeros_like(valid)
     for prompt, tokens in enumerate(valid.cpu()):
-        # The last row sees every distance and key, so it is always fitted on.
+        # The last row sees every distance and key, so it is never held out.
         rows = tokens.nonzero()[:-1, 0]
         order = _drawn_order(len(rows), seed)
         drawn[prompt, rows[order[: round(share * len(rows))]]] = True
@@ -270,7 +269,7 @@ def held_out_r2(
     window: int | None,
     ridge: float,
 ) -> Float[Tensor, "prompt head"]:
-    """Return R^2 on held-out rows of axes that were fitted on the other rows.
+    """Return R^2 on held-out rows, of axes fitted to the other rows.
 
     Args:
         every: Sums over all rows.
@@ -285,12 +284,12 @@ def held_out_r2(
     """
     fitted_on = additive_pairs((valid & ~rows)[:, None], valid[:, None], window)
     judged_on = additive_pairs(rows[:, None], valid[:, None], window)
-    # Sums over the fitted rows, by difference: no second pass over the logits.
+    # Sums over the fitted rows by subtraction, without a second pass over the logits.
     sums = Axes(
         *(all_rows - some for all_rows, some in zip(every.lines, held_out.lines, strict=True))
     )
     axes = fit_pairs(sums, fitted_on, ridge)
-    # A held-out row has no fitted offset; R^2 is within rows, which frees it.
+    # A held-out row has no fitted offset; R^2 within rows does not depend on it.
     axes = Axes(axes.distance, torch.zeros_like(axes.query), axes.key)
     of_fit = judged_on.sums(axes)
     # sum (x - row mean)^2 = sum x^2 - sum over rows of (row sum)^2 / n_i, without a map

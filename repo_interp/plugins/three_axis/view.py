@@ -1,9 +1,9 @@
-"""Position and semantics in the logits of a head: r of the three-axis fit, its maps and axes.
+"""Charts of position and semantics in a head's logits: r of the three-axis fit, maps and axes.
 
     W_ij ~ a_{i-j} + b_i + c_j        Position Generalization, sec. 3.1
 
-Draws the groups `three_axis` and `maps`; fig. 2 is in `fit_figure`. Knows nothing about how fits are
-made.
+Draws the groups `three_axis` and `maps`; fig. 2 is in `fit_figure`. This module knows nothing about
+how fits are made.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from repo_interp.plugins.three_axis.fit_figure import three_axis_fit
 
 FITS = {"three_axis": "three-axis", "fake_distance": "fake-distance"}
 EXACT = 1 - 1e-9
-"""Mean r from which a fit is exact up to rounding."""
+"""Least mean r of a fit that is exact up to rounding."""
 CORRELATIONS = {
     "r": "r of the three-axis fit",
     "r_attention": "r on attention weights",
@@ -57,9 +57,9 @@ their labels.
 def fit_correlations(run: xr.DataTree) -> PaperFigure:
     """Draw r of the run's fits for every layer and head.
 
-    r is the mean over prompts; colors end at its smallest and largest value. Bars show the schemes of layers. A head that
-    fits exactly, since its logits are a sum of these axes by construction, is grey: r = 1 is no
-    finding there.
+    r is the mean over prompts; colors end at its smallest and largest value. Bars show the schemes
+    of layers. A head is gray if its logits are a sum of the axes by construction: r = 1 is then no
+    finding.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -85,7 +85,7 @@ def correlation_grid(run: xr.DataTree) -> Panels:
     panels = {}
     for name in [name for name in FITS if name in run.children] or ["three_axis"]:
         values = over_prompts(group(run, name)["r"]).transpose("layer", "head")
-        # Kept out of the mean too: r = 1 by construction would lift it.
+        # Left out of the mean too: r = 1 by construction would raise it.
         telling = values.where(values < EXACT)
         mean = (
             f"mean {number(float(nanmean(telling.values)))}"
@@ -118,7 +118,7 @@ def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
     """
     order = ranked_heads(over_prompts(dataset["r"]))
     return (
-        # dict.fromkeys: with one or two heads these places coincide.
+        # dict.fromkeys, since with one or two heads these places coincide.
         [order[place] for place in dict.fromkeys((0, (len(order) - 1) // 2, len(order) - 1))]
         if order
         else []
@@ -126,7 +126,7 @@ def example_heads(dataset: xr.Dataset) -> list[tuple[int, int]]:
 
 
 def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
-    """List the heads of `example_heads` whose maps the run keeps.
+    """List the heads of `example_heads` that have maps in the run.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -139,7 +139,7 @@ def heads_with_maps(run: xr.DataTree, fit: xr.Dataset) -> list[tuple[int, int]]:
         return []
     maps = group(run, "maps")
     both = fit.sel(
-        # Maps may be kept of some layers and heads only.
+        # A run may have maps of some layers and heads only.
         layer=np.intersect1d(fit["layer"], maps["layer"]),
         head=np.intersect1d(fit["head"], maps["head"]),
     )
@@ -157,7 +157,7 @@ def correlations(dataset: xr.Dataset, names: Mapping[str, str]) -> dict[str, xr.
     Returns:
         Means [layer, head] by label, of the variables that `dataset` has.
     """
-    # Judged by the main correlation, which is first; the others are then as empty of meaning.
+    # Decided by the main correlation, which is first; the others then mean nothing either.
     exact = over_prompts(dataset[next(iter(names))]) >= EXACT
     present = {
         label: over_prompts(dataset[name]).where(~exact)
@@ -211,7 +211,7 @@ def correlation_maps(fit: xr.Dataset, names: Mapping[str, str]) -> list[Heads]:
 
 
 def _charts(run: xr.DataTree) -> Iterator[Chart]:
-    """Correlations of the fits that there are, by head; with maps and axes fig. 2."""
+    """Chart the run's correlations by head, and fig. 2 if the run has maps and axes."""
     yield correlation_grid(run)
     dataset = group(run, "three_axis")
     if "distance_axis" in dataset:
@@ -235,7 +235,7 @@ def fit_charts(fit: xr.Dataset, title: str, axes: Mapping[str, tuple[str, str]])
         axes: Names of axes and of their x axis, by title.
 
     Returns:
-        The charts; axes are among them if the run keeps them.
+        The charts; charts of axes only if the run has axes.
     """
     charts: list[Chart] = [HeadNumber(title, fit["r"])]
     for label, (names, x) in axes.items():
@@ -261,7 +261,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     r = r.where(r < EXACT)  # r = 1 by construction says nothing of the model
     shuffled = shuffled.where(r.notnull())
     gain = r - shuffled
-    # So written, a median of NaN returns too.
+    # Written as `not >=`, so that a median of NaN returns too.
     if not float(gain.median()) >= 0.05:
         return
     layer, head, _ = strongest_head(gain)
@@ -295,7 +295,7 @@ VIEW = View(
 
 
 def _map_charts(run: xr.DataTree) -> list[HeadImage]:
-    """Both maps of every head over the first prompt."""
+    """Chart both maps of every head for the first prompt."""
     maps, shown = group(run, "maps"), first_prompt(run)
     size = int(maps["block_size"])
     prompt, tokens = (

@@ -1,1 +1,1 @@
-"""Positions while a model is trained."""
+"""Measurement of positions during training."""

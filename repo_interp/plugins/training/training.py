@@ -1,15 +1,15 @@
-"""Measure a model while it is trained, by a callback of transformers or in a loop.
+"""Measure a model during training, by a callback of transformers or in a loop.
 
     every k steps    attach -> analyze a few prompts -> detach -> OUT/step-K/run.nc, and a few
                      numbers for the log
-    evaluation       attach -> the pass that the Trainer makes anyway -> detach, for each pass;
-                     then the same file and numbers
+    evaluation       attach -> a pass of the Trainer's evaluation -> detach, for each pass; then the
+                     same file and numbers
 
-The model is measured where it stands, without a copy. Afterwards every module, its configuration
-and torch's random numbers are as they were, so that a training with the callback ends with the same
-bits as one without. `compare OUT/step-*` reads the runs as a series.
+The model is measured in place, without a copy. Afterwards all modules, the configuration and
+torch's random state are restored, so that a training with the callback gives the same bits as a
+training without. `compare OUT/step-*` reads the runs as a series.
 
-Of several processes the first measures, and the others wait for it at their next exchange of
+With several processes the first one measures, and the others wait for it at their next exchange of
 gradients.
 """
 
@@ -55,11 +55,11 @@ from repo_interp.tasks.prompt import Prompt
 from repo_interp.values import Count, CountOrNone, checked
 
 _FUSED = ("eager", "sdpa")
-"""Attention that takes weights of any precision; others need the half precision that a training
-step casts to.
+"""Attention implementations for weights of any precision; others need the half precision of a
+training step.
 """
 _OWNERS = "_repo_interp_positions"
-"""The attribute of a Trainer's state that has the callbacks by the directory of their runs."""
+"""Attribute of a Trainer's state with the callbacks by the directory of their runs."""
 
 
 class PositionsCallback(TrainerCallback):
@@ -72,14 +72,14 @@ class PositionsCallback(TrainerCallback):
         Trainer(model, arguments, train_dataset=data, callbacks=[ri.PositionsCallback(every=200,
         prompts=prompts)])
 
-    `prompts`: a handful, as `ri.analyze` takes them; texts are encoded by the Trainer's
-    `processing_class`. `evaluated`: without prompts, the batches of an evaluation are measured from
+    `prompts`: a few prompts in any form of `ri.analyze`; the Trainer's `processing_class` encodes
+    texts. `evaluated`: without prompts, the batches of an evaluation are measured from
     the first on until they hold as many rows; they are padded on the right, and of several sets the
     first is measured, in the precision of the evaluation. Runs are written to `out`/step-K (None: positions/step-K in the Trainer's
     output directory), runs of an earlier training there, or after the step at which
     one is resumed, are moved to `out`/earlier-N;
     `ri.training_scalars` of all go to `state.log_history` and to whatever the Trainer reports to.
-    `measures` None: those that the command `analyze` chooses for the model. Prompts and measures
+    `measures` None: the defaults of the command `analyze` for the model. Prompts and measures
     that do not fit the model, and a second callback with the same `out`, are refused before the
     first step. A later step, or an evaluation,
     that cannot be measured - numbers are not finite, there is no space in memory or on the disk,
@@ -113,13 +113,13 @@ class PositionsCallback(TrainerCallback):
         self._entries: list[dict[str, Any]] = []
 
     def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Raise InputError where a callback of the Trainer has the same `out`, or comes twice."""
+        """Raise InputError if another callback has the same `out`, or this one is listed twice."""
         self._claim(args, state, twice=self in vars(state).get(_OWNERS, {}).values())
 
     def _claim(self, args: Any, state: Any, twice: bool = False) -> Path:
-        """The directory of the runs, which is this callback's alone in a training."""
+        """Claim the directory of the runs for this callback in a training, and return it."""
         out = self.out or Path(args.output_dir) / "positions"
-        # The Trainer shows callbacks neither itself nor the others, but all see one state
+        # Callbacks get neither the Trainer nor the other callbacks, but all get one state
         owners = vars(state).setdefault(_OWNERS, {})
         if twice or owners.setdefault(out.resolve(), self) is not self:
             raise InputError(
@@ -129,16 +129,15 @@ class PositionsCallback(TrainerCallback):
         return out
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Measure the model as it comes.
+        """Measure the initial model.
 
-        A training that begins puts runs of an earlier one aside. Raises InputError as
-        `measure_step`.
+        Moves runs of an earlier training aside. Raises InputError as `measure_step`.
         """
         if not state.is_world_process_zero:
             return
         self.out, self._entries = self._claim(args, state), []
         begun = state.global_step
-        # A resumed training repeats the steps after its checkpoint, so their runs are from before.
+        # A resumed training repeats the steps after its checkpoint, so runs of these steps are old.
         earlier = [
             run
             for run in (file.parent for file in self.out.glob("step-*/run.nc"))
@@ -162,13 +161,13 @@ class PositionsCallback(TrainerCallback):
             self._begin_evaluation(args, given["model"])
             return
         tokenizer = given.get("processing_class")
-        # as_prompts asks its model for a tokenizer alone, and the Trainer holds it apart
+        # as_prompts needs only the tokenizer of a model, and the Trainer has it separately
         self.prompts = as_prompts(self.prompts, tokenizer)
         # Prompts and measures that do not fit the model should stop the training here
         self._measure(args, state, control, given["model"], required=True)
 
     def _begin_evaluation(self, args: Any, model: nn.Module) -> None:
-        """Observe evaluations from now on; InputError where that cannot be."""
+        """Observe evaluations from now on; InputError if that is impossible."""
         reading = [m.name for m in self.measures or () if as_measure(m).needs.predictions]
         trainer = _running_trainer()
         for holds, reason in (
@@ -194,20 +193,20 @@ class PositionsCallback(TrainerCallback):
             self._measure(args, state, control, given["model"])
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Keep what the last pass showed: it was one of the evaluation."""
+        """Keep the observations of the last pass: it belonged to the evaluation."""
         if self._evaluation is not None:
             self._evaluation.keep()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure the evaluation that ends."""
         if self._evaluation is not None:
-            # Of several evaluation sets the first one is measured: the others end at the same step
+            # Only the first of several evaluation sets is measured: the others end at the same step
             if state.global_step != self._last:
                 self._measure(args, state, control, given["model"])
             self._evaluation.forget()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Measure the model as it leaves."""
+        """Measure the final model."""
         if self._evaluation is not None:
             self._evaluation.end()
         elif state.is_world_process_zero and state.global_step != self._last:
@@ -225,7 +224,7 @@ class PositionsCallback(TrainerCallback):
                 else _finished(self._evaluation.conclude(), self._evaluation.model, step, self.out)
             )
             scalars = training_scalars(run)
-            # The log of a resumed Trainer already has its first step; that of other callbacks stays.
+            # The log of a resumed Trainer already has the first step; entries of others stay.
             owners = vars(state).get(_OWNERS, {}).values()
             ours = [entry for owner in owners for entry in owner._entries]
             state.log_history[:] = [
@@ -238,8 +237,8 @@ class PositionsCallback(TrainerCallback):
             self._entries.append({**scalars, "epoch": state.epoch or 0.0, "step": step})
             state.log_history.append(self._entries[-1])
             if self._reporters is None:
-                # The Trainer shows its callbacks neither itself nor the others: these are the
-                # reporters of the same run a second time.
+                # A callback gets neither the Trainer nor other callbacks, so the reporters are made
+                # a second time.
                 self._reporters = [
                     reporter() for reporter in get_reporting_integration_callbacks(args.report_to)
                 ]
@@ -252,7 +251,7 @@ class PositionsCallback(TrainerCallback):
 
 
 def _running_trainer() -> Any:
-    """The Trainer whose callback runs, which calls it without itself; None without one."""
+    """Return the Trainer that runs this callback, which gets no reference to it, or None."""
     frame = sys._getframe(1)
     while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
         frame = frame.f_back
@@ -260,7 +259,7 @@ def _running_trainer() -> Any:
 
 
 def _number_of(run: Path) -> int:
-    """Step of a directory step-K; -1 of others."""
+    """Step of a directory step-K; -1 for other names."""
     number = run.name.removeprefix("step-")
     return int(number) if number.isdecimal() else -1
 
@@ -275,8 +274,8 @@ class _Evaluation:
         self._pass: tuple[ExitStack, Any, Any] | None = None
         self.forget()
         self._lasting = ExitStack()
-        # Hooks from on_train_begin to on_train_end would stay after a training that raises, whose
-        # end no callback is told
+        # Hooks from on_train_begin to on_train_end would stay if the training raises: callbacks are
+        # not called at such an end
         patch_attribute(
             self._lasting, trainer, "evaluation_loop", lambda loop: partial(self._observed, loop)
         )
@@ -286,11 +285,11 @@ class _Evaluation:
         self._lasting.close()
 
     def _observed(self, loop: Callable[..., Any], *given: Any, **options: Any) -> Any:
-        """Run an evaluation with hooks in the model, which are gone however it ends."""
+        """Run an evaluation with hooks in the model, and always remove them."""
         with ExitStack() as hooks:
             for handle in (
                 self.model.register_forward_pre_hook(self._before, with_kwargs=True),
-                # Those of two callbacks nest, as what they change in the model
+                # Hooks of two callbacks nest, like their changes of the model
                 self.model.register_forward_hook(self._after, prepend=True, always_call=True),
             ):
                 hooks.callback(handle.remove)
@@ -298,7 +297,7 @@ class _Evaluation:
             return loop(*given, **options)
 
     def _leave(self) -> None:
-        """Undo what the pass under way changed in the model, if one is."""
+        """Undo changes of the model by an unfinished pass, if there is one."""
         if self._pass is not None:
             self._pass[0].close()
             self._pass = None
@@ -311,7 +310,7 @@ class _Evaluation:
         self._refused: InputError | None = None
 
     def keep(self) -> None:
-        """Keep the last pass; one that no step of the evaluation follows was made by others."""
+        """Keep the last pass. Passes without a following evaluation step are not kept."""
         pending, self._pending = self._pending, None
         if isinstance(pending, InputError):
             self._refused = pending
@@ -320,7 +319,7 @@ class _Evaluation:
             self.observed.append(pending[1:])
 
     def conclude(self) -> xr.DataTree:
-        """Return the run of the rows that were kept."""
+        """Return the run of the kept rows."""
         if self._refused is not None:
             raise self._refused
         with _undisturbed(self.model), _observable(self.model):
@@ -329,7 +328,7 @@ class _Evaluation:
             return execute(job)
 
     def _job(self, prompts: list[Prompt]) -> _ObservedJob:
-        # Layers that are named leave predictions out of the default.
+        # The default measures of named layers do not include predictions.
         measures, _ = choose(as_decoder(self.model), prompts, self.measures, [], (), None)
         source = "the Trainer's evaluation"
         return _ObservedJob(self.model, prompts, measures, experiments=(), prompts_from=source)
@@ -360,7 +359,7 @@ class _Evaluation:
 
 
 class _ObservedJob(Job):
-    """A job whose batches were observed."""
+    """A job with batches that were observed before."""
 
     observed: Sequence[tuple[PaddedBatch, Results]] = ()
 
@@ -374,7 +373,7 @@ class _ObservedJob(Job):
 
 
 def _rows(keywords: Mapping[str, Any]) -> tuple[list[Prompt], int]:
-    """Rows of a batch of a Trainer as prompts, and how many tokens a row has with padding."""
+    """Rows of a Trainer's batch as prompts, and the number of tokens of a row with padding."""
     tokens, mask, ids = (
         keywords.get(name) for name in ("input_ids", "attention_mask", "position_ids")
     )
@@ -385,7 +384,7 @@ def _rows(keywords: Mapping[str, Any]) -> tuple[list[Prompt], int]:
     if bool((valid.diff() > 0).any()):
         raise InputError("rows are padded on the left; set the tokenizer's padding_side to 'right'")
     if ids is not None and ids.ndim == 3:  # mRoPE: time, height and width
-        if len(ids) == 4:  # after the index in the text, which tells documents apart
+        if len(ids) == 4:  # after the index in the text, which separates documents
             index, ids = ids[0], ids[1:]
             if bool(((index != torch.arange(tokens.shape[1]).to(index)) & (valid > 0)).any()):
                 raise InputError("position ids of four axes pack documents; leave rows unpacked")
@@ -401,7 +400,7 @@ def _rows(keywords: Mapping[str, Any]) -> tuple[list[Prompt], int]:
         )
         for row, place, count in zip(tokens.tolist(), places, valid.sum(1).tolist(), strict=True)
     ]
-    # Without a mask transformers takes every jump of position ids for the begin of a document
+    # Without a mask transformers reads every jump of position ids as the start of a document
     apart = rows if mask is not None else [replace(r, documents=1 + len(r.jumps)) for r in rows]
     return apart, tokens.shape[1]
 
@@ -420,16 +419,16 @@ def measure_step(
             if step % 200 == 0:
                 run = ri.measure_step(model, step, prompts, out="runs/mine")
 
-    The model may be in training mode, under autocast or hold gradients; all stays as it is. A peft
-    model is measured with its adapter, one in DistributedDataParallel or torch.compile without the
-    wrapper.
+    The model may be in training mode, under autocast or hold gradients; nothing of this changes. A
+    peft model is measured with its adapter; DistributedDataParallel and torch.compile are
+    unwrapped.
 
     Args:
         model: Hugging Face decoder, stock or repositioned.
         step: Number of finished training steps.
         prompts: Token ids or Prompts; the model has no tokenizer.
         out: Directory; the run is written to `out`/step-K/run.nc. None: nothing is written.
-        measures: Names and objects; None: those that the command `analyze` chooses for the model.
+        measures: Names and objects; None: the defaults of the command `analyze` for the model.
 
     Returns:
         The run.
@@ -444,7 +443,7 @@ def measure_step(
     given = as_prompts(prompts, getattr(inner, "tokenizer", None))
     with _undisturbed(inner), _observable(inner):
         inner.eval()
-        # `as_before` puts the setting back
+        # `as_before` restores the setting
         if inner.config._attn_implementation not in _FUSED:
             inner.config._attn_implementation = "sdpa"
         require_parity(as_decoder(inner))

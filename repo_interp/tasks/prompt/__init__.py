@@ -36,7 +36,7 @@ SPECIAL = re.compile(r"<\|?\w+\|?>")
 GENERATED = "generated"
 REST = "rest"
 NEXT = "the token that the answer copies next"
-"""The needle where every token of an answer has one of its own (`copies_next`)."""
+"""Name of the needle if every token of an answer has a separate needle (`copies_next`)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Prompt:
     attention that they send there.
     """
     generated: tuple[int, ...] = ()
-    """Indices of generated tokens: for teacher-forced prompts those of the reference answer."""
+    """Indices of generated tokens; for teacher-forced prompts, of the reference answer."""
     token_text: tuple[str, ...] | None = None
     text: str | None = None
     """The text that was encoded; without one the tokens as text, to be read, which may be encoded
@@ -68,9 +68,9 @@ class Prompt:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """Facts about the prompt from its task (plain JSON values): length, depth, variant, ..."""
     position_ids: tuple[int, ...] | tuple[tuple[int, int, int], ...] | None = None
-    """Positions that the model is given, one per token, such as those of packed documents, or
-    (time, height, width) per token where a prompt shows an image (mRoPE); None: the token index.
-    Those that are the index become None.
+    """Position ids for the model, one per token, as for packed documents, or (time, height, width)
+    per token for a prompt with an image (mRoPE); None: the token index. Ids equal to the index
+    become None.
     """
     documents: int | None = None
     """How many documents position ids tell apart: 1, or one per jump - where they do not count on
@@ -159,9 +159,9 @@ class Prompt:
 
     @property
     def jumps(self) -> tuple[int, ...]:
-        """Tokens whose position is not that of the token before and 1.
+        """Tokens whose position is not the previous token's position + 1.
 
-        Positions by axis are of one text with its images, and have none.
+        Positions by axis belong to one text with images, and have no jumps.
         """
         ids: Any = self.position_ids or (0,)
         if not isinstance(ids[0], int):
@@ -170,7 +170,7 @@ class Prompt:
 
     @property
     def document_count(self) -> int:
-        """Documents of the prompt, each of which attends to itself alone."""
+        """Number of documents in the prompt; a document attends only to itself."""
         return self.documents or _documents_of(self.position_ids, self.jumps) or 1
 
     @property
@@ -200,7 +200,7 @@ class Prompt:
 def _documents_of(ids: Any, jumps: Sequence[int]) -> int | None:
     """How many documents position ids tell apart; None where that may be one or several."""
     begins = {ids[t] for t in jumps}
-    # Positions that are all equal, or count backwards, are no documents of one token each
+    # Positions that are all equal, or count backwards, do not mean documents of one token
     if len(begins) == 1 and begins <= {0, ids[0]} and len(jumps) < len(ids) - 1:
         return 1 + len(jumps)
     again = any(t > 1 and ids[0] == ids[t] < ids[t - 1] > ids[t - 2] for t in jumps)
@@ -233,7 +233,7 @@ def main_span(prompts: Sequence[Prompt]) -> str | None:
 
 
 def copies_next(prompts: Sequence[Prompt]) -> bool:
-    """Return whether every token of an answer has a needle of its own: the token that it copies.
+    """Return whether every token of an answer has a separate needle: the token that it copies.
 
     Args:
         prompts: Prompts.

@@ -3,11 +3,11 @@
     {"text": "...", "spans": {"needle": [[start, end], ...], "query": ...}, "generated": [[start,
     end]]} {"tokens": [...], "spans": {"needle": [indices], "query": [...]}, "generated": [indices]}
 
-with `answers` (texts), `attributes` (anything JSON), `position_ids` (one per token, or [time,
-height, width] per token, where they are not the token index), `documents` (how many these tell apart,
-where `Prompt.documents` would say otherwise) and, beside tokens, `token_text` where wanted.
-Logged evaluations (`logged`) and plain texts are told by their content. Reading is strict: anything
-else is refused with the file's name and the line's number. Knows nothing about
+with `answers` (texts), `attributes` (any JSON), `position_ids` (one per token, or [time, height,
+width] per token, if they are not the token index), `documents` (their number, if the default of
+`Prompt.documents` is wrong) and, with tokens, optionally `token_text`. Logged evaluations
+(`logged`) and plain texts are recognized by their content. Reading is strict: other content is
+refused with the name of the file and the number of the line. This module knows nothing about
 models, measures or tasks.
 """
 
@@ -87,13 +87,13 @@ def read_prompts(
 ) -> list[Prompt]:
     """Read prompts.jsonl, a log of an evaluation (see `logged`), or a plain text.
 
-    A file whose first character is no brace is plain text: one prompt without spans. Blank lines
-    are skipped.
+    A file that does not begin with a brace is plain text: one prompt without spans. Blank lines are
+    skipped.
 
     Args:
         path: The file; "-": standard input.
-        tokenizer: Fast Hugging Face tokenizer for lines of text; beside lines of tokens it fills in
-            token_text where there is none.
+        tokenizer: Fast Hugging Face tokenizer for lines of text; for lines of tokens it adds a
+            missing token_text.
         vocab_size: Bound of token ids; None: the size of the tokenizer, else no bound.
 
     Returns:
@@ -127,14 +127,14 @@ def read_prompts(
         and not lines[0][1].lstrip().startswith("{")
     ):
         return [prompt_from_text("\n".join(_texts(lines)), {}, tokenizer)]
-    # By document and text: alone, an id may stand for two texts
+    # By document and text, since one id may belong to two texts
     scores: dict[tuple[int, str | None], dict[str, Any]] = {}
     for number, line in lines:
         with _named(f"{path}, line {number}"):
             record = parse_json(line)
             prompt = _prompt(record, tokenizer, vocab_size)
             if is_harness_sample(record):
-                # the harness logs a sample once per filter of its answer; only the scores differ
+                # The harness logs a sample once per filter of its answer; only scores differ
                 new = prompt.attributes["scores"]
                 known = scores.setdefault((prompt.attributes["doc_id"], prompt.text), new)
                 if known is not new and not known.keys() & new.keys():
@@ -146,7 +146,7 @@ def read_prompts(
 
 @contextmanager
 def _named(where: object) -> Iterator[None]:
-    """Put the place before messages of InputErrors raised inside."""
+    """Prepend the place to messages of InputErrors raised inside."""
     try:
         yield
     except InputError as error:
@@ -208,7 +208,7 @@ def _content(path: Path) -> bytes:
 
 
 def _lines(path: Path, content: bytes) -> Iterator[tuple[int, str]]:
-    # Bytes are split at \n alone: str.splitlines would also cut at U+2028 inside a JSON text
+    # Bytes are split only at \n: str.splitlines would also split at U+2028 inside a JSON text
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         try:
             decoded = line.decode("utf-8")
@@ -314,7 +314,7 @@ def _record(prompt: Prompt) -> dict[str, Any]:
             name: [list(pair) for pair in intervals]
             for name, intervals in prompt.characters.items()
         }
-        # Beside the spans in a file, among them in memory
+        # In a file it is separate from the spans, in memory it is one of them
         generated = characters.pop(GENERATED, [])
         record: dict[str, Any] = {"text": prompt.text, "spans": characters}
     else:

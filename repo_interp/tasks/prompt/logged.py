@@ -2,16 +2,16 @@
 
 Of samples_TASK_DATE.jsonl, a sample per line, or .json and .eval:
 
-    text           the input of the model, then its answer; `text.chat_text` puts messages of a chat
-                   into text
-    generated      the answer; of a choice, the right one
-    needle         the target, where it stands in the input exactly once, as whole words
-    attributes     document or sample, target, and all scores, so that right answers can be told
-                   from wrong ones; `left_out`: parts that the model read or wrote and the text
-                   lacks (reasoning, tool calls, images, ...)
+    text           the input of the model, then its answer; `text.chat_text` converts messages of a
+                   chat to text
+    generated      the answer; for a choice, the right one
+    needle         the target, if it occurs in the input exactly once, as whole words
+    attributes     document or sample, target, and all scores, which distinguish right from wrong
+                   answers; `left_out`: parts that the model read or wrote but that are missing in
+                   the text (reasoning, tool calls, images, ...)
 
-Unlike prompts.jsonl, a log may say more than is read here. Knows nothing about files on the disk,
-nor about tokenizers.
+Unlike prompts.jsonl, a log may say more than is read here. This module knows nothing about files on
+the disk, nor about tokenizers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LoggedText(BaseModel):
     attributes: dict[str, Any]
 
     def characters(self, given: str) -> dict[str, Intervals]:
-        """Character ranges of the answer, and of the target where it stands exactly once.
+        """Character ranges of the answer, and of the target if it occurs exactly once.
 
         Args:
             given: Text before the answer.
@@ -59,7 +59,7 @@ class LoggedText(BaseModel):
             places = [
                 match.span() for match in re.finditer(rf"(?<!\w){re.escape(target)}(?!\w)", given)
             ]
-            # Twice, nobody knows which one the model needed
+            # If it occurs twice, it is unknown which place the model needed
             if len(places) == 1:
                 found["needle"] = (places[0],)
                 break
@@ -152,11 +152,11 @@ def from_harness(record: dict[str, Any]) -> LoggedText:
         raise InputError(
             "the model was given more than text (images or sound); wanted a sample of text alone"
         )
-    # All calls of a sample have one text, but for choices among inputs, seen to below
+    # All calls of a sample have one text, except choices among inputs (see below)
     given, answer = calls[0][0], ""
     # the harness writes the text None
     targets = [] if sample.target in (None, "None") else [str(sample.target)]
-    # loglikelihood asks for (context, continuation); generate_until for (context, options)
+    # loglikelihood has (context, continuation); generate_until has (context, options)
     choices = [call for call in calls if len(call) == 2 and isinstance(call[1], str)]
     if choices:
         right = _right_choice(
@@ -176,7 +176,7 @@ def from_harness(record: dict[str, Any]) -> LoggedText:
         while isinstance(said, list) and said:
             said = said[0]
         answer = said if isinstance(said, str) else ""
-    else:  # a text that is read, whose responses are log-likelihoods
+    else:  # a text that is only scored: responses are log-likelihoods
         targets = []
     of_filter = "" if sample.filter == "none" else f",{sample.filter}"
     # Without a list of metrics (older versions), floats of the record are its scores
@@ -191,11 +191,11 @@ def from_harness(record: dict[str, Any]) -> LoggedText:
 
 def _right_choice(sample: _HarnessSample, acc: Any, choices: list[str], target: str) -> int | None:
     """Which of `choices` is right: the target is its number or its text."""
-    # of several inputs the accuracy says whether the likeliest was right
+    # With several inputs the accuracy says whether the likeliest one was right
     if len(set(choices)) == 1 < len(choices):
         with suppress(TypeError, ValueError, LookupError):
             order = sorted(range(len(choices)), key=lambda place: float(sample.resps[place][0][0]))
-            # Of two, the unlikelier is right where the likelier was wrong; of more, nobody knows
+            # Of two, the less likely one is right if the other is wrong; of more, it is unknown
             return order[-1] if acc == 1 else order[0] if (acc, len(order)) == (0, 2) else None
         return None
     if target.isdecimal() and int(target) < len(choices):
@@ -255,7 +255,7 @@ def from_inspect(record: Any) -> LoggedText:
         if isinstance(sample.input, list)
         else [_Message(role="user", content=sample.input)]
     )
-    # read: also the model's answer, whose tool calls and images the text lacks
+    # `read` also has the model's answer; tool calls and images in it are missing in the text
     given = read = sample.messages or asked
     written = [
         place for place, message in enumerate(sample.messages) if message.role == "assistant"
@@ -329,7 +329,7 @@ def _unpacked(content: bytes) -> Iterator[tuple[str, Any]]:
         # An InputError is a ValueError, and has its message already
         if isinstance(error, InputError):
             raise
-        # zipfile has no class of its own for it, only a RuntimeError with this word
+        # zipfile has no separate class for it, only a RuntimeError with this word
         if "encrypted" in str(error):
             raise InputError(
                 "the archive is encrypted; wanted a log of inspect-ai, .eval, without a password"

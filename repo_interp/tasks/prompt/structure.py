@@ -1,21 +1,20 @@
 r"""The parts of a prompt as segments of tokens: examples, sections, lines, blocks and others.
 
-    segment kind K:  spans K.1, K.2, ... of the prompt where it has them, else from the texts of its
+    segment kind K:  spans K.1, K.2, ... of the prompt, if it has them, else from the texts of its
                      tokens
-    separator:       the span `separator` where the prompt has one, else a token that holds a line
-                     break, ends a sentence, or begins a section or a block
+    separator:       the span `separator` of the prompt, if it has one, else a token that contains a
+                     line break, ends a sentence, or begins a section or a block
 
-From text, a line begins behind a line break, blank lines belong to the line before; a paragraph
-begins behind a blank line; a sentence begins behind . ! ? ... and closing brackets or quotes before
-white space (。！？ need none), or with a paragraph - there is no list of abbreviations; a block
-begins with a line `def f(`, `class C:`, `fn f(` ..., or the decorators above it; a section with a
-heading: `= = Title = =`, or `# Title` where the text has no blocks, since that is a comment in
-code. Few-shot examples come from
-spans only. The token that holds the first character of a segment begins it, unless only white space
-of it is left: "\n    " ends a line. Token texts without any space are words: a space is put
-between them.
+In text, a line begins after a line break; blank lines belong to the line before. A paragraph begins
+after a blank line. A sentence begins with a paragraph, or after . ! ? ... and closing brackets or
+quotes before white space (。！？ need no white space); there is no list of abbreviations. A block
+begins with a line `def f(`, `class C:`, `fn f(` ..., or the decorators above it. A section begins
+with a heading: `= = Title = =`, or `# Title` in a text without blocks, since that is a comment in
+code. Few-shot examples come only from spans. The token with the first character of a segment begins
+it, unless it only has white space of the segment: "\n    " ends a line. Token texts without any
+space are words, and are joined by spaces.
 
-Knows nothing about tokenizers, models or measures.
+This module knows nothing about tokenizers, models or measures.
 """
 
 from __future__ import annotations

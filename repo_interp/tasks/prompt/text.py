@@ -4,14 +4,14 @@ With token t covering the characters [start_t, end_t):
 
     span(t) = argmax over top-level spans s of |[start_t, end_t) n s|,  on a tie the one first in t
 
-so a token that a tokenizer merges across a span's edge belongs to the span it overlaps, however
-little, and a part has the tokens of its parent that it overlaps. Tokens of no width (BOS and other
-added tokens) belong to no span. Where several tokens share one character (byte-level BPE on
-non-ASCII text) all of them belong.
+so a token that a tokenizer merges across a span's edge belongs to a span with any overlap, and a
+part has the tokens of its parent that it overlaps. Tokens without width (BOS and other added
+tokens) belong to no span. If several tokens share one character (byte-level BPE on non-ASCII text),
+all of them belong to the span.
 
-Special tokens that the tokenizer puts before a text (BOS) stay, with no width, unless the text
-begins with BOS itself; those it puts behind (EOS, SEP) are dropped, because a decoder goes on
-writing where the prompt ends. Knows nothing about tasks.
+Special tokens that the tokenizer prepends (BOS) are kept, without width, unless the text already
+begins with BOS. Special tokens that it appends (EOS, SEP) are dropped, because a decoder continues
+the text where the prompt ends. This module knows nothing about tasks.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 _LONG = 100_000
-"""Characters of a text whose tokens take so long that an interruption would be heard late."""
+"""Characters of a text so long that tokenizing it would delay an interruption."""
 
 
 class MarkedText:
-    """A text and the character ranges of its spans, grown at the end."""
+    """A text and the character ranges of its spans; texts are appended."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -106,7 +106,7 @@ def prompt_from_text(
         raise InputError("the text is empty: give it at least one character")
     check_intervals(characters, len(text))
     places = {name: characters_of(intervals) for name, intervals in characters.items()}
-    # As characters first, so that a fault is told in the terms in which spans were given
+    # As characters first, so that errors use the same units as the given spans
     check_spans(places, places.pop(GENERATED, ()), len(text), "character")
     encoded = encode(text, tokenizer)
     spans = token_spans(encoded.offsets, characters, len(text))
@@ -156,7 +156,7 @@ def is_chat(given: Any) -> bool:
         given: Anything.
 
     Returns:
-        True for a sequence, not empty, of mappings alone.
+        True for a nonempty sequence of only mappings.
     """
     return (
         isinstance(given, Sequence)
@@ -200,7 +200,7 @@ def text_of_chat(
 class EncodedText:
     """Tokens of a text.
 
-    `offsets` are half-open character ranges in the text as it was given, before any normalisation.
+    `offsets` are half-open character ranges in the text as it was given, before any normalization.
     """
 
     tokens: tuple[int, ...]
@@ -248,7 +248,7 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
     # a text that begins with the BOS, as chat templates write it, gets no second one
     twice = added[:1] == [1] and encoded["input_ids"][:2] == [tokenizer.bos_token_id] * 2
     first, length = int(twice), len(added)
-    # EOS and SEP at the end: a decoder goes on writing there
+    # EOS and SEP at the end: a decoder continues there
     while length and added[length - 1]:
         length -= 1
     if not length:
@@ -268,7 +268,7 @@ def encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> EncodedText:
 def _over_gaps(
     offsets: Sequence[tuple[int, int]], added: Sequence[int], end: int
 ) -> tuple[tuple[int, int], ...]:
-    """Give tokens of white space, whose offsets some tokenizers trim, the gap that they fill."""
+    """Give white-space tokens the gaps that they fill, since some tokenizers trim their offsets."""
     # following[t]: where the next token with a width begins
     following, after = [], end
     for start, stop in reversed(offsets):
@@ -299,7 +299,7 @@ def count_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _tokenized(text: str, tokenizer: PreTrainedTokenizerBase, **wanted: Any) -> Any:
-    """What a tokenizer makes of a text."""
+    """Tokenize a text."""
 
     def call() -> Any:
         return tokenizer(text, return_attention_mask=False, verbose=False, **wanted)
@@ -324,7 +324,7 @@ def largest_size(count: Callable[[int], int], budget: int) -> int:
     fits, fits_count = 1, count(1)
     if fits_count > budget:
         return 0
-    # Tokens per unit from 32 units: one alone would be dominated by the seams
+    # Tokens per unit from 32 units: seams would dominate a single one
     fails, rate = None, (count(33) - fits_count) / 32
     while fails is None or fails - fits > 1:
         # At least one step, and below a size that failed: so the bracket always narrows
@@ -435,7 +435,7 @@ def _largest_overlap(
     shares = np.stack([_overlap(owner == label, starts, ends) for label in range(labels)])
     largest = shares.max(axis=0)
     belongs = np.where(largest > 0, shares.argmax(axis=0), -1)
-    # Ties alone are gone through one by one; they are rare
+    # Only ties, which are rare, are handled one by one
     for token in np.flatnonzero((largest > 0) & ((shares == largest).sum(axis=0) > 1)):
         tied = np.flatnonzero(shares[:, token] == largest[token])
         inside = owner[starts[token] : ends[token]]
