@@ -318,12 +318,10 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
             caption="All numbers of heads, each less its mean over heads and in its deviations; alike "
             "heads and alike numbers stand together.",
         )
-    count = int(atlas.attrs.get("prompts", 1))
-    over = "1 prompt" if count == 1 else f"mean over {count} prompts"
-    for name in MAPPED:
-        if name in atlas:
-            of = "random tokens" if name in ON_RANDOM_TOKENS else over
-            yield Heads(atlas[name].assign_attrs({MEAN: of}))
+    over = f"mean over {counted(int(atlas.attrs.get('prompts', 1)), 'prompt')}"
+    for name in filter(atlas.__contains__, MAPPED):
+        of = "random tokens" if name in ON_RANDOM_TOKENS else over
+        yield Heads(atlas[name].assign_attrs({MEAN: of}))
 
 
 _FILES = files("repo_interp.plugins.heads")
