@@ -32,7 +32,7 @@ from repo_interp.runtime.interruptible import abandoned
 
 SILENCE = 1.0
 """Seconds until a command that has written nothing says that it imports libraries."""
-LABORATORY = ("figures", "train", "train-steps", "zoo")
+LABORATORY = ("card", "figures", "train", "train-steps", "zoo")
 """Commands of the distribution position-papers."""
 
 
