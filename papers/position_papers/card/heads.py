@@ -15,6 +15,7 @@ named; a head without a number has none.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import xarray as xr
 
 from position_papers.training.trained import configured_task, trained_configuration
 from repo_interp.analysis.analyze import analyze
+from repo_interp.analysis.notes import SilentMeasure
 from repo_interp.errors import InputError, NotFinite
 from repo_interp.models.load import load
 from repo_interp.plugins.head_tables.atlas_table import atlas
@@ -61,9 +63,11 @@ def head_numbers(checkpoint: Path, test_set: str, device: str = "cpu") -> pd.Dat
     for measure in MEASURES:
         # One by one: a scheme that one of them refuses is measured by the others
         try:
-            run = analyze(model, prompts, (measure,), experiments=(), progress=_quiet)
-        except (InputError, NotFinite) as error:
-            left_out.append(f"{measure}: {error}")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", SilentMeasure)
+                run = analyze(model, prompts, (measure,), experiments=(), progress=_quiet)
+        except (InputError, NotFinite, SilentMeasure) as error:
+            left_out.append(str(error) if measure in str(error) else f"{measure}: {error}")
             continue
         groups[measure] = run[measure].to_dataset()
     table = _table(groups)

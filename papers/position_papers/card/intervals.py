@@ -13,11 +13,18 @@ interval: prompts of a single seed tell nothing about the next seed. Knows no sc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from position_papers.kit.judge.differences import NORMAL_95, Sample, between, share_difference
+from position_papers.kit.judge.differences import (
+    NORMAL_95,
+    Difference,
+    Sample,
+    ShareDifference,
+    between,
+    share_difference,
+)
 
 WIN, LOSS, UNDECIDED = "win", "loss", "undecided"
 NOT_LEARNED = "not learned at this recipe"
@@ -34,6 +41,10 @@ class Margin:
     """Limits of 95 %; NaN where nothing gives one."""
     over: str
     """What the limits are taken over, in words."""
+    p_value: float = 1.0
+    """How probable so large a difference is where there is none, to either side: the larger one of
+    seeds and of prompts.
+    """
 
     def verdict(self, higher: bool) -> str:
         """Whether the first one is better.
@@ -66,8 +77,9 @@ def margin(first: Sample, second: Sample) -> Margin:
         return Margin(difference, np.nan, np.nan, ONE_SEED)
     over_seeds = between(first, second)
     low, high = over_seeds.limits(NORMAL_95)
+    rare = _two_sided(over_seeds)
     if not (first.share and second.share):
-        return Margin(difference, low, high, over_seeds.over)
+        return Margin(difference, low, high, over_seeds.over, rare)
     over_prompts = share_difference(first.mean, second.mean, (first.count, second.count))
     below, above = over_prompts.limits(NORMAL_95)
     # Whichever is the wider one on a side
@@ -76,4 +88,16 @@ def margin(first: Sample, second: Sample) -> Margin:
         if low <= below and high >= above
         else f"{over_seeds.over}, {over_prompts.over}"
     )
-    return Margin(difference, max(-1.0, min(low, below)), min(1.0, max(high, above)), over)
+    rare = max(rare, _two_sided(over_prompts))
+    return Margin(difference, max(-1.0, min(low, below)), min(1.0, max(high, above)), over, rare)
+
+
+def _two_sided(difference: Difference) -> float:
+    """The p-value of a difference to either side."""
+    above = difference.p_value()
+    if isinstance(difference, ShareDifference):
+        (first, second), counts = difference.shares, difference.counts
+        below = share_difference(second, first, (counts[1], counts[0])).p_value()
+    else:
+        below = replace(difference, margin=-difference.margin).p_value()
+    return min(1.0, 2 * min(above, below))

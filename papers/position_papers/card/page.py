@@ -25,6 +25,10 @@ from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, save_
 from repo_interp.storage.files import replace_whole, write_text
 
 PAGE, TABLE, FIGURE = "card.md", "card.csv", "differences.png"
+COLUMNS = (
+    *("task", "encoding", "source", "seeds", "learned", "loss", "training_length", "beyond"),
+    *("difference", "low", "high", "over", "verdict", "unpaired"),
+)
 ORDER = (LOSS, UNDECIDED, WIN)
 COLOURS = {WIN: "#0072B2", LOSS: "#D55E00"}
 GREY = "#777777"
@@ -37,7 +41,8 @@ def write_card(made: Card, directory: Path) -> None:
         made: The card.
         directory: Where.
     """
-    table = pd.DataFrame([line for each in made.tasks for line in table_lines(each)])
+    lines = [line for each in made.tasks for line in table_lines(each)]
+    table = pd.DataFrame(lines, columns=COLUMNS)
     with replace_whole(directory / TABLE) as unfinished:
         table.to_csv(unfinished, index=False, lineterminator="\n", float_format="%.6g")
     drawn = any(one.margin is not None for each in made.tasks for one in each.compared)
@@ -116,7 +121,7 @@ def _mean(values: np.ndarray) -> str:
 
 
 def _learned(row: Row) -> str:
-    loss = f"loss {float(np.mean(row.losses)):.4f}"
+    loss = f"loss {float(np.mean(row.losses)):.2g}"
     if row.column.learned is None:
         return loss
     done, count = sum(row.learned), len(row.runs)

@@ -30,6 +30,10 @@ from repo_interp.entry_points import names
 from repo_interp.positions.layouts import SCHEMES
 
 VERSIONS = ("python", "torch", "transformers", "numpy")
+FILLED = "encodings"
+"""Directory beside the tasks of the zoo: records that fill the table of encodings, which are in no
+plan of checkpoints.
+"""
 PERIODS = ("r2n1", "n2r1")
 
 
@@ -125,6 +129,16 @@ class Compared:
     unpaired: str = ""
     """Why seeds are not paired; empty where they are."""
 
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Limits of 95 %; NaN where there are none."""
+        return (np.nan, np.nan) if self.margin is None else (self.margin.low, self.margin.high)
+
+    @property
+    def p_value(self) -> float:
+        """Of the difference; 1 where there is none."""
+        return 1.0 if self.margin is None else self.margin.p_value
+
 
 def compared(ours: Row, theirs: Row) -> Compared:
     """Compare the scheme of a card with a rival.
@@ -137,16 +151,17 @@ def compared(ours: Row, theirs: Row) -> Compared:
         The difference beyond the training length, and who is better where that is decided: by
         schemes that have both learned the task alone.
     """
-    machines = {run.machine for run in (*ours.runs, *theirs.runs)}
-    unpaired = "" if len(machines) == 1 else "another device or other versions"
-    seeds: tuple[int, ...] = ()
+    own, others = ({run.recorded.seed: run for run in row.runs} for row in (ours, theirs))
+    seeds = tuple(sorted(own.keys() & others.keys()))
+    alike = all(own[seed].machine == others[seed].machine for seed in seeds)
+    unpaired = "" if alike else "another device or other versions"
     if not ours.higher:  # windows of text are those of the seed
-        own, others = ({run.recorded.seed for run in row.runs} for row in (ours, theirs))
-        seeds = tuple(sorted(own & others))
-        pythons = {run.made_with.get("python", "") for run in (*ours.runs, *theirs.runs)}
-        if not seeds or len(pythons) > 1:
+        pythons = {row[seed].made_with.get("python", "") for seed in seeds for row in (own, others)}
+        if len(pythons) != 1:  # of no seed, too
             return Compared(theirs, None, "other texts", unpaired)
         unpaired = ""
+    else:
+        seeds = ()
     first, second = (row.sample(seeds, not unpaired) for row in (ours, theirs))
     if first is None or second is None:
         return Compared(theirs, None, "no score beyond the training length", unpaired)
@@ -159,15 +174,16 @@ def records_of(zoo: Path, task: str) -> dict[str, list[Run]]:
     """Read the records of a task.
 
     Args:
-        zoo: Directory with TASK/runs.jsonl.
+        zoo: Directory with TASK/runs.jsonl, and with those of `FILLED`.
         task: The task.
 
     Returns:
         Runs by name, those from random weights and continued ones.
     """
     found: dict[str, list[Run]] = {}
-    for line in read_runs(zoo / task / RUNS):
-        found.setdefault(line["name"], []).append(as_run(line))
+    for place in (zoo, zoo / FILLED):
+        for line in read_runs(place / task / RUNS):
+            found.setdefault(line["name"], []).append(as_run(line))
     return found
 
 

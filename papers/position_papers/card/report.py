@@ -24,6 +24,7 @@ from position_papers.card.records import compared, known_encodings, rivals
 from position_papers.card.trials import Training, Trials
 from position_papers.training.loop import Record
 from position_papers.training.single import complete
+from position_papers.training.trained import require_begun
 from position_papers.zoo_directory import DIRECTORY
 from repo_interp.errors import InputError
 from repo_interp.plugins.verify.scheme_audit import verify_scheme
@@ -97,8 +98,12 @@ def card(
     findings = _verify(layout, watch)
     trials.claim()
     trainings = trials.trainings(chosen, numbers)
+    for training in trainings:
+        if training.is_finished:  # of an unfinished one, `complete` asks
+            require_begun(training.directory, training.configuration)
     _say_cost(trainings, trials, watch)
-    shown = tuple(dict.fromkeys((*chosen, *_begun(trials))))
+    asked = {column.task: column for column in chosen}
+    shown = (*chosen, *(column for column in _begun(trials) if column.task not in asked))
     made = _write(trials, shown, findings, zoo)
     for training in trainings:
         if not training.is_finished:
@@ -132,7 +137,7 @@ def _say_cost(trainings: Sequence[Training], trials: Trials, watch: Watch) -> No
     found = costs(trainings)
     each = ", ".join(f"{task} {duration(seconds)}" for task, seconds in found.items())
     watch.say(
-        f"version {trials.tried} of {trials.layout} in {trials.directory}: {len(left)} trainings, "
+        f"version {trials.tried} of {trials.layout} in {trials.directory}: {len(left)} training{'s' * (len(left) > 1)}, "
         f"about {duration(sum(found.values()))} here, scores not counted ({each})"
     )
 

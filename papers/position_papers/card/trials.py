@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from position_papers.card.columns import Column
 from position_papers.card.directory import STATED, require_card_of
 from position_papers.card.records import Row, Run, as_run
+from position_papers.kit.scores import unequal_budgets
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.folder import TrainingFolder
 from position_papers.training.plan import PLAN, chosen, planned_runs
@@ -63,6 +65,8 @@ class Trials:
     directory: Path
     layout: str
     device: str = "cpu"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the scheme."""
 
     @property
     def digest(self) -> str:
@@ -109,7 +113,7 @@ class Trials:
         for column in columns:
             for number in seeds:
                 seed = column.seed(number)
-                more: dict[str, str] = {"device": self.device}
+                more: dict[str, Any] = {"device": self.device, "scheme_options": self.options}
                 if column.start:
                     start = self._start(column, seed)
                     starts[start.directory] = start
@@ -139,11 +143,20 @@ class Trials:
 
         Returns:
             Its finished runs by seed; None where there is none.
+
+        Raises:
+            InputError: A run was trained otherwise than the column says.
         """
         places = sorted((self.version / column.task).glob("seed-*"), key=lambda p: seed_of(p) or 0)
-        runs: list[Run] = [
-            as_run(line_of(place, self.layout))
-            for place in places
-            if TrainingFolder(place).is_finished
-        ]
+        runs: list[Run] = []
+        for place in places:
+            if not TrainingFolder(place).is_finished:
+                continue
+            run = as_run(line_of(place, self.layout))
+            wanted = column.configuration(self.layout, run.recorded.seed)
+            if column.start:  # which checkpoint it was, each seed has its own
+                wanted = replace(wanted, continue_from=column.start)
+            if other := unequal_budgets({"run": run.recorded.configuration, "card": wanted}):
+                raise InputError(f"{place} was trained otherwise ({other}); give another --out")
+            runs.append(run)
         return Row(self.layout, column, tuple(runs)) if runs else None

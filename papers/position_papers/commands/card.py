@@ -82,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_device_kind(arguments.device)
     layout, _ = layout_of_files(arguments.scheme)
 
+    from position_papers.card.intervals import LOSS, UNDECIDED, WIN
     from position_papers.card.page import PAGE
     from position_papers.card.report import Watch, card
     from position_papers.training.processes import stoppable
@@ -101,16 +102,20 @@ def run(arguments: argparse.Namespace) -> int:
             device=device,
             command=shlex.join(["repo-interp", *sys.argv[1:]]),
             watch=Watch(
-                lambda line: console.print(line, highlight=False, markup=False), step, stop
+                lambda line: console.print(line, highlight=False, soft_wrap=True), step, stop
             ),
         )
     for task in made["task"].values.tolist():
         verdicts = made["verdict"].sel(task=task).values.tolist()
-        counts = ", ".join(
-            f"{verdicts.count(verdict)} {verdict}"
-            for verdict in dict.fromkeys(filter(None, verdicts))
+        counts = {
+            words: verdicts.count(verdict)
+            for words, verdict in (("wins", WIN), ("losses", LOSS), ("undecided", UNDECIDED))
+        }
+        counts["not compared"] = len(list(filter(None, verdicts))) - sum(counts.values())
+        told = ", ".join(f"{count} {words}" for words, count in counts.items())
+        console.print(
+            f"{task}: {told if any(verdicts) else 'no rival has records'}", highlight=False
         )
-        console.print(f"{task}: {counts or 'no rival has records'}", highlight=False)
     console.print(
         bold(out / PAGE, "  the card, with card.csv and differences.png"), highlight=False
     )
