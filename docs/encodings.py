@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from jinja2 import Template
 
+from position_papers.card import encodings
 from position_papers.card.columns import COLUMNS
 from position_papers.card.encodings import (
     SEEDS,
@@ -30,6 +32,7 @@ from repo_interp.storage.files import write_text
 
 PAGE = Path(__file__).with_suffix(".md")
 TABLE = PAGE.with_suffix(".csv")
+TEMPLATE = Path(encodings.__file__).with_suffix(".md.jinja")
 RUNS = Path("runs") / "encodings"
 
 
@@ -44,25 +47,21 @@ def page_of(found: Sequence[Cell], rows: Mapping[str, Mapping[str, Row]]) -> str
         Markdown.
     """
     asked = [cell for cell in found if cell.seed in [cell.column.seed(each) for each in SEEDS]]
-    filled = sum(cell.run is not None for cell in asked)
-    head = f"| encoding | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 1)}\n"
-    lines = [
-        f"| {name} | {' | '.join(_cell(rows[task].get(name)) for task in COLUMNS)} |"
-        for name in known_encodings()
-    ]
-    sets = "\n".join(
-        f"| {task} | {', '.join(column.inside)} | {', '.join(column.beyond)} |"
-        for task, column in COLUMNS.items()
-    )
-    sentences = "\n".join(f"{place}. {text}" for place, text in enumerate(_sentences(rows), 1))
-    return TEXT.format(
-        filled=filled,
-        all=len(asked),
-        empty=len(asked) - filled,
-        encodings=len(known_encodings()),
-        table=head + "\n".join(lines),
-        sets=sets,
-        sentences=sentences,
+    template = Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True)
+    return (
+        template.render(
+            filled=sum(cell.run is not None for cell in asked),
+            all=len(asked),
+            encodings=known_encodings(),
+            columns=COLUMNS,
+            cells={
+                (name, task): _cell(rows[task].get(name))
+                for name in known_encodings()
+                for task in COLUMNS
+            },
+            sentences=list(_sentences(rows)),
+        ).rstrip()
+        + "\n"
     )
 
 
@@ -108,43 +107,6 @@ def _named(name: str, one: Compared) -> str:
     assert one.margin is not None
     low, high = one.limits
     return f"{name} ({one.margin.difference:+.2f} [{low:+.2f}, {high:+.2f}])"
-
-
-TEXT = """# Encodings by tasks
-
-{filled} of {all} cells are filled: {encodings} encodings by seven tasks by three seeds, each trained by the [recipe](zoo.md) of its task, the same for all. The other {empty} are empty: nothing is
-known of them, and nothing is guessed. [encodings.csv](encodings.csv) has a line for each cell: loss, scores, command, day (of records since this table exists), versions, and the SHA-256 of its line in
-`runs.jsonl`.
-
-## What it teaches
-
-Against RoPE, which alone has records on every task. Differences that are decided at 5 % after Holm's correction over the encodings of a task, and where both have learned; with 95 % intervals. Paired by seed; the
-intervals are the wider ones of seeds and of prompts ([how](card.md#how-a-difference-is-decided)).
-
-{sentences}
-
-## The table
-
-The mean score beyond the training length, and how many seeds are behind it. Higher is better, but for language (nats). †: not every seed learned the task in the training length (95 %), so that
-the number says nothing about extrapolation. –: trained, but no prompt of these lengths can be answered.
-
-{table}
-
-| task | training length | beyond: the mean of |
-|---|---|---|
-{sets}
-
-What ranks in models of four layers of width 64 need not rank at scale. `rope`, `nope`, ... are explained in [schemes.md](schemes.md); RePo and its kin begin at a third of the layers, but on reversal.
-
-## Filling it
-
-```
-make encodings
-```
-
-trains what is missing, most wanted first, in `runs/encodings`: about 74 core-hours in all. Interrupted, it goes on. Each cell becomes a line of `papers/zoo/encodings/TASK/runs.jsonl` as soon as it
-ends, and these pages are written again. Weights do not ship. `python docs/encodings.py --fill 3` trains the next three.
-"""
 
 
 def faults(check: bool) -> Iterator[str]:

@@ -48,21 +48,21 @@ def fill(
     """
     # Of cells of one kind: what a run goes on from has to be finished before it is begun
     for _, group in groupby(empty, key=lambda cell: bool(cell.column.start)):
-        planned = {cell: trainings(cell, out, device) for cell in group}
-        recorded: set[Cell] = set()
+        planned = [(cell, trainings(cell, out, device)) for cell in group]
+        waiting_for_record = list(planned)
 
-        def keep(planned: dict[Cell, list[Training]] = planned, done: set[Cell] = recorded) -> None:
-            for cell in planned.keys() - done:
-                if planned[cell][-1].is_finished:
-                    record(cell, planned[cell][-1], zoo)
-                    done.add(cell)
+        def keep(left: list[tuple[Cell, list[Training]]] = waiting_for_record) -> None:
+            for cell, (*_, training) in list(left):
+                if training.is_finished:
+                    record(cell, training, zoo)
+                    left[:] = [each for each in left if each[0] is not cell]
                     on_record(cell)
 
         keep()
         for wave in (0, -1):  # both are the same where there is no start
             waiting = {
                 each[wave].directory: each[wave]
-                for each in planned.values()
+                for _, each in planned
                 if not each[wave].is_finished
             }
             for training in waiting.values():
