@@ -113,12 +113,14 @@ class Trials:
         for column in columns:
             for number in seeds:
                 seed = column.seed(number)
+                directory = self.version / column.task / f"seed-{seed}"
+                if any(training.directory == directory for training in own):
+                    continue  # in the place of a seed that was asked for too
                 more: dict[str, Any] = {"device": self.device, "scheme_options": self.options}
                 if column.start:
                     start = self._start(column, seed)
                     starts[start.directory] = start
                     more["continue_from"] = start.directory.as_posix()
-                directory = self.version / column.task / f"seed-{seed}"
                 configuration = column.configuration(self.layout, seed, **more)
                 own.append(Training(column, seed, directory, configuration))
         return [*starts.values(), *own]
