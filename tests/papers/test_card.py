@@ -126,6 +126,9 @@ def test_limits_of_shares_stay_in_reach_are_the_wider_ones_and_turn_with_the_sid
         -1 <= found.low <= found.difference + 1e-12 and found.difference - 1e-12 <= found.high <= 1
     )
     assert (found.low, found.high) == pytest.approx((-back.high, -back.low))
+    # what the interval excludes is rare, and nothing else
+    if abs(found.p_value - 0.05) > 1e-6:
+        assert (found.p_value < 0.05) == (found.low > 0 or found.high < 0)
     # Newcombe's, written out
     (low, high), (below, above) = (wilson(each.mean, prompts) for each in (one, other))
     newcombe = found.difference - math.hypot(one.mean - low, above - other.mean)
