@@ -32,7 +32,7 @@ from repo_interp.runtime.interruptible import abandoned
 
 SILENCE = 1.0
 """Seconds after which a silent command reports that it imports libraries."""
-LABORATORY = ("figures", "train", "train-steps", "zoo")
+LABORATORY = ("card", "figures", "train", "train-steps", "zoo")
 """Commands of the distribution position-papers."""
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from position_papers.training import processes as side
+import position_papers.training.processes as side
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.folder import Moment, TrainingFolder, load_state, save_state
 from position_papers.training.preparation import Prepared, prepare, reproducible, test_prompts

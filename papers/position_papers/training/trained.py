@@ -4,7 +4,8 @@ scored at its end.
     DIRECTORY/{training.toml, scores.json, log.jsonl}            the run itself, as training leaves it, with weights or without
     DIRECTORY/seed-N/{training.toml, scores.json, log.jsonl}     the same run with another seed
     ZOO/TASK/runs.jsonl                                          in the zoo, a line per run of the task: {"name", "seed", "loss", "seconds",
-                                                                 "scores", "training"}, with what
+                                                                 "finished", "scores", "training"}:
+                                                                 the day of new ones, and what
                                                                  scores.json and training.toml say,
                                                                  and the loss of the last steps
 
@@ -22,6 +23,7 @@ import platform
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -264,27 +266,35 @@ def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | Non
     `same_texts`: see `SAME_TEXTS`. Returns the file of records.
     """
     task, _, own = name.partition("/")
-    stated = tomllib.loads((run / "training.toml").read_text(encoding="utf-8"))
-    last = read_runs(run / "log.jsonl")[-1]
-    scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))
-    scores.pop("weights", None)  # what ships is rounded, and has its digest in the registry
-    line = {
-        "name": own,
-        "seed": stated["seed"],
-        "loss": last["loss"],
-        "seconds": last["seconds"],
-        "scores": scores,
-    }
+    line = line_of(run, own, same_texts)
     file = zoo / task / RUNS
     lines = {(known["name"], known["seed"]): known for known in read_runs(file)}
-    lines[own, stated["seed"]] = (
-        line | ({SAME_TEXTS: same_texts} if same_texts else {}) | {"training": stated}
-    )
+    lines[own, line["seed"]] = line
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(
         file, "".join(json.dumps(lines[key], ensure_ascii=False) + "\n" for key in sorted(lines))
     )
     return file
+
+
+def line_of(run: Path, name: str, same_texts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The line of runs.jsonl that records the finished training run in the directory `run`, by
+    `name`.
+    """
+    stated = tomllib.loads((run / "training.toml").read_text(encoding="utf-8"))
+    last = read_runs(run / "log.jsonl")[-1]
+    file = run / "scores.json"
+    scores = json.loads(file.read_text(encoding="utf-8"))
+    scores.pop("weights", None)  # what ships is rounded, and has its digest in the registry
+    line = {
+        "name": name,
+        "seed": stated["seed"],
+        "loss": last["loss"],
+        "seconds": last["seconds"],
+        "finished": datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat(),
+        "scores": scores,
+    }
+    return line | ({SAME_TEXTS: same_texts} if same_texts else {}) | {"training": stated}
 
 
 def _left_by_training(directory: Path) -> Recorded:
@@ -314,14 +324,15 @@ def _left_by_training(directory: Path) -> Recorded:
     return run
 
 
-def _in_zoo(directory: Path, line: Mapping[str, Any]) -> Recorded:
+def run_of_line(line: Mapping[str, Any]) -> Recorded:
+    """The run that a line of runs.jsonl records; the digest of its weights stands in a registry."""
     run = _recorded(make_configuration(line["training"]), line["scores"])
-    return replace(
-        run,
-        loss=line["loss"],
-        same_texts=line.get(SAME_TEXTS),
-        weights=_registered(directory, run.seed),
-    )
+    return replace(run, loss=line["loss"], same_texts=line.get(SAME_TEXTS))
+
+
+def _in_zoo(directory: Path, line: Mapping[str, Any]) -> Recorded:
+    run = run_of_line(line)
+    return replace(run, weights=_registered(directory, run.seed))
 
 
 def _registered(directory: Path, seed: int) -> str:

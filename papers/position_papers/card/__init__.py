@@ -1,0 +1,24 @@
+"""The report card of a position scheme: trained by the recipes of the zoo, beside the records that
+ship.
+
+    position_papers.card.card("mine", out="runs/card")     -> xarray.Dataset
+    repo-interp card FILE.py:build --out DIR               the same on the command line
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from position_papers.card.report import card
+
+__all__ = ["card"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, so that the command's options are read without torch."""
+    if name == "card":
+        from position_papers.card.report import card
+
+        return card
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,106 @@
+"""What a card says, and its numbers as labelled arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from position_papers.card.columns import Column
+from position_papers.card.records import Compared, Row
+from repo_interp.measures.labels import described
+
+PARTS = ("training length", "beyond")
+
+
+@dataclass(frozen=True)
+class TaskCard:
+    """What a card has on one task."""
+
+    column: Column
+    own: Row | None
+    """None until a run is finished."""
+    rivals: tuple[Row, ...]
+    compared: tuple[Compared, ...]
+    """The rivals beside the scheme, where it has a run."""
+    missing: tuple[str, ...]
+    """Encodings that have no record of this budget."""
+    heads: pd.DataFrame | None = None
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card, as its page shows it."""
+
+    layout: str
+    digest: str
+    tried: int
+    findings: tuple[str, ...]
+    notes: tuple[str, ...]
+    tasks: tuple[TaskCard, ...]
+
+
+def as_dataset(made: Card) -> xr.Dataset:
+    """The numbers of a card.
+
+    Args:
+        made: The card.
+
+    Returns:
+        As `card` returns it.
+    """
+    rows: dict[tuple[str, str], Row] = {}
+    for each in made.tasks:
+        for row in (*((each.own,) if each.own else ()), *each.rivals):
+            rows[row.name, each.column.task] = row
+    tasks = [each.column.task for each in made.tasks]
+    encodings = list(dict.fromkeys([made.layout, *(name for name, _ in rows)]))
+    seeds = sorted({run.recorded.seed for row in rows.values() for run in row.runs})
+    loss = np.full((len(encodings), len(tasks), len(seeds)), np.nan)
+    score = np.full((*loss.shape[:2], len(PARTS), len(seeds)), np.nan)
+    for (name, task), row in rows.items():
+        place = encodings.index(name), tasks.index(task)
+        for run in row.runs:
+            at = seeds.index(run.recorded.seed)
+            loss[*place, at] = run.recorded.loss
+            for part, sets in enumerate((row.column.inside, row.column.beyond)):
+                score[*place, part, at] = run.score(sets)
+    beside = [name for name in encodings if name != made.layout]
+    limits = np.full((3, len(beside), len(tasks)), np.nan)
+    verdicts = np.full(limits.shape[1:], "", dtype=object)
+    for column, each in enumerate(made.tasks):
+        for one in each.compared:
+            at = beside.index(one.row.name), column
+            verdicts[at] = one.verdict
+            if one.margin is not None:
+                limits[:, *at] = one.margin.difference, one.margin.low, one.margin.high
+    over: Mapping[str, Sequence[str]] = {"rival": beside, "task": tasks}
+    numbers = dict(zip(("difference", "low", "high"), limits, strict=True))
+    names = {
+        "difference": "score beyond the training length, above the rival's",
+        "low": "lower limit of 95 %",
+        "high": "upper limit of 95 %",
+    }
+    data = {
+        name: described(xr.DataArray(values, over, tuple(over)), names[name], "1")
+        for name, values in numbers.items()
+    }
+    axes = {"encoding": encodings, "task": tasks, "part": list(PARTS), "seed": seeds}
+    by_run = {name: axes[name] for name in ("encoding", "task", "seed")}
+    data["loss"] = described(
+        xr.DataArray(loss, by_run, tuple(by_run)), "loss of the last steps", "nat"
+    )
+    data["score"] = described(xr.DataArray(score, axes, tuple(axes)), "mean score", "1")
+    data["verdict"] = xr.DataArray(verdicts.astype(str), over, tuple(over))
+    return xr.Dataset(
+        data,
+        attrs={
+            "scheme": made.layout,
+            "sha256": made.digest,
+            "versions": made.tried,
+            "findings": "\n".join(made.findings),
+        },
+    )

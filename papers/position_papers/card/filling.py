@@ -1,0 +1,85 @@
+"""Fill empty cells of the table of encodings: train, and record each one as it ends.
+
+Interrupted at any moment, the next call goes on; a cell whose training is finished and that lacks
+its record gets it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from position_papers.card.encodings import Cell, record, trainings
+from position_papers.card.trials import Training
+from position_papers.training.configuration import to_toml
+from position_papers.training.folder import TrainingFolder
+from position_papers.training.loop import train_side_by_side
+from position_papers.training.trained import made_with, require_begun
+from position_papers.zoo_directory import DIRECTORY
+
+COMMAND = "python docs/encodings.py --fill"
+
+
+def fill(
+    empty: Sequence[Cell],
+    out: Path,
+    jobs: int = 1,
+    device: str = "cpu",
+    zoo: Path = DIRECTORY,
+    on_record: Callable[[Cell], object] = lambda cell: None,
+) -> bool:
+    """Train empty cells in their order.
+
+    Args:
+        empty: The cells.
+        out: Directory of the runs.
+        jobs: Trainings at a time.
+        device: Where they are trained.
+        zoo: Directory of the records.
+        on_record: Called with a cell when its record is written.
+
+    Returns:
+        Whether all were filled; False after an interrupt.
+
+    Raises:
+        InputError: A cell cannot be trained.
+        Taken: A directory has another run.
+    """
+    # Of cells of one kind: what a run goes on from has to be finished before it is begun
+    for _, group in groupby(empty, key=lambda cell: bool(cell.column.start)):
+        planned = [(cell, trainings(cell, out, device)) for cell in group]
+        waiting_for_record = list(planned)
+
+        def keep(left: list[tuple[Cell, list[Training]]] = waiting_for_record) -> None:
+            for cell, (*_, training) in list(left):
+                if training.is_finished:
+                    record(cell, training, zoo)
+                    left[:] = [each for each in left if each[0] is not cell]
+                    on_record(cell)
+
+        keep()
+        for wave in (0, -1):  # both are the same where there is no start
+            waiting = {
+                each[wave].directory: each[wave]
+                for _, each in planned
+                if not each[wave].is_finished
+            }
+            for training in waiting.values():
+                _begin(training)
+            runs = [(each.configuration, directory) for directory, each in waiting.items()]
+            ended = not runs or train_side_by_side(runs, jobs, keep)
+            keep()
+            if not ended:
+                return False
+    return True
+
+
+def _begin(training: Training) -> None:
+    folder, configuration = TrainingFolder(training.directory), training.configuration
+    if folder.is_begun:
+        require_begun(training.directory, configuration)
+        return
+    folder.require_free()
+    with folder.claimed():
+        folder.begin(to_toml(configuration, made_with(configuration, COMMAND)))

@@ -1,0 +1,242 @@
+"""Runs of schemes on a task: what a card has trained, and the rivals that ship as records.
+
+A rival is a name of TASK/runs.jsonl whose training differs from the card's in nothing but the
+scheme, its options, the seed and what changes no result (`kit.scores.unequal_budgets`). Seeds are
+paired with those of a rival that was made on the same kind of device with the same versions; a
+language model of another seed answers other windows, so there equal seeds alone are compared, and
+those on texts of another Python not at all. Knows nothing about pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from position_papers.card.columns import Column
+from position_papers.card.intervals import NOT_LEARNED, Margin, margin
+from position_papers.kit.judge.differences import Sample
+from position_papers.kit.scores import SHARES, unequal_budgets
+from position_papers.training.configuration import TrainingConfiguration
+from position_papers.training.trained import Recorded, read_runs, run_of_line
+from repo_interp.checkpoint_files.shipped import RUNS
+from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
+from repo_interp.entry_points import names
+from repo_interp.positions.layouts import SCHEMES
+
+VERSIONS = ("python", "torch", "transformers", "numpy")
+FILLED = "encodings"
+"""Directory beside the tasks of the zoo: records that fill the table of encodings, which are in no
+plan of checkpoints.
+"""
+PERIODS = ("r2n1", "n2r1")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run and what made it."""
+
+    recorded: Recorded
+    made_with: Mapping[str, str] = field(default_factory=dict)
+    """The command, and versions."""
+    date: str = ""
+    """Day on which it was scored; empty where the record does not have it."""
+    sha256: str = ""
+    """Of the line of runs.jsonl; empty of a run that is no record."""
+    seconds: float = np.nan
+    """Of training, as logged."""
+
+    @property
+    def machine(self) -> tuple[str, ...]:
+        """What has to be equal so that a seed means the same: kind of device, and versions."""
+        versions = (self.made_with.get(name, "") for name in VERSIONS)
+        return self.recorded.configuration.device, *versions
+
+    def score(self, test_sets: Sequence[str]) -> float:
+        """Mean score over test sets; NaN where one was not answered."""
+        return float(np.mean([self.recorded.means.get(name, np.nan) for name in test_sets]))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Every run of an encoding on a task."""
+
+    name: str
+    column: Column
+    runs: tuple[Run, ...]
+
+    @property
+    def higher(self) -> bool:
+        """Whether a higher score is better."""
+        return "perplexity" not in self.runs[0].recorded.metric
+
+    @property
+    def learned(self) -> tuple[bool, ...]:
+        """Whether each run learned the task; all did where no score says it."""
+        least = self.column.learned
+        return tuple(least is None or run.score(self.column.inside) >= least for run in self.runs)
+
+    @property
+    def losses(self) -> np.ndarray:
+        """Of the last steps of each run, nats."""
+        return np.array([run.recorded.loss for run in self.runs])
+
+    def scores(self, test_sets: Sequence[str]) -> np.ndarray:
+        """The score of each run, a mean over test sets."""
+        return np.array([run.score(test_sets) for run in self.runs])
+
+    def sample(self, seeds: Sequence[int] = (), paired: bool = True) -> Sample | None:
+        """Scores beyond the training length.
+
+        Args:
+            seeds: Seeds that count; none: all.
+            paired: Whether the seeds are told by number.
+
+        Returns:
+            The sample; None where no run answered prompts of these lengths.
+        """
+        known = {
+            run.recorded.seed: run.score(self.column.beyond)
+            for run in self.runs
+            if not seeds or run.recorded.seed in seeds
+        }
+        known = {seed: score for seed, score in known.items() if np.isfinite(score)}
+        if not known:
+            return None
+        first = self.runs[0].recorded
+        return Sample(
+            np.array(list(known.values())),
+            np.empty(0),
+            first.prompts * len(self.column.beyond),
+            first.metric in SHARES,
+            tuple(known) if paired else (),
+        )
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row beside that of the card."""
+
+    row: Row
+    margin: Margin | None
+    """The card's scheme minus the rival; None where they have no test set in common."""
+    verdict: str
+    unpaired: str = ""
+    """Why seeds are not paired; empty where they are."""
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Limits of 95 %; NaN where there are none."""
+        return (np.nan, np.nan) if self.margin is None else (self.margin.low, self.margin.high)
+
+    @property
+    def p_value(self) -> float:
+        """Of the difference; 1 where there is none."""
+        return 1.0 if self.margin is None else self.margin.p_value
+
+
+def compared(ours: Row, theirs: Row) -> Compared:
+    """Compare the scheme of a card with a rival.
+
+    Args:
+        ours: The row of the card.
+        theirs: The row of the rival.
+
+    Returns:
+        The difference beyond the training length, and who is better where that is decided: by
+        schemes that have both learned the task alone.
+    """
+    own, others = ({run.recorded.seed: run for run in row.runs} for row in (ours, theirs))
+    seeds = tuple(sorted(own.keys() & others.keys()))
+    alike = all(own[seed].machine == others[seed].machine for seed in seeds)
+    unpaired = "" if alike else "another device or other versions"
+    if not ours.higher:  # windows of text are those of the seed
+        pythons = {row[seed].made_with.get("python", "") for seed in seeds for row in (own, others)}
+        if len(pythons) != 1:  # of no seed, too
+            return Compared(theirs, None, "other texts", unpaired)
+        unpaired = ""
+    else:
+        seeds = ()
+    first, second = (row.sample(seeds, not unpaired) for row in (ours, theirs))
+    if first is None or second is None:
+        return Compared(theirs, None, "no score beyond the training length", unpaired)
+    found = margin(first, second)
+    learned = all(ours.learned) and all(theirs.learned)
+    return Compared(theirs, found, found.verdict(ours.higher) if learned else NOT_LEARNED, unpaired)
+
+
+def records_of(zoo: Path, task: str) -> dict[str, list[Run]]:
+    """Read the records of a task.
+
+    Args:
+        zoo: Directory with TASK/runs.jsonl, and with those of `FILLED`.
+        task: The task.
+
+    Returns:
+        Runs by name, those from random weights and continued ones.
+    """
+    found: dict[str, list[Run]] = {}
+    for place in (zoo, zoo / FILLED):
+        for line in read_runs(place / task / RUNS):
+            found.setdefault(line["name"], []).append(as_run(line))
+    return found
+
+
+def as_run(line: Mapping[str, Any]) -> Run:
+    """Read a line of runs.jsonl.
+
+    Args:
+        line: The line.
+
+    Returns:
+        The run, with the SHA-256 of the line as it stands there.
+    """
+    text = json.dumps(line, ensure_ascii=False)
+    return Run(
+        run_of_line(line),
+        line["training"].get("made_with", {}),
+        line.get("finished", ""),
+        hashlib.sha256(text.encode()).hexdigest(),
+        float(line["seconds"]),
+    )
+
+
+def rivals(column: Column, configuration: TrainingConfiguration, zoo: Path) -> dict[str, Row]:
+    """Find the records of equal budget.
+
+    Args:
+        column: The column.
+        configuration: How the scheme of the card is trained on it.
+        zoo: Directory of the records.
+
+    Returns:
+        Rows by name.
+    """
+    rows: dict[str, Row] = {}
+    for name, runs in records_of(zoo, column.task).items():
+        equal = [
+            run
+            for run in runs
+            if not unequal_budgets({"card": configuration, name: run.recorded.configuration})
+        ]
+        if equal:
+            rows[name] = Row(name, column, tuple(equal))
+    return rows
+
+
+def known_encodings() -> tuple[str, ...]:
+    """List every scheme of the packages, and the periods that RePo's paper compares."""
+    packaged = [name for name in names(SCHEME_GROUP) if not _registered(name)]
+    return (*SCHEMES, *packaged, *PERIODS)
+
+
+def _registered(name: str) -> bool:
+    """Whether a program gave the scheme its name, for itself."""
+    from repo_interp.installed_points import installed_points
+
+    return any(p.name == name and p.dist is None for p in installed_points(SCHEME_GROUP))

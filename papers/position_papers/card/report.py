@@ -1,0 +1,227 @@
+"""A card: a scheme verified, trained by the recipes, and put beside the records that ship.
+
+    verify -> cost -> train, a task and a seed at a time -> heads -> card
+
+The card is written before the first training, and whole after each one. Nothing here prints.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import xarray as xr
+
+from position_papers.card.columns import BUDGETS, Column, columns_of
+from position_papers.card.content import Card, TaskCard, as_dataset
+from position_papers.card.cost import costs
+from position_papers.card.heads import head_numbers
+from position_papers.card.page import write_card
+from position_papers.card.records import compared, known_encodings, rivals
+from position_papers.card.trials import Training, Trials
+from position_papers.training.loop import Record
+from position_papers.training.single import complete
+from position_papers.training.trained import require_begun
+from position_papers.zoo_directory import DIRECTORY
+from repo_interp.errors import InputError
+from repo_interp.plugins.verify.scheme_audit import verify_scheme
+from repo_interp.positions.layouts import named_schemes
+from repo_interp.storage.files import replace_whole
+from repo_interp.values import duration
+
+STOPPING = ("first", "causal", "repeated")
+"""Checks of `verify_scheme` with which a training would answer another question."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How a caller follows a card."""
+
+    say: Callable[[str], object] = lambda line: None
+    """Called with lines: what was found, what it will cost, what is finished."""
+    step: Callable[..., object] = lambda *done: None
+    """Called with what is done, how far, and a text."""
+    stop: Callable[[], bool] = lambda: False
+    """Called after every step; True: keep the state and end."""
+
+
+def card(
+    layout: str,
+    out: str | os.PathLike[str],
+    *,
+    budget: str = "quick",
+    tasks: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    device: str = "cpu",
+    columns: Sequence[Column] = (),
+    zoo: Path = DIRECTORY,
+    command: str = "",
+    watch: Watch | None = None,
+) -> xr.Dataset:
+    """Verify a scheme, train it by the recipes of the zoo, and compare it with the records.
+
+    Trainings that are finished in `out` are not made again, and interrupted ones go on; those of
+    another source of the scheme are other ones, and are counted.
+
+    Args:
+        layout: Layout, with names of schemes of the packages or of `repo_interp.register_scheme`.
+        out: Directory of the card, of this scheme alone.
+        budget: "quick" or "standard", see `columns.BUDGETS`.
+        tasks: Tasks in the place of those of the budget.
+        seeds: Seeds in the place of those of the budget.
+        device: Where it is trained.
+        columns: Columns in the place of tasks, with recipes of their own; no record that ships has
+            their budget.
+        zoo: Directory of the records.
+        command: What training.toml says made the runs; "": a call from Python.
+        watch: How to follow it; None: in silence.
+
+    Returns:
+        `loss [encoding, task, seed]`, `score [encoding, task, part, seed]`, NaN where there is
+        none; `difference`, `low`, `high` and `verdict` [rival, task], beyond the training length,
+        the scheme minus the rival with limits of 95 %. Attributes: findings of `verify_scheme`,
+        how many versions were tried.
+
+    Raises:
+        InputError: The budget, a task or the directory is refused, or the scheme is not causal.
+        KeyboardInterrupt: `watch.stop` asked for it; the same call goes on.
+    """
+    if budget not in BUDGETS:
+        raise InputError(f"there is no budget {budget!r:.80}; wanted one of {', '.join(BUDGETS)}")
+    watch = Watch() if watch is None else watch
+    chosen = tuple(columns) or columns_of(tuple(tasks) or BUDGETS[budget].tasks)
+    numbers = tuple(seeds) or BUDGETS[budget].seeds
+    trials = Trials(Path(out), layout, device)
+    findings = _verify(layout, watch)
+    trials.claim()
+    trainings = trials.trainings(chosen, numbers)
+    for training in trainings:
+        if training.is_finished:  # of an unfinished one, `complete` asks
+            require_begun(training.directory, training.configuration)
+    _say_cost(trainings, trials, watch)
+    asked = {column.task: column for column in chosen}
+    shown = (*chosen, *(column for column in _begun(trials) if column.task not in asked))
+    made = _write(trials, shown, findings, zoo)
+    for training in trainings:
+        if not training.is_finished:
+            _train(training, command or f"position_papers.card.card({layout!r})", watch)
+            made = _write(trials, shown, findings, zoo)
+    for column in shown:
+        if _measure_heads(trials, column, watch):
+            made = _write(trials, shown, findings, zoo)
+    return as_dataset(made)
+
+
+def _verify(layout: str, watch: Watch) -> tuple[str, ...]:
+    """The findings of `verify_scheme` about every scheme of the layout."""
+    found = []
+    for scheme in dict.fromkeys(named_schemes(layout)):
+        lines = verify_scheme(scheme).attrs["findings"].splitlines()
+        stopping = [line for line in lines if line.partition(":")[0] in STOPPING]
+        if stopping:
+            raise InputError(f"nothing was trained: {scheme} fails verify_scheme: {stopping[0]}")
+        found += [f"{scheme}: {line}" for line in lines]
+    watch.say(f"verify_scheme: {'; '.join(found) or 'no findings'}")
+    return tuple(found)
+
+
+def _say_cost(trainings: Sequence[Training], trials: Trials, watch: Watch) -> None:
+    left = [training for training in trainings if not training.is_finished]
+    if not left:
+        watch.say("every training is finished; nothing is trained")
+        return
+    watch.step("timing steps of every task")
+    found = costs(trainings)
+    each = ", ".join(f"{task} {duration(seconds)}" for task, seconds in found.items())
+    watch.say(
+        f"version {trials.tried} of {trials.layout} in {trials.directory}: {len(left)} training{'s' * (len(left) > 1)}, "
+        f"about {duration(sum(found.values()))} here, scores not counted ({each})"
+    )
+
+
+def _train(training: Training, command: str, watch: Watch) -> None:
+    total, task = training.configuration.steps, training.column.task
+    what = f"{training.configuration.scheme} on {task}, seed {training.seed}"
+
+    def show(record: Record) -> None:
+        watch.step(f"training {what}", record.step, total, f"loss {record.loss:.4f}")
+
+    done = complete(
+        training.configuration,
+        training.directory,
+        command,
+        watch.stop,
+        show,
+        lambda answered, prompts: watch.step(f"scoring {what}", answered, prompts),
+    )
+    if not done:
+        raise KeyboardInterrupt(
+            f"the state is saved in {training.directory}; the same command goes on"
+        )
+    watch.say(f"finished: {what}")
+
+
+def _begun(trials: Trials) -> list[Column]:
+    """Columns that earlier calls filled."""
+    tasks = sorted({path.parts[-3] for path in trials.version.glob("*/seed-*/config.json")})
+    return [column for task in tasks for column in columns_of([task])]
+
+
+def _heads_file(trials: Trials, column: Column) -> Path:
+    return trials.version / column.task / "heads.csv"
+
+
+def _measure_heads(trials: Trials, column: Column, watch: Watch) -> bool:
+    """Measure the heads of the first seed of a task, once; whether it was done now."""
+    row, file = trials.row(column), _heads_file(trials, column)
+    if row is None or file.exists():
+        return False
+    watch.step(f"measuring heads on {column.task}")
+    checkpoint = file.parent / f"seed-{row.runs[0].recorded.seed}"
+    table = head_numbers(checkpoint, column.inside[0], trials.device)
+    for line in filter(None, table.attrs["left_out"].splitlines()):
+        watch.say(f"heads on {column.task} without {line}")
+    with replace_whole(file) as unfinished:
+        table.to_csv(unfinished, index=False, lineterminator="\n", float_format="%.6g")
+    return True
+
+
+def _write(trials: Trials, columns: Sequence[Column], findings: tuple[str, ...], zoo: Path) -> Card:
+    made = Card(
+        trials.layout,
+        trials.digest,
+        trials.tried,
+        findings,
+        _notes(trials),
+        tuple(_task(trials, column, zoo) for column in columns),
+    )
+    write_card(made, trials.directory)
+    return made
+
+
+def _task(trials: Trials, column: Column, zoo: Path) -> TaskCard:
+    (*_, training) = trials.trainings([column], [0])
+    found = rivals(column, training.configuration, zoo)
+    own, file = trials.row(column), _heads_file(trials, column)
+    found.pop(trials.layout, None)  # a scheme of ours is no rival of itself
+    others = tuple(found.values())
+    beside = () if own is None else tuple(compared(own, rival) for rival in others)
+    missing = tuple(name for name in known_encodings() if name not in (*found, trials.layout))
+    heads = pd.read_csv(file) if file.exists() else None
+    return TaskCard(column, own, others, beside, missing, heads)
+
+
+def _notes(trials: Trials) -> tuple[str, ...]:
+    notes = [
+        "Random parameters of a scheme are drawn with the deviation that it reads from "
+        "`builder.deviation`, .02 or .113 by the recipe; one that draws by itself is trained "
+        "by another recipe in that."
+    ]
+    if trials.device != "cpu":
+        notes.append(
+            f"Trained on {trials.device}: seeds are not paired with records of a processor."
+        )
+    return tuple(notes)

@@ -1,0 +1,164 @@
+"""The directory of a card: every training of every version of one scheme.
+
+    DIR/card.toml                                the scheme that the card is of
+    DIR/versions/SHA256/TASK/seed-N/             a training run of the version with this source
+    DIR/starts/NAME/seed-N/                      what runs of a task go on from
+    DIR/{card.md, card.csv, differences.png}     the card of the last call
+
+A version is known by the first 12 digits of the SHA-256 of its source, "packaged" where a package
+gives the scheme: a run of an edited function is another run. How many versions were tried stands on
+the card, since who tries ten and shows one has chosen it by these test sets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from position_papers.card.columns import Column
+from position_papers.card.directory import STATED, require_card_of
+from position_papers.card.records import Row, Run, as_run
+from position_papers.kit.scores import unequal_budgets
+from position_papers.training.configuration import TrainingConfiguration
+from position_papers.training.folder import TrainingFolder
+from position_papers.training.plan import PLAN, chosen, planned_runs
+from position_papers.training.trained import line_of, seed_of
+from repo_interp.checkpoint_files.options import functions_of
+from repo_interp.errors import InputError
+from repo_interp.positions.layouts import named_schemes
+from repo_interp.storage.files import write_text
+
+PACKAGED = "packaged"
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training that a card needs."""
+
+    column: Column
+    seed: int
+    directory: Path
+    configuration: TrainingConfiguration
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it came to its end."""
+        return TrainingFolder(self.directory).is_finished
+
+    @property
+    def steps_left(self) -> int:
+        """Steps that were not logged yet."""
+        if self.is_finished:
+            return 0
+        done = TrainingFolder(self.directory).records()
+        return self.configuration.steps - (done[-1]["step"] if done else 0)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The trainings of one version of a scheme."""
+
+    directory: Path
+    layout: str
+    device: str = "cpu"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the scheme."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the sources of its functions; "" where packages give all of them."""
+        found = functions_of(named_schemes(self.layout))
+        digests = [function["sha256"] for function in found.values()]
+        if len(digests) < 2:
+            return "".join(digests)
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+    @property
+    def version(self) -> Path:
+        """Directory of this version."""
+        return self.directory / "versions" / (self.digest[:12] or PACKAGED)
+
+    @property
+    def tried(self) -> int:
+        """Versions of the scheme that were begun here, this one among them."""
+        begun = {path.parts[-4] for path in self.directory.glob("versions/*/*/*/training.toml")}
+        return len(begun | {self.version.name})
+
+    def claim(self) -> None:
+        """Make the directory, and state whose card it is.
+
+        Raises:
+            InputError: It holds the card of another scheme, or something else.
+        """
+        require_card_of(self.directory, self.layout)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_text(self.directory / STATED, f"scheme = {json.dumps(self.layout)}\n")
+
+    def trainings(self, columns: Sequence[Column], seeds: Sequence[int]) -> list[Training]:
+        """Plan trainings.
+
+        Args:
+            columns: Tasks, in order.
+            seeds: Seeds of each.
+
+        Returns:
+            The trainings, those that others go on from first.
+        """
+        starts: dict[Path, Training] = {}
+        own: list[Training] = []
+        for column in columns:
+            for number in seeds:
+                seed = column.seed(number)
+                directory = self.version / column.task / f"seed-{seed}"
+                if any(training.directory == directory for training in own):
+                    continue  # in the place of a seed that was asked for too
+                more: dict[str, Any] = {"device": self.device, "scheme_options": self.options}
+                if column.start:
+                    start = self._start(column, seed)
+                    starts[start.directory] = start
+                    more["continue_from"] = start.directory.as_posix()
+                configuration = column.configuration(self.layout, seed, **more)
+                own.append(Training(column, seed, directory, configuration))
+        return [*starts.values(), *own]
+
+    def _start(self, column: Column, seed: int) -> Training:
+        runs = planned_runs(chosen(PLAN, [column.start]), device=self.device)
+        planned = next((run for run in runs if run.seed == seed), None)
+        if planned is None:
+            known = ", ".join(str(run.seed) for run in runs)
+            raise InputError(
+                f"{column.task} goes on from {column.start}, which has no seed {seed}; "
+                f"there are {known}"
+            )
+        directory = self.directory / "starts" / column.start.replace("/", "-") / f"seed-{seed}"
+        return Training(column, seed, directory, planned.configuration)
+
+    def row(self, column: Column) -> Row | None:
+        """What this version has on a task.
+
+        Args:
+            column: The column.
+
+        Returns:
+            Its finished runs by seed; None where there is none.
+
+        Raises:
+            InputError: A run was trained otherwise than the column says.
+        """
+        places = sorted((self.version / column.task).glob("seed-*"), key=lambda p: seed_of(p) or 0)
+        runs: list[Run] = []
+        for place in places:
+            if not TrainingFolder(place).is_finished:
+                continue
+            run = as_run(line_of(place, self.layout))
+            wanted = column.configuration(self.layout, run.recorded.seed)
+            if column.start:  # which checkpoint it was, each seed has its own
+                wanted = replace(wanted, continue_from=column.start)
+            if other := unequal_budgets({"run": run.recorded.configuration, "card": wanted}):
+                raise InputError(f"{place} was trained otherwise ({other}); give another --out")
+            runs.append(run)
+        return Row(self.layout, column, tuple(runs)) if runs else None

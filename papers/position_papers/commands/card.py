@@ -1,0 +1,136 @@
+"""`repo-interp card FILE.py:FUNCTION`: verify a position scheme, train it by the recipes of the zoo, and
+put it beside the schemes that have records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from position_papers.card.columns import BUDGETS, COLUMNS, columns_of
+from position_papers.card.directory import require_card_of
+from repo_interp.cli.arguments import name_list, number_list, require_device_kind
+from repo_interp.cli.scheme_files import layout_of_files
+from repo_interp.errors import InputError
+from repo_interp.storage.files import require_writable
+
+SUMMARY = (
+    "Verify a position scheme of a file, train it by the recipes of the zoo, and put it beside "
+    "all schemes whose records have the same budget."
+)
+EVERY = 60.0
+"""Seconds between the lines where there is no terminal."""
+_SHOWN = "FILE.py:FUNCTION"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "scheme",
+        metavar=_SHOWN,
+        help="a function of a Python file, which is run, that gives the scheme; a start may follow, "
+        "as in t5.py:build@1/3",
+    )
+    budgets = "; ".join(
+        f"{name}: {', '.join(budget.tasks)}, seed{'s' * (len(budget.seeds) > 1)} "
+        f"{', '.join(map(str, budget.seeds))}"
+        for name, budget in BUDGETS.items()
+    )
+    parser.add_argument(
+        "--budget",
+        choices=tuple(BUDGETS),
+        default="quick",
+        help=f"tasks and seeds ({budgets}); steps are always those of the recipes (default: quick)",
+    )
+    parser.add_argument(
+        "--tasks",
+        type=name_list,
+        default=(),
+        metavar="A,B",
+        help=f"tasks in the place of those of the budget, of {', '.join(COLUMNS)}",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=number_list,
+        default=(),
+        metavar="0-2",
+        help="seeds in the place of those of the budget",
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        metavar="NAME",
+        help="where it is trained: cpu, cuda, or auto: cuda where there is one (default: cpu)",
+    )
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="DIR",
+        help="directory of the card; the same command goes on with what is there",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make the card, and print where it is."""
+    out = Path(arguments.out)
+    columns_of(arguments.tasks)
+    require_card_of(out, _layout_named(arguments.scheme))
+    require_writable(out)
+    require_device_kind(arguments.device)
+    layout, _ = layout_of_files(arguments.scheme)
+
+    from position_papers.card.intervals import LOSS, UNDECIDED, WIN
+    from position_papers.card.page import PAGE
+    from position_papers.card.report import Watch, card
+    from position_papers.training.processes import stoppable
+    from repo_interp.models.checkpoints import device_named
+    from repo_interp.runtime.console import Console, bold
+    from repo_interp.runtime.progress import steps
+
+    console = Console()
+    device = "cpu" if arguments.device == "cpu" else str(device_named(arguments.device))
+    with stoppable() as stop, steps(console, EVERY) as step:
+        made = card(
+            layout,
+            out,
+            budget=arguments.budget,
+            tasks=arguments.tasks,
+            seeds=arguments.seeds,
+            device=device,
+            command=shlex.join(["repo-interp", *sys.argv[1:]]),
+            watch=Watch(
+                lambda line: console.print(line, highlight=False, soft_wrap=True), step, stop
+            ),
+        )
+    for task in made["task"].values.tolist():
+        verdicts = made["verdict"].sel(task=task).values.tolist()
+        counts = {
+            words: verdicts.count(verdict)
+            for words, verdict in (("wins", WIN), ("losses", LOSS), ("undecided", UNDECIDED))
+        }
+        counts["not compared"] = len(list(filter(None, verdicts))) - sum(counts.values())
+        told = ", ".join(f"{count} {words}" for words, count in counts.items())
+        console.print(
+            f"{task}: {told if any(verdicts) else 'no rival has records'}", highlight=False
+        )
+    console.print(
+        bold(out / PAGE, "  the card, with card.csv and differences.png"), highlight=False
+    )
+    return 0
+
+
+def _layout_named(text: str) -> str:
+    """The layout that FILE.py:FUNCTION will have; the file is only looked at.
+
+    Raises InputError for another text, and where there is no such file.
+    """
+    found = re.fullmatch(r"(.+\.py):(\w+)(@[\w/]+)?", text)
+    if found is None or "," in text:
+        raise InputError(f"{text!r:.80}: wanted {_SHOWN}, such as t5.py:build")
+    file, function, start = Path(found[1]), found[2], found[3] or ""
+    if not file.exists():
+        raise InputError(f"there is no file {file}; wanted {_SHOWN}")
+    return (file.stem if function == "build" else function) + start

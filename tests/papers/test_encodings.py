@@ -1,0 +1,168 @@
+"""The table of encodings: what the records say, and nothing where there are none."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from places import DOCS
+
+from position_papers.card import encodings
+from position_papers.card.columns import Column
+from position_papers.card.encodings import (
+    as_table,
+    cells,
+    in_order,
+    rows_of,
+    taught,
+    trainings,
+)
+from position_papers.card.filling import fill
+from position_papers.card.records import FILLED, records_of
+from position_papers.training.trained import read_runs
+from position_papers.zoo_directory import DIRECTORY
+from repo_interp.checkpoint_files.options import SchemeOptions, options_of
+from repo_interp.positions.layouts import named_schemes, parse_layout
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """The program that writes the page."""
+    specification = importlib.util.spec_from_file_location("docs_encodings", DOCS / "encodings.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_the_page_and_its_table_are_what_the_records_say(script, capsys):
+    assert script.main(["--check"]) == 0, capsys.readouterr().err
+    page = (DOCS / "encodings.md").read_text(encoding="utf-8")
+    assert "\n1. On reversal, of " in page and "| repo_index |  |" in page
+
+
+def test_every_filled_cell_has_the_digest_and_the_command_of_its_record():
+    table = pd.read_csv(DOCS / "encodings.csv", dtype={"sha256": str})
+    lines = {
+        hashlib.sha256(line.encode()).hexdigest(): json.loads(line)
+        for file in DIRECTORY.rglob("runs.jsonl")
+        for line in file.read_text(encoding="utf-8").splitlines()
+    }
+    filled = table[table["sha256"].notna()]
+    assert len(filled) > 100
+    row: Any
+    for row in filled.itertuples():
+        line = lines[row.sha256]
+        assert (line["name"], line["training"]["task"], line["seed"]) == (
+            *(row.encoding, row.task, row.seed),
+        )
+        assert line["training"]["made_with"]["command"] == row.command
+        assert line["loss"] == pytest.approx(row.loss, rel=1e-5)
+    empty = table[table["sha256"].isna()].drop(columns=["encoding", "task", "seed"])
+    assert empty.isna().to_numpy().all()
+
+
+def test_there_are_31_encodings_by_seven_tasks_by_three_seeds():
+    found = cells()
+    asked = [cell for cell in found if cell.seed in [cell.column.seed(each) for each in (0, 1, 2)]]
+    assert len(asked) == 31 * 7 * 3
+    assert len(in_order(found)) == sum(cell.run is None for cell in asked)
+    assert {cell.seed for cell in asked if cell.column.task == "niah_keys"} == {0, 1, 3}
+
+
+def test_empty_cells_are_filled_in_the_order_of_what_is_wanted():
+    order = [(cell.encoding, cell.column.task, cell.seed) for cell in in_order(cells())]
+    places = {each: place for place, each in enumerate(order)}
+    language = [place for (_, task, _), place in places.items() if task == "language"]
+    assert min(language) > max(place for (_, t, _), place in places.items() if t != "language")
+    for one, later in (
+        (("hope", "reversal", 0), ("continuous", "reversal", 0)),
+        (("continuous", "reversal", 0), ("hope", "counting", 0)),
+        (("continuous", "counting", 0), ("hope", "reversal", 1)),
+    ):
+        assert one not in places or later not in places or places[one] < places[later]
+
+
+def test_what_ships_is_what_the_table_would_train(tmp_path):
+    for cell in cells():
+        if cell.run is None or cell.seed not in [cell.column.seed(each) for each in (0, 1, 2)]:
+            continue
+        (*_, planned) = trainings(cell, tmp_path)
+        shipped, wanted = cell.run.recorded.configuration, planned.configuration
+        assert shipped.scheme == wanted.scheme, cell
+        useful = options_of(named_schemes(shipped.scheme))
+        chosen = [
+            {name: each.scheme_options.get(name, getattr(SchemeOptions(), name)) for name in useful}
+            for each in (shipped, wanted)
+        ]
+        assert chosen[0] == chosen[1], cell
+
+
+def test_every_empty_cell_can_be_trained(tmp_path):
+    for cell in in_order(cells()):
+        (*start, planned) = trainings(cell, tmp_path)
+        assert bool(start) == bool(cell.column.start) == bool(planned.configuration.continue_from)
+        assert planned.configuration.seed == cell.seed
+        parse_layout(planned.configuration.scheme, planned.configuration.layers)
+
+
+def test_a_difference_is_taught_where_it_is_decided_after_holms_correction():
+    found = {each.task: each for each in taught(rows_of())}
+    reversal = found["reversal"]
+    assert {"repo", "alibi"} <= set(reversal.decided) <= set(reversal.tested)
+    # at 5 % alone; not beside five others
+    nope = reversal.tested["nope"]
+    assert nope.limits[0] > 0 and nope.p_value < 0.05 and "nope" not in reversal.decided
+    p_values = sorted(one.p_value for one in reversal.tested.values())
+    wanted = 0
+    while wanted < len(p_values) and p_values[wanted] * (len(p_values) - wanted) < 0.05:
+        wanted += 1
+    assert len(reversal.decided) == wanted
+    # RoPE has one seed of counting, and has not learned copying
+    assert not found["counting"].tested and not found["copying"].tested
+    assert "rope" not in reversal.tested
+
+
+TINY = Column(
+    "reversal",
+    ("4",),
+    ("5",),
+    fields={
+        **{"layers": 1, "width": 16, "heads": 2, "steps": 2, "batch": 2, "warm_up": 1},
+        **{"log_every": 1, "score_prompts": 4},
+        "task_options": {"first_longest": 2, "longest": 4, "longest_test": 5},
+    },
+)
+
+
+@pytest.mark.usefixtures("forking")
+def test_a_filled_cell_is_recorded_at_once_and_not_trained_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(encodings, "COLUMNS", {"reversal": TINY})
+    monkeypatch.setattr(encodings, "known_encodings", lambda: ("rope", "nope"))
+    zoo, out, seen = tmp_path / "zoo", tmp_path / "runs", []
+    empty = in_order(cells(zoo))
+    assert [(cell.encoding, cell.seed) for cell in empty] == [
+        *(("rope", 0), ("nope", 0), ("rope", 1), ("nope", 1), ("rope", 2), ("nope", 2)),
+    ]
+    assert fill(empty[:2], out, jobs=2, zoo=zoo, on_record=seen.append)
+    assert sorted(cell.encoding for cell in seen) == ["nope", "rope"]
+    file = zoo / FILLED / "reversal/runs.jsonl"
+    assert [(line["name"], line["seed"]) for line in read_runs(file)] == [("nope", 0), ("rope", 0)]
+    table: Any = as_table(cells(zoo)).set_index(["encoding", "task", "seed"])
+    assert table["sha256"].notna().sum() == 2 and np.isfinite(table["loss"].iloc[0])
+    (run,) = records_of(zoo, "reversal")["rope"]
+    assert table.loc[("rope", "reversal", 0), "date"] == run.date != ""
+    assert run.made_with["command"] == "python docs/encodings.py --fill"
+    # the record is lost, and the training is not
+    before = sorted(path.stat().st_mtime_ns for path in out.rglob("model.safetensors"))
+    file.unlink()
+    assert fill(in_order(cells(zoo))[:2], out, zoo=zoo)
+    assert len(read_runs(file)) == 2
+    assert before == sorted(path.stat().st_mtime_ns for path in out.rglob("model.safetensors"))
+    assert in_order(cells(zoo))[0].seed == 1
