@@ -26,6 +26,7 @@ _PLACES = {
     "plugins.causes.saliency_view": ("heads_by_saliency", "saliency_text"),
     "plugins.cope.view": ("gate_lines", "gate_scores", "position_attention"),
     "plugins.edits.edit_figure": ("edit_costs",),
+    "plugins.edits.pair_figure": ("pair_effects",),
     "plugins.fake_distance.view": ("fake_distance_fit",),
     "plugins.heads.overview": ("atlas_overview",),
     "plugins.heads.view": ("atlas_names",),

@@ -26,6 +26,7 @@ from repo_interp.plugins.cope.view import gate_lines as gate_lines
 from repo_interp.plugins.cope.view import gate_scores as gate_scores
 from repo_interp.plugins.cope.view import position_attention as position_attention
 from repo_interp.plugins.edits.edit_figure import edit_costs as edit_costs
+from repo_interp.plugins.edits.pair_figure import pair_effects as pair_effects
 from repo_interp.plugins.fake_distance.view import fake_distance_fit as fake_distance_fit
 from repo_interp.plugins.heads.view import atlas_names as atlas_names
 from repo_interp.plugins.heads.view import atlas_overview as atlas_overview
