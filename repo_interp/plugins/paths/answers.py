@@ -1,0 +1,90 @@
+"""Which token of a prompt is asked for the next one, and which answers are compared.
+
+    logit difference = logit(for) - logit(against)      at the last token, or before the answer
+
+Knows prompts and tokenizers; knows nothing about passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from repo_interp.errors import InputError, quoted
+from repo_interp.models.decoder import Decoder
+from repo_interp.tasks import Prompt
+
+Answer = str | int | Sequence[str | int] | Tensor | np.ndarray
+"""A text of one token or the number of a token; or one for every prompt."""
+
+
+def answer_tokens(decoder: Decoder, given: Answer, count: int, name: str) -> Int[Tensor, "prompt"]:
+    """Return the token of the answer to every prompt.
+
+    Args:
+        decoder: Decoder of the model.
+        given: A text or number of one token, for all prompts or for each.
+        count: Number of prompts.
+        name: Name of the argument in messages.
+
+    Returns:
+        Numbers of tokens, on the model's device.
+
+    Raises:
+        InputError: There are not as many as prompts, a text is not one token, or the model lacks
+            a token.
+    """
+    given = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
+    several: Any = given if isinstance(given, Sequence) and not isinstance(given, str) else None
+    answers = [given] * count if several is None else list(several)
+    if len(answers) != count:
+        raise InputError(f"{name} has {len(answers)} answers, and there are {count} prompts")
+    return torch.tensor([_token(decoder, one, name) for one in answers], device=decoder.device)
+
+
+def _token(decoder: Decoder, answer: Any, name: str) -> int:
+    if isinstance(answer, str):
+        if decoder.tokenizer is None:
+            raise InputError(
+                f"{name} is {quoted(answer)}, and the model has no tokenizer; give the token's number"
+            )
+        found = decoder.tokenizer.encode(answer, add_special_tokens=False)
+        if len(found) != 1:
+            raise InputError(
+                f"{name} is {quoted(answer)}, which is {len(found)} tokens of this model; wanted "
+                'is one, with the space before it: " Mary"'
+            )
+        return int(found[0])
+    # True is a number too
+    whole = isinstance(answer, int | np.integer) and not isinstance(answer, bool)
+    if not whole or not 0 <= answer < decoder.vocabulary_size:
+        raise InputError(
+            f"{name} is {quoted(answer)}; wanted is a text of one token, or its number from 0 to "
+            f"{decoder.vocabulary_size - 1}"
+        )
+    return int(answer)
+
+
+def asked_tokens(prompts: Sequence[Prompt]) -> list[int]:
+    """Return the token of every prompt after which the answer stands.
+
+    Args:
+        prompts: The prompts.
+
+    Returns:
+        The token before the first generated one; the last one where none is generated.
+
+    Raises:
+        InputError: A prompt begins with its answer.
+    """
+    rows = [
+        (prompt.generated[0] if prompt.generated else len(prompt.tokens)) - 1 for prompt in prompts
+    ]
+    if -1 in rows:
+        raise InputError(f"prompt {rows.index(-1)} begins with its answer, which nothing predicts")
+    return rows
