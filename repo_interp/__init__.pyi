@@ -41,6 +41,7 @@ from .plugins.head_tables.head_numbers import head_table as head_table
 from .plugins.one_head.one_head import attention_pattern as attention_pattern
 from .plugins.one_head.one_head import explain_logit as explain_logit
 from .plugins.paths.direct_logits import direct_logits as direct_logits
+from .plugins.paths.path_effects import path_effects as path_effects
 from .plugins.results.failing_cell import explain_cell as explain_cell
 from .plugins.training.training import PositionsCallback as PositionsCallback
 from .plugins.training.training import measure_step as measure_step

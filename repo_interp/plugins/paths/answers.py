@@ -23,28 +23,39 @@ Answer = str | int | Sequence[str | int] | Tensor | np.ndarray
 """A text of one token or the number of a token; or one for every prompt."""
 
 
-def answer_tokens(decoder: Decoder, given: Answer, count: int, name: str) -> Int[Tensor, "prompt"]:
-    """Return the token of the answer to every prompt.
+def compared_tokens(
+    decoder: Decoder, for_: Answer, against: Answer, count: int
+) -> tuple[Int[Tensor, "prompt"], Int[Tensor, "prompt"]]:
+    """Return the tokens of the two answers to every prompt.
 
     Args:
         decoder: Decoder of the model.
-        given: A text or number of one token, for all prompts or for each.
+        for_: A text or number of one token, for all prompts or for each.
+        against: The same of the other answer.
         count: Number of prompts.
-        name: Name of the argument in messages.
 
     Returns:
         Numbers of tokens, on the model's device.
 
     Raises:
-        InputError: There are not as many as prompts, a text is not one token, or the model lacks
-            a token.
+        InputError: There are not as many as prompts, a text is not one token, the model lacks a
+            token, or both answers to a prompt are the same.
     """
-    given = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
-    several: Any = given if isinstance(given, Sequence) and not isinstance(given, str) else None
-    answers = [given] * count if several is None else list(several)
-    if len(answers) != count:
-        raise InputError(f"{name} has {len(answers)} answers, and there are {count} prompts")
-    return torch.tensor([_token(decoder, one, name) for one in answers], device=decoder.device)
+    found = []
+    for name, given in (("for_", for_), ("against", against)):
+        given = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        answers: Any = given if several else [given] * count
+        if len(answers) != count:
+            raise InputError(f"{name} has {len(answers)} answers, and there are {count} prompts")
+        found.append([_token(decoder, one, name) for one in answers])
+    for number, (right, wrong) in enumerate(zip(*found, strict=True)):
+        if right == wrong:
+            raise InputError(
+                f"for_ and against are the same token in prompt {number}; their difference is 0"
+            )
+    right, wrong = (torch.tensor(tokens, device=decoder.device) for tokens in found)
+    return right, wrong
 
 
 def _token(decoder: Decoder, answer: Any, name: str) -> int:

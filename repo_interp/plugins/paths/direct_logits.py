@@ -34,7 +34,7 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.side_by_side import BatchSize
 from repo_interp.plugins.edits.token_losses import checked_prompts, prompt_batches
-from repo_interp.plugins.paths.answers import Answer, answer_tokens, asked_tokens
+from repo_interp.plugins.paths.answers import Answer, asked_tokens, compared_tokens
 from repo_interp.plugins.paths.direct_path import DirectPath, direct_path
 from repo_interp.runtime.console import Console
 from repo_interp.runtime.progress import steps
@@ -90,15 +90,7 @@ def direct_logits(
     """
     decoder = as_decoder(model)
     given = checked_prompts(decoder, prompts)
-    right, wrong = (
-        answer_tokens(decoder, answer, len(given), name)
-        for answer, name in ((for_, "for_"), (against, "against"))
-    )
-    if bool((right == wrong).any()):
-        raise InputError(
-            f"for_ and against are the same token in prompt {int((right == wrong).nonzero()[0])}; "
-            "their difference is 0"
-        )
+    right, wrong = compared_tokens(decoder, for_, against, len(given))
     rows = torch.tensor(asked_tokens(given), device=decoder.device)
     parts: dict[int, dict[str, np.ndarray]] = {}
     with steps(Console(stderr=True)) as step, direct_path(decoder) as path:

@@ -59,10 +59,9 @@ def direct_logits(found: xr.Dataset) -> PaperFigure:
         for column in columns
     ]
     rows = list(zip(names, means.ravel(), low.ravel(), high.ravel(), strict=True))
-    rows += [
-        (name, *(float(found[f"{name}_{end}"]) for end in ("mean", "low", "high")))
-        for name in ("embedding", "biases")
-    ]
+    for name in ("embedding", "biases"):
+        mean, least, most = (float(found[f"{name}_{end}"]) for end in ("mean", "low", "high"))
+        rows.append((name, mean, least, most))
     _draw_largest(right, [row for row in rows if np.isfinite(row[1]) and row[1]])
     difference = float(found["logit_difference_mean"])
     figure.suptitle(

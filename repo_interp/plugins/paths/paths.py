@@ -100,11 +100,11 @@ def ablate_paths(
     elif len(senders) or len(receivers):
         raise InputError("paths are sets, or lead from all senders to all receivers; give either")
     else:
-        of_sets = [[_route(path, into) for path in paths] for paths in sets]
+        of_sets = [[checked_route(path, into) for path in paths] for paths in sets]
     edit = PathEdit(decoder, of_sets, added_outputs(decoder), outputs)
     with intervention(decoder) as undo:
         for attention in decoder.attentions(edit.sending):
-            undo.enter_context(edit.sent_by(attention, edit.send))
+            undo.enter_context(edit.sent_by(decoder, attention, edit.send))
         edit.lead(undo)
         yield
 
@@ -116,7 +116,19 @@ def _sites(into: Any) -> tuple[str, ...]:
     return sites
 
 
-def _route(path: Any, into: Any) -> Route:
+def checked_route(path: Any, into: Any) -> Route:
+    """Check a path.
+
+    Args:
+        path: (sender, receiver), or (sender, receiver, site).
+        into: One or several sites of a path without a site.
+
+    Returns:
+        Sender, receiver and sites.
+
+    Raises:
+        InputError: It is no path.
+    """
     if not isinstance(path, tuple | list) or len(path) not in (2, 3):
         raise InputError(
             "a path is a sender and a receiver, or these and a site, such as ((0, 1), (2, 0), "
@@ -179,14 +191,16 @@ class PathEdit:
         self._recorded: dict[tuple[int, str, int], Tensor] = {}
         self._running: dict[int, int] = {}
 
+    @staticmethod
     @contextmanager
     def sent_by(
-        self, attention: RepositionedAttention, receive: Callable[[Sent], object]
+        decoder: Decoder, attention: RepositionedAttention, receive: Callable[[Sent], object]
     ) -> Iterator[None]:
         """Hand what a layer sends in every pass to a receiver, while the context lasts.
 
         Args:
-            attention: A layer of `sending`.
+            decoder: Decoder of the model.
+            attention: A layer whose outputs are added to the residual stream.
             receive: Called once a pass.
 
         Yields:
@@ -202,7 +216,7 @@ class PathEdit:
 
         projection = attention.output_projection
         assert projection is not None  # `added_outputs` has seen it
-        with called_at(self.decoder, "attended", keep, [attention.layer_idx]):
+        with called_at(decoder, "attended", keep, [attention.layer_idx]):
             handle = projection.register_forward_hook(hand_on)
             try:
                 yield
