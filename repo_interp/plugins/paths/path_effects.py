@@ -23,7 +23,6 @@ from repo_interp.analysis.coercion import Prompts
 from repo_interp.errors import InputError, quoted
 from repo_interp.experiments.responses import batches_by_length
 from repo_interp.intervals import half_interval
-from repo_interp.interventions.ablation import HeadMeans
 from repo_interp.measures.labels import described_group
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.decoder import Decoder, as_decoder
@@ -34,7 +33,15 @@ from repo_interp.models.side_by_side import WORTHWHILE, BatchSize
 from repo_interp.plugins.edits.token_losses import checked_prompts
 from repo_interp.plugins.paths.answers import Answer, asked_tokens, compared_tokens
 from repo_interp.plugins.paths.direct_path import added_outputs
-from repo_interp.plugins.paths.paths import SITES, Path, PathEdit, Route, Sent, checked_route
+from repo_interp.plugins.paths.paths import (
+    SITES,
+    Outputs,
+    Path,
+    PathEdit,
+    Route,
+    Sent,
+    checked_route,
+)
 from repo_interp.runtime.console import Console
 from repo_interp.runtime.progress import steps
 from repo_interp.storage.store import Progress
@@ -58,7 +65,7 @@ def path_effects(
     against: Answer,
     *,
     into: str | Sequence[str] = SITES[:3],
-    means: HeadMeans | None = None,
+    means: Outputs | None = None,
     batch_size: BatchSize | Literal["auto"] = "auto",
     progress: Progress | None = None,
 ) -> xr.Dataset:
