@@ -33,12 +33,15 @@ from .models.saving import save as save
 from .models.scheme_registry import register_scheme as register_scheme
 from .plots.findings import findings as findings
 from .plots.pages.report import show as show
+from .plugins.edits.pair_effects import pair_effects as pair_effects
 from .plugins.edits.token_losses import loss as loss
 from .plugins.edits.trials import try_edits as try_edits
 from .plugins.head_tables.atlas_table import atlas as atlas
 from .plugins.head_tables.head_numbers import head_table as head_table
 from .plugins.one_head.one_head import attention_pattern as attention_pattern
 from .plugins.one_head.one_head import explain_logit as explain_logit
+from .plugins.paths.direct_logits import direct_logits as direct_logits
+from .plugins.paths.path_effects import path_effects as path_effects
 from .plugins.probe.position_probe import position_probe as position_probe
 from .plugins.results.failing_cell import explain_cell as explain_cell
 from .plugins.training.training import PositionsCallback as PositionsCallback

@@ -4,6 +4,8 @@
 
 Each head, layer or rotary pair may have its own. Cosines and sines are scaled with YaRN's. Knows
 nothing about prompts beyond the training length (`extension`).
+
+Factors f_r may differ by layer and head: a partial rotation by head is factors of 1 and 0.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from annotated_types import Interval
 from torch import Tensor, nn
@@ -56,7 +59,7 @@ def rescaled(
     theta: float | None = None,
     linear: float | None = None,
     ntk: float | None = None,
-    factors: Sequence[float] | Tensor | None = None,
+    factors: Sequence[Any] | np.ndarray | Tensor | None = None,
     function: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[None]:
     """Rotate heads, layers or the whole model by other frequencies while the context lasts.
@@ -72,7 +75,9 @@ def rescaled(
         theta: Another base, theta_r = theta^(-r/n) of n pairs.
         linear: Factor of position interpolation.
         ntk: Factor of NTK-aware scaling (`positions.scaling.ntk_frequencies`).
-        factors: One number per pair, the fastest pair first as in `inv_freq`; 0 stops the pair.
+        factors: One number per pair, the fastest pair first as in `inv_freq`; 0 stops the pair. By
+            [pair], [head, pair] or [layer, head, pair], with all layers and heads of the model, or
+            1 for all of them; those that are not chosen keep their frequencies.
         function: New frequencies [pair] in radians per position, given the present ones.
 
     Yields:
@@ -81,7 +86,8 @@ def rescaled(
     Raises:
         InputError: Not exactly one change was given, a layer or the model does not rotate, or by
             a position of each pair, which has no base; the change leaves all frequencies as they
-            are; the model lacks a head; or the frequencies are not finite or not one per pair.
+            are; the model lacks a head; or the frequencies are not finite or not one per pair, or
+            factors not of all heads or layers.
     """
     named: dict[str, Any] = {"yarn": yarn, "theta": theta, "linear": linear, "ntk": ntk}
     given = {
@@ -129,8 +135,12 @@ def rescaled(
                     "linear, factors or a function"
                 )
             before = attention.frequencies
-            change = partial(_changed_frequencies, attention, name, value)
             some = None if heads is None else chosen[attention.layer_idx]
+            if name == "factors":
+                by = _factors_of(attention, value, decoder.layer_count, some)
+                patch_attribute(undo, attention, "frequencies", partial(torch.mul, by))
+                continue
+            change = partial(_changed_frequencies, attention, name, value)
             retune(undo, attention, change, scaling, some)
             now = attention.frequencies
             same = same and torch.equal(now, before.expand_as(now))
@@ -178,21 +188,46 @@ def _changed_frequencies(
         "linear": lambda: interpolate(frequencies, value),
         "theta": lambda: with_base(frequencies, attention.rotation.unscaled.to(frequencies), value),
         "ntk": lambda: ntk_frequencies(frequencies, value),
-        "factors": lambda: value,
         "function": lambda: value(frequencies),
     }
-    new = finite_positions(
-        changes[name](), frequencies, f"the {name} of layer {attention.layer_idx}"
-    )
-    count, rotating = len(frequencies), int((attention.rotation.frequencies != 0).sum())
-    if new.ndim != 1 or len(new) not in (count, rotating):
+    what = f"the {name} of layer {attention.layer_idx}"
+    new = finite_positions(changes[name](), frequencies, what)
+    return _of_all_pairs(attention, what, new.to(frequencies), new.ndim == 1)
+
+
+def _of_all_pairs(
+    attention: RepositionedAttention, what: str, new: Tensor, fits: bool, more: str = ""
+) -> Tensor:
+    """Numbers [..., component] of numbers of the pairs that rotate; the others keep frequency 0."""
+    count = attention.frequencies.shape[-1]
+    rotating = int((attention.rotation.frequencies != 0).sum())
+    if not fits or new.shape[-1] not in (count, rotating):
         raise InputError(
-            f"the {name} of layer {attention.layer_idx} are {list(new.shape)}; wanted one number "
-            f"for each of {rotating} pairs"
+            f"{what} are {list(new.shape)}; wanted one number for each of {rotating} pairs{more}"
         )
-    # Pairs beyond those that rotate have the frequency 0, and keep it.
-    new = torch.nn.functional.pad(new.to(frequencies), (0, count - len(new)))
-    return frequencies * new if name == "factors" else new
+    return torch.nn.functional.pad(new, (0, count - new.shape[-1]))
+
+
+def _factors_of(
+    attention: RepositionedAttention, given: Any, layers: int, chosen: frozenset[int] | None
+) -> Tensor:
+    """Factors of a layer [component], or [head, 1, component] where heads differ."""
+    present, heads = attention.frequencies, attention.heads
+    what = f"the factors of layer {attention.layer_idx}"
+    new = finite_positions(given, present, what).to(present)
+    # From the back: [head, pair] has no axis of layers
+    sizes = zip(new.shape[-2::-1], (heads, layers), strict=False)
+    fits = 1 <= new.ndim <= 3 and all(size in (1, whole) for size, whole in sizes)
+    more = f", [pair], or by [{heads} heads, pair] or [{layers} layers, {heads} heads, pair]"
+    new = _of_all_pairs(attention, what, new, fits, more)
+    if new.ndim == 3:
+        new = new[attention.layer_idx if len(new) > 1 else 0]
+    if new.ndim == 1 and chosen is None:
+        return new
+    kept = [chosen is not None and head not in chosen for head in range(heads)]
+    by_head = new.expand(heads, -1).masked_fill(torch.tensor(kept, device=new.device)[:, None], 1)
+    # [head, 1, component], the form in which `rotate` takes frequencies that differ by head
+    return by_head[:, None]
 
 
 def retune(

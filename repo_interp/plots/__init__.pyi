@@ -26,6 +26,7 @@ from repo_interp.plugins.cope.view import gate_lines as gate_lines
 from repo_interp.plugins.cope.view import gate_scores as gate_scores
 from repo_interp.plugins.cope.view import position_attention as position_attention
 from repo_interp.plugins.edits.edit_figure import edit_costs as edit_costs
+from repo_interp.plugins.edits.pair_figure import pair_effects as pair_effects
 from repo_interp.plugins.fake_distance.view import fake_distance_fit as fake_distance_fit
 from repo_interp.plugins.heads.view import atlas_names as atlas_names
 from repo_interp.plugins.heads.view import atlas_overview as atlas_overview
@@ -33,6 +34,7 @@ from repo_interp.plugins.lengths.extrapolation_view import output_traces as outp
 from repo_interp.plugins.lengths.perturbation_view import perturbation_grid as perturbation_grid
 from repo_interp.plugins.one_head.one_head_figure import attention_pattern as attention_pattern
 from repo_interp.plugins.one_head.one_head_figure import logit_parts as logit_parts
+from repo_interp.plugins.paths.direct_logits_figure import direct_logits as direct_logits
 from repo_interp.plugins.probe.view import position_probe as position_probe
 from repo_interp.plugins.rotation.view import rotating_pairs as rotating_pairs
 from repo_interp.plugins.rotation.view import rotation_grid as rotation_grid

@@ -54,6 +54,7 @@ class Norm:
     gain: Float[Tensor, "width"]
     factor: Float[Tensor, "prompt token"]
     centred: bool
+    constant: Float[Tensor, "width"]
 
     def pull_back(
         self, directions: Float[Tensor, "row width"], places: tuple[Any, Int[Tensor, "row"]]
@@ -83,6 +84,8 @@ class DirectPath:
     """By layer, until they are taken."""
     gates: dict[int, Float[Tensor, "prompt token width"]] = field(default_factory=dict)
     final: Norm | None = None
+    last: Float[Tensor, "prompt token width"] | None = None
+    """The residual stream that enters the final norm."""
     after_attention: dict[int, Norm] = field(default_factory=dict)
 
     @property
@@ -110,13 +113,45 @@ class DirectPath:
         Returns:
             Contributions of every head [row, head], in logits.
         """
-        assert self.final is not None
-        # From the logit back to the head: unembedding, final norm, norm after attention, Wo.
         places = (prompts, rows)
-        directions = self.final.pull_back(
-            (self._unembedding[answers] - self._mean_row).float(), places
-        )
-        directions = directions * self.factors[layer] * self.logit_factor
+        directions = self.directions(self.unembedding[answers] - self._mean_row, places)
+        return self.of_heads(layer, directions, moved, places)
+
+    def directions(
+        self, vectors: Float[Tensor, "row width"], places: tuple[Any, Int[Tensor, "row"]]
+    ) -> Float[Tensor, "row width"]:
+        """Pull vectors of the unembedding back through the final norm, once the pass has ended.
+
+        Args:
+            vectors: Rows of the unembedding, or their differences [row, width].
+            places: Prompts of the pass, and tokens, at which logits are asked for.
+
+        Returns:
+            Directions of the residual stream in which these logits grow [row, width].
+        """
+        assert self.final is not None
+        return self.final.pull_back(vectors.float(), places) * self.logit_factor
+
+    def of_heads(
+        self,
+        layer: int,
+        directions: Float[Tensor, "row width"],
+        moved: Float[Tensor, "row head d_head"],
+        places: tuple[Any, Int[Tensor, "row"]],
+    ) -> Float[Tensor, "row head"]:
+        """Compute what moved values add along directions of the residual stream.
+
+        Args:
+            layer: One of `layers`.
+            directions: Directions [row, width].
+            moved: Sums of weighted values [row, head, d_head].
+            places: Prompts of the pass, and tokens.
+
+        Returns:
+            Contributions of every head [row, head].
+        """
+        # Back to the head: norm after attention, Wo
+        directions = directions * self.factors[layer]
         if layer in self.after_attention:
             directions = self.after_attention[layer].pull_back(directions, places)
         (attention,) = self.decoder.attentions([layer])
@@ -127,14 +162,41 @@ class DirectPath:
         )
         return (written.unflatten(-1, (attention.heads, -1)) * moved.float()).sum(-1)
 
+    def of_bias(
+        self,
+        layer: int,
+        directions: Float[Tensor, "row width"],
+        places: tuple[Any, Int[Tensor, "row"]],
+    ) -> Float[Tensor, "row"]:
+        """Compute what the bias of the output projection adds, and that of a norm behind it.
+
+        Args:
+            layer: One of `layers`.
+            directions: Directions of the residual stream [row, width].
+            places: Prompts of the pass, and tokens.
+
+        Returns:
+            Contributions [row].
+        """
+        (attention,) = self.decoder.attentions([layer])
+        projection: Any = inner(attention.output_projection)
+        nothing = directions.new_zeros(1, self.gates[layer].shape[-1])
+        with torch.no_grad():
+            bias = projection.forward(nothing.to(projection.weight.dtype))[0].float()
+        directions, added = directions * self.factors[layer], 0.0
+        if (norm := self.after_attention.get(layer)) is not None:
+            added, directions = directions @ norm.constant, norm.pull_back(directions, places)
+        return directions @ bias + added
+
     @cached_property
-    def _unembedding(self) -> Tensor:
+    def unembedding(self) -> Float[Tensor, "token_id width"]:
+        """The weight of the unembedding."""
         return _vectors_of_words(self.decoder)
 
     @cached_property
     def _mean_row(self) -> Tensor:
         """Read once, not for every layer: the whole unembedding is behind it."""
-        return self._unembedding.mean(0)
+        return self.unembedding.mean(0)
 
 
 @contextmanager
@@ -155,6 +217,9 @@ def direct_path(decoder: Decoder) -> Iterator[DirectPath]:
     def store_final(norm: Norm) -> None:
         path.final = norm
 
+    def store_last(module: nn.Module, arguments: tuple) -> None:
+        path.last = arguments[0]
+
     with ExitStack() as hooks:
         hooks.enter_context(attention_values(decoder, path.values.__setitem__))
         for attention in decoder.layers:
@@ -171,6 +236,7 @@ def direct_path(decoder: Decoder) -> Iterator[DirectPath]:
             _remember_gate(attention, path.gates, hooks)
         if final is not None:
             hooks.callback(final.register_forward_hook(norm_hook(store_final)).remove)
+            hooks.callback(final.register_forward_pre_hook(store_last).remove)
         yield path
 
 
@@ -210,7 +276,7 @@ def norm_hook(store: Callable[[Norm], None]) -> Callable:
         # Least squares over the width: the factor of the pass, one number per token.
         scaled = normed.float() - constant
         factor = (straight * scaled).sum(-1) / straight.square().sum(-1).clamp_min(1e-30)
-        store(Norm(gain, factor, centred))
+        store(Norm(gain, factor, centred, constant))
 
     return hook
 

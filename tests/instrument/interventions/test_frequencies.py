@@ -12,7 +12,8 @@ from hooks import hooks_of
 from own_schemes import model_of, parts, register_all
 from refusals import refused
 from torch.testing import assert_close
-from transformers import PhiConfig, PhiForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PhiConfig, PhiForCausalLM
+from transformers.models.llama import modeling_llama
 
 import repo_interp as ri
 from repo_interp import interventions as iv
@@ -85,6 +86,46 @@ def test_heads_layers_and_model_are_the_same_heads_and_nest(rope):
         assert_close(logits(rope, *contexts), whole)
 
 
+def test_factors_by_layer_and_head_are_those_of_stock_queries_and_keys_turned_by_them(monkeypatch):
+    torch.manual_seed(0)
+    stock = LlamaForCausalLM(
+        LlamaConfig(**families.TINY | {"num_key_value_heads": 4}, attn_implementation="eager")
+    ).eval()
+    ours = ri.reposition(deepcopy(stock), "rope").eval()
+    layers, pairs = len(stock.model.layers), pair_count(ours)
+    factors = torch.rand(layers, 4, pairs, generator=torch.Generator().manual_seed(2))
+    factors[factors < 0.4] = 0.0
+    found = logits(ours, iv.rescaled(ours, factors=factors))
+    calls = iter(range(layers))
+
+    def turned(q, k, cosines, sines, *rest):
+        by = factors[next(calls)] * stock.model.rotary_emb.inv_freq
+        angles = (torch.arange(q.shape[2])[:, None] * by[:, None]).repeat(1, 1, 2)
+        half = modeling_llama.rotate_half
+        return (x * angles.cos() + half(x) * angles.sin() for x in (q, k))
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", turned)
+    assert_close(found, logits(stock), **NEAR)
+
+
+def test_factors_by_head_are_changes_of_heads_one_by_one_where_heads_share_keys(rope):
+    factors = torch.rand(3, 4, pair_count(rope), generator=torch.Generator().manual_seed(3))
+    one_by_one = [
+        iv.rescaled(rope, function=lambda theta, by=by: theta * by, heads=(layer, head))
+        for layer, of_layer in enumerate(factors)
+        for head, by in enumerate(of_layer)
+    ]
+    whole = logits(rope, *one_by_one)
+    assert_close(logits(rope, iv.rescaled(rope, factors=factors.numpy())), whole)
+    by_head, some = factors[1], [(1, 0), (1, 3)]
+    expected = logits(rope, one_by_one[4], one_by_one[7])
+    for given in (factors, by_head, by_head[None]):
+        assert_close(logits(rope, iv.rescaled(rope, heads=some, factors=given)), expected)
+    by_layer = logits(rope, iv.rescaled(rope, factors=factors[:, :1]))
+    layers = [iv.rescaled(rope, layer, factors=factors[layer, 0]) for layer in range(3)]
+    assert_close(by_layer, logits(rope, *layers))
+
+
 def test_ntk_is_another_base(rope):
     count = pair_count(rope)
     base = 10_000.0 * 4.0 ** (count / (count - 1))
@@ -112,6 +153,9 @@ def test_removing_all_pairs_looks_evenly_and_means_of_one_token_change_nothing(r
 
 REFUSED = {
     "wanted one number for each of": ("rescaled", (), {"factors": [1.0, 2.0, 3.0]}),
+    "[4 heads, pair] or [3 layers,": ("rescaled", (), {"factors": torch.ones(2, 4, 4)}),
+    "are [3, 4]; wanted": ("rescaled", (), {"factors": torch.ones(3, 4)}),
+    "are []; wanted": ("rescaled", (), {"factors": 0.5}),
     "are NaN or infinite": ("rescaled", (), {"function": lambda theta: theta * torch.nan}),
     "got yarn, factors": ("rescaled", (), {"yarn": 2, "factors": [1.0]}),
     "was wanted; got none": ("rescaled", (0,), {}),

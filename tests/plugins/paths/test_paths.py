@@ -5,6 +5,7 @@ import torch
 from families import TOKENS, repositioned, tiny
 from hooks import hooks_of
 from refusals import refused
+from scipy import stats
 from test_ablation import gpt2
 from torch.testing import assert_close
 
@@ -145,3 +146,110 @@ def test_learned_positions_are_read_of_the_same_stream_and_a_cache_gets_keys_onc
 def test_what_is_no_path_is_one_line(llama, arguments, line):
     with refused(line), iv.ablate_paths(llama, *arguments):
         llama(TOKENS)
+
+
+PATHS = {
+    "none": [],
+    "one": [((0, 1), (2, 0), "queries")],
+    "another": [((1, 3), (2, 0), "queries")],
+    "both": [((0, 1), (2, 0), "queries"), ((1, 3), (2, 0), "queries")],
+    "apart": [((0, 1), (2, 0), "queries"), ((1, 3), (2, 2), "queries")],
+    "chain": [((0, 2), (1, 0), "queries"), ((1, 0), (2, 3), "queries")],
+    "keys": [((0, sender), (2, head), "keys") for sender in (0, 2) for head in (2, 3)],
+}
+
+
+@torch.no_grad()
+def test_paths_of_a_set_are_removed_together_each_from_its_own_receiver(llama):
+    before = seen(llama)
+    for heads, paths in (([1], "one"), ([0, 2], "keys")):
+        senders, site = [(0, head) for head in heads], PATHS[paths][0][2]
+        receivers = sorted({path[1] for path in PATHS[paths]})
+        with iv.ablate_paths(llama, senders, receivers, site):
+            expected = seen(llama)
+        with iv.ablate_paths(llama, sets=[PATHS[paths]]):
+            found = seen(llama)
+        for name in SITES:
+            assert torch.equal(found[name], expected[name])
+    with iv.ablate_paths(llama, (1, 3), (2, 2), "queries"):
+        other = seen(llama)["queries"][:, :, 2]
+    with iv.ablate_paths(llama, (0, 1), (2, 0), "queries"):
+        first = seen(llama)["queries"][:, :, 0]
+    with iv.ablate_paths(llama, sets=[PATHS["apart"]]):
+        found = seen(llama)["queries"]
+    assert torch.equal(found[:, :, 0], first) and torch.equal(found[:, :, 2], other)
+    assert torch.equal(found[:, :, 1], before["queries"][:, :, 1])
+    with iv.ablate_paths(llama, sets=[PATHS["both"]]):
+        found = seen(llama)["queries"][:, :, 0]
+    # One second run without both senders
+    with iv.ablate_paths(llama, [(0, 1), (1, 3)], (2, 0), "queries"):
+        assert torch.equal(found, seen(llama)["queries"][:, :, 0])
+    assert not torch.allclose(found, first, atol=1e-3)
+
+
+def _with(bridge, edit):
+    with edit:
+        return bridge(TOKENS)
+
+
+@torch.no_grad()
+def test_sets_of_prompts_side_by_side_are_those_one_by_one(llama):
+    whole, hooks = TOKENS[:1].expand(len(PATHS), -1), hooks_of(llama)
+    with iv.ablate_paths(llama, sets=[*PATHS.values()]):
+        found = llama(whole)
+    for row, (name, paths) in enumerate(PATHS.items()):
+        expected = (
+            _with(llama, iv.ablate_paths(llama, sets=[paths]))[0] if paths else llama(TOKENS)[0]
+        )
+        assert_close(found[row], expected, atol=1e-5, rtol=1e-4)
+        assert name == "none" or (expected - llama(TOKENS)[0]).abs().max() > 1e-4
+    assert hooks_of(llama) == hooks
+
+
+@pytest.mark.parametrize("means", [False, True])
+def test_effects_of_sets_are_differences_of_logits_pass_by_pass(means):
+    torch.manual_seed(0)
+    model = repositioned("repo")
+    prompts, right, wrong = [TOKENS[0].tolist(), TOKENS[1, :13].tolist(), [5, 9, 7]], [7, 8, 9], 20
+    sets = PATHS | {"positions": [((0, 1), (2, head), "positions") for head in range(4)]}
+    outputs = ri.head_means(model, prompts) if means else None
+    found = ri.path_effects(
+        model, prompts, sets, right, wrong, means=outputs, batch_size=2, progress=lambda *done: None
+    )
+    with torch.no_grad():
+        for number, tokens in enumerate(prompts):
+
+            def difference(tokens=tokens, number=number):
+                logits = model(torch.tensor([tokens])).logits[0, -1]
+                return float(logits[right[number]] - logits[wrong])
+
+            plain = difference()
+            assert abs(float(found["logit_difference"][number]) - plain) < 1e-4
+            for name, paths in sets.items():
+                with iv.ablate_paths(model, outputs=outputs, sets=[paths]):
+                    expected = difference() - plain
+                change = float(found["change_by_prompt"].sel(set=name, prompt=number))
+                assert change == pytest.approx(expected, abs=1e-4), name
+    rows = found["change_by_prompt"].sel(set="both").values
+    low, high = stats.t.interval(0.95, 2, rows.mean(), stats.sem(rows))
+    here = found.sel(set="both")
+    assert [float(here["change_low"]), float(here["change_high"])] == pytest.approx([low, high])
+
+
+def test_what_is_no_set_of_paths_is_one_line(llama):
+    for line, sets in (
+        ("a path is a sender and a receiver", [[5]]),
+        ("heads are .layer, head. pairs", [[(0, 1)]]),
+        ("paths lead into some of", [[((0, 1), (2, 0), "pattern")]]),
+        ("from layer 2 to layer 1", [[((2, 1), (1, 0))]]),
+        ("head 9 was asked for", [[((0, 9), (1, 0), "queries")]]),
+        ("share their keys", [[((0, 1), (2, 0), "keys"), ((0, 2), (2, 1), "keys")]]),
+        ("paths of 3 prompts were named, but 2 prompts came", [PATHS["one"]] * 3),
+    ):
+        with refused(line), iv.ablate_paths(llama, sets=sets):
+            llama(TOKENS)
+    with refused("give either"), iv.ablate_paths(llama, (0, 1), (2, 0), sets=[[]]):
+        llama(TOKENS)
+    for line, sets in (("at least one", {}), ("lists by name", [PATHS["one"]])):
+        with refused(line):
+            ri.path_effects(llama, TOKENS, sets, 3, 4)

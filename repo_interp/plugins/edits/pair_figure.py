@@ -1,0 +1,112 @@
+"""Effects of rotary pairs, as a figure: changes of the loss by how often a pair turns.
+
+    one row       a line a band, with 95 % intervals; dashed: all pairs together
+    by layer      a map a band, layer by pair
+
+Draws what `ri.pair_effects` returns. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import CenteredNorm
+from matplotlib.lines import Line2D
+
+from repo_interp.errors import InputError, quoted
+from repo_interp.plots.marks import colour_bar, draw_cells, legend_below, panels, plain_decades
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+@style()
+def pair_effects(found: xr.Dataset) -> PaperFigure:
+    """Draw what it costs to change single rotary pairs.
+
+    Args:
+        found: What `ri.pair_effects` returns.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: `found` is not such a dataset.
+    """
+    if not isinstance(found, xr.Dataset) or not {"change", "together", "turns"} <= {
+        *found.variables
+    }:
+        raise InputError(f"effects of pairs are what ri.pair_effects returns; got {quoted(found)}")
+    title = f"One pair at {found.attrs['factor']:g} of its frequency"
+    if "layer" in found.dims:
+        return _maps(found, title)
+    figure = paper_figure(PAGE_WIDTH, 2.8)
+    ax = figure.subplots()
+    handles = [
+        _draw_band(ax, found.isel(band=place), place) for place in range(found.sizes["band"])
+    ]
+    ax.axhline(0, color="#333333", linewidth=0.6)
+    ax.axvline(1, color="#333333", linewidth=0.6, linestyle=":")
+    ax.set_xscale("log")
+    plain_decades(ax.xaxis)
+    # The fastest pair stands on the left, as it is the first
+    ax.invert_xaxis()
+    ax.set_xlabel(f"{found['turns'].attrs['long_name']} (dotted: one)")
+    ax.set_ylabel("change of the loss (nats)")
+    handles.append(Line2D([], [], color="#333333", linestyle="--", label="all pairs together"))
+    legend_below(figure, handles)
+    figure.suptitle(f"{title}, with 95 % intervals over {found.attrs['unit']}")
+    return figure
+
+
+def _draw_band(ax: Axes, found: xr.Dataset, place: int) -> Line2D:
+    """Draw the changes of one band, and that by all pairs; return the entry of its legend."""
+    colour, turns = _COLOURS[place % len(_COLOURS)], found["turns"].values
+    change, low, high = (found[f"change{end}"].values for end in ("", "_low", "_high"))
+    ax.errorbar(
+        turns,
+        change,
+        # A single unit has no interval
+        yerr=np.nan_to_num(np.stack([change - low, high - change])),
+        color=colour,
+        marker="o",
+        markersize=3.2,
+        linewidth=0.8,
+        elinewidth=0.8,
+    )[0].set_gid(f"band {place}")
+    ax.axhline(float(found["together"]), color=colour, linestyle="--", linewidth=0.8)
+    for pair in np.argsort(-np.abs(change), kind="stable")[:2]:
+        ax.annotate(
+            f"{found['pair'].values[pair]}", (turns[pair], change[pair]), (3, 3),
+            textcoords="offset points", color=colour, fontsize=6,
+        )  # fmt: skip
+    label = f"{_band_name(found)}: {float(found['plain_loss']):.2f} as it is"
+    return Line2D([], [], color=colour, marker="o", markersize=3.2, label=label)
+
+
+def _band_name(found: xr.Dataset | xr.DataArray) -> str:
+    band = str(found["band"].values)
+    return band if band == "answer" else f"tokens {band}"
+
+
+def _maps(found: xr.Dataset, title: str) -> PaperFigure:
+    """A map of layers by pairs for every band, on one scale."""
+    height = 0.9 + 0.1 * found.sizes["layer"]
+    figure, axes = panels(found.sizes["band"], 2, height, 0.5, PAGE_WIDTH)
+    largest = float(np.nanmax(np.abs(found["change"]))) or 1.0
+    look = {"cmap": "PuOr", "norm": CenteredNorm(0, largest)}
+    turns = found["turns"].max("layer")
+    named = [
+        f"{pair}\n{turned:.2g}"
+        for pair, turned in zip(turns["pair"].values, turns.values, strict=True)
+    ]
+    images = []
+    for place, ax in enumerate(axes):
+        here = found["change"].isel(band=place).transpose("layer", "pair").assign_coords(pair=named)
+        images.append(draw_cells(ax, here, look | {"gid": f"band {place}"}, most=8))
+        ax.set_xlabel(f"pair, and its {found['turns'].attrs['long_name']}")
+        ax.set_title(f"{_band_name(here)}: {float(found['plain_loss'][place]):.2f} as it is")
+    colour_bar(figure, images[0], axes, "change of the loss (nats)", fraction=0.046)
+    figure.suptitle(title)
+    return figure
