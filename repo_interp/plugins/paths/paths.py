@@ -155,16 +155,16 @@ class PathEdit:
         """
         self.decoder, self.added, self.outputs = decoder, added, outputs
         routes = [route for some in sets for route in some]
+        senders, receivers = {route[0] for route in routes}, {route[1] for route in routes}
+        for some in (senders, receivers):
+            if some:
+                heads_by_layer(decoder, sorted(some))  # refuses heads that the model lacks
         for sender, receiver, _ in routes:
             if sender[0] >= receiver[0]:
                 raise InputError(
                     f"a path leads from a layer to a later one; got one from layer {sender[0]} to "
                     f"layer {receiver[0]}"
                 )
-        senders, receivers = {route[0] for route in routes}, {route[1] for route in routes}
-        for some in (senders, receivers):
-            if some:
-                heads_by_layer(decoder, sorted(some))  # refuses heads that the model lacks
         self.sending = {layer for layer, _ in senders}
         self.runs = _runs(sets)
         for layer in sorted(self.sending):
