@@ -40,6 +40,8 @@ from .plugins.head_tables.head_numbers import head_table as head_table
 from .plugins.one_head.one_head import attention_pattern as attention_pattern
 from .plugins.one_head.one_head import explain_logit as explain_logit
 from .plugins.results.failing_cell import explain_cell as explain_cell
+from .plugins.reuse.reuse_by_head import reuse_cost_by_head as reuse_cost_by_head
+from .plugins.reuse.reuse_cost import reuse_cost as reuse_cost
 from .plugins.training.training import PositionsCallback as PositionsCallback
 from .plugins.training.training import measure_step as measure_step
 from .plugins.training.training import training_scalars as training_scalars

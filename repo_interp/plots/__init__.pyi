@@ -33,6 +33,7 @@ from repo_interp.plugins.lengths.extrapolation_view import output_traces as outp
 from repo_interp.plugins.lengths.perturbation_view import perturbation_grid as perturbation_grid
 from repo_interp.plugins.one_head.one_head_figure import attention_pattern as attention_pattern
 from repo_interp.plugins.one_head.one_head_figure import logit_parts as logit_parts
+from repo_interp.plugins.reuse.reuse_figure import reuse_by_head as reuse_by_head
 from repo_interp.plugins.rotation.view import rotating_pairs as rotating_pairs
 from repo_interp.plugins.rotation.view import rotation_grid as rotation_grid
 from repo_interp.plugins.segments.view import segment_positions as segment_positions
