@@ -138,12 +138,13 @@ def rank_correlation(
         groups: Group of each unit, drawn as a whole.
 
     Returns:
-        Correlation, and both ends of its interval; NaN where less than three groups have numbers.
+        Correlation, and both ends of its interval; NaN where less than three groups have
+        numbers, or all numbers are equal.
     """
     known = np.isfinite(one) & np.isfinite(other)
     one, other, groups = one[known], other[known], groups[known]
     members = [np.flatnonzero(groups == group) for group in np.unique(groups)]
-    if len(members) < 3:
+    if len(members) < 3 or not np.ptp(one) or not np.ptp(other):
         return np.nan, np.nan, np.nan
     draws = np.random.default_rng(0).integers(len(members), size=(_SAMPLES, len(members)))
     samples = []
