@@ -70,6 +70,9 @@ def cache_of(decoder: Decoder, tokens: Int[Tensor, "token"], start: int = 0) -> 
 
     Returns:
         Keys and values by layer.
+
+    Raises:
+        InputError: A layer that rotates keeps no rotated keys of its own.
     """
     cache = DynamicCache(config=decoder.owner.config)
     index = torch.arange(start, start + len(tokens), device=decoder.device)[None]

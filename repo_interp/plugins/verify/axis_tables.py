@@ -19,14 +19,6 @@ from transformers import AutoModelForCausalLM
 
 from repo_interp.errors import InputError
 from repo_interp.models.rotation import Source
-from repo_interp.plugins.verify.axes import (
-    AXES,
-    AxisFault,
-    AxisTurns,
-    axis_faults,
-    positions_by_axis,
-    turns_by_axis,
-)
 from repo_interp.plugins.verify.dumped_tables import one_per_pair
 from repo_interp.plugins.verify.layer_rotation import (
     ROUNDING,
@@ -36,6 +28,14 @@ from repo_interp.plugins.verify.layer_rotation import (
     angle_between,
     rotating_modules,
     stated_rotation,
+)
+from repo_interp.plugins.verify_axes.axes import (
+    AXES,
+    AxisFault,
+    AxisTurns,
+    axis_faults,
+    positions_by_axis,
+    turns_by_axis,
 )
 from repo_interp.values import format_ranges
 

@@ -1,7 +1,7 @@
 """Where the keys of a cache stand by axis: time, height and width of a prompt with an image (mRoPE).
 
 position(l, h, s, a)     from the pairs of layer l, key-value head h, slot s that turn by axis a;
-                         see `repo_interp.plugins.verify.axes`
+                         see `repo_interp.plugins.verify_axes.axes`
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repo_interp.plugins.verify.axes import AXES, axis_faults, positions_by_axis, turns_by_axis
+from repo_interp.plugins.verify_axes.axes import AXES, axis_faults, positions_by_axis, turns_by_axis
 from repo_interp.plugins.verify_cache.alignment import FARTHEST, choose_tokens, match_tokens
 from repo_interp.plugins.verify_cache.faults import Fault, token_faults
 from repo_interp.plugins.verify_cache.readings import (

@@ -26,7 +26,7 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.load import open_model
 from repo_interp.models.precision import float32_by_default
 from repo_interp.models.reposition import observable
-from repo_interp.plugins.verify.axes import AXES
+from repo_interp.plugins.verify_axes.axes import AXES
 from repo_interp.plugins.verify_cache.alignment import match_tokens
 from repo_interp.plugins.verify_cache.axis_readings import (
     AxisReading,

@@ -13,8 +13,8 @@ from transformers import DynamicCache
 import repo_interp as ri
 from benchmarks.tiny_models import small_configuration, small_model
 from repo_interp.cli import main
-from repo_interp.plugins.verify.axes import axis_faults, positions_by_axis, turns_by_axis
 from repo_interp.plugins.verify.axis_tables import image_positions
+from repo_interp.plugins.verify_axes.axes import axis_faults, positions_by_axis, turns_by_axis
 
 FAMILIES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text", "cohere_compass_text")
 SECTIONS = [4, 2, 2]
