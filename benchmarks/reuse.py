@@ -63,6 +63,9 @@ def lines_by_head(found: xr.Dataset) -> Iterator[str]:
     for prediction in found["prediction"].values:
         one = found.sel(prediction=prediction)
         yield f"  rank correlation with {prediction:20} {ends(one, 'correlation', 2)}"
+        for half in one["half"].values:
+            told = ends(one.sel(half=half), "half_change", 4)
+            yield f"    all heads of the {half} half not turned: {told}"
 
 
 def ends(one: xr.Dataset, name: str, digits: int) -> str:

@@ -6,7 +6,9 @@
 Beside it stand, as means over the query heads that read these keys and over prompts, numbers of one
 dense pass: `semantic_share` (fake_distance), `semantic_stability` (stability), and `mass`, the
 attention of later tokens to the chunk. The higher the first two, the less should distance matter,
-so the prediction is a negative rank correlation with the cost. Its interval is the 2.5 and 97.5 %
+so the prediction is a negative rank correlation with the cost. One head may cost nothing where all
+cost much; so the heads of all layers are also parted at the median of each measure, and the keys
+of either half are left together: `half_change`. The interval of the correlation is the 2.5 and 97.5 %
 quantile of bootstrap samples of whole layers, since heads of a layer are alike.
 """
 
@@ -64,7 +66,9 @@ def reuse_cost_by_head(
         `mean_loss`, `change`, `change_low`, `change_high` in nats as of `reuse_cost`, after the
         entry "dense"; `semantic_share`, `semantic_stability` and `mass`, NaN for "dense". By
         `prediction`: `correlation` with the change, over heads, `correlation_low` and
-        `correlation_high`.
+        `correlation_high`; and `half_change`, `half_change_low`, `half_change_high` [prediction,
+        half] of leaving the keys of all heads at or below the median ("lower"), and of those above
+        it ("upper"), over all layers that turn.
 
     Raises:
         InputError: As `reuse_cost`; or a layer does not turn keys.
@@ -74,27 +78,53 @@ def reuse_cost_by_head(
     some = turning if layers is None else list(layers)
     if not some or not {*some} <= {*turning}:
         raise InputError(f"layers are {quoted(layers)}; wanted some of those that turn: {turning}")
-    units = [(layer, head) for layer in some for head in range(decoder.by_layer[layer].kv_heads)]
+    all_units = [(layer, head) for layer in turning for head in range(_heads(decoder, layer))]
+    units = [unit for unit in all_units if unit[0] in {*some}]
+    known = _predictions(decoder, given, chunk, all_units)
+    halves = [
+        [
+            unit
+            for unit, above in zip(all_units, values > np.median(values), strict=True)
+            if above == up
+        ]
+        for values in known.values()
+        for up in (False, True)
+    ]
     first, stop = chunk
     by, rows = torch.full((stop - first,), -float(shift)), []
     with steps(Console(stderr=True)) as step:
         tell = partial(step, "reusing by head") if progress is None else progress
         for prompt in given:
             dense = cache_of(decoder, torch.tensor(prompt.tokens[:stop]))
-            moved = [turned(decoder, dense, first, by, (layer, [head])) for layer, head in units]
-            rows.append(losses_of(decoder, [dense, *moved], prompt, chunk))
+            moved = [dense]
+            for group in [*([unit] for unit in units), *halves]:
+                cached = dense
+                for layer, head in group:
+                    cached = turned(decoder, cached, first, by, (layer, [head]))
+                moved.append(cached)
+            rows.append(losses_of(decoder, moved, prompt, chunk))
             tell(len(rows), len(given))
+    losses = np.stack(rows, -1)
     labels = ["dense", *(f"{layer}.{head}" for layer, head in units)]
-    found = costs(np.stack(rows, -1), {"head": labels})
-    for name, values in _predictions(decoder, given, chunk, units).items():
-        attrs = {"long_name": PREDICTIONS[name][1], "units": "1"}
-        found[name] = ("head", [np.nan, *values], attrs)
+    found = costs(losses[: len(labels)], {"head": labels})
+    places = [all_units.index(unit) for unit in units]
     change, of_layer = found["change"].values[1:], np.array([layer for layer, _ in units])
-    triples = [rank_correlation(found[name].values[1:], change, of_layer) for name in PREDICTIONS]
+    triples = []
+    for name, values in known.items():
+        attrs = {"long_name": PREDICTIONS[name][1], "units": "1"}
+        found[name] = ("head", [np.nan, *values[places]], attrs)
+        triples.append(rank_correlation(values[places], change, of_layer))
     for end, values in zip(("", "_low", "_high"), zip(*triples, strict=True), strict=True):
         found[f"correlation{end}"] = ("prediction", list(values), {"units": "1"})
+    of_halves = costs(
+        losses[[0, *range(len(labels), len(losses))]], {"half": range(1 + len(halves))}
+    )
+    for end in ("", "_low", "_high"):
+        values = of_halves[f"change{end}"].values[1:].reshape(len(known), 2)
+        found[f"half_change{end}"] = (("prediction", "half"), values, {"units": "nat"})
     attrs = {"first": first, "stop": stop, "shift": shift}
-    return found.assign_coords(prediction=list(PREDICTIONS)).assign_attrs(attrs)
+    coords = {"prediction": list(PREDICTIONS), "half": ["lower", "upper"]}
+    return found.assign_coords(coords).assign_attrs(attrs)
 
 
 def _predictions(
@@ -102,7 +132,7 @@ def _predictions(
     prompts: Sequence[Prompt],
     chunk: tuple[int, int],
     units: Sequence[tuple[int, int]],
-) -> dict[str, list[float]]:
+) -> dict[str, np.ndarray]:
     spanned = [
         Prompt(
             prompt.tokens,
@@ -113,18 +143,22 @@ def _predictions(
     ]
     measures = [measure for measure, _ in PREDICTIONS.values()]
     run = analyze(decoder.module, spanned, measures, experiments=(), progress=lambda *_: None)
-    found: dict[str, list[float]] = {}
+    found = {}
     for name, (measure, _) in PREDICTIONS.items():
         array: xr.DataArray = run[f"{measure}/{name}"]  # pyright: ignore[reportAssignmentType]
         array = array.sel(span="chunk") if "span" in array.dims else array
         array = array.mean([dim for dim in array.dims if dim not in ("layer", "head")])
-        found[name] = []
+        values = []
         for layer, head in units:
-            attention = decoder.by_layer[layer]
-            group = attention.heads // attention.kv_heads
+            group = array.sizes["head"] // _heads(decoder, layer)
             readers = array.sel(layer=layer).values[head * group : (head + 1) * group]
-            found[name].append(float(np.nanmean(readers)))
+            values.append(float(np.nanmean(readers)))
+        found[name] = np.array(values)
     return found
+
+
+def _heads(decoder: Decoder, layer: int) -> int:
+    return decoder.by_layer[layer].kv_heads
 
 
 def rank_correlation(

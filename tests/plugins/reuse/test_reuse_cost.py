@@ -149,6 +149,22 @@ def test_heads_that_are_not_turned_cost_what_plain_transformers_says(llama):
             losses = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[STOP + 1 :])
             wanted.append(float(losses))
         np.testing.assert_allclose(found["loss"].sel(head=label), wanted, atol=1e-5)
+    upper = found["semantic_stability"][1:]
+    upper = upper["head"].values[(upper > upper.median()).values]
+    wanted = []
+    for tokens in PROMPTS:
+        cache = DynamicCache(config=llama.config)
+        with torch.no_grad():
+            llama(tokens[None, :STOP], past_key_values=cache)
+            for label in upper:
+                layer, head = map(int, label.split("."))
+                keys = cache.layers[layer].keys
+                keys[:, head, FIRST:STOP] = by_hand(llama, keys[:, head, FIRST:STOP], by)
+            logits = llama(tokens[None, STOP:], past_key_values=cache).logits
+        wanted.append(float(torch.nn.functional.cross_entropy(logits[0, :-1], tokens[STOP + 1 :])))
+    half = found["half_change"].sel(prediction="semantic_stability", half="upper")
+    change = np.mean(wanted) - float(found["mean_loss"].sel(head="dense"))
+    np.testing.assert_allclose(half, change, atol=1e-5)
     run = ri.analyze(
         llama,
         [
