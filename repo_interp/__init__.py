@@ -15,6 +15,7 @@
     ri.explain_cell(scores, depth=50, length=512)             the heads behind a cell that fails
     audited = ri.verify("path or hub-id")                     rotation, stated and measured
     audited = ri.verify_cache(bridge, tokens, cache)          where the keys of a cache stand
+    costs = ri.reuse_cost(bridge, texts, chunk=(128, 208))    a chunk's cache at another offset
 
 Everything is imported when it is first asked for: importing the package loads neither torch nor
 transformers. `__init__.pyi` lists it.

@@ -44,6 +44,8 @@ from .plugins.paths.direct_logits import direct_logits as direct_logits
 from .plugins.paths.path_effects import path_effects as path_effects
 from .plugins.probe.position_probe import position_probe as position_probe
 from .plugins.results.failing_cell import explain_cell as explain_cell
+from .plugins.reuse.reuse_by_head import reuse_cost_by_head as reuse_cost_by_head
+from .plugins.reuse.reuse_cost import reuse_cost as reuse_cost
 from .plugins.training.training import PositionsCallback as PositionsCallback
 from .plugins.training.training import measure_step as measure_step
 from .plugins.training.training import training_scalars as training_scalars

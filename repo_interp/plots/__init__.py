@@ -33,6 +33,7 @@ _PLACES = {
     "plugins.lengths.extrapolation_view": ("output_traces",),
     "plugins.lengths.perturbation_view": ("perturbation_grid",),
     "plugins.one_head.one_head_figure": ("attention_pattern", "logit_parts"),
+    "plugins.reuse.reuse_figure": ("reuse_by_head",),
     "plugins.paths.direct_logits_figure": ("direct_logits",),
     "plugins.probe.view": ("position_probe",),
     "plugins.rotation.view": ("rotating_pairs", "rotation_grid"),

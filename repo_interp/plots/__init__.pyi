@@ -36,6 +36,7 @@ from repo_interp.plugins.one_head.one_head_figure import attention_pattern as at
 from repo_interp.plugins.one_head.one_head_figure import logit_parts as logit_parts
 from repo_interp.plugins.paths.direct_logits_figure import direct_logits as direct_logits
 from repo_interp.plugins.probe.view import position_probe as position_probe
+from repo_interp.plugins.reuse.reuse_figure import reuse_by_head as reuse_by_head
 from repo_interp.plugins.rotation.view import rotating_pairs as rotating_pairs
 from repo_interp.plugins.rotation.view import rotation_grid as rotation_grid
 from repo_interp.plugins.segments.view import segment_positions as segment_positions

@@ -26,7 +26,11 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from repo_interp.checkpoint_files.architectures import native_layout, training_length
+from repo_interp.checkpoint_files.architectures import (
+    native_layout,
+    require_family,
+    training_length,
+)
 from repo_interp.errors import InputError, quoted, warn
 from repo_interp.models.checkpoints import load_model, open_checkpoint
 from repo_interp.models.decoder import as_decoder
@@ -35,6 +39,7 @@ from repo_interp.models.load import open_model
 from repo_interp.models.precision import float32_by_default
 from repo_interp.models.rotation import rotaries
 from repo_interp.models.wrapped import model_of
+from repo_interp.plugins.verify.axis_tables import axis_findings, file_rotations, lines_by_axis
 from repo_interp.plugins.verify.dumped_tables import SUFFIXES, read_tables
 from repo_interp.plugins.verify.layer_rotation import (
     TOLERANCE,
@@ -113,7 +118,9 @@ def audit(
     if other is not None:
         found.append(differences(model, other, modules, layers, deltas, dtype))
     unseen = UNSEEN if other is not None else f"keys, queries before rotation, {UNSEEN}"
-    return _table(model, layers, deltas, dtype, unseen, found)
+    lines = [line for findings in found for line in lines_by_fault(findings)]
+    lines += lines_by_axis(axis_findings(model, layers))
+    return _table(model, layers, deltas, dtype, unseen, lines)
 
 
 def audit_tables(model: Any, path: Path) -> xr.Dataset:
@@ -124,12 +131,19 @@ def audit_tables(model: Any, path: Path) -> xr.Dataset:
         path: File of tables or vectors, see `dumped_tables`.
 
     Returns:
-        As `audit`, at the positions of the file, for every layer that rotates.
+        As `audit`, at the positions of the file, for every layer that rotates; where they are by
+        axis, a token stands in the place of a distance.
 
     Raises:
         InputError: The file cannot be read, or has positions up to 0 alone.
     """
     angles, lengths, positions, dtype, adjacent = read_tables(path)
+    if positions.ndim == 2:
+        layers, mistakes, alike = file_rotations(model, angles, lengths, positions, dtype)
+        slow = [f"neighboring positions in {name} (alike in {dtype})" for name in alike]
+        unseen = ", ".join([*slow, "order of pairs in a head", UNSEEN]).replace("torch.", "")
+        lines = list(lines_by_axis(mistakes))
+        return _table(model, layers, range(positions.shape[1]), dtype, unseen, lines)
     # Ascending, as `first_distance` wants; of a position that occurs twice the first one is read.
     deltas, places = np.unique(positions.numpy(), return_index=True)
     deltas, places = deltas[deltas > 0].tolist(), places[deltas > 0]
@@ -163,7 +177,8 @@ def audit_tables(model: Any, path: Path) -> xr.Dataset:
     else:
         unseen = UNSEEN
         found.append(_other_order(model, list(layers), adjacent, 2 * len(angles)))
-    return _table(model, layers, deltas, dtype, unseen, found)
+    lines = [line for findings in found for line in lines_by_fault(findings)]
+    return _table(model, layers, deltas, dtype, unseen, lines)
 
 
 def _other_order(model: Any, layers: Sequence[int], adjacent: bool, width: int) -> Findings:
@@ -188,7 +203,7 @@ def _table(
     deltas: Sequence[int],
     dtype: torch.dtype,
     not_compared: str,
-    found: Sequence[Findings],
+    findings: Sequence[str],
 ) -> xr.Dataset:
     heads, components = (
         max(1, *(layer.errors.shape[axis] for layer in layers.values())) for axis in (0, 1)
@@ -235,7 +250,7 @@ def _table(
             "device": str(_device(model)),
             "dtype": str(dtype).removeprefix("torch."),
             "longest": deltas[-1],
-            "findings": "\n".join(line for findings in found for line in lines_by_fault(findings)),
+            "findings": "\n".join(findings),
         },
     )
 
@@ -299,6 +314,8 @@ def verify(
 def _open(model: Any, weights: bool) -> Any:
     if isinstance(model, nn.Module):
         owner = model_of(model)
+        if getattr(owner.config, "text_config", None) is not None:
+            require_family(owner.config)  # says which part opens
         # those of rotation, which alone matter
         if any(buffer.is_meta for buffer in owner.buffers()):
             require_weights(as_decoder(owner))

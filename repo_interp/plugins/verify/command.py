@@ -49,7 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "at which position every key stands",
     )
     parser.add_argument(
-        "--tokens", metavar="FILE", help="the token ids that the cache was made of, a JSON list"
+        "--tokens",
+        metavar="FILE",
+        help="the token ids that the cache was made of, a JSON list; or a .jsonl of one prompt, whose "
+        "position_ids may be [time, height, width] of every token",
     )
     parser.add_argument(
         "--longest",
@@ -166,9 +169,9 @@ def _verify_cache(arguments: argparse.Namespace) -> int:
     console.print(f"auditing {arguments.cache} with {arguments.checkpoint} on cpu")
     from repo_interp.models.load import open_model
     from repo_interp.plugins.verify_cache.cache_audit import verify_cache
-    from repo_interp.plugins.verify_cache.cached_keys import read_token_ids
+    from repo_interp.plugins.verify_cache.cached_keys import read_prompt
 
-    tokens = read_token_ids(Path(arguments.tokens))
+    tokens = read_prompt(Path(arguments.tokens))
     model = open_model(find_checkpoint(arguments.checkpoint), dtype=arguments.dtype or "float32")
     audited = verify_cache(model, tokens, arguments.cache)
     findings = audited.attrs["findings"].splitlines()

@@ -2,7 +2,8 @@
 
     cos, sin                   tables [token, column]: a column per pair, or one per entry of a head
     q, q_rotated (k, ...)      vectors [token, d_head] or [head, token, d_head] before and after
-    positions                  [token], by default 0, 1, 2, ...
+    positions                  [token], by default 0, 1, 2, ...; or [axis, token]: time, height,
+                               width (mRoPE)
 
     angle of a pair = atan2(sin, cos), or from plain to turned pair; length = that of (cos, sin), or
     of the turned pair over the plain one
@@ -43,7 +44,8 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype, bool |
         path: File that ends in one of `SUFFIXES`.
 
     Returns:
-        Angles and lengths [pair, token], float64; positions [token]; the precision of the file;
+        Angles and lengths [pair, token], float64; positions [token], or
+        [axis, token]; the precision of the file;
         whether pairs are neighbors in a head, None where that is not known.
 
     Raises:
@@ -80,16 +82,16 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype, bool |
     stated = given.get("positions", torch.arange(tokens))
     positions = stated.long()
     if (
-        positions.shape != (tokens,)
+        positions.shape not in ((tokens,), (3, tokens))
         or not torch.equal(positions.double(), stated.double())
         or not 0 <= int(positions.min()) <= int(positions.max()) < _LONGEST
     ):
         raise InputError(
             f"positions of {path} are {list(positions.shape)}; wanted {tokens} whole numbers "
-            f"from 0 to {_LONGEST - 1}"
+            f"from 0 to {_LONGEST - 1}, or [time, height, width] of them"
         )
     if found[0] == "cos":
-        cosines, sines = _one_per_pair(first), _one_per_pair(second)
+        cosines, sines = one_per_pair(first), one_per_pair(second)
         # The length is 1, or YaRN's factor, which runtimes multiply into their tables.
         return torch.atan2(sines, cosines), torch.hypot(cosines, sines), positions, dtype, None
     if first.shape[-1] % 2:
@@ -127,8 +129,15 @@ def read_arrays(path: Path) -> Mapping[str, Tensor]:
             return {name: torch.as_tensor(arrays[name]) for name in arrays.files}
 
 
-def _one_per_pair(table: Tensor) -> Tensor:
-    """The table [pair, token] of a table [token, column] in which pairs may stand twice."""
+def one_per_pair(table: Tensor) -> Tensor:
+    """Leave out the columns of a table in which pairs stand a second time.
+
+    Args:
+        table: [token, column].
+
+    Returns:
+        [pair, token].
+    """
     columns = table.shape[-1]
     # Half-split as Llama has it, interleaved as GPT-J has it.
     if columns % 2 == 0 and torch.equal(table[:, : columns // 2], table[:, columns // 2 :]):

@@ -4,7 +4,8 @@
                         of layer l, key-value head h, slot s: x the cached key, k that of its token
                         before rotation, r a pair of entries
 
-Keys of a first layer depend on the token alone, so there tokens and positions are exact. In deeper
+Prompts with images have three positions per token (mRoPE); their keys are read by axis, in
+`axis_readings`. Keys of a first layer depend on the token alone, so there tokens and positions are exact. In deeper
 layers k is that of a dense pass over all tokens, and a slot tells nothing where its context was
 another one. Values are not compared.
 """
@@ -25,7 +26,13 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.load import open_model
 from repo_interp.models.precision import float32_by_default
 from repo_interp.models.reposition import observable
+from repo_interp.plugins.verify_axes.axes import AXES
 from repo_interp.plugins.verify_cache.alignment import match_tokens
+from repo_interp.plugins.verify_cache.axis_readings import (
+    AxisReading,
+    read_by_axis,
+    verdicts_by_axis,
+)
 from repo_interp.plugins.verify_cache.cached_keys import read_keys
 from repo_interp.plugins.verify_cache.faults import Fault, faults_of
 from repo_interp.plugins.verify_cache.pieces import Piece
@@ -54,24 +61,35 @@ def verify_cache(model: Any, tokens: Any, cache: Any) -> xr.DataTree:
 
     Args:
         model: Model of Hugging Face or bridge, also wrapped; or the path of a checkpoint.
-        tokens: Token ids [token] or [1, token] of one prompt, without padding.
+        tokens: Token ids [token] or [1, token] of one prompt, without padding; or a `Prompt`, whose
+            `position_ids` may be [time, height, width] of every token, as an image has them.
         cache: What a model returns as `past_key_values`; or a .npz file, see `read_keys`.
 
     Returns:
         `position`, `wanted` and `agreement [layer, head, slot]`, `token [layer, slot]`. The attribute
         `verdict` is a few words, `findings` has one line per fault, `cannot_tell` one per layer
-        and reason for which positions are not known; `order` is that of the entries of keys.
+        and reason for which positions are not known; `order` is that of the entries of keys. With
+        positions by axis, `position` and `wanted` have a last dimension `axis` (time, height,
+        width), there is no `agreement`, and `verdict_by_axis` says what holds for each.
 
     Raises:
         InputError: The cache is one of another model or of other tokens, or cannot be read.
     """
     opened = open_model(model) if isinstance(model, str | os.PathLike) else model
     decoder = as_decoder(observable(opened))
-    ids = _token_ids(tokens, decoder)
+    ids, by_axis = _token_ids(tokens, decoder), _positions_by_axis(tokens)
     cached = read_keys(cache)
     with torch.no_grad():
-        references = reference_keys(decoder, ids)
+        references = reference_keys(decoder, ids, by_axis)
         _require_shapes(cached, references)
+        if by_axis is not None:
+
+            def needed(reference: ReferenceKeys) -> int:
+                return _needed(reference, len(ids))
+
+            found = read_by_axis(cached, references, by_axis, needed, decoder.dtype)
+            _require_tokens(decoder, found[0], cached, references)
+            return _tree_by_axis(decoder, found)
 
         def apart(pieces: Sequence[Piece]) -> dict[int, ReferenceKeys]:
             some = [piece.tokens for piece in pieces]
@@ -97,6 +115,25 @@ def _token_ids(tokens: Any, decoder: Decoder) -> Tensor:
     return ids.long().cpu()
 
 
+def _positions_by_axis(tokens: Any) -> Tensor | None:
+    """Positions [axis, token] of a prompt with an image; None where there is one per token."""
+    given = getattr(tokens, "position_ids", None)
+    if given is None or list(given) == list(range(len(given))):
+        return None
+    ids = torch.tensor(given)
+    if ids.ndim != 2:
+        raise InputError(
+            "the prompt has position ids of its own, one per token; give its tokens alone, or "
+            "[time, height, width] of every token"
+        )
+    return ids.T
+
+
+def _needed(reference: ReferenceKeys, tokens: int) -> int:
+    """The first token that later ones see, by the window of the layer."""
+    return 0 if reference.window is None else max(0, tokens - reference.window + 1)
+
+
 def _require_shapes(cached: Mapping[int, Tensor], references: Mapping[int, ReferenceKeys]) -> None:
     for layer, keys in cached.items():
         if layer not in references:
@@ -116,7 +153,7 @@ def _require_shapes(cached: Mapping[int, Tensor], references: Mapping[int, Refer
 
 def _require_tokens(
     decoder: Decoder,
-    first: Reading,
+    first: Reading | AxisReading,
     cached: Mapping[int, Tensor],
     references: Mapping[int, ReferenceKeys],
 ) -> None:
@@ -163,8 +200,7 @@ def _tree(
             at = torch.as_tensor(reading.positions)[..., None]
             by_head["agreement"][here] = reading.phases.agreement(at)[..., 0]
         token[row, : len(reading.tokens)] = reading.tokens
-        window = references[reading.layer].window
-        needed = 0 if window is None else max(0, tokens - window + 1)
+        needed = _needed(references[reading.layer], tokens)
         first = firsts.setdefault(len(reading.tokens), reading)
         for fault in faults_of(reading, first, needed):
             faults.setdefault(fault, []).append(reading.layer)
@@ -175,7 +211,60 @@ def _tree(
         name: (axes, values) for name, values in by_head.items()
     }
     variables["token"] = (("layer", "slot"), token)
-    layers = [reading.layer for reading in readings]
+    coords = {
+        "layer": [reading.layer for reading in readings],
+        "head": range(heads),
+        "slot": range(slots),
+    }
+    return _dataset(decoder, variables, coords, faults, unread, readings[0].order)
+
+
+def _tree_by_axis(decoder: Decoder, readings: Sequence[AxisReading]) -> xr.DataTree:
+    heads = max(reading.positions.shape[1] for reading in readings)
+    slots = max(len(reading.tokens) for reading in readings)
+    shape = (len(readings), heads, slots, len(AXES))
+    position, wanted = np.full(shape, np.nan), np.full(shape, np.nan)
+    token = np.full((len(readings), slots), -1)
+    faults: dict[Fault, list[int]] = {}
+    unread: dict[str, list[int]] = {}
+    for row, reading in enumerate(readings):
+        _, rows, count = reading.positions.shape
+        position[row, :rows, :count] = np.moveaxis(reading.positions, 0, -1)
+        wanted[row, :rows, :count] = reading.wanted.T
+        token[row, :count] = reading.tokens
+        for fault in (*reading.of_tokens, *reading.of_axes):
+            faults.setdefault(fault, []).append(reading.layer)
+        for reason in reading.unread:
+            unread.setdefault(reason, []).append(reading.layer)
+    axes = ("layer", "head", "slot", "axis")
+    variables = {
+        "position": (axes, position),
+        "wanted": (axes, wanted),
+        "token": (("layer", "slot"), token),
+    }
+    coords = {
+        "layer": [reading.layer for reading in readings],
+        "head": range(heads),
+        "slot": range(slots),
+        "axis": list(AXES),
+    }
+    tree = _dataset(decoder, variables, coords, faults, unread, readings[0].order)
+    told = [not np.isnan(position[..., axis]).all() for axis in range(len(AXES))]
+    kinds = [fault.kind for fault in faults]
+    tree.attrs["verdict_by_axis"] = verdicts_by_axis(kinds, told)
+    return tree
+
+
+def _dataset(
+    decoder: Decoder,
+    variables: Mapping[str, tuple[tuple[str, ...], np.ndarray]],
+    coords: Mapping[str, Any],
+    faults: Mapping[Fault, list[int]],
+    unread: Mapping[str, list[int]],
+    order: str,
+) -> xr.DataTree:
+    """Both kinds of readings as a tree."""
+    layers = coords["layer"]
     dataset = xr.Dataset(
         {
             name: (
@@ -185,15 +274,15 @@ def _tree(
             )
             for name, (dims, values) in variables.items()
         },
-        {"layer": layers, "head": range(heads), "slot": range(slots)},
+        coords,
         {
             "verdict": ", ".join(dict.fromkeys(fault.kind for fault in faults))
-            or ("not told" if np.isnan(by_head["position"]).all() else "contiguous"),
+            or ("not told" if np.isnan(variables["position"][1]).all() else "contiguous"),
             "findings": "\n".join(_line(fault, where, layers) for fault, where in faults.items()),
             "cannot_tell": "\n".join(
                 f"{_layers(where, layers)}: {reason}" for reason, where in unread.items()
             ),
-            "order": readings[0].order,
+            "order": order,
             "device": str(decoder.device),
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "not_compared": "values",

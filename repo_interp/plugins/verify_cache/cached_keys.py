@@ -24,6 +24,8 @@ from transformers import cache_utils
 from repo_interp.errors import InputError, as_input_errors, quoted
 from repo_interp.plugins.verify.dumped_tables import read_arrays
 from repo_interp.storage.files import path_of, regular
+from repo_interp.tasks.prompt import Prompt
+from repo_interp.tasks.prompt.jsonl import read_prompts
 from repo_interp.values import shortened
 
 Keys = Float[Tensor, "kv_head slot entry"]
@@ -116,18 +118,24 @@ def _checked(keys: Any, layer: int) -> Keys:
     return held[:, : int(used[-1]) + 1 if len(used) else 0]
 
 
-def read_token_ids(path: Path) -> list[int]:
-    """Read token ids from a text file.
+def read_prompt(path: Path) -> list[int] | Prompt:
+    """Read token ids from a text file, or a prompt.
 
     Args:
-        path: File with whole numbers, as a JSON list or with spaces between them.
+        path: File with whole numbers, as a JSON list or with spaces between them; or a .jsonl file
+            with one prompt, as `repo-interp analyze --prompts` reads it.
 
     Returns:
-        Token ids.
+        Token ids; or the prompt, with its position ids.
 
     Raises:
         InputError: The file cannot be read, or holds something else.
     """
+    if path.suffix == ".jsonl":
+        prompts = read_prompts(path)
+        if len(prompts) != 1:
+            raise InputError(f"{path} holds {len(prompts)} prompts; a cache is of one")
+        return prompts[0]
     with as_input_errors(f"{path} cannot be read", 120):
         text = regular(path).read_text(encoding="utf-8")
     if not re.fullmatch(r"[\[\]\s,0-9]*", text) or not (

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from jaxtyping import Int
 
 from repo_interp.plugins.verify_cache.pieces import Piece, pieces_of
 from repo_interp.plugins.verify_cache.readings import EXCHANGED, Reading
@@ -52,7 +53,7 @@ def faults_of(reading: Reading, first: Reading, needed: int) -> Iterator[Fault]:
     Yields:
         Faults.
     """
-    yield from _of_tokens(reading, needed)
+    yield from token_faults(reading.tokens, needed)
     if reading.order == EXCHANGED:
         yield Fault("other pairs", "keys are turned in other pairs of entries than the model's")
     if reading.phases is not None and abs(reading.length - 1) > _LENGTH:
@@ -84,10 +85,18 @@ def _of_learned(reading: Reading, off: np.ndarray) -> Iterator[Fault]:
         yield Fault("other positions", f"in a dense pass other positions are learned for {found}")
 
 
-def _of_tokens(reading: Reading, needed: int) -> Iterator[Fault]:
-    """Slots of no token, and tokens without a slot, or with several."""
-    held = reading.tokens[reading.tokens >= 0]
-    if (strange := np.flatnonzero(reading.tokens < 0)).size:
+def token_faults(tokens: Int[np.ndarray, "slot"], needed: int) -> Iterator[Fault]:
+    """Find slots of no token, and tokens without a slot, or with several.
+
+    Args:
+        tokens: Number of each slot's token, -1 where there is none.
+        needed: The first token that later tokens see.
+
+    Yields:
+        Faults.
+    """
+    held = tokens[tokens >= 0]
+    if (strange := np.flatnonzero(tokens < 0)).size:
         slots = f"slot{'s' * (len(strange) > 1)} {format_ranges(strange.tolist())}"
         yield Fault("wrong token", f"keys of none of the tokens in {slots}")
     if not held.size:

@@ -60,16 +60,25 @@ def order_of(keys: Tensor, reference: ReferenceKeys, step: float) -> str:
     """
     farness = {}
     for order in (STOCK, REORDERED, EXCHANGED):
-        cached, plain = _ordered(keys, reference, order)
-        match = match_tokens(_lengths(cached), _lengths(plain), step)
+        cached, plain = ordered(keys, reference, order)
+        match = match_tokens(lengths_of(cached), lengths_of(plain), step)
         farness[order] = float(match.distance.median())
     # An order other than the model's must be better beyond doubt
     best = min(farness, key=lambda order: farness[order])
     return best if farness[best] + step < 0.5 * farness[STOCK] else STOCK
 
 
-def _ordered(keys: Tensor, reference: ReferenceKeys, order: str) -> tuple[Tensor, Tensor]:
-    """Cached and unrotated keys as complex pairs [kv_head, slot or token, pair]."""
+def ordered(keys: Tensor, reference: ReferenceKeys, order: str) -> tuple[Tensor, Tensor]:
+    """Return cached and unrotated keys as complex pairs.
+
+    Args:
+        keys: As cached [kv_head, slot, entry].
+        reference: Keys of the model.
+        order: That of the entries.
+
+    Returns:
+        [kv_head, slot, pair] and [kv_head, token, pair].
+    """
     stock, other = reference.orders()
     of_cached = stock if order == STOCK else other
     plain = reference.plain
@@ -78,8 +87,15 @@ def _ordered(keys: Tensor, reference: ReferenceKeys, order: str) -> tuple[Tensor
     return pairs(keys[..., of_cached]), pairs(plain) * reference.scaling
 
 
-def _lengths(vectors: Tensor) -> Float[Tensor, "token feature"]:
-    """What no rotation changes, of all heads."""
+def lengths_of(vectors: Tensor) -> Float[Tensor, "token feature"]:
+    """Return what no rotation changes, of all heads.
+
+    Args:
+        vectors: Complex pairs [head, token, pair].
+
+    Returns:
+        Lengths of pairs.
+    """
     return vectors.abs().transpose(0, 1).flatten(1)
 
 
@@ -125,11 +141,11 @@ def read_layer(
     tolerance, step = tolerances(keys, dtype)
     # Beside their positions, a cache of a model of ours holds keys before rotation.
     rotates = passes[0].frequencies is not None and beside is None
-    features = _lengths if rotates else _entries
-    cached = _ordered(keys, passes[0], order)[0]
+    features = lengths_of if rotates else _entries
+    cached = ordered(keys, passes[0], order)[0]
     matches = []
     for one in passes:
-        plain = _ordered(keys, one, order)[1]
+        plain = ordered(keys, one, order)[1]
         matches.append((match_tokens(features(cached), features(plain), step), plain, one))
     match, plain, reference = min(matches, key=lambda found: float(found[0].distance.mean()))
     heads, slots = cached.shape[:2]

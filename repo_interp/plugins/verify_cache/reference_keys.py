@@ -96,12 +96,17 @@ def pairs(half_split: Float[Tensor, "*batch d_head"]) -> Complex[Tensor, "*batch
     return torch.complex(*half_split.double().chunk(2, -1))
 
 
-def reference_keys(decoder: Decoder, tokens: Int[Tensor, "token"]) -> dict[int, ReferenceKeys]:
+def reference_keys(
+    decoder: Decoder,
+    tokens: Int[Tensor, "token"],
+    position_ids: Int[Tensor, "axis token"] | None = None,
+) -> dict[int, ReferenceKeys]:
     """Run tokens through a model and return the keys of its layers before rotation.
 
     Args:
         decoder: Decoder of a model that can be observed.
         tokens: Token ids of one prompt.
+        position_ids: By time, height and width, those of a prompt with an image; None: the index.
 
     Returns:
         Keys by number of layer.
@@ -122,7 +127,8 @@ def reference_keys(decoder: Decoder, tokens: Int[Tensor, "token"]) -> dict[int, 
             inputs.window,
         )
 
-    _observe(decoder, tokens[None], receive)
+    by_axis = None if position_ids is None else position_ids[:, None]
+    _observe(decoder, tokens[None], receive, position_ids=by_axis)
     return found
 
 
@@ -173,7 +179,11 @@ def _observe(
     tokens: Int[Tensor, "prompt token"],
     receive: Callable[[AttentionInputs], None],
     layers: tuple[int, ...] | None = None,
+    position_ids: Int[Tensor, "axis prompt token"] | None = None,
 ) -> None:
     tokens = tokens.to(decoder.device)
+    places = None if position_ids is None else position_ids.to(decoder.device)
     prompts = torch.arange(len(tokens))
-    capture(decoder, tokens, torch.ones_like(tokens, dtype=torch.bool), prompts, receive, layers)
+    capture(
+        decoder, tokens, torch.ones_like(tokens, dtype=torch.bool), prompts, receive, layers, places
+    )

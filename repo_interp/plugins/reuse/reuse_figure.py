@@ -1,0 +1,53 @@
+"""What the keys of heads cost when they are not turned, beside what should foresee it.
+
+    panel   a prediction
+    dot     a key-value head: its prediction, and the change of the loss with its 95 % interval
+
+Draws what `ri.reuse_cost_by_head` returns. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from repo_interp.errors import InputError, quoted
+from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+
+
+@style()
+def reuse_by_head(found: xr.Dataset) -> PaperFigure:
+    """Draw the cost of every head against its predictions.
+
+    Args:
+        found: What `ri.reuse_cost_by_head` returns.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: `found` is not such a dataset.
+    """
+    if not isinstance(found, xr.Dataset) or not {"change", "correlation"} <= set(found):
+        raise InputError(
+            f"costs by head are what ri.reuse_cost_by_head returns; got {quoted(found)}"
+        )
+    names = [str(name) for name in found["prediction"].values]
+    figure = paper_figure(PAGE_WIDTH, 2.3)
+    axes = np.atleast_1d(figure.subplots(1, len(names), sharey=True))
+    heads = found.isel(head=slice(1, None))
+    change = heads["change"].values
+    ends = np.nan_to_num(
+        [change - heads["change_low"].values, heads["change_high"].values - change]
+    )
+    for ax, name in zip(axes, names, strict=True):
+        ax.errorbar(heads[name].values, change, ends, fmt="o", ms=2.5, lw=0.5, color="#0072B2")
+        ax.axhline(0, color="0.6", lw=0.6)
+        told = found.sel(prediction=name)
+        ax.set_title(
+            f"{float(told['correlation']):+.2f} [{float(told['correlation_low']):+.2f}, "
+            f"{float(told['correlation_high']):+.2f}]"
+        )
+        ax.set_xlabel(name.replace("_", " "))
+    axes[0].set_ylabel("cost of not turning (nat)")
+    return figure
