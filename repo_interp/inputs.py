@@ -127,7 +127,8 @@ class AttentionInputs:
     by_axis: bool = False
     """Whether positions by pair are those of an image: steps of the index along the pair's axis."""
     reads_content: Callable[[], bool] | None = None
-    """Tells whether `position_logits` depend on contents; None: on positions alone."""
+    """Tells whether logits depend on contents and positions by more than the rotation; None: not.
+    """
 
     @property
     def heads(self) -> int:
@@ -155,9 +156,7 @@ class AttentionInputs:
 
     @cached_property
     def logits_by_content(self) -> bool:
-        """Whether the scheme adds logits that depend on contents, not on positions alone."""
-        if self.position_logits is None:
-            return False
+        """Whether logits depend on contents and positions otherwise than by the rotation."""
         probed = self.reads_content is not None and self.reads_content()
         return self.gate_features is not None or probed
 

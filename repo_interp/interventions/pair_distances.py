@@ -151,7 +151,7 @@ def reason_against_distances(attention: RepositionedAttention) -> str:
         What it does instead; empty where there is a distance.
     """
     if logits_by_content(attention):
-        return "counts positions by context, or adds other logits by contents"
+        return "counts positions by context, or adds or transforms by contents and positions"
     if differs_by_pair(attention):
         return "gives every rotary pair its own position"
     rotates = attention.frequencies is not None and attention.assigner is not None

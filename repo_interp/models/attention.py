@@ -1,6 +1,7 @@
 """A stock attention module whose positions come from a scheme.
 
     z = assign(h)                                   positions, or none
+    q, k = transform(q, k, z)                       per head, or none
     S = logit_scale * rotate(q, z) rotate(k, z)^T
         + position_logits(q, k, z, ...)             masked to the past
     out = softmax(S) v
@@ -15,8 +16,10 @@ The stock module stays in place and computes everything else: projections, norms
                          positions, and attend
     after the module     the tensors of the pass are dropped
 
-A scheme is a choice of three parts: an assigner of positions, frequencies to rotate by, and logits
-to add; any may be absent. Knows nothing about layouts, checkpoints or measures.
+A scheme is a choice of four parts: an assigner of positions, a transform of queries and keys,
+frequencies to rotate by, and logits to add; any may be absent. Keys are transformed before a cache
+takes them, so that the cache is the stock model's. Knows nothing about layouts, checkpoints or
+measures.
 """
 
 from __future__ import annotations
@@ -97,8 +100,17 @@ class SchemeParts:
     """Whether the assigner learns positions, one number per token and row: findings, figures and
     experiments on learned positions are about such layers.
     """
+    transform: nn.Module | None = None
+    """Maps queries [batch, head, token, d_head], keys [batch, kv_head, token, d_head] and positions
+    of some tokens to new queries and keys, each token's vectors by themselves; None: they stay.
+    Everything after it, hooks and measures too, sees the new ones.
+    """
 
 
+PARTS = ("assigner", "transform", "position_logits")
+"""Parts of a scheme that are modules: children of the stock module under these names, so that they
+are trained, moved and saved with it.
+"""
 Observer = Callable[
     ["RepositionedAttention", Tensor, Tensor, Tensor | None, "LogitsOfRows | None"], None
 ]
@@ -136,10 +148,8 @@ class RepositionedAttention:
         self.is_causal = True
         self.num_key_value_groups = self.heads // self.kv_heads
         self.scheme, self.learned = scheme.name, scheme.learned
-        # Modules of the scheme are the stock module's children, so that they are trained, moved and
-        # saved with it.
-        stock.assigner = scheme.assigner
-        stock.position_logits = scheme.position_logits
+        for name in PARTS:
+            setattr(stock, name, getattr(scheme, name))
         stock.rotation_parameters = learned_numbers(
             frequencies=scheme.frequencies, attention_scaling=scheme.attention_scaling
         )
@@ -202,11 +212,15 @@ class RepositionedAttention:
         return self.module.position_logits
 
     @property
+    def transform(self) -> nn.Module | None:
+        """Maps queries and keys before they are rotated; None where they stay."""
+        return self.module.transform
+
+    @property
     def uses_positions(self) -> bool:
         """Whether the layer assigns positions and computes with them."""
-        return self.assigner is not None and (
-            self.frequencies is not None or self.position_logits is not None
-        )
+        acting = (self.frequencies, self.position_logits, self.transform)
+        return self.assigner is not None and any(part is not None for part in acting)
 
     @property
     def training(self) -> bool:
@@ -291,6 +305,12 @@ class RepositionedAttention:
             self.current_pass.tables = given[TABLES]
             given[TABLES] = _identity_tables(given[TABLES])
         self.current_pass.handed_on = given.get(SHARED) is not None
+        if self.current_pass.handed_on and self.transform is not None:
+            self.current_pass = None
+            raise InputError(
+                f"layers of this model share keys, which the transform of {self.scheme!r} would "
+                f"reach twice in layer {self.layer_idx}; choose a scheme without one"
+            )
         if past is not None:
             given[past] = CacheOfPositions(cache, self)
         return (), given
@@ -457,11 +477,30 @@ class RepositionedAttention:
             values: Values of this pass [batch, kv_head, token, d_value].
 
         Returns:
-            Keys in half-split order, and values, both after their hooks.
+            Keys in half-split order, transformed, and values, both after their hooks.
         """
-        keys, values = self.sites.keys(self._half_split(keys)), self.sites.values(values)
+        keys = self._half_split(keys)
+        if self.transform is not None:
+            self.active_pass.plain_keys = keys
+            # A cache takes keys before the module hands on its queries.
+            keys = self._transformed(expand_heads(keys, self.heads), keys, 1)
+        keys, values = self.sites.keys(keys), self.sites.values(values)
         self.active_pass.new_keys, self.active_pass.new_values = keys, values
         return keys, values
+
+    def _transformed(self, queries: Tensor, keys: Tensor, which: int) -> Tensor:
+        """Queries (0) or keys (1) of a pass after the transform of the scheme, checked."""
+        assert self.transform is not None
+        given = queries, keys
+        made = self.transform(*given, self.active_pass.positions)
+        shapes = [list(getattr(part, "shape", ())) for part in made]
+        if shapes != [list(part.shape) for part in given]:
+            raise InputError(
+                f"the transform of layer {self.layer_idx} ({self.scheme}) gave {shapes}; wanted "
+                f"queries {list(queries.shape)} and keys {list(keys.shape)}, as it was given them"
+            )
+        # In the memory order of what was given, by which sums of measures round
+        return torch.empty_like(given[which]).copy_(made[which])
 
     def _half_split(
         self, vectors: Float[Tensor, "*batch d_head"]
@@ -490,6 +529,12 @@ class RepositionedAttention:
         if keys.shape[2] == tokens:
             return self.process_new(keys, values)
         # Made of cached latents, or by an earlier layer: of earlier tokens too.
+        if self.transform is not None:
+            raise InputError(
+                f"layer {self.layer_idx} makes keys of earlier tokens anew, or takes those of "
+                f"another layer, which the transform of {self.scheme!r} does not reach; pass "
+                "use_cache=False, or choose a scheme without one"
+            )
         end = self.active_pass.end(keys.shape[2])
         begin = end - tokens
         new_keys, new_values = self.process_new(keys[:, :, begin:end], values[:, :, begin:end])
@@ -538,7 +583,11 @@ class RepositionedAttention:
             # token's, for fused kernels too.
             keys, values = keys[:, :, :filled], values[:, :, :filled]
             current.cut(filled)
-        queries = self.sites.queries(self._half_split(queries))
+        queries = self._half_split(queries)
+        if self.transform is not None:
+            assert current.plain_keys is not None
+            queries = self._transformed(queries, current.plain_keys, 0)
+        queries = self.sites.queries(queries)
         if self.components is not None:  # a pair that is 0 stays 0 when rotated
             queries = keep_components(queries, self.components.to(queries.device))
         self.scaling = (
@@ -870,7 +919,8 @@ def detach(stock: Any) -> None:
     for handle in present._handles:
         handle.remove()
     stock.config = present.config
-    del stock.assigner, stock.position_logits, stock.rotation_parameters
+    for name in (*PARTS, "rotation_parameters"):
+        delattr(stock, name)
     delattr(stock, _ATTACHED)
 
 

@@ -21,7 +21,7 @@ from repo_interp.positions.logits import PositionLogits
 
 @dataclass(frozen=True)
 class Content:
-    """Tensors before any rotation, on which position logits may depend.
+    """Tensors before any rotation and after the transform, on which position logits may depend.
 
     Keys that a cache holds rotated are rotated here too; their layer adds no logits.
     """
@@ -111,7 +111,8 @@ class HookSites:
     """
 
     queries: nn.Module
-    """[batch, head, token, d_head], after everything that the module does to them, before rotation.
+    """[batch, head, token, d_head], after everything that the module and the scheme's transform do
+    to them, before rotation.
     """
     keys: nn.Module
     """[batch, kv_head, token, d_head], those of this pass."""
@@ -182,6 +183,8 @@ class LayerPass:
     """The assigner's memory of the tokens of this pass."""
     gate_keys: Tensor | None = None
     sinks: Float[Tensor, "head"] | None = None
+    plain_keys: Tensor | None = None
+    """Keys of this pass before the scheme's transform, where it has one."""
     new_keys: Tensor | None = None
     """Keys and values of this pass alone, where there are cached ones."""
     new_values: Tensor | None = None

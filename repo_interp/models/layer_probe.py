@@ -1,7 +1,8 @@
 """What an attention layer is, tried on a few tokens of random content: no pass of the model.
 
     differs_by_pair      its assigner gives every rotary pair of a token a position
-    logits_by_content    logits that it adds are others for other contents at the same positions
+    logits_by_content    logits that it adds are others for other contents at the same positions,
+                         or its transform gives others at other positions
     sample               attention inputs, of which measures say what they give
 
 So a scheme of any name is known by its parts. Knows no scheme.
@@ -125,14 +126,24 @@ def differs_by_pair(attention: RepositionedAttention) -> bool:
 
 @torch.no_grad()
 def logits_by_content(attention: RepositionedAttention) -> bool:
-    """Return whether logits that a scheme adds depend on contents, and not on positions alone.
+    """Return whether logits depend on contents and positions otherwise than by the rotation.
 
     Args:
         attention: A layer.
 
     Returns:
-        Whether two random contents at the same positions get different logits.
+        Whether two random contents at the same positions get different added logits, or the
+        transform maps one content at two positions to different vectors.
     """
+    if attention.transform is not None and attention.assigner is not None:
+        drawn = draw_content(attention)
+        positions = drawn.positions(attention.assigner)
+        here, there = (
+            torch.cat(attention.transform(drawn.queries, drawn.keys, z), 1)
+            for z in (positions, 1 + 2 * positions)
+        )
+        if differ(here, there):
+            return True
     scheme = attention.position_logits
     if scheme is None or isinstance(scheme, PositionBias | ContextualPositions):
         return isinstance(scheme, ContextualPositions)

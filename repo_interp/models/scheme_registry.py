@@ -18,7 +18,7 @@ from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
 from repo_interp.entry_points import called, find
 from repo_interp.errors import InputError
 from repo_interp.installed_points import installed_points, register
-from repo_interp.models.attention import SchemeParts
+from repo_interp.models.attention import PARTS, SchemeParts
 from repo_interp.models.rotation import Rotation
 from repo_interp.positions.layouts import SCHEMES
 
@@ -97,7 +97,7 @@ def foreign_parts(builder: Any, scheme: str, rotation: Rotation, d_head: int) ->
             f"{called(SCHEME_GROUP, scheme)} gave {type(parts).__name__}; wanted a "
             "function that gives SchemeParts"
         )
-    for name in ("assigner", "position_logits"):
+    for name in PARTS:
         part = getattr(parts, name)
         if not isinstance(part, nn.Module | None):
             raise InputError(
