@@ -86,8 +86,7 @@ class AttentionInputs:
     frequencies: Float[Tensor, "*any component"] | None
     """theta_r of the rotation, None where nothing is rotated (NoPE, additive schemes).
 
-    [head, 1, component] where single heads are rescaled: `logits` and `pattern` read those too,
-    measures do not.
+    [head, 1, component] where heads have their own.
     """
     attention_scaling: float | Float[Tensor, "*any component"]
     """Factor of queries and keys by rotation (YaRN's): a number, one per pair, or one per head and

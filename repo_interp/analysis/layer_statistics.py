@@ -92,8 +92,8 @@ def _select(
 ) -> tuple[AttentionInputs, Mapping[str, str]]:
     """Return the inputs of some heads, and the faults of their tensors."""
     selected = inputs if heads is None else select_heads(inputs, heads)
-    # [head, 1, component] while `rescaled` lasts for some heads; else [component]
-    if selected.frequencies is not None and selected.frequencies.ndim == 3:
+    # [head, 1, component] while `rescaled` lasts for some heads
+    if getattr(selected.attention_scaling, "ndim", 0) == 3:
         raise InputError(
             f"single heads of layer {inputs.layer} are rescaled, and measures read one set of "
             "frequencies per layer; rescale the whole layer, or leave this layer out"

@@ -53,6 +53,7 @@ from repo_interp.models.rotation_numbers import (
     CHANGED,
     RotationNumber,
     learned_numbers,
+    rows_of,
     shared_copy,
     with_changes,
 )
@@ -86,9 +87,10 @@ class SchemeParts:
     name: str
     assigner: nn.Module | None
     """Gives positions; None where the scheme has none."""
-    frequencies: Float[Tensor, "component"] | None
-    """Rotation frequencies in radians per position; None where nothing is rotated. Learned where
-    they are an `nn.Parameter`, as `attention_scaling` may be.
+    frequencies: Float[Tensor, "*row component"] | None
+    """Rotation frequencies in radians per position, for all heads or one row for each head or
+    key-value head; None where nothing is rotated. Learned where they are an `nn.Parameter`, as
+    `attention_scaling` may be.
     """
     attention_scaling: float | Float[Tensor, "component"] = 1.0
     """Factor of queries and keys by rotation: a number, or one for every pair."""
@@ -357,6 +359,7 @@ class RepositionedAttention:
         source, known = self.rotation.source, self.rotation.frequencies
         return (
             self._built is not None
+            and self._built.ndim == 1
             and source is not None
             and source.changes
             # Others than the decoder's are what the scheme says, at any length.
@@ -370,8 +373,8 @@ class RepositionedAttention:
             length: Tokens up to the last one of the pass; None: the present frequencies.
 
         Returns:
-            Radians per position [component]; with axes [head, 1] before it inside some
-            interventions; None where the layer does not rotate.
+            Radians per position [component]; with axes [row, 1] before it where heads have their
+            own; None where the layer does not rotate.
         """
         if length is None or not self.follows_length:
             return self.frequencies
@@ -616,13 +619,11 @@ class RepositionedAttention:
         if (
             positions is not None
             and key_positions is not None
-            and self.frequencies is not None
-            and self.frequencies.ndim == 3
+            and (rows := rows_of(self.frequencies)) > positions.shape[1]
         ):
-            # Heads have different frequencies, [head, 1, component]: `interventions.rescaled`.
             positions, key_positions = (
-                expand_heads(positions, self.heads),
-                expand_heads(key_positions, self.heads),
+                expand_heads(positions, rows),
+                expand_heads(key_positions, rows),
             )
         if positions is not None and positions.shape[1] > keys.shape[1]:
             # One position per head: heads that share a key need it rotated differently.

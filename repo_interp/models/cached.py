@@ -26,6 +26,7 @@ from transformers import cache_utils
 
 from repo_interp.errors import InputError
 from repo_interp.models.masks import visible
+from repo_interp.models.rotation_numbers import rows_of
 from repo_interp.positions.assigners import RememberingAssigner, TokenIndex
 from repo_interp.positions.rotary import expand_heads
 
@@ -121,8 +122,10 @@ class CacheOfPositions:
         if current.positions is None or attention.frequencies is None:
             return False
         by_index = isinstance(attention.assigner, TokenIndex) and attention.position_logits is None
-        # Heads that share a key, and turn it by positions of their own, need it unrotated.
-        by_index = by_index and attention.kv_heads % current.positions.shape[1] == 0
+        # Heads that share a key, and turn it by positions or frequencies of their own, need it
+        # unrotated.
+        rows = max(current.positions.shape[1], rows_of(attention.frequencies))
+        by_index = by_index and attention.kv_heads % rows == 0
         held, width = _layer_of(self._cache, layer), _held_width(self._cache, layer)
         if isinstance(held, _QUANTIZED) and current.start:  # no others, see `_require_room`
             width = attention.d_head

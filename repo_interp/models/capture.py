@@ -31,6 +31,7 @@ from repo_interp.models.layer_probe import differs_by_pair, logits_by_content
 from repo_interp.models.masks import visible
 from repo_interp.models.padding import known_padding
 from repo_interp.models.precision import overflow_remedy
+from repo_interp.models.rotation_numbers import of_heads
 from repo_interp.models.tables import position_table, positions_in
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import exact
@@ -320,7 +321,7 @@ def observing(
             positions=None
             if positions is None
             else exact(positions).expand(valid.shape[0], *positions.shape[1:]),
-            frequencies=_detached(attention.frequencies),
+            frequencies=_detached(of_heads(attention.frequencies, attention.heads)),
             attention_scaling=_detached(attention.attention_scaling),
             logit_scale=attention.scaling,
             valid=valid.to(here),

@@ -24,6 +24,7 @@ from repo_interp.models.capture import capture
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.lasting import called_at
 from repo_interp.models.layer_pass import Content
+from repo_interp.models.rotation_numbers import rows_of
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.logits import cap_logits, exact
 from repo_interp.positions.rotary import expand_heads
@@ -188,6 +189,9 @@ def outputs_over_windows(
         else:
             at = here = None if tensors.positions is None else index[:, None].to(torch.float32)
             here = None if here is None else here[..., -1:]
+        rows = rows_of(attention.frequencies)
+        if at is not None and here is not None and rows > at.shape[1]:
+            at, here = expand_heads(at, rows), expand_heads(here, rows)
         # `rotate` turns queries and keys together; a key stands in, and its result is dropped.
         turned = attention.rotate(asked, raw[:, :, :1], here)[0]
         # Heads that share a key but have positions of their own turn it differently.

@@ -18,6 +18,7 @@ from repo_interp.measures.measure_catalogue import measure_names
 from repo_interp.models.attention import SchemeParts
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.layer_probe import logits_by_content
+from repo_interp.models.rescaling import IdleScaling
 from repo_interp.plugins.verify.audit import audit
 from repo_interp.positions.assigners import LearnedPositions, TokenIndex
 from repo_interp.positions.rotary import expand_heads, rotate
@@ -108,6 +109,35 @@ def identity(name, family="llama"):
         for matrix in layer.transform.parameters():
             matrix.data.copy_(torch.eye(matrix.shape[-1]).expand_as(matrix))
     return model
+
+
+def by_head(rows, learned=True, spread=0.0):
+    """Frequencies of every head, or key-value head (AdaRoPE), RoPE's but for a factor of each."""
+
+    def build(builder, rotation, d_head):
+        count = getattr(rotation, rows)
+        factors = 1 + spread * torch.arange(count)[:, None]
+        own = factors * rotation.frequencies
+        own = nn.Parameter(own) if learned else own
+        return SchemeParts("", TokenIndex(), own)
+
+    return build
+
+
+BY_HEAD = {
+    "ada": by_head("heads"),
+    "ada_kv": by_head("kv_heads"),
+    "tables": by_head("heads", False),
+    "ada_apart": by_head("heads", spread=0.3),
+    "ada_kv_apart": by_head("kv_heads", spread=0.3),
+    "tables_apart": by_head("heads", False, 0.3),
+}
+
+
+def frequented(name, family="llama"):
+    for each, build in BY_HEAD.items():
+        ri.register_scheme(each, build)
+    return model_of(name, family=family)
 
 
 def groups(run):
@@ -292,3 +322,139 @@ def test_keys_that_are_made_of_latents_have_no_transform_with_a_cache():
         first = model(TOKENS[:, :7], use_cache=True)
         with refused("does not reach; pass use_cache=False"):
             model(TOKENS[:, 7:], past_key_values=first.past_key_values, use_cache=True)
+
+
+@quiet
+@pytest.mark.parametrize("name", ["ada", "ada_kv", "tables"])
+def test_equal_frequencies_of_heads_say_what_rope_says_in_every_measure(name):
+    model, plain = frequented(name), model_of("rope")
+    assert torch.equal(model(TOKENS).logits, plain(TOKENS).logits)
+    found, expected = (
+        groups(ri.analyze(each, PROMPTS, MEASURES, experiments=())) for each in (model, plain)
+    )
+    own = found["/components"]["head_frequency"]
+    of_rope = expected["/components"]["frequency"].drop_vars("scheme", errors="ignore")
+    assert (own == of_rope).all() and own.dims == ("layer", "head", "component")
+    for group, variables in expected.items():
+        for variable, values in variables.items():
+            if values.dtype.kind in "fi":
+                xr.testing.assert_allclose(found[group][variable], values, rtol=1e-5, atol=1e-5)
+    for change in ({"linear": 2.0}, {"yarn": 4.0}, {"theta": 5e5}, {"factors": [1, 1, 0, 0]}):
+        with ri.interventions.rescaled(model, **change), ri.interventions.rescaled(plain, **change):
+            assert torch.equal(model(TOKENS).logits, plain(TOKENS).logits)
+    with (
+        ri.interventions.rescaled(model, 0, 1, linear=2.0),
+        ri.interventions.rescaled(plain, 0, 1, linear=2.0),
+    ):
+        assert torch.equal(model(TOKENS).logits, plain(TOKENS).logits)
+    assert ri.verify_scheme(name).attrs["findings"] == ""
+    xr.testing.assert_identical(audit(model), audit(plain))
+
+
+@pytest.mark.parametrize("name", ["ada_apart", "ada_kv_apart", "tables_apart"])
+@quiet
+def test_measures_use_the_frequencies_of_each_head(name):
+    """All heads at once, each by itself, and by the definition."""
+    model = frequented(name)
+    names = ("components", "rotation", "stability", "fake_distance", "three_axis", "maps")
+    runs = [
+        groups(ri.analyze(model, PROMPTS[:1], names, heads=heads, experiments=()))
+        for heads in (None, *([head] for head in range(4)))
+    ]
+    for group, variables in runs[0].items():
+        for variable, values in variables.items():
+            if "head" in values.dims and variable != "head_frequency":
+                alone = [run[group][variable] for run in runs[1:]]
+                alone = xr.concat(alone, "head")
+                xr.testing.assert_allclose(values, alone, rtol=1e-4, atol=1e-4)
+    found = runs[0]["/components"]
+    assert found["frequency"].isnull().any() and found["head_frequency"].notnull().all()
+    # VAF of every component, from all pairs
+    seen = []
+    layer = as_decoder(model).layers[0]
+    layer.observers.append(lambda a, q, k, z, more: seen.extend((q.double(), k.double())))
+    with torch.no_grad():
+        model(torch.tensor([PROMPTS[0].tokens]))
+    theta = torch.tensor(found["head_frequency"].sel(layer=0).values)
+    z = torch.arange(40.0, dtype=torch.float64)
+    q, k = seen[0], expand_heads(seen[1], 4)
+    angle = z[:, None] * theta[:, None]  # [head, token, component]
+    q, k = (
+        torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle) for x in (q, k)
+    )
+    pairs = torch.einsum("bhic,bhjc->hijc", q, k.conj()).real
+    i, j = torch.tril_indices(40, 40)
+    parts = pairs[:, i, j]
+    whole = parts.sum(-1, keepdim=True)
+    vaf = 100 * (1 - (whole - parts).var(1) / whole.var(1))
+    assert_close(torch.tensor(found["vaf"].values[0, 0]).double(), vaf, rtol=1e-3, atol=1e-2)
+    length = float(found["band_length"].sel(layer=0))
+    low = torch.stack([parts[h][:, theta[h] <= torch.pi / length].sum(-1) for h in range(4)])
+    of_low = 100 * (1 - (whole[..., 0] - low).var(1) / whole[..., 0].var(1))
+    vaf_low = torch.tensor(found["vaf_band"].sel(layer=0, band="low").values[0]).double()
+    assert_close(vaf_low, of_low, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["ada_apart", "ada_kv_apart"])
+def test_frequencies_of_heads_are_trained_saved_listed_and_cached(name, tmp_path):
+    model = frequented(name).double()
+    listed = "model.layers.0.self_attn.rotation_parameters.frequencies"
+    weight = dict(model.named_parameters())[listed]
+    assert ri.added_parameters(model) == 3 * weight.numel() and weight.ndim == 2
+
+    def output():
+        return model(TOKENS).logits.log_softmax(-1)[..., 3].sum()
+
+    output().backward()
+    gradient = weight.grad.clone()
+    for row, component in ((0, 0), (1, 2)):
+        with torch.no_grad():
+            weight[row, component] += 1e-4
+            above = output()
+            weight[row, component] -= 2e-4
+            slope = (above - output()) / 2e-4
+            weight[row, component] += 1e-4
+        assert_close(gradient[row, component], slope, rtol=1e-2, atol=1e-5)
+    model = model.float()
+    with torch.no_grad():
+        expected = model(TOKENS).logits
+        ri.save(model, tmp_path / "saved")
+        again = ri.open_model(tmp_path / "saved")
+        assert torch.equal(again(TOKENS).logits, expected)
+        step, steps, widths = None, [], []
+        for token in TOKENS.split((7, *(1,) * 13), 1):
+            cache = None if step is None else step.past_key_values
+            step = model(token, past_key_values=cache, use_cache=True)
+            steps.append(step.logits)
+            widths.append(step.past_key_values.layers[0].keys.shape[-1])
+        assert_close(torch.cat(steps, 1), expected, atol=2e-4, rtol=1e-4)
+        # heads that share a key turn it by their own: it is kept unrotated, its position beside it
+        assert set(widths) == {8 if name == "ada_kv_apart" else 9}
+        assert_close(ri.bridge(model)(TOKENS), expected, atol=1e-4, rtol=1e-4)
+    options = {"rope_type": "linear", "factor": 2.0}
+    with pytest.warns(IdleScaling, match="changes nothing: no layer of the layout ada"):
+        scaled = ri.open_model(tmp_path / "saved", rope_scaling=options)
+    assert torch.equal(scaled(TOKENS).logits, expected)
+
+
+@quiet
+def test_layers_with_frequencies_of_heads_stand_beside_others():
+    frequented("ada_apart")
+    mixed, rope = (
+        ri.analyze(model_of(layout), PROMPTS, ("components",), experiments=())
+        for layout in ("rope,ada_apart,nope", "rope")
+    )
+    own, of_rope = (run["components"]["frequency"].sel(layer=0) for run in (mixed, rope))
+    xr.testing.assert_equal(own.drop_vars("scheme"), of_rope.drop_vars("scheme"))
+    turns = [run["components"]["turn_mean"].sel(layer=0) for run in (mixed, rope)]
+    xr.testing.assert_equal(*(each.drop_vars("scheme") for each in turns))
+    assert mixed["components/turn_mean"].sel(layer=1).notnull().all()
+    assert ri.findings(mixed) is not None
+
+
+def test_tables_of_heads_that_fit_no_layer_are_refused():
+    for shape in ((3, 4), (4, 3), (1, 4), (4, 1, 4)):
+        table = torch.ones(shape)
+        ri.register_scheme("odd", lambda b, r, d, table=table: SchemeParts("", TokenIndex(), table))
+        with refused(r"wanted 4, one for every rotary pair of a head, or \[4, 4\] by head"):
+            model_of("odd")
