@@ -31,7 +31,7 @@ from repo_interp.runtime.memory import CORE, memory_for
 Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 """Named sets of tokens: a mask over the tokens of the batch's prompts by name."""
 
-TENSORS = ("positions", "queries", "keys", "gate_features")
+TENSORS = ("positions", "key_positions", "queries", "keys", "gate_features")
 """Tensors of a layer that must be finite, in the order in which they are looked at."""
 _BY_PROMPT = (*TENSORS, "valid", "prompts", "tokens", "documents", "hidden")
 """Tensors whose first axis is that of the prompts."""
@@ -128,6 +128,10 @@ class AttentionInputs:
     reads_content: Callable[[], bool] | None = None
     """Tells whether logits depend on contents and positions by more than the rotation; None: not.
     """
+    key_positions: Float[Tensor, "prompt any token *component"] | None = None
+    """Positions of tokens as keys, in as many rows as `positions`, which then are those of tokens
+    as queries; None: a token has one for both.
+    """
 
     @property
     def heads(self) -> int:
@@ -143,6 +147,11 @@ class AttentionInputs:
     def differ_by_pair(self) -> bool:
         """Whether the rotary pairs of a token have different positions (Selective RoPE, mRoPE)."""
         return self.positions is not None and self.positions.ndim == 4
+
+    @property
+    def one_position(self) -> bool:
+        """Whether a token has at most one position: no other as a key, or by rotary pair."""
+        return not self.differ_by_pair and self.key_positions is None
 
     @property
     def has_frequencies(self) -> bool:
@@ -315,6 +324,10 @@ class AttentionInputs:
             tables = [table[:, :, None] for table in self._tables(z, keys.dtype, some)]
             # Keys take the tables of all tokens, queries those of their rows.
             queries = turn(queries, *(table[..., rows, :] for table in tables))
+            if self.key_positions is not None:
+                z = self.key_positions
+                z = z if z.shape[1] == 1 else expand_heads(z, shared)[:, some]
+                tables = [table[:, :, None] for table in self._tables(z, keys.dtype, some)]
             keys = turn(keys, *tables)
         # [prompt, head, row, key], heads in their order as those of a key stand together
         return (queries @ keys.mT * self.logit_scale).flatten(1, 2)
@@ -328,11 +341,15 @@ class AttentionInputs:
         queries, keys = self.queries, expand_heads(self.keys, self.heads) if alone else self.keys
         if positions is None or self.frequencies is None:
             return queries, keys
-        if self.frequencies.ndim == 3:
-            positions = expand_heads(positions, self.heads)
-        tables = self._tables(positions, queries.dtype)
+        by_head = self.frequencies.ndim == 3
+        tables, key_tables = (
+            self._tables(expand_heads(z, self.heads) if by_head else z, queries.dtype)
+            if z is not None
+            else None
+            for z in (positions, self.key_positions)
+        )
 
-        def turned(features: Tensor) -> Tensor:
+        def turned(features: Tensor, tables: Any) -> Tensor:
             # One row of positions for all is not repeated: its tables broadcast
             rows = features.shape[1]
             of_rows = (
@@ -340,7 +357,7 @@ class AttentionInputs:
             )
             return turn(features, *of_rows)
 
-        return turned(queries), turned(keys)
+        return turned(queries, tables), turned(keys, key_tables or tables)
 
     def _tables(
         self, positions: Tensor, dtype: torch.dtype, heads: slice | None = None

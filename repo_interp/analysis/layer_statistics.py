@@ -104,9 +104,10 @@ def _select(
 
 def _fault(measure: Measure, inputs: AttentionInputs, broken: Mapping[str, str]) -> Fault | None:
     """The fault of the first tensor that `measure` reads and that is `broken`, or of positions."""
-    if inputs.differ_by_pair and not measure.needs.by_pair and measure.needs.tensors:
+    if not inputs.one_position and not measure.needs.by_pair and measure.needs.tensors:
+        several = "rotary pairs" if inputs.differ_by_pair else "query and key"
         return Fault(
-            f"{measure.name} reads one position per token, and the rotary pairs of a token have "
+            f"{measure.name} reads one position per token, and the {several} of a token have "
             f"different positions in layer {inputs.layer} ({inputs.scheme}); leave the measure "
             "or the layer out",
             finite=True,

@@ -177,8 +177,10 @@ class Components(Measure):
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
         """Frequencies and turns, where pairs have positions of their own."""
-        if not inputs.differ_by_pair:
+        if inputs.one_position:
             return None
+        if not inputs.differ_by_pair:
+            return Gap("give queries and keys positions of their own", "no turns")
         if inputs.by_axis:
             return Gap("turn by the axes of an image, in its prompts", "no turns")
         return Gap(
@@ -379,6 +381,9 @@ def _angles(
                 reach.masked_fill(none, torch.nan),
                 unrotated.masked_fill(none, torch.nan),
             )
+        if inputs.key_positions is not None:
+            # Pairs turn by the difference of two kinds of positions
+            by_axis = torch.ones_like(inputs.valid[:, 0])
         if by_axis is not None:
             reach, unrotated = (
                 part.masked_fill(by_axis[:, None], torch.nan) for part in (reach, unrotated)

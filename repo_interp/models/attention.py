@@ -86,7 +86,9 @@ class SchemeParts:
 
     name: str
     assigner: nn.Module | None
-    """Gives positions; None where the scheme has none."""
+    """Gives positions, or a pair of them, of tokens as queries and as keys; None where the scheme
+    has none.
+    """
     frequencies: Float[Tensor, "*row component"] | None
     """Rotation frequencies in radians per position, for all heads or one row for each head or
     key-value head; None where nothing is rotated. Learned where they are an `nn.Parameter`, as
@@ -409,6 +411,10 @@ class RepositionedAttention:
             positions = assign_with_memory(self, self.assigner, hidden_states, index, cache)
         else:
             positions = self.assigner(hidden_states, index)
+        if isinstance(positions, tuple):
+            positions, of_keys = positions
+            self._require_positions(of_keys, hidden_states, "the assigner of")
+            self.active_pass.of_keys = self.sites.key_positions(of_keys)
         self._require_positions(positions, hidden_states, "the assigner of")
         return self._after_hooks(positions, hidden_states)
 
@@ -610,26 +616,26 @@ class RepositionedAttention:
         if self.observers and (self.position_logits is not None or call.bias is not None):
             new = Content(queries, current.new_keys, current.new_values, current.gate_keys)
             places = current.index if current.positions is None else current.positions
-            of_rows = LogitsOfRows(self.position_logits, new, places, self.scaling, call.bias)
+            of_rows = LogitsOfRows(
+                self.position_logits, new, places, self.scaling, call.bias, current.of_keys
+            )
         for observe in self.observers:
             observe(self, queries, current.new_keys, current.positions, of_rows)
         positions, turning = current.positions, current.turning
         key_positions = None if turning is not None else positions_of_keys(self, keys)
         added = self._added(content, key_positions, call.mask)
-        if (
-            positions is not None
-            and key_positions is not None
-            and (rows := rows_of(self.frequencies)) > positions.shape[1]
-        ):
+        if positions is not None and key_positions is not None:
+            rows = rows_of(self.frequencies)
             positions, key_positions = (
-                expand_heads(positions, rows),
-                expand_heads(key_positions, rows),
+                expand_heads(z, rows) if rows > z.shape[1] else z
+                for z in (positions, key_positions)
             )
-        if positions is not None and positions.shape[1] > keys.shape[1]:
+        turned = positions if key_positions is None else key_positions
+        if turned is not None and turned.shape[1] > keys.shape[1]:
             # One position per head: heads that share a key need it rotated differently.
             keys, values = (
-                expand_heads(keys, positions.shape[1]),
-                expand_heads(values, positions.shape[1]),
+                expand_heads(keys, turned.shape[1]),
+                expand_heads(values, turned.shape[1]),
             )
         if turning is None:
             queries, keys = self.rotate(queries, keys, positions, key_positions)
@@ -664,7 +670,9 @@ class RepositionedAttention:
             key_positions = positions if key_positions is None else key_positions
             cosines, sines = self._tables(positions, queries.dtype)
             queries = _turned(queries, cosines, sines)
-            if key_positions.shape[2] != positions.shape[2]:
+            current = self.current_pass
+            apart = current is not None and current.of_keys is not None
+            if apart or key_positions.shape[2] != positions.shape[2]:
                 frequencies = self.frequencies_of_keys()
                 cosines, sines = pair_tables(
                     by_pair(key_positions), frequencies, self.attention_scaling, keys.dtype
@@ -879,15 +887,22 @@ def scheme_of(module: nn.Module) -> RepositionedAttention | None:
 
 
 def require_one_position(attention: RepositionedAttention, positions: Tensor) -> None:
-    """Refuse positions that differ by rotary pair.
+    """Refuse positions that differ by rotary pair, or between a token's query and key.
 
     Args:
         attention: The layer.
         positions: Of a pass.
 
     Raises:
-        InputError: The pairs of a token have different positions.
+        InputError: A token has several positions.
     """
+    current = attention.current_pass
+    if current is not None and current.of_keys is not None:
+        raise InputError(
+            f"this changes one position per token, and the query and the key of a token have "
+            f"positions of their own in layer {attention.layer_idx} ({attention.scheme}); leave "
+            "the layer out"
+        )
     if positions.ndim == 4:
         raise InputError(
             f"this changes one position per token, and the rotary pairs of a token have different "

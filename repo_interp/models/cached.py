@@ -73,7 +73,7 @@ class CacheOfPositions:
             keys = attention.stock_order(keys)
         # else latents, of which keys are made later, before the hooks on keys
         parts = [keys]
-        positions = current.positions
+        positions = current.new_key_positions
         shape = None if positions is None else positions.shape
         if positions is not None:
             rows_of = positions.expand(len(keys), *positions.shape[1:])
@@ -122,6 +122,7 @@ class CacheOfPositions:
         if current.positions is None or attention.frequencies is None:
             return False
         by_index = isinstance(attention.assigner, TokenIndex) and attention.position_logits is None
+        by_index = by_index and current.of_keys is None
         # Heads that share a key, and turn it by positions or frequencies of their own, need it
         # unrotated.
         rows = max(current.positions.shape[1], rows_of(attention.frequencies))
@@ -235,7 +236,7 @@ def positions_of_keys(attention: Any, keys: Tensor) -> Float[Tensor, "batch any 
     Raises:
         InputError: They are not known.
     """
-    current, positions = attention.active_pass, attention.active_pass.positions
+    current, positions = attention.active_pass, attention.active_pass.new_key_positions
     if current.key_positions is not None:
         return current.key_positions
     if positions is None or positions.shape[2] == keys.shape[2]:

@@ -27,7 +27,7 @@ from repo_interp.models.decoder import Decoder
 from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.lasting import at_rest
 from repo_interp.models.layer_pass import LogitsOfRows
-from repo_interp.models.layer_probe import differs_by_pair, logits_by_content
+from repo_interp.models.layer_probe import differs_by_pair, keys_apart, logits_by_content
 from repo_interp.models.masks import visible
 from repo_interp.models.padding import known_padding
 from repo_interp.models.precision import overflow_remedy
@@ -35,6 +35,7 @@ from repo_interp.models.rotation_numbers import of_heads
 from repo_interp.models.tables import position_table, positions_in
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import exact
+from repo_interp.positions.rotary import expand_heads
 
 
 @torch.no_grad()
@@ -75,7 +76,7 @@ def capture(
 
 
 def layers_by_pair(decoder: Decoder) -> list[int]:
-    """List the layers that give every rotary pair of a token its own position.
+    """List the layers that give a token several positions: its rotary pairs, or query and key.
 
     Args:
         decoder: Decoder of the model.
@@ -83,7 +84,11 @@ def layers_by_pair(decoder: Decoder) -> list[int]:
     Returns:
         Numbers of layers.
     """
-    return [layer for layer, attention in decoder.by_layer.items() if differs_by_pair(attention)]
+    return [
+        layer
+        for layer, attention in decoder.by_layer.items()
+        if differs_by_pair(attention) or keys_apart(attention)
+    ]
 
 
 class _EndOfPass(Exception):
@@ -301,6 +306,13 @@ def observing(
             keys than those of other documents.
     """
 
+    def placed(positions: Tensor | None, beside: Tensor | None) -> Tensor | None:
+        """Positions of every prompt, in as many rows as those `beside` them."""
+        if positions is None:
+            return None
+        rows = max(positions.shape[1], 1 if beside is None else beside.shape[1])
+        return expand_heads(exact(positions), rows).expand(len(valid), rows, *positions.shape[2:])
+
     def observe(
         attention: RepositionedAttention,
         queries: Tensor,
@@ -308,7 +320,7 @@ def observing(
         positions: Tensor | None,
         logits_of_rows: LogitsOfRows | None,
     ) -> None:
-        values = attention.active_pass.new_values
+        values, of_keys = attention.active_pass.new_values, attention.active_pass.of_keys
         assert values is not None
         (stream,) = entered
         here = queries.device  # of several that hold the model, the one with this layer
@@ -318,9 +330,8 @@ def observing(
             learned=attention.learned,
             queries=exact(queries),
             keys=exact(keys),
-            positions=None
-            if positions is None
-            else exact(positions).expand(valid.shape[0], *positions.shape[1:]),
+            positions=placed(positions, of_keys),
+            key_positions=None if of_keys is None else placed(of_keys, positions),
             frequencies=_detached(of_heads(attention.frequencies, attention.heads)),
             attention_scaling=_detached(attention.attention_scaling),
             logit_scale=attention.scaling,

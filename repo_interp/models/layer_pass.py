@@ -77,6 +77,8 @@ class LogitsOfRows:
     logit_scale: float
     bias: Float[Tensor, "any any row key"] | None = None
     """Of the stock module."""
+    key_positions: Num[Tensor, "any *row token"] | None = None
+    """Of all tokens as keys; None: as queries."""
 
     def __call__(
         self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]
@@ -96,7 +98,7 @@ class LogitsOfRows:
             rows,
             # A fourth axis holds components, which may have positions of their own.
             self.positions[..., rows] if self.positions.ndim < 4 else self.positions[:, :, rows],
-            self.positions,
+            self.positions if self.key_positions is None else self.key_positions,
             seen,
             self.logit_scale,
         )
@@ -120,6 +122,8 @@ class HookSites:
     """[batch, kv_head, token, d_value], those of this pass."""
     positions: nn.Module
     """[batch, P, token], P in {1, key-value heads, heads}."""
+    key_positions: nn.Module
+    """The same of tokens as keys, where they are others than as queries."""
     cosines: nn.Module
     """[batch, P, token, d_head/2], of this pass."""
     sines: nn.Module
@@ -177,6 +181,8 @@ class LayerPass:
     length: int | None = None
     """Tokens up to the last one of this pass, where frequencies depend on it."""
     positions: Float[Tensor, "batch P token *component"] | None = None
+    of_keys: Float[Tensor, "batch P token *component"] | None = None
+    """Positions of this pass's tokens as keys, where they are others than as queries."""
     by_axis: bool = False
     """Whether tokens have a position for each axis (an image's)."""
     memory: Float[Tensor, "batch token feature"] | None = None
@@ -203,6 +209,11 @@ class LayerPass:
     handed_on: bool = False
     """Whether the layer may hand its keys on to later layers."""
     attended: bool = False
+
+    @property
+    def new_key_positions(self) -> Float[Tensor, "batch P token *component"] | None:
+        """Positions of this pass's tokens as keys."""
+        return self.positions if self.of_keys is None else self.of_keys
 
     def end(self, keys: int) -> int:
         """Return the place behind the last token's key: a static cache has slots without a token.

@@ -11,6 +11,7 @@ So a scheme of any name is known by its parts. Knows no scheme.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -59,11 +60,26 @@ class Drawn:
             assigner: Assigner of the layer; None: it has none.
 
         Returns:
-            Positions [1, any, token], or [1, any, token, component]; None without an assigner.
+            Positions of queries [1, any, token], or [1, any, token, component]; None without an
+            assigner.
+        """
+        if assigner is None:
+            return None
+        found = self.assigned(assigner)
+        return found[0] if isinstance(found, tuple) else found
+
+    def assigned(self, assigner: nn.Module) -> Any:
+        """Return what an assigner gives: positions, or a pair of them, of queries and of keys.
+
+        Args:
+            assigner: Assigner of the layer.
+
+        Returns:
+            Positions.
         """
         if isinstance(assigner, RememberingAssigner):
             return assigner(self.hidden, self.index, None, self.seen)[0]
-        return None if assigner is None else assigner(self.hidden, self.index)
+        return assigner(self.hidden, self.index)
 
     def added(self, scheme: PositionLogits, positions: Tensor | None) -> Tensor:
         """Compute the logits that a scheme adds.
@@ -122,6 +138,20 @@ def differs_by_pair(attention: RepositionedAttention) -> bool:
         return False
     positions = draw_content(attention).positions(attention.assigner)
     return positions is not None and positions.ndim == 4
+
+
+@torch.no_grad()
+def keys_apart(attention: RepositionedAttention) -> bool:
+    """Return whether the assigner gives a token other positions as a key than as a query.
+
+    Args:
+        attention: A layer.
+
+    Returns:
+        Whether it does.
+    """
+    assigner = attention.assigner
+    return assigner is not None and isinstance(draw_content(attention).assigned(assigner), tuple)
 
 
 @torch.no_grad()
@@ -197,4 +227,5 @@ def sample(attention: RepositionedAttention, by_axis: bool = False) -> Attention
         position_logits=None if scheme is None else lambda rows: _NONE,
         gate_features=_NONE if gated else None,
         reads_content=lambda: logits_by_content(attention),
+        key_positions=_ONE if keys_apart(attention) else None,
     )

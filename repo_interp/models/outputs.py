@@ -124,6 +124,7 @@ class LayerTensors:
 
     content: Content | None = None
     positions: Float[Tensor, "1 any token"] | None = None
+    key_positions: Float[Tensor, "1 any token"] | None = None
     sinks: Float[Tensor, "head"] | None = None
 
 
@@ -143,6 +144,7 @@ def layer_tensors(decoder: Decoder, layer: int) -> Iterator[LayerTensors]:
     def keep(attention: RepositionedAttention, attended: Tensor) -> None:
         current = attention.active_pass
         seen.content, seen.positions, seen.sinks = current.content, current.positions, current.sinks
+        seen.key_positions = current.new_key_positions
 
     with called_at(decoder, "attended", keep, [layer]):
         yield seen
@@ -184,8 +186,8 @@ def outputs_over_windows(
         raw, values = content.keys[:, :, part], content.values[:, :, part]
         # Learned positions stay with their tokens; others count from the window.
         if learned:
-            assert tensors.positions is not None
-            at, here = (tensors.positions[:, :, some] for some in (part, [query]))
+            assert tensors.positions is not None and tensors.key_positions is not None
+            at, here = tensors.key_positions[:, :, part], tensors.positions[:, :, [query]]
         else:
             at = here = None if tensors.positions is None else index[:, None].to(torch.float32)
             here = None if here is None else here[..., -1:]

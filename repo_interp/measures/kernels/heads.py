@@ -365,23 +365,29 @@ def head_blocks(
             # A mask of rows lasts for one call; kept results would outlive it
             once(name, make, inputs.valid) if rows is None else make()
         )
-        tables, sources = None, (inputs.queries, inputs.keys)
+        tables, key_tables, sources = None, None, (inputs.queries, inputs.keys)
         if keeps:
             # Of all measures together; heads share a rotated key as they share blocks
             sources = inputs.rotated_queries, inputs.rotated_keys
             key = turned
         elif positions is not None and frequencies is not None:
-            of_heads = by_pair(positions)[row, position]
             # Heads with frequencies of their own share no rotated key: `turned` is their number
             rates = frequencies if frequencies.ndim == 1 else frequencies[turned]
-            tables = pair_tables(of_heads, rates, inputs.attention_scaling, exact)
+            tables, key_tables = (
+                None
+                if z is None
+                else pair_tables(by_pair(z)[row, position], rates, inputs.attention_scaling, exact)
+                for z in (positions, inputs.key_positions)
+            )
         # No mask where all tokens take part: filling would copy the features
         no_rows = None if whole and rows is None else ~taking
         yield HeadBlock(
             prompt=row,
             head=head,
             queries=_features(sources[0][row, head], tables, no_rows, exact),
-            keys=_features(sources[1][row, key], tables, None if whole else ~tokens, exact),
+            keys=_features(
+                sources[1][row, key], key_tables or tables, None if whole else ~tokens, exact
+            ),
             rows=taking,
             tokens=tokens,
             counts=of_rows,

@@ -497,7 +497,7 @@ def _of_rows_at_once(
     asked: Collection[str],
 ) -> dict[str, Float[Tensor, "prompt head"]]:
     # Learned positions have distances of their own; others are the index, so tokens apart.
-    learned = inputs.head_positions if inputs.learned else None
+    learned = inputs.head_positions if inputs.learned and inputs.one_position else None
     sums: dict[str, Tensor] = {}
     for on_processor in _parts(rows, inputs):
         part = on_processor.to(tokens.device)
@@ -518,7 +518,8 @@ def _of_rows_at_once(
             _add(sums, {"position_distance": position_distance_sums(weights, part, learned)})
         if "content" in asked:
             content.add(logits, on_processor)
-    if "distance" in sums and inputs.positions is not None and not inputs.learned:
+    indexed = inputs.positions is not None and inputs.one_position and not inputs.learned
+    if "distance" in sums and indexed:
         sums["position_distance"] = sums["distance"]  # the position is the index
     occurring = detection_rows(rows.to(tokens.device), tokens)  # none in a text without copies: NaN
     every = torch.full((len(tokens),), len(rows), device=tokens.device)
@@ -533,7 +534,7 @@ def _of_positions(inputs: AttentionInputs) -> dict[str, Float[Tensor, "prompt he
     """Patterns and range of positions; of learned ones also how many heads share them."""
     positions = inputs.head_positions
     # Positions by rotary pair are no single number, of which a chunk could be constant.
-    if positions is None or inputs.differ_by_pair:
+    if positions is None or not inputs.one_position:
         return {}
     labels = chunk_patterns(positions, inputs.valid[:, None])
     # NaN where a prompt has no chunk

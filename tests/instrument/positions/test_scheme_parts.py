@@ -14,13 +14,17 @@ from torch import nn
 from torch.testing import assert_close
 
 import repo_interp as ri
+from repo_interp.measures.kernels.heads import reduced
+from repo_interp.measures.kernels.rotary_components import ComponentSums
 from repo_interp.measures.measure_catalogue import measure_names
 from repo_interp.models.attention import SchemeParts
+from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.layer_probe import logits_by_content
 from repo_interp.models.rescaling import IdleScaling
 from repo_interp.plugins.verify.audit import audit
-from repo_interp.positions.assigners import LearnedPositions, TokenIndex
+from repo_interp.positions.assigners import LearnedPositions, RememberingAssigner, TokenIndex
+from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.tasks.prompt import Prompt
 
@@ -458,3 +462,154 @@ def test_tables_of_heads_that_fit_no_layer_are_refused():
         ri.register_scheme("odd", lambda b, r, d, table=table: SchemeParts("", TokenIndex(), table))
         with refused(r"wanted 4, one for every rotary pair of a head, or \[4, 4\] by head"):
             model_of("odd")
+
+
+class Phases(RememberingAssigner):
+    """Positions that tokens decide, a row for every query head and other rows for keys, which may
+    have those of the token before.
+    """
+
+    def __init__(self, width, rows, key_rows, shift):
+        super().__init__()
+        self.rows, self.key_rows, self.shift = rows, key_rows, shift
+        self.features = rows + key_rows
+        self.angle = nn.Linear(width, self.features, bias=False)
+
+    def remember(self, hidden_states, past):
+        return 4 * exact(self.angle(hidden_states))
+
+    def recall(self, memory, seen):
+        queries, keys = memory.mT.split([self.rows, self.key_rows], 1)
+        number = torch.arange(memory.shape[1])[-seen.shape[2] :]
+        before = (number - self.shift).clamp_min(0)
+        shown = seen[:, 0].gather(-1, before[:, None].expand(len(seen), -1, 1))[..., 0]
+        before = torch.where(shown, before, number)[:, None].expand(len(keys), keys.shape[1], -1)
+        return queries[..., number], keys.gather(-1, before)
+
+
+class Late(nn.Module):
+    """The index, and as a key that of the token before."""
+
+    def forward(self, hidden_states, index):
+        places = index.expand(len(hidden_states), -1)[:, None].float()
+        return places, (places - 1).clamp_min(0)
+
+
+def apart(make):
+    def build(builder, rotation, d_head):
+        assigner = make(builder.config.hidden_size, rotation)
+        return SchemeParts("", assigner, rotation.frequencies)
+
+    return build
+
+
+APART = {
+    "late": apart(lambda width, r: Late()),
+    "phases": apart(lambda width, r: Phases(width, r.heads, r.kv_heads, 0)),
+    "phases_late": apart(lambda width, r: Phases(width, r.heads, r.heads, 1)),
+    "phases_shared": apart(lambda width, r: Phases(width, 1, r.kv_heads, 1)),
+}
+
+
+def keys_elsewhere(name, family="llama"):
+    ri.register_scheme(name, APART[name])
+    return model_of(name, family=family)
+
+
+@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("family", ["llama", "llama_mha", "gemma2"])
+@torch.no_grad()
+def test_queries_and_keys_have_positions_of_their_own(name, family):
+    """W = s R(z_i) q_i . R(z'_j) k_j, by the layer and by what measures are given."""
+    model, inputs = keys_elsewhere(name, family), []
+    layer, scores = as_decoder(model).layers[1], {}
+    layer.sites.scores.register_forward_hook(lambda m, given, made: scores.update(now=made))
+    valid = torch.ones_like(TOKENS, dtype=torch.bool)
+    capture(as_decoder(model), TOKENS, valid, torch.arange(2), inputs.append)
+    model(TOKENS)
+    given = inputs[1]
+    q, k = given.queries.double(), expand_heads(given.keys, 4).double()
+    if name == "late":
+        z, of_keys = torch.arange(20.0).double(), (torch.arange(20.0).double() - 1).clamp_min(0)
+    else:
+        z, of_keys = (
+            expand_heads(each, 4).double() for each in (given.positions, given.key_positions)
+        )
+        assert not torch.allclose(z, of_keys)
+    theta = layer.frequencies.double()
+    expected = rotate(q, z, theta) @ rotate(k, of_keys, theta).mT * layer.scaling
+    expected = expected if family != "gemma2" else 50 * (expected / 50).tanh()
+    seen = scores["now"] > -1e30
+    assert_close(scores["now"][seen].double(), expected[seen], atol=1e-4, rtol=1e-4)
+    rows = torch.arange(20)
+    assert_close(given.logits(rows)[seen], scores["now"][seen], atol=1e-4, rtol=1e-4)
+    if given.is_bilinear:
+        turned = given.rotated_queries @ expand_heads(given.rotated_keys, 4).mT
+        assert_close((turned * given.logit_scale)[seen], scores["now"][seen], atol=1e-4, rtol=1e-4)
+        (sums,) = reduced(given, [ComponentSums(64)])
+        whole = (expected / layer.scaling).masked_fill(~seen, 0)
+        by_distance = torch.stack([whole.diagonal(-d, 2, 3).sum((0, 2)) for d in range(20)], -1)
+        assert_close(sums.logits, by_distance, atol=1e-2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", APART)
+@quiet
+def test_positions_of_keys_are_verified_cached_and_measured(name):
+    model = keys_elsewhere(name)
+    assert ri.verify_scheme(name).attrs["findings"] == ""
+    names = (
+        "components",
+        "three_axis",
+        "attention_mass",
+        "positions",
+        "symbols",
+        "maps",
+        "octaves",
+    )
+    run = ri.analyze(model, PROMPTS, names, experiments=())
+    assert run["components/frequency"].notnull().all()
+    assert run["components/turn_mean"].isnull().all() and run["components/vaf"].notnull().all()
+    assert "which give queries and keys positions of their own" in run.attrs["notes"]
+    with refused("the query and key of a token have different positions in layer 0"):
+        ri.analyze(model, PROMPTS, ("rotation",), experiments=())
+    line = "query and the key of a token have positions of their own in layer 0"
+    with ri.interventions.scaled(model, 2.0), refused(line):
+        model(TOKENS)
+    assert ri.findings(run) is not None
+
+
+@torch.no_grad()
+def test_a_shift_of_all_keys_by_one_is_a_turn_of_keys():
+    """Of positions that count on, R(-theta) k_j: the same model with a transform, and the index."""
+    model = keys_elsewhere("late")
+    theta = as_decoder(model).layers[0].frequencies
+
+    class Back(nn.Module):
+        def forward(self, queries, keys, positions):
+            back = -(positions > 0).to(positions.dtype)
+            return queries, rotate(keys, back, theta)
+
+    SCHEMES["back"] = scheme(lambda r, d: Back())
+    assert_close(model(TOKENS).logits, transformed("back")(TOKENS).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["late", "phases_late", "phases_shared"])
+@torch.no_grad()
+def test_a_cache_keeps_positions_of_keys_beside_padding_and_beams(name):
+    model = keys_elsewhere(name)
+    given = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    mask = torch.ones_like(TOKENS)
+    expected = model.generate(TOKENS, attention_mask=mask, use_cache=False, **given)
+    assert torch.equal(model.generate(TOKENS, attention_mask=mask, **given), expected)
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), TOKENS], 1)
+    mask = (torch.arange(23) >= 3).long().expand(2, -1)
+    found = model.generate(padded, attention_mask=mask, **given)
+    assert torch.equal(found[:, 3:], expected)
+
+
+def test_positions_of_keys_that_fit_no_layer_are_refused():
+    model = keys_elsewhere("late")
+    late = as_decoder(model).layers[1].assigner
+    late.register_forward_hook(lambda m, given, made: (made[0], made[1][..., :5]))
+    with refused(r"the assigner of layer 1 \(late\) gave positions \[2, 1, 5\]"):
+        model(TOKENS)
