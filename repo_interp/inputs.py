@@ -132,6 +132,10 @@ class AttentionInputs:
     """Positions of tokens as keys, in as many rows as `positions`, which then are those of tokens
     as queries; None: a token has one for both.
     """
+    remainder: Callable[[Int[Tensor, "row"]], Float[Tensor, "prompt head row"]] | None = None
+    """Logits of what takes a part of the softmax of each row and moves no value (stick-breaking),
+    `sinks` among them; None: nothing but these.
+    """
 
     @property
     def heads(self) -> int:
@@ -445,7 +449,20 @@ class AttentionInputs:
         Returns:
             Weights [prompt, head, row, key]: the softmax over keys and sink, of keys alone.
         """
-        return weights_of(self.logits(rows), self.sinks)
+        return weights_of(self.logits(rows), self.sinks_of(rows))
+
+    def sinks_of(
+        self, rows: Int[Tensor, "row"]
+    ) -> Float[Tensor, "head"] | Float[Tensor, "prompt head row"] | None:
+        """Return logits of what takes a part of the softmax of rows and moves no value.
+
+        Args:
+            rows: Indices of the queries.
+
+        Returns:
+            Logits by head, or by prompt, head and row; None: there is nothing.
+        """
+        return self.sinks if self.remainder is None else self.remainder(rows)
 
 
 def _read(read: Callable[[], Tensor] | None, name: str) -> Tensor:
@@ -458,33 +475,46 @@ def _read(read: Callable[[], Tensor] | None, name: str) -> Tensor:
 
 
 def with_sinks(
-    logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None
+    logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "*any"] | None
 ) -> Float[Tensor, "... head row any"]:
     """Append the column of the sink to logits.
 
     Args:
         logits: Logits [..., head, row, key].
-        sinks: Logit of the sink by head; None: there is none.
+        sinks: Logit of the sink by head, or by prompt, head and row; None: there is none.
 
     Returns:
         Logits with one more column, or as they are.
     """
     if sinks is None:
         return logits
-    # The sink is a logit without a key: one more column, equal for all rows.
-    return torch.cat(
-        [logits, sinks.to(logits)[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1
-    )
+    # The sink is a logit without a key: one more column.
+    column = sinks.to(logits)[..., None]
+    column = column if sinks.ndim > 1 else column[:, None]
+    return torch.cat([logits, column.expand(*logits.shape[:-1], 1)], dim=-1)
+
+
+def join_sinks(sinks: Float[Tensor, "head"] | None, rest: Tensor) -> Tensor:
+    """Join sinks with logits of rows into one logit of all that moves no value.
+
+    Args:
+        sinks: By head; None: there is none.
+        rest: By prompt, head and row.
+
+    Returns:
+        Logits [prompt, head, row].
+    """
+    return rest if sinks is None else torch.logaddexp(rest, sinks.to(rest)[:, None])
 
 
 def weights_of(
-    logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None
+    logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "*any"] | None
 ) -> Float[Tensor, "... head row key"]:
     """Compute attention weights of logits.
 
     Args:
         logits: Logits [..., head, row, key].
-        sinks: Logit of the sink by head; None: there is none.
+        sinks: Logit of the sink by head, or by prompt, head and row; None: there is none.
 
     Returns:
         Weights in the shape of `logits`; with sinks, rows sum to less than 1.
@@ -528,6 +558,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
         inputs,
         **some,
         position_logits=_followed_by(choose, inputs.position_logits),
+        remainder=_followed_by(choose, inputs.remainder),
         read_values=_followed_by(choose, inputs.read_values),
         read_residual=_followed_by(choose, inputs.read_residual),
     )
@@ -584,6 +615,7 @@ def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInpu
         frequencies=_of_heads(inputs.frequencies, chosen.cpu()),
         attention_scaling=_of_heads(inputs.attention_scaling, chosen.cpu()),
         position_logits=_followed_by(choose, inputs.position_logits),
+        remainder=_followed_by(choose, inputs.remainder),
         sinks=None if inputs.sinks is None else inputs.sinks[chosen],
         read_values=_followed_by(choose, inputs.read_values),
     )

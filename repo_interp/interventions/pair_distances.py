@@ -153,6 +153,8 @@ def reason_against_distances(attention: RepositionedAttention) -> str:
     """
     if logits_by_content(attention):
         return "counts positions by context, or adds or transforms by contents and positions"
+    if attention.remainder is not None:
+        return "leaves a share of its rows to no key, which may depend on all of them"
     if differs_by_pair(attention):
         return "gives every rotary pair its own position"
     rotates = attention.frequencies is not None and attention.assigner is not None

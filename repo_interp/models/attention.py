@@ -4,7 +4,7 @@
     q, k = transform(q, k, z)                       per head, or none
     S = logit_scale * rotate(q, z) rotate(k, z)^T
         + position_logits(q, k, z, ...)             masked to the past
-    out = softmax(S) v
+    out = softmax([S, remainder(q, k, z, ...)]) v   the last column moves no value
 
 The stock module stays in place and computes everything else: projections, norms, gates, the output.
 `RepositionedAttention` attaches to it by two hooks and by the attention function of transformers:
@@ -16,8 +16,8 @@ The stock module stays in place and computes everything else: projections, norms
                          positions, and attend
     after the module     the tensors of the pass are dropped
 
-A scheme is a choice of four parts: an assigner of positions, a transform of queries and keys,
-frequencies to rotate by, and logits to add; any may be absent. Keys are transformed before a cache
+A scheme is a choice of five parts: an assigner of positions, a transform of queries and keys,
+frequencies to rotate by, logits to add, and a remainder of rows; any may be absent. Keys are transformed before a cache
 takes them, so that the cache is the stock model's. Knows nothing about layouts, checkpoints or
 measures.
 """
@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
+from repo_interp.inputs import join_sinks, with_sinks
 from repo_interp.models.cached import (
     CacheOfPositions,
     assign_with_memory,
@@ -109,9 +110,13 @@ class SchemeParts:
     of some tokens to new queries and keys, each token's vectors by themselves; None: they stay.
     Everything after it, hooks and measures too, sees the new ones.
     """
+    remainder: nn.Module | None = None
+    """Gives, from what `PositionLogits.forward` is given, a logit for each row [batch, head, row]
+    that takes part in the softmax and moves no value; None: rows are shared among keys alone.
+    """
 
 
-PARTS = ("assigner", "transform", "position_logits")
+PARTS = ("assigner", "transform", "position_logits", "remainder")
 """Parts of a scheme that are modules: children of the stock module under these names, so that they
 are trained, moved and saved with it.
 """
@@ -221,9 +226,14 @@ class RepositionedAttention:
         return self.module.transform
 
     @property
+    def remainder(self) -> nn.Module | None:
+        """Gives each row a logit that moves no value; None where keys alone share it."""
+        return self.module.remainder
+
+    @property
     def uses_positions(self) -> bool:
         """Whether the layer assigns positions and computes with them."""
-        acting = (self.frequencies, self.position_logits, self.transform)
+        acting = (self.frequencies, self.position_logits, self.transform, self.remainder)
         return self.assigner is not None and any(part is not None for part in acting)
 
     @property
@@ -605,7 +615,8 @@ class RepositionedAttention:
         self.sliding_window = chunk_of(self.module) or window_of(
             self.config, keywords, attention_mask, keys.shape[2]
         )
-        self.attn_logit_softcapping, current.sinks = keywords.get("softcap"), keywords.get("s_aux")
+        self.attn_logit_softcapping = keywords.get("softcap")
+        current.sinks = current.stock_sinks = keywords.get("s_aux")
         call = call_mask(
             self.module, queries, keys.shape[2], attention_mask, current.attention_mask, keywords
         )
@@ -613,17 +624,22 @@ class RepositionedAttention:
         call = self.mask_of(call, content)
         current.hidden = call.hidden
         of_rows = None
-        if self.observers and (self.position_logits is not None or call.bias is not None):
+        if self.observers:
             new = Content(queries, current.new_keys, current.new_values, current.gate_keys)
             places = current.index if current.positions is None else current.positions
-            of_rows = LogitsOfRows(
-                self.position_logits, new, places, self.scaling, call.bias, current.of_keys
-            )
+            given = new, places, self.scaling
+            if self.position_logits is not None or call.bias is not None:
+                of_rows = LogitsOfRows(self.position_logits, *given, call.bias, current.of_keys)
+            if self.remainder is not None:
+                current.remainder = LogitsOfRows(self.remainder, *given, None, current.of_keys)
         for observe in self.observers:
             observe(self, queries, current.new_keys, current.positions, of_rows)
         positions, turning = current.positions, current.turning
         key_positions = None if turning is not None else positions_of_keys(self, keys)
         added = self._added(content, key_positions, call.mask)
+        if self.remainder is not None:
+            rest = self._of_content("remainder", content, key_positions, call.mask)
+            current.sinks = join_sinks(current.sinks, rest)
         if positions is not None and key_positions is not None:
             rows = rows_of(self.frequencies)
             positions, key_positions = (
@@ -796,7 +812,7 @@ class RepositionedAttention:
         scores: Float[Tensor, "batch head row key"],
         values: Float[Tensor, "batch any key d_head"],
         dropout: float,
-        sinks: Float[Tensor, "head"] | None = None,
+        sinks: Float[Tensor, "*batch head *row"] | None = None,
     ) -> tuple[Float[Tensor, "batch row head d_head"], Float[Tensor, "batch head row key"]]:
         """Weigh values by the softmax of scores; hooks may replace scores and pattern.
 
@@ -804,8 +820,8 @@ class RepositionedAttention:
             scores: [batch, head, row, key].
             values: [batch, kv_head or head, key, d_value].
             dropout: Probability that an entry of the pattern is dropped.
-            sinks: A logit for every head that takes part in the softmax and moves no value; None:
-                none.
+            sinks: A logit for every head, or every row of heads, that takes part in the softmax
+                and moves no value; None: none.
 
         Returns:
             Weighted values [batch, row, head, d_value], and the pattern [batch, head, row, key].
@@ -814,12 +830,8 @@ class RepositionedAttention:
         if sinks is None:
             pattern = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
         else:
-            with_sinks = torch.cat(
-                [scores, sinks.to(scores).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1
-            )
-            pattern = torch.softmax(with_sinks, dim=-1, dtype=torch.float32)[..., :-1].to(
-                values.dtype
-            )
+            columns = with_sinks(scores, sinks)
+            pattern = torch.softmax(columns, dim=-1, dtype=torch.float32)[..., :-1].to(values.dtype)
         pattern = self.sites.pattern(torch.dropout(pattern, dropout, train=dropout > 0.0))
         return (pattern @ expand_heads(values, scores.shape[1])).transpose(
             1, 2
@@ -828,9 +840,21 @@ class RepositionedAttention:
     def _added(
         self, content: Content, key_positions: Tensor | None, attention_mask: Tensor | None
     ) -> Float[Tensor, "batch head row key"] | None:
-        """Logits of the scheme, by the positions of the pass, or by the index without any."""
+        """Logits of the scheme after their hooks."""
         if self.position_logits is None:
             return None
+        return self.sites.position_logits(
+            self._of_content("position_logits", content, key_positions, attention_mask)
+        )
+
+    def _of_content(
+        self,
+        name: str,
+        content: Content,
+        key_positions: Tensor | None,
+        attention_mask: Tensor | None,
+    ) -> Tensor:
+        """Result of a part for all rows, by the positions of the pass, or by the index without any."""
         rows, keys, device = content.queries.shape[2], content.keys.shape[2], content.queries.device
         positions = self.active_pass.positions
         if positions is None or key_positions is None:
@@ -839,26 +863,25 @@ class RepositionedAttention:
             key_positions = index if index.shape[-1] == keys else current.counted_index(keys)
             positions = key_positions[:, end - rows : end]
         seen = visible(rows, keys, attention_mask, device)
-        added = content.added(
-            self.position_logits, slice(None), positions, key_positions, seen, self.scaling
-        )
-        shape = [*getattr(added, "shape", ())]
-        batch, heads = content.queries.shape[:2]
-        if len(shape) != 4 or any(
-            size not in (1, wanted)
-            for size, wanted in zip(shape, (batch, heads, rows, keys), strict=True)
+        part = getattr(self, name)
+        made = content.added(part, slice(None), positions, key_positions, seen, self.scaling)
+        shape = [*getattr(made, "shape", ())]
+        axes = "batch, head, row" if name == "remainder" else "batch, head, row, key"
+        whole = [*content.queries.shape[:3], keys][: axes.count(",") + 1]
+        if len(shape) != len(whole) or any(
+            size not in (1, wanted) for size, wanted in zip(shape, whole, strict=True)
         ):
             raise InputError(
-                f"position_logits of layer {self.layer_idx} ({self.scheme}) returns "
-                f"{shape or type(added).__name__}; wanted [batch, head, row, key], here "
-                f"{[batch, heads, rows, keys]}, axes of 1 allowed"
+                f"{name} of layer {self.layer_idx} ({self.scheme}) returns "
+                f"{shape or type(made).__name__}; wanted [{axes}], here "
+                f"{whole}, axes of 1 allowed"
             )
-        if added.is_complex():
+        if made.is_complex():
             raise InputError(
-                f"position_logits of layer {self.layer_idx} ({self.scheme}) returns complex "
+                f"{name} of layer {self.layer_idx} ({self.scheme}) returns complex "
                 "numbers; wanted real ones"
             )
-        return self.sites.position_logits(added)
+        return made
 
     def _token_index(
         self, hidden_states: Tensor, given: dict[str, Any], cache: Any, start: int

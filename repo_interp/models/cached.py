@@ -122,7 +122,8 @@ class CacheOfPositions:
         if current.positions is None or attention.frequencies is None:
             return False
         by_index = isinstance(attention.assigner, TokenIndex) and attention.position_logits is None
-        by_index = by_index and current.of_keys is None
+        # A remainder may read keys before rotation, as added logits do.
+        by_index = by_index and current.of_keys is None and attention.remainder is None
         # Heads that share a key, and turn it by positions or frequencies of their own, need it
         # unrotated.
         rows = max(current.positions.shape[1], rows_of(attention.frequencies))

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError, NotFinite
-from repo_interp.inputs import AttentionInputs, Predictions
+from repo_interp.inputs import AttentionInputs, Predictions, join_sinks
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.feed_forward import in_blocks
@@ -357,9 +357,17 @@ def observing(
                 )
             hidden = inputs.visible(torch.arange(valid.shape[1], device=here)) & hidden[:, 0]
             inputs = replace(inputs, hidden=hidden if bool(hidden.any()) else None)
+        seen_by, rest = inputs.visible, attention.active_pass.remainder
+        if rest is not None:
+            sinks = inputs.sinks
+
+            def remainder(rows: Tensor) -> Tensor:
+                of_rows = join_sinks(sinks, exact(rest(rows, seen_by(rows)[:, None])))
+                return of_rows.expand(len(valid), attention.heads, len(rows))
+
+            inputs = replace(inputs, remainder=remainder)
         # Measures ask for the logits of some rows at a time, never for a whole map.
         if logits_of_rows is not None:
-            seen_by = inputs.visible
             inputs = replace(
                 inputs, position_logits=lambda rows: logits_of_rows(rows, seen_by(rows)[:, None])
             )

@@ -16,8 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 
-from repo_interp.positions.logits import PositionLogits
-
 
 @dataclass(frozen=True)
 class Content:
@@ -33,7 +31,7 @@ class Content:
 
     def added(
         self,
-        scheme: PositionLogits,
+        scheme: Any,
         rows: Any,
         positions: Tensor,
         key_positions: Tensor,
@@ -43,7 +41,7 @@ class Content:
         """Compute the logits that a scheme adds.
 
         Args:
-            scheme: Adds to the logits.
+            scheme: Adds to the logits, or gives the remainder of rows from the same.
             rows: Index or slice of the queries that are asked for.
             positions: Positions of these rows.
             key_positions: Positions of all keys.
@@ -70,7 +68,8 @@ class Content:
 class LogitsOfRows:
     """Logits that a scheme or the stock module adds to some rows of a pass, with their content."""
 
-    position_logits: PositionLogits | None
+    position_logits: Any
+    """A `PositionLogits`, or the remainder of a scheme, which is given the same; None: neither."""
     content: Content
     positions: Num[Tensor, "any *row token"]
     """Of all tokens, in rows; the index where the layer assigns none."""
@@ -188,7 +187,13 @@ class LayerPass:
     memory: Float[Tensor, "batch token feature"] | None = None
     """The assigner's memory of the tokens of this pass."""
     gate_keys: Tensor | None = None
-    sinks: Float[Tensor, "head"] | None = None
+    stock_sinks: Float[Tensor, "head"] | None = None
+    """Those of the stock module (gpt-oss)."""
+    sinks: Float[Tensor, "head"] | Float[Tensor, "batch head row"] | None = None
+    """Logits of what takes a part of the softmax and moves no value: of the module and the scheme.
+    """
+    remainder: LogitsOfRows | None = None
+    """What the scheme's remainder gives for rows, where a pass is observed."""
     plain_keys: Tensor | None = None
     """Keys of this pass before the scheme's transform, where it has one."""
     new_keys: Tensor | None = None

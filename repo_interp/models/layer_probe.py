@@ -168,6 +168,7 @@ def logits_by_content(attention: RepositionedAttention) -> bool:
     if attention.transform is not None and attention.assigner is not None:
         drawn = draw_content(attention)
         positions = drawn.positions(attention.assigner)
+        assert positions is not None
         here, there = (
             torch.cat(attention.transform(drawn.queries, drawn.keys, z), 1)
             for z in (positions, 1 + 2 * positions)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs, weights_of
+from repo_interp.inputs import AttentionInputs, join_sinks, weights_of
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import Decoder
@@ -143,7 +143,8 @@ def layer_tensors(decoder: Decoder, layer: int) -> Iterator[LayerTensors]:
 
     def keep(attention: RepositionedAttention, attended: Tensor) -> None:
         current = attention.active_pass
-        seen.content, seen.positions, seen.sinks = current.content, current.positions, current.sinks
+        seen.content, seen.positions = current.content, current.positions
+        seen.sinks = current.stock_sinks
         seen.key_positions = current.new_key_positions
 
     with called_at(decoder, "attended", keep, [layer]):
@@ -204,14 +205,13 @@ def outputs_over_windows(
             turned @ expand_heads(attention.rotate(keys, keys, at)[1], heads).mT * attention.scaling
         )
         logits = cap_logits(logits, attention.attn_logit_softcapping)
+        seen = torch.ones(1, 1, 1, window, dtype=torch.bool, device=asked.device)
+        places = (index[:, -1:], index) if at is None else (here, at)
+        given = asked, raw, *places, seen, attention.scaling, values, None
         if attention.position_logits is not None:
-            seen = torch.ones(1, 1, 1, window, dtype=torch.bool, device=asked.device)
-            places = (index[:, -1:], index) if at is None else (here, at)
-            added = attention.position_logits(
-                asked, raw, *places, seen, attention.scaling, values, None
-            )
-            logits = logits + added
-        outputs.append(
-            (weights_of(logits, tensors.sinks) @ expand_heads(values, heads))[0, :, 0].flatten()
-        )
+            logits = logits + attention.position_logits(*given)
+        sinks = tensors.sinks
+        if attention.remainder is not None:
+            sinks = join_sinks(sinks, attention.remainder(*given))
+        outputs.append((weights_of(logits, sinks) @ expand_heads(values, heads))[0, :, 0].flatten())
     return torch.stack(outputs)

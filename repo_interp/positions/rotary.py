@@ -121,7 +121,8 @@ def pair_tables(
     """
     # Half precision would round angles at long positions by whole turns.
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    if frequencies.ndim == 3 and 1 < len(frequencies) < positions.shape[1]:
+    of_rows = frequencies.ndim == 3 and positions.ndim == 4
+    if of_rows and 1 < len(frequencies) < positions.shape[1]:
         frequencies = expand_heads(frequencies[None], positions.shape[1])
     angles = positions.to(exact) * frequencies.to(device=positions.device, dtype=exact)
     tables = angles.cos(), angles.sin()

@@ -502,7 +502,8 @@ def _of_rows_at_once(
     for on_processor in _parts(rows, inputs):
         part = on_processor.to(tokens.device)
         logits = inputs.logits(part)
-        weights = weights_of(logits, inputs.sinks)
+        sinks = inputs.sinks_of(part)
+        weights = weights_of(logits, sinks)
         if not _DETECTED_ON_PROMPTS.isdisjoint(asked):
             detected = detection_sums(weights, part, tokens)
             _add(sums, {f"{name}{ON_PROMPTS}": values for name, values in detected.items()})
@@ -511,7 +512,7 @@ def _of_rows_at_once(
         if "departure" in asked:
             # A sink takes a share of the row, which would count as departure; equal weights are
             # over keys.
-            of_keys = weights if inputs.sinks is None else logits.softmax(-1)
+            of_keys = weights if sinks is None else logits.softmax(-1)
             _add(sums, {"departure": departure_sums(of_keys, logits)})
         if "position_distance" in asked and learned is not None:
             # Indexed positions need no pass: see the end.

@@ -24,7 +24,7 @@ from repo_interp.models.layer_probe import logits_by_content
 from repo_interp.models.rescaling import IdleScaling
 from repo_interp.plugins.verify.audit import audit
 from repo_interp.positions.assigners import LearnedPositions, RememberingAssigner, TokenIndex
-from repo_interp.positions.logits import exact
+from repo_interp.positions.logits import PositionLogits, exact
 from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.tasks.prompt import Prompt
 
@@ -613,3 +613,136 @@ def test_positions_of_keys_that_fit_no_layer_are_refused():
     late.register_forward_hook(lambda m, given, made: (made[0], made[1][..., :5]))
     with refused(r"the assigner of layer 1 \(late\) gave positions \[2, 1, 5\]"):
         model(TOKENS)
+
+
+class Breaks(PositionLogits):
+    """Of stick-breaking, log sigma(s_ij) + sum_{j < t <= i} log(1 - sigma(s_it)), less s_ij."""
+
+    def forward(self, queries, keys, rows, columns, visible, scale, values=None, gate_keys=None):
+        s = scale * exact(queries) @ expand_heads(exact(keys), queries.shape[1]).mT
+        left = nn.functional.logsigmoid(-s) * visible
+        after = left.flip(-1).cumsum(-1).flip(-1) - left
+        return (nn.functional.logsigmoid(s) + after - s) * visible
+
+
+class Left(nn.Module):
+    """Its remainder, the sum of all log(1 - sigma(s_it))."""
+
+    def forward(self, queries, keys, rows, columns, visible, scale, values=None, gate_keys=None):
+        s = scale * exact(queries) @ expand_heads(exact(keys), queries.shape[1]).mT
+        return (nn.functional.logsigmoid(-s) * visible).sum(-1)
+
+
+class Null(nn.Module):
+    """A learned logit of every head that moves no value (null attention, gpt-oss)."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.logit = nn.Parameter(torch.randn(heads))
+
+    def forward(self, queries, *given):
+        return self.logit[None, :, None]
+
+
+LEFT = {
+    "stick": lambda b, r, d: SchemeParts(
+        "", None, None, position_logits=Breaks(), remainder=Left()
+    ),
+    "null": lambda b, r, d: SchemeParts(
+        "", TokenIndex(), r.frequencies, r.attention_scaling, remainder=Null(r.heads)
+    ),
+}
+
+
+def with_remainder(name, family="llama"):
+    ri.register_scheme(name, LEFT[name])
+    return model_of(name, family=family)
+
+
+def observed(model):
+    """Outputs of attention, and inputs of measures, of the first layer."""
+    outputs, inputs = [], []
+    layer = as_decoder(model).layers[0]
+    remove = layer.sites.call("attended", lambda made: outputs.append(made))
+    valid = torch.ones_like(TOKENS, dtype=torch.bool)
+    capture(as_decoder(model), TOKENS, valid, torch.arange(2), inputs.append)
+    remove()
+    return outputs[0].double(), inputs[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_mha", "qwen3"])
+@torch.no_grad()
+def test_stick_breaking_is_its_slow_formula(family):
+    """A_ij = sigma(s_ij) prod_{j < t <= i} (1 - sigma(s_it)): no softmax (2410.17980)."""
+    outputs, given = observed(with_remainder("stick", family))
+    s = given.queries.double() @ expand_heads(given.keys, 4).double().mT * given.logit_scale
+    weights = torch.zeros_like(s)
+    for i in range(20):
+        stick = torch.ones_like(s[..., 0, 0])
+        for j in range(i, -1, -1):
+            weights[..., i, j] = stick * s[..., i, j].sigmoid()
+            stick = stick * (1 - s[..., i, j].sigmoid())
+    expected = (weights @ expand_heads(given.values, 4).double()).transpose(1, 2)
+    assert_close(outputs, expected, atol=1e-5, rtol=1e-5)
+    assert_close(given.pattern(torch.arange(20)).double(), weights, atol=1e-6, rtol=1e-5)
+    assert (weights.sum(-1) < 0.999).any()
+
+
+@torch.no_grad()
+def test_a_remainder_is_a_column_of_the_softmax_beside_the_sinks_of_a_family():
+    from benchmarks.tiny_models import small_model
+
+    model = with_remainder("null")
+    outputs, given = observed(model)
+    rest = as_decoder(model).layers[0].remainder.logit
+    logits = given.logits(torch.arange(20)).double()
+    column = rest[None, :, None, None].expand(2, 4, 20, 1)
+    weights = torch.cat([logits, column], -1).softmax(-1)[..., :-1]
+    expected = (weights @ expand_heads(given.values, 4).double()).transpose(1, 2)
+    assert_close(outputs, expected, atol=1e-5, rtol=1e-5)
+    # gpt-oss has sinks of its own: both take their shares
+    model = ri.reposition(small_model("gpt_oss"), "null")
+    outputs, given = observed(model)
+    layer = as_decoder(model).layers[0]
+    both = torch.stack([layer.remainder.logit, layer.module.sinks.float()], -1)
+    logits = given.logits(torch.arange(20)).double()
+    columns = both[None, :, None].expand(*logits.shape[:3], 2)
+    weights = torch.cat([logits, columns], -1).softmax(-1)[..., :-2]
+    expected = (weights @ expand_heads(given.values, logits.shape[1]).double()).transpose(1, 2)
+    assert_close(outputs, expected, atol=1e-5, rtol=1e-5)
+    assert_close(given.pattern(torch.arange(20)).double(), weights, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", LEFT)
+@quiet
+def test_masses_and_the_remainder_are_one_in_every_measure(name, tmp_path):
+    model = with_remainder(name)
+    assert ri.verify_scheme(name).attrs["findings"] == ""
+    names = ("attention_mass", "attention_rows", "octaves", "activations", "value_norms")
+    names += ("three_axis", "components", "predictions")
+    run = ri.analyze(model, PROMPTS, names, experiments=())
+    mass = run["attention_mass"]
+    total = mass["mass"].sel(span=["needle", "query", "rest", "generated"]).sum("span")
+    assert (abs(total + mass["sink_mass"] - 1) < 1e-5).all()
+    assert (mass["sink_mass"] > 0.01).any() == (name == "null")  # of 36 breaks little is left
+    # the same rows, from the pattern of the pass
+    outputs = model(torch.tensor([PROMPTS[0].tokens]), output_attentions=True).attentions
+    rows = [35, 36]
+    left = 1 - torch.stack(outputs)[:, 0][:, :, rows].sum(-1).mean(-1)
+    assert_close(torch.tensor(mass["sink_mass"].values[0]), left.double(), atol=1e-5, rtol=1e-4)
+    assert ri.findings(run) is not None
+    with torch.no_grad():
+        expected = model(TOKENS).logits
+        ri.save(model, tmp_path / "saved")
+        assert torch.equal(ri.open_model(tmp_path / "saved")(TOKENS).logits, expected)
+        assert_close(ri.bridge(model)(TOKENS), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_remainder_that_fits_no_layer_is_refused():
+    model = with_remainder("null")
+    layer = as_decoder(model).layers[1]
+    layer.remainder.register_forward_hook(lambda m, given, made: made[0])
+    with refused(r"remainder of layer 1 \(null\) returns \[4, 1\]; wanted \[batch, head, row\]"):
+        model(TOKENS)
+    with refused("leaves a share of its rows to no key"):
+        ri.interventions.distances(model, lambda distance, pairs: distance, layers=0).__enter__()
