@@ -151,7 +151,9 @@ def keys_apart(attention: RepositionedAttention) -> bool:
         Whether it does.
     """
     assigner = attention.assigner
-    return assigner is not None and isinstance(draw_content(attention).assigned(assigner), tuple)
+    if assigner is None or isinstance(assigner, TokenIndex | MixedAssigner):
+        return False
+    return isinstance(draw_content(attention).assigned(assigner), tuple)
 
 
 @torch.no_grad()
