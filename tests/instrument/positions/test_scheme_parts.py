@@ -4,10 +4,13 @@ measure, and one that acts is the slow formula.
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import nullcontext
+
 import pytest
 import torch
 import xarray as xr
-from families import TOKENS
+from families import TOKENS, tiny
 from own_schemes import model_of, register_all
 from refusals import refused
 from torch import nn
@@ -26,6 +29,7 @@ from repo_interp.plugins.verify.audit import audit
 from repo_interp.positions.assigners import LearnedPositions, RememberingAssigner, TokenIndex
 from repo_interp.positions.logits import PositionLogits, exact
 from repo_interp.positions.rotary import expand_heads, rotate
+from repo_interp.runtime.memory import working_memory
 from repo_interp.tasks.prompt import Prompt
 
 MEASURES = sorted({*measure_names()} - {"gates"})
@@ -746,3 +750,23 @@ def test_a_remainder_that_fits_no_layer_is_refused():
         model(TOKENS)
     with refused("leaves a share of its rows to no key"):
         ri.interventions.distances(model, lambda distance, pairs: distance, layers=0).__enter__()
+
+
+@pytest.mark.parametrize("name", ["ada_apart", "ada_kv_apart", "late", "phases_late", "repo_alibi"])
+def test_heads_that_stand_rotated_whole_are_those_of_blocks(name):
+    """Found: on an accelerator, heads with biases of positions of their own had other heads' keys."""
+    if name == "repo_alibi":
+        model = ri.reposition(tiny("llama"), name, assignment="head")
+    else:
+        model = keys_elsewhere(name) if name in APART else frequented(name)
+    inputs = []
+    valid = torch.ones_like(TOKENS, dtype=torch.bool)
+    capture(as_decoder(model), TOKENS, valid, torch.arange(2), inputs.append)
+    found = []
+    for whole, memory in ((True, working_memory(2**31)), (False, nullcontext())):
+        given = dataclasses.replace(inputs[0], position_logits=None)
+        with memory:
+            assert given.keeps_rotated == whole
+            found.append(reduced(given, [ComponentSums(64)])[0])
+    assert_close(found[0].logits, found[1].logits, atol=1e-4, rtol=1e-4)
+    assert_close(found[0].shares, found[1].shares, atol=1e-2, rtol=1e-2, equal_nan=True)
