@@ -31,8 +31,8 @@ from repo_interp.runtime.memory import CORE, memory_for
 Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 """Named sets of tokens: a mask over the tokens of the batch's prompts by name."""
 
-TENSORS = ("positions", "queries", "keys", "gate_features")
-"""Tensors of a layer that must be finite, in the order of the check."""
+TENSORS = ("positions", "key_positions", "queries", "keys", "gate_features")
+"""Tensors of a layer that must be finite, in the order in which they are looked at."""
 _BY_PROMPT = (*TENSORS, "valid", "prompts", "tokens", "documents", "hidden")
 """Tensors with prompts as their first axis."""
 _ROWS = 8
@@ -85,8 +85,7 @@ class AttentionInputs:
     frequencies: Float[Tensor, "*any component"] | None
     """theta_r of the rotation, None where nothing is rotated (NoPE, additive schemes).
 
-    [head, 1, component] where single heads are rescaled: `logits` and `pattern` read those too,
-    measures do not.
+    [head, 1, component] where heads have their own.
     """
     attention_scaling: float | Float[Tensor, "*any component"]
     """Factor of queries and keys by rotation (YaRN's): a number, one per pair, or one per head and
@@ -126,7 +125,16 @@ class AttentionInputs:
     by_axis: bool = False
     """Whether positions by pair come from an image: steps of the index along the pair's axis."""
     reads_content: Callable[[], bool] | None = None
-    """Returns whether `position_logits` depend on contents; None: only on positions."""
+    """Tells whether logits depend on contents and positions by more than the rotation; None: not.
+    """
+    key_positions: Float[Tensor, "prompt any token *component"] | None = None
+    """Positions of tokens as keys, in as many rows as `positions`, which then are those of tokens
+    as queries; None: a token has one for both.
+    """
+    remainder: Callable[[Int[Tensor, "row"]], Float[Tensor, "prompt head row"]] | None = None
+    """Logits of what takes a part of the softmax of each row and moves no value (stick-breaking),
+    `sinks` among them; None: nothing but these.
+    """
 
     @property
     def heads(self) -> int:
@@ -144,6 +152,11 @@ class AttentionInputs:
         return self.positions is not None and self.positions.ndim == 4
 
     @property
+    def one_position(self) -> bool:
+        """Whether a token has at most one position: no other as a key, or by rotary pair."""
+        return not self.differ_by_pair and self.key_positions is None
+
+    @property
     def has_frequencies(self) -> bool:
         """Whether theta_r is a rate of position: the layer rotates, and all pairs count alike.
 
@@ -154,9 +167,7 @@ class AttentionInputs:
 
     @cached_property
     def logits_by_content(self) -> bool:
-        """Whether the scheme adds logits that depend on contents, not only on positions."""
-        if self.position_logits is None:
-            return False
+        """Whether logits depend on contents and positions otherwise than by the rotation."""
         probed = self.reads_content is not None and self.reads_content()
         return self.gate_features is not None or probed
 
@@ -316,6 +327,10 @@ class AttentionInputs:
             tables = [table[:, :, None] for table in self._tables(z, keys.dtype, some)]
             # Keys use the tables of all tokens, queries the tables of their rows.
             queries = turn(queries, *(table[..., rows, :] for table in tables))
+            if self.key_positions is not None:
+                z = self.key_positions
+                z = z if z.shape[1] == 1 else expand_heads(z, shared)[:, some]
+                tables = [table[:, :, None] for table in self._tables(z, keys.dtype, some)]
             keys = turn(keys, *tables)
         # [prompt, head, row, key]; heads are in order, since heads of a key are adjacent
         return (queries @ keys.mT * self.logit_scale).flatten(1, 2)
@@ -329,11 +344,15 @@ class AttentionInputs:
         queries, keys = self.queries, expand_heads(self.keys, self.heads) if alone else self.keys
         if positions is None or self.frequencies is None:
             return queries, keys
-        if self.frequencies.ndim == 3:
-            positions = expand_heads(positions, self.heads)
-        tables = self._tables(positions, queries.dtype)
+        by_head = self.frequencies.ndim == 3
+        tables, key_tables = (
+            self._tables(expand_heads(z, self.heads) if by_head else z, queries.dtype)
+            if z is not None
+            else None
+            for z in (positions, self.key_positions)
+        )
 
-        def turned(features: Tensor) -> Tensor:
+        def turned(features: Tensor, tables: Any) -> Tensor:
             # One row of positions for all is not repeated: its tables broadcast
             rows = features.shape[1]
             of_rows = (
@@ -341,7 +360,7 @@ class AttentionInputs:
             )
             return turn(features, *of_rows)
 
-        return turned(queries), turned(keys)
+        return turned(queries, tables), turned(keys, key_tables or tables)
 
     def _tables(
         self, positions: Tensor, dtype: torch.dtype, heads: slice | None = None
@@ -429,7 +448,20 @@ class AttentionInputs:
         Returns:
             Weights [prompt, head, row, key] of the keys: the softmax includes the sink.
         """
-        return weights_of(self.logits(rows), self.sinks)
+        return weights_of(self.logits(rows), self.sinks_of(rows))
+
+    def sinks_of(
+        self, rows: Int[Tensor, "row"]
+    ) -> Float[Tensor, "head"] | Float[Tensor, "prompt head row"] | None:
+        """Return logits of what takes a part of the softmax of rows and moves no value.
+
+        Args:
+            rows: Indices of the queries.
+
+        Returns:
+            Logits by head, or by prompt, head and row; None: there is nothing.
+        """
+        return self.sinks if self.remainder is None else self.remainder(rows)
 
 
 def _read(read: Callable[[], Tensor] | None, name: str) -> Tensor:
@@ -442,33 +474,46 @@ def _read(read: Callable[[], Tensor] | None, name: str) -> Tensor:
 
 
 def with_sinks(
-    logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None
+    logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "*any"] | None
 ) -> Float[Tensor, "... head row any"]:
     """Append the column of the sink to logits.
 
     Args:
         logits: Logits [..., head, row, key].
-        sinks: Logit of the sink by head; None: there is none.
+        sinks: Logit of the sink by head, or by prompt, head and row; None: there is none.
 
     Returns:
         Logits with one more column, or as they are.
     """
     if sinks is None:
         return logits
-    # The sink is a logit without a key: one more column, equal for all rows.
-    return torch.cat(
-        [logits, sinks.to(logits)[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1
-    )
+    # The sink is a logit without a key: one more column.
+    column = sinks.to(logits)[..., None]
+    column = column if sinks.ndim > 1 else column[:, None]
+    return torch.cat([logits, column.expand(*logits.shape[:-1], 1)], dim=-1)
+
+
+def join_sinks(sinks: Float[Tensor, "head"] | None, rest: Tensor) -> Tensor:
+    """Join sinks with logits of rows into one logit of all that moves no value.
+
+    Args:
+        sinks: By head; None: there is none.
+        rest: By prompt, head and row.
+
+    Returns:
+        Logits [prompt, head, row].
+    """
+    return rest if sinks is None else torch.logaddexp(rest, sinks.to(rest)[:, None])
 
 
 def weights_of(
-    logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "head"] | None
+    logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "*any"] | None
 ) -> Float[Tensor, "... head row key"]:
     """Compute attention weights of logits.
 
     Args:
         logits: Logits [..., head, row, key].
-        sinks: Logit of the sink by head; None: there is none.
+        sinks: Logit of the sink by head, or by prompt, head and row; None: there is none.
 
     Returns:
         Weights in the shape of `logits`; with sinks, rows sum to less than 1.
@@ -512,6 +557,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
         inputs,
         **some,
         position_logits=_followed_by(choose, inputs.position_logits),
+        remainder=_followed_by(choose, inputs.remainder),
         read_values=_followed_by(choose, inputs.read_values),
         read_residual=_followed_by(choose, inputs.read_residual),
     )
@@ -568,6 +614,7 @@ def select_heads(inputs: AttentionInputs, heads: Sequence[int]) -> AttentionInpu
         frequencies=_of_heads(inputs.frequencies, chosen.cpu()),
         attention_scaling=_of_heads(inputs.attention_scaling, chosen.cpu()),
         position_logits=_followed_by(choose, inputs.position_logits),
+        remainder=_followed_by(choose, inputs.remainder),
         sinks=None if inputs.sinks is None else inputs.sinks[chosen],
         read_values=_followed_by(choose, inputs.read_values),
     )

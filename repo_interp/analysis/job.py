@@ -307,8 +307,8 @@ class Job:
         def receive(inputs: AttentionInputs) -> None:
             nonlocal observed
             going_on = [measure for measure in measures if measure.name not in faults]
-            # Such layers have NaN in numbers about positions or pairs, which is no fault
-            unplaced = not inputs.has_frequencies or inputs.differ_by_pair
+            # Such layers have NaN in numbers about positions or pairs, which is no fault of theirs
+            unplaced = not inputs.has_frequencies or not inputs.one_position
             # Measures may compare token ids, which a layer does not see.
             whole = replace(inputs, tokens=batch.tokens.to(inputs.queries.device))
             for measure, result in observe_layer(whole, going_on, batch, self.heads):

@@ -92,8 +92,8 @@ def _select(
 ) -> tuple[AttentionInputs, Mapping[str, str]]:
     """Return the inputs of some heads, and the faults of their tensors."""
     selected = inputs if heads is None else select_heads(inputs, heads)
-    # [head, 1, component] while `rescaled` lasts for some heads; else [component]
-    if selected.frequencies is not None and selected.frequencies.ndim == 3:
+    # [head, 1, component] while `rescaled` lasts for some heads
+    if getattr(selected.attention_scaling, "ndim", 0) == 3:
         raise InputError(
             f"single heads of layer {inputs.layer} are rescaled, and measures read one set of "
             "frequencies per layer; rescale the whole layer, or leave this layer out"
@@ -104,9 +104,10 @@ def _select(
 
 def _fault(measure: Measure, inputs: AttentionInputs, broken: Mapping[str, str]) -> Fault | None:
     """The fault of the first tensor that `measure` reads and that is `broken`, or of positions."""
-    if inputs.differ_by_pair and not measure.needs.by_pair and measure.needs.tensors:
+    if not inputs.one_position and not measure.needs.by_pair and measure.needs.tensors:
+        several = "rotary pairs" if inputs.differ_by_pair else "query and key"
         return Fault(
-            f"{measure.name} reads one position per token, and the rotary pairs of a token have "
+            f"{measure.name} reads one position per token, and the {several} of a token have "
             f"different positions in layer {inputs.layer} ({inputs.scheme}); leave the measure "
             "or the layer out",
             finite=True,

@@ -125,8 +125,8 @@ def planned(
     def plan_of(experiment: Experiment) -> Plan:
         if by_pair and not experiment.by_pair:
             raise InputError(
-                f"{experiment.name} is about one position per token, and every rotary pair has its "
-                f"own in layers {format_ranges(by_pair)}; leave it out"
+                f"{experiment.name} is about one position per token, and every rotary pair, or "
+                f"query and key, has its own in layers {format_ranges(by_pair)}; leave it out"
             )
         plan = experiment.plan(decoder.owner, scoring, prompts, decoder.training_length)
         # Plans of other packages are checked: memory and the announced

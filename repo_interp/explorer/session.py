@@ -444,7 +444,7 @@ class Session:
         for edits in ((), (edit,)):
             inputs = self._passes.inputs(edits, layer, self.check)
             at = torch.tensor(places, device=inputs.queries.device)
-            rows.append(weights_of(inputs.logits(at), inputs.sinks)[0].float().nan_to_num())
+            rows.append(inputs.pattern(at)[0].float().nan_to_num())
         # [head, place]; half of it would be the share of attention that moved, but only ranks count
         moved = (rows[1] - rows[0]).abs().sum(-1)
         head, place = divmod(int(moved.argmax()), len(places))
@@ -646,7 +646,7 @@ def row_of(inputs: AttentionInputs, head: int, token: int) -> tuple[np.ndarray, 
     def plain(values: Tensor) -> np.ndarray:
         return values[0, head, 0].masked_fill(~seen, torch.nan).float().cpu().numpy()
 
-    return plain(logits), plain(weights_of(logits, inputs.sinks))
+    return plain(logits), plain(weights_of(logits, inputs.sinks_of(rows)))
 
 
 _WEIGHT = """\

@@ -33,6 +33,7 @@ from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import intervention, model_edit, patch_attribute
 from repo_interp.models.layer_probe import differs_by_pair
+from repo_interp.models.rotation_numbers import of_heads
 from repo_interp.positions.scaling import (
     interpolate,
     ntk_frequencies,
@@ -143,7 +144,9 @@ def rescaled(
             change = partial(_changed_frequencies, attention, name, value)
             retune(undo, attention, change, scaling, some)
             now = attention.frequencies
-            same = same and torch.equal(now, before.expand_as(now))
+            same = same and torch.equal(
+                *(of_heads(each, attention.heads) for each in (now, before))
+            )
         if same:
             raise InputError(
                 f"{name}={value:g} changes nothing: the frequencies of "
@@ -251,7 +254,8 @@ def retune(
         if present.ndim == 1 and heads is None:
             return change(present)
         # [head, 1, component], the form in which `rotate` takes frequencies that differ by head
-        by_head = present.expand(attention.heads, 1, -1)
+        by_head = present if heads is None else of_heads(present, attention.heads)
+        by_head = by_head if by_head.ndim == 3 else by_head.expand(attention.heads, 1, -1)
         return torch.stack(
             [
                 change(row[0]) if heads is None or number in heads else row[0]
@@ -262,7 +266,7 @@ def retune(
     factors: Any = attention.rotation.by_pair(scaling)
     if heads is not None:
         sizes = attention.heads, 1, attention.d_head // 2
-        of_heads, factors = factors, torch.ones(sizes, dtype=torch.float32)
-        factors[sorted(heads)] = of_heads
+        of_all, factors = factors, torch.ones(sizes, dtype=torch.float32)
+        factors[sorted(heads)] = of_all
     patch_attribute(undo, attention, "frequencies", changed)
     patch_attribute(undo, attention, "attention_scaling", lambda present: present * factors)

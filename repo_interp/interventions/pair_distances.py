@@ -40,6 +40,7 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import intervention, model_edit, patch_attribute
 from repo_interp.models.layer_probe import differs_by_pair, logits_by_content
 from repo_interp.models.masks import apply_mask, visible
+from repo_interp.models.rotation_numbers import of_heads
 from repo_interp.positions.logits import cap_logits, exact
 from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.values import TokensOrNone, checked
@@ -151,7 +152,9 @@ def reason_against_distances(attention: RepositionedAttention) -> str:
         What it does instead; empty where there is a distance.
     """
     if logits_by_content(attention):
-        return "counts positions by context, or adds other logits by contents"
+        return "counts positions by context, or adds or transforms by contents and positions"
+    if attention.remainder is not None:
+        return "leaves a share of its rows to no key, which may depend on all of them"
     if differs_by_pair(attention):
         return "gives every rotary pair its own position"
     rotates = attention.frequencies is not None and attention.assigner is not None
@@ -367,7 +370,7 @@ class _Distances:
         queries, heads = pairs.queries, pairs.queries.shape[1]
         queries = queries if some is None else queries * some.to(queries)
         keys = expand_heads(pairs.keys, heads)
-        frequencies: Any = self.attention.frequencies
+        frequencies: Any = of_heads(self.attention.frequencies, heads)
         scaling = self.attention.attention_scaling
         low, high = distance.detach()[changed].aminmax()
         if bool((~changed | (distance == low) | (distance == high)).all()):

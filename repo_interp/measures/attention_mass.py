@@ -102,10 +102,11 @@ class AttentionMass(
         names = [name for name in spans if name != "source"]
         # The same for all layers of a batch, and finding the rows waits for the device
         asked = once(("rows", self, *spans), lambda: self._asked(spans, valid), valid, *masks)
-        parts, own = [], []
+        parts, own, sinks = [], [], None
         for rows, logits in row_blocks(inputs, asked.rows):
-            weights = weights_of(logits, inputs.sinks)
-            # Prompts of a batch may need different rows: rows of other prompts count 0.
+            sinks = inputs.sinks_of(rows)
+            weights = weights_of(logits, sinks)
+            # Prompts of a batch may ask for other rows: those of the others count 0.
             if not asked.shared:
                 weights = weights.where(asked.wanted[:, None, rows, None], 0)
             parts.append(weights.sum(-2, dtype=torch.float64))
@@ -126,8 +127,8 @@ class AttentionMass(
             "chance": ("prompt layer span", chance),
             "tokens": ("prompt layer span", asked.tokens),
         }
-        if inputs.sinks is not None:
-            # The sink has the rest of the attention: the softmax over keys and sink sums to 1
+        if sinks is not None:
+            # The sink takes what keys leave: softmax over both sums to 1
             left = 1.0 - by_key.sum(-1) / asked.count[..., 0]
             record["sink_mass"] = "prompt layer head", left
         return Statistics(per_prompt=arrays(inputs, record, span=names))

@@ -68,14 +68,15 @@ def strongest_keys(
     count = min(count, inputs.valid.shape[1])
     weights, keys, totals = [], [], []
     for part, logits in row_blocks(inputs, rows):
-        logits = logits[0]
+        sinks, logits = inputs.sinks_of(part), logits[0]
         # No row sees a later key; which these are would keep an accelerator waiting.
         if not memory_for(rows.device, 0):
             logits = logits[..., : max(count, int(part[-1]) + 1)]
         largest, places = logits.topk(count, dim=-1)
         seen = largest > float("-inf")
         # Of all keys and the sink, so that weights of the kept keys are those of the whole row
-        total = torch.logsumexp(with_sinks(logits, inputs.sinks), dim=-1, keepdim=True).double()
+        of_row = with_sinks(logits[None], sinks)[0]
+        total = torch.logsumexp(of_row, dim=-1, keepdim=True).double()
         weights.append(torch.exp(largest.double() - total).masked_fill(~seen, float("nan")))
         keys.append(places.masked_fill(~seen, -1))
         totals.append(total[..., 0])

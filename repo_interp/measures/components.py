@@ -66,6 +66,7 @@ from repo_interp.measures.kernels.rotation_angles import (
 from repo_interp.measures.kernels.seen_pairs import is_whole, once, pair_counts
 from repo_interp.measures.labels import Arrays, arrays, described_group, label_of
 from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Tokens, TokensOrNone
 
 _SAME = 1e-10
@@ -101,6 +102,7 @@ _FREQUENCIES = {
 
 _SUMMARIES = {
     "frequency": "frequency of a rotary component [rad per position]",
+    "head_frequency": "frequency of a rotary component of a head [rad per position]",
     "band_length": "L of the bands: the training length, or a shorter window of the layer [tokens]",
     "activated": "frequency between pi and 2 pi over L",
     "low_frequency": "frequency of at most pi over L",
@@ -174,9 +176,11 @@ class Components(Measure):
         return {**super().parameters, "last_token": last, "still_angle": STILL}
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Return a gap for frequencies and turns if positions differ by rotary pair."""
-        if not inputs.differ_by_pair:
+        """Frequencies and turns, where pairs have positions of their own."""
+        if inputs.one_position:
             return None
+        if not inputs.differ_by_pair:
+            return Gap("give queries and keys positions of their own", "no turns")
         if inputs.by_axis:
             return Gap("turn by the axes of an image, in its prompts", "no turns")
         return Gap(
@@ -193,19 +197,22 @@ class Components(Measure):
         # The same restriction that `ComponentSums` makes, for angles and counts of pairs
         tokens = tokens_between(inputs.valid, self.first_token, self.last_token)
         frequencies = layer_frequencies(inputs)
+        by_head = frequencies.ndim == 3
+        # Of the first head, where heads have their own: `conclude` says whether all agree
+        shared = frequencies[0, 0] if by_head else frequencies
         (measured,) = reduced(inputs, self.reductions(inputs, spans))
         assert self.training_length is not None
         angles, by_prompt = _angles(inputs, tokens, frequencies, self.sampled_per_side)
 
         def of_prompts() -> Tensor:
             # Mean and variance over prompts tell at the end whether all prompts had one frequency
-            return torch.stack([frequencies, frequencies.square()]) * len(tokens)
+            return torch.stack([shared, shared.square()]) * len(tokens)
 
         sums: Any = angles | {
             "prompts": ("layer", np.array(float(len(tokens)))),
             ("frequency_sum", "frequency_squares"): (
                 "layer component",
-                once(("sums", len(tokens)), of_prompts, frequencies),
+                once(("sums", len(tokens)), of_prompts, shared),
             ),
             "length_sum": (
                 "layer",
@@ -222,6 +229,9 @@ class Components(Measure):
             if self.curves == "head"
             else ("layer component distance", measured.components[0]),
         }
+        if by_head:
+            of_heads = frequencies[:, 0] * len(tokens)
+            sums["head_frequency_sum"] = "layer head component", of_heads
         if self.prompts == "each":
             # float32 for the file; sums over prompts, below, stay in float64
             measured = replace(measured, shares=measured.shares.float())
@@ -240,7 +250,7 @@ class Components(Measure):
             "prompt layer component",
             # Kept for all prompts, since only the merged run tells whether they differ; dropped
             # there if not
-            frequencies.expand(len(tokens), -1),
+            (torch.full_like(shared, torch.nan) if by_head else shared).expand(len(tokens), -1),
         )
         single = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
         return Statistics(per_prompt=_labelled(inputs, single), sums=_labelled(inputs, sums))
@@ -275,6 +285,12 @@ class Components(Measure):
         activated, low, _ = frequency_bands(torch.from_numpy(frequency.values), of_layers).numpy()
         component, rotated = sums["component_sum"] / pairs, sums["turn_pairs"].sum("turn")
         per_head = {"head_component_by_distance": component} if self.curves == "head" else {}
+        of_turns = frequency
+        if "head_frequency_sum" in sums:
+            of_heads = sums["head_frequency_sum"] / sums["prompts"]
+            # In other layers of the run all heads share theirs
+            of_turns = per_head["head_frequency"] = of_heads.where(of_heads.notnull(), frequency)
+            frequency = frequency.where(~((of_turns - frequency) != 0).any(("head", "component")))
         group = per_head | {
             "frequency": frequency,
             "band_length": length,
@@ -286,11 +302,11 @@ class Components(Measure):
             "logit_by_distance": (sums["logit_sum"] + sums["position_logit_sum"]) / pairs,
             "position_logit_by_distance": sums["position_logit_sum"] / pairs,
             "component_by_distance": component.mean("head")
-            if per_head
+            if self.curves == "head"
             # Summed over heads already
             else component / sums["logit_sum"].sizes["head"],
             "turn_share": sums["turn_pairs"] / rotated.where(rotated > 0),
-            "turn_mean": sums["difference_sum"] / pairs.sum("distance") * abs(frequency),
+            "turn_mean": sums["difference_sum"] / pairs.sum("distance") * abs(of_turns),
             "turn_upper": ("turn", [*EDGES[1:], np.inf]),
         }
         if self.prompts == "mean":
@@ -338,7 +354,24 @@ def _angles(
             # No single difference rotates all pairs of an image; other text in the batch has one
             by_axis = (positions != positions[..., :1]).flatten(1).any(1)
             positions = positions[..., 0]
-        sums = rotation_angles(positions, frequencies, tokens, inputs.window, per_side)
+        if frequencies.ndim == 3:
+            # A head at a time, with its frequencies
+            positions = expand_heads(positions, inputs.heads)
+            several = [
+                (positions[:, head, None], rates[0]) for head, rates in enumerate(frequencies)
+            ]
+            frequencies = frequencies[:, 0]
+        else:
+            several = [(positions, frequencies)]
+        of_rows = [
+            rotation_angles(rows, rates, tokens, inputs.window, per_side) for rows, rates in several
+        ]
+        sums = of_rows[0]
+        if of_rows[1:]:
+            sums = RotationAngles(
+                torch.cat([each.pairs for each in of_rows]),
+                torch.cat([each.difference for each in of_rows]),
+            )
         reach = largest_difference(positions, tokens, inputs.window)
         unrotated = (reach[..., None] * frequencies.abs() <= STILL).to(torch.float64).mean(-1)
         if not is_whole(tokens):
@@ -348,6 +381,9 @@ def _angles(
                 reach.masked_fill(none, torch.nan),
                 unrotated.masked_fill(none, torch.nan),
             )
+        if inputs.key_positions is not None:
+            # Pairs turn by the difference of two kinds of positions
+            by_axis = torch.ones_like(inputs.valid[:, 0])
         if by_axis is not None:
             reach, unrotated = (
                 part.masked_fill(by_axis[:, None], torch.nan) for part in (reach, unrotated)

@@ -19,6 +19,7 @@ from repo_interp.checkpoint_files.stated import OURS
 from repo_interp.checkpoint_files.stored import ADAPTER
 from repo_interp.errors import InputError
 from repo_interp.models.adapters import CONFIGURATION, POSITIONED, PREFIX
+from repo_interp.models.attention import PARTS
 from repo_interp.models.configuration import written_configuration
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.tables import TABLE
@@ -29,7 +30,7 @@ STORED = torch.float16
 """Precision of a stored adapter: with as many bytes as bfloat16 it has eight times finer steps, and
 its weights are small.
 """
-_LEARNED = ("assigner", "position_logits", "rotation_parameters", TABLE)
+_LEARNED = (*PARTS, "rotation_parameters", TABLE)
 """Names of the modules that position schemes learn."""
 
 

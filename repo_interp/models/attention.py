@@ -1,9 +1,10 @@
 """A stock attention module whose positions come from a scheme.
 
     z = assign(h)                                   positions, or none
+    q, k = transform(q, k, z)                       per head, or none
     S = logit_scale * rotate(q, z) rotate(k, z)^T
         + position_logits(q, k, z, ...)             masked to the past
-    out = softmax(S) v
+    out = softmax([S, remainder(q, k, z, ...)]) v   the last column moves no value
 
 The stock module stays in place and computes everything else: projections, norms, gates, the output.
 `RepositionedAttention` attaches to it by two hooks and by the attention function of transformers:
@@ -15,8 +16,10 @@ The stock module stays in place and computes everything else: projections, norms
                          positions, and attend
     after the module     the tensors of the pass are dropped
 
-A scheme is a choice of three parts: an assigner of positions, frequencies to rotate by, and logits
-to add; any may be absent. Knows nothing about layouts, checkpoints or measures.
+A scheme is a choice of five parts: an assigner of positions, a transform of queries and keys,
+frequencies to rotate by, logits to add, and a remainder of rows; any may be absent. Keys are transformed before a cache
+takes them, so that the cache is the stock model's. Knows nothing about layouts, checkpoints or
+measures.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
+from repo_interp.inputs import join_sinks, with_sinks
 from repo_interp.models.cached import (
     CacheOfPositions,
     assign_with_memory,
@@ -50,6 +54,7 @@ from repo_interp.models.rotation_numbers import (
     CHANGED,
     RotationNumber,
     learned_numbers,
+    rows_of,
     shared_copy,
     with_changes,
 )
@@ -82,10 +87,13 @@ class SchemeParts:
 
     name: str
     assigner: nn.Module | None
-    """Gives positions; None where the scheme has none."""
-    frequencies: Float[Tensor, "component"] | None
-    """Rotation frequencies in radians per position; None where nothing is rotated. Learned where
-    they are an `nn.Parameter`, as `attention_scaling` may be.
+    """Gives positions, or a pair of them, of tokens as queries and as keys; None where the scheme
+    has none.
+    """
+    frequencies: Float[Tensor, "*row component"] | None
+    """Rotation frequencies in radians per position, for all heads or one row for each head or
+    key-value head; None where nothing is rotated. Learned where they are an `nn.Parameter`, as
+    `attention_scaling` may be.
     """
     attention_scaling: float | Float[Tensor, "component"] = 1.0
     """Factor of queries and keys by rotation: a number, or one for every pair."""
@@ -97,8 +105,21 @@ class SchemeParts:
     """Whether the assigner learns positions, one number per token and row: findings, figures and
     experiments on learned positions are about such layers.
     """
+    transform: nn.Module | None = None
+    """Maps queries [batch, head, token, d_head], keys [batch, kv_head, token, d_head] and positions
+    of some tokens to new queries and keys, each token's vectors by themselves; None: they stay.
+    Everything after it, hooks and measures too, sees the new ones.
+    """
+    remainder: nn.Module | None = None
+    """Gives, from what `PositionLogits.forward` is given, a logit for each row [batch, head, row]
+    that takes part in the softmax and moves no value; None: rows are shared among keys alone.
+    """
 
 
+PARTS = ("assigner", "transform", "position_logits", "remainder")
+"""Parts of a scheme that are modules: children of the stock module under these names, so that they
+are trained, moved and saved with it.
+"""
 Observer = Callable[
     ["RepositionedAttention", Tensor, Tensor, Tensor | None, "LogitsOfRows | None"], None
 ]
@@ -136,10 +157,8 @@ class RepositionedAttention:
         self.is_causal = True
         self.num_key_value_groups = self.heads // self.kv_heads
         self.scheme, self.learned = scheme.name, scheme.learned
-        # Modules of the scheme are the stock module's children, so that they are trained, moved and
-        # saved with it.
-        stock.assigner = scheme.assigner
-        stock.position_logits = scheme.position_logits
+        for name in PARTS:
+            setattr(stock, name, getattr(scheme, name))
         stock.rotation_parameters = learned_numbers(
             frequencies=scheme.frequencies, attention_scaling=scheme.attention_scaling
         )
@@ -202,11 +221,20 @@ class RepositionedAttention:
         return self.module.position_logits
 
     @property
+    def transform(self) -> nn.Module | None:
+        """Maps queries and keys before they are rotated; None where they stay."""
+        return self.module.transform
+
+    @property
+    def remainder(self) -> nn.Module | None:
+        """Gives each row a logit that moves no value; None where keys alone share it."""
+        return self.module.remainder
+
+    @property
     def uses_positions(self) -> bool:
         """Whether the layer assigns positions and computes with them."""
-        return self.assigner is not None and (
-            self.frequencies is not None or self.position_logits is not None
-        )
+        acting = (self.frequencies, self.position_logits, self.transform, self.remainder)
+        return self.assigner is not None and any(part is not None for part in acting)
 
     @property
     def training(self) -> bool:
@@ -291,6 +319,12 @@ class RepositionedAttention:
             self.current_pass.tables = given[TABLES]
             given[TABLES] = _identity_tables(given[TABLES])
         self.current_pass.handed_on = given.get(SHARED) is not None
+        if self.current_pass.handed_on and self.transform is not None:
+            self.current_pass = None
+            raise InputError(
+                f"layers of this model share keys, which the transform of {self.scheme!r} would "
+                f"reach twice in layer {self.layer_idx}; choose a scheme without one"
+            )
         if past is not None:
             given[past] = CacheOfPositions(cache, self)
         return (), given
@@ -337,6 +371,7 @@ class RepositionedAttention:
         source, known = self.rotation.source, self.rotation.frequencies
         return (
             self._built is not None
+            and self._built.ndim == 1
             and source is not None
             and source.changes
             # Others than the decoder's are what the scheme says, at any length.
@@ -350,8 +385,8 @@ class RepositionedAttention:
             length: Tokens up to the last one of the pass; None: the present frequencies.
 
         Returns:
-            Radians per position [component]; with axes [head, 1] before it inside some
-            interventions; None where the layer does not rotate.
+            Radians per position [component]; with axes [row, 1] before it where heads have their
+            own; None where the layer does not rotate.
         """
         if length is None or not self.follows_length:
             return self.frequencies
@@ -386,6 +421,10 @@ class RepositionedAttention:
             positions = assign_with_memory(self, self.assigner, hidden_states, index, cache)
         else:
             positions = self.assigner(hidden_states, index)
+        if isinstance(positions, tuple):
+            positions, of_keys = positions
+            self._require_positions(of_keys, hidden_states, "the assigner of")
+            self.active_pass.of_keys = self.sites.key_positions(of_keys)
         self._require_positions(positions, hidden_states, "the assigner of")
         return self._after_hooks(positions, hidden_states)
 
@@ -457,11 +496,30 @@ class RepositionedAttention:
             values: Values of this pass [batch, kv_head, token, d_value].
 
         Returns:
-            Keys in half-split order, and values, both after their hooks.
+            Keys in half-split order, transformed, and values, both after their hooks.
         """
-        keys, values = self.sites.keys(self._half_split(keys)), self.sites.values(values)
+        keys = self._half_split(keys)
+        if self.transform is not None:
+            self.active_pass.plain_keys = keys
+            # A cache takes keys before the module hands on its queries.
+            keys = self._transformed(expand_heads(keys, self.heads), keys, 1)
+        keys, values = self.sites.keys(keys), self.sites.values(values)
         self.active_pass.new_keys, self.active_pass.new_values = keys, values
         return keys, values
+
+    def _transformed(self, queries: Tensor, keys: Tensor, which: int) -> Tensor:
+        """Queries (0) or keys (1) of a pass after the transform of the scheme, checked."""
+        assert self.transform is not None
+        given = queries, keys
+        made = self.transform(*given, self.active_pass.positions)
+        shapes = [list(getattr(part, "shape", ())) for part in made]
+        if shapes != [list(part.shape) for part in given]:
+            raise InputError(
+                f"the transform of layer {self.layer_idx} ({self.scheme}) gave {shapes}; wanted "
+                f"queries {list(queries.shape)} and keys {list(keys.shape)}, as it was given them"
+            )
+        # In the memory order of what was given, by which sums of measures round
+        return torch.empty_like(given[which]).copy_(made[which])
 
     def _half_split(
         self, vectors: Float[Tensor, "*batch d_head"]
@@ -490,6 +548,12 @@ class RepositionedAttention:
         if keys.shape[2] == tokens:
             return self.process_new(keys, values)
         # Made of cached latents, or by an earlier layer: of earlier tokens too.
+        if self.transform is not None:
+            raise InputError(
+                f"layer {self.layer_idx} makes keys of earlier tokens anew, or takes those of "
+                f"another layer, which the transform of {self.scheme!r} does not reach; pass "
+                "use_cache=False, or choose a scheme without one"
+            )
         end = self.active_pass.end(keys.shape[2])
         begin = end - tokens
         new_keys, new_values = self.process_new(keys[:, :, begin:end], values[:, :, begin:end])
@@ -538,7 +602,11 @@ class RepositionedAttention:
             # token's, for fused kernels too.
             keys, values = keys[:, :, :filled], values[:, :, :filled]
             current.cut(filled)
-        queries = self.sites.queries(self._half_split(queries))
+        queries = self._half_split(queries)
+        if self.transform is not None:
+            assert current.plain_keys is not None
+            queries = self._transformed(queries, current.plain_keys, 0)
+        queries = self.sites.queries(queries)
         if self.components is not None:  # a pair that is 0 stays 0 when rotated
             queries = keep_components(queries, self.components.to(queries.device))
         self.scaling = (
@@ -547,7 +615,8 @@ class RepositionedAttention:
         self.sliding_window = chunk_of(self.module) or window_of(
             self.config, keywords, attention_mask, keys.shape[2]
         )
-        self.attn_logit_softcapping, current.sinks = keywords.get("softcap"), keywords.get("s_aux")
+        self.attn_logit_softcapping = keywords.get("softcap")
+        current.sinks = current.stock_sinks = keywords.get("s_aux")
         call = call_mask(
             self.module, queries, keys.shape[2], attention_mask, current.attention_mask, keywords
         )
@@ -555,31 +624,34 @@ class RepositionedAttention:
         call = self.mask_of(call, content)
         current.hidden = call.hidden
         of_rows = None
-        if self.observers and (self.position_logits is not None or call.bias is not None):
+        if self.observers:
             new = Content(queries, current.new_keys, current.new_values, current.gate_keys)
             places = current.index if current.positions is None else current.positions
-            of_rows = LogitsOfRows(self.position_logits, new, places, self.scaling, call.bias)
+            given = new, places, self.scaling
+            if self.position_logits is not None or call.bias is not None:
+                of_rows = LogitsOfRows(self.position_logits, *given, call.bias, current.of_keys)
+            if self.remainder is not None:
+                current.remainder = LogitsOfRows(self.remainder, *given, None, current.of_keys)
         for observe in self.observers:
             observe(self, queries, current.new_keys, current.positions, of_rows)
         positions, turning = current.positions, current.turning
         key_positions = None if turning is not None else positions_of_keys(self, keys)
         added = self._added(content, key_positions, call.mask)
-        if (
-            positions is not None
-            and key_positions is not None
-            and self.frequencies is not None
-            and self.frequencies.ndim == 3
-        ):
-            # Heads have different frequencies, [head, 1, component]: `interventions.rescaled`.
+        if self.remainder is not None:
+            rest = self._of_content("remainder", content, key_positions, call.mask)
+            current.sinks = join_sinks(current.sinks, rest)
+        if positions is not None and key_positions is not None:
+            rows = rows_of(self.frequencies)
             positions, key_positions = (
-                expand_heads(positions, self.heads),
-                expand_heads(key_positions, self.heads),
+                expand_heads(z, rows) if rows > z.shape[1] else z
+                for z in (positions, key_positions)
             )
-        if positions is not None and positions.shape[1] > keys.shape[1]:
+        turned = positions if key_positions is None else key_positions
+        if turned is not None and turned.shape[1] > keys.shape[1]:
             # One position per head: heads that share a key need it rotated differently.
             keys, values = (
-                expand_heads(keys, positions.shape[1]),
-                expand_heads(values, positions.shape[1]),
+                expand_heads(keys, turned.shape[1]),
+                expand_heads(values, turned.shape[1]),
             )
         if turning is None:
             queries, keys = self.rotate(queries, keys, positions, key_positions)
@@ -614,7 +686,9 @@ class RepositionedAttention:
             key_positions = positions if key_positions is None else key_positions
             cosines, sines = self._tables(positions, queries.dtype)
             queries = _turned(queries, cosines, sines)
-            if key_positions.shape[2] != positions.shape[2]:
+            current = self.current_pass
+            apart = current is not None and current.of_keys is not None
+            if apart or key_positions.shape[2] != positions.shape[2]:
                 frequencies = self.frequencies_of_keys()
                 cosines, sines = pair_tables(
                     by_pair(key_positions), frequencies, self.attention_scaling, keys.dtype
@@ -738,7 +812,7 @@ class RepositionedAttention:
         scores: Float[Tensor, "batch head row key"],
         values: Float[Tensor, "batch any key d_head"],
         dropout: float,
-        sinks: Float[Tensor, "head"] | None = None,
+        sinks: Float[Tensor, "*batch head *row"] | None = None,
     ) -> tuple[Float[Tensor, "batch row head d_head"], Float[Tensor, "batch head row key"]]:
         """Weigh values by the softmax of scores; hooks may replace scores and pattern.
 
@@ -746,8 +820,8 @@ class RepositionedAttention:
             scores: [batch, head, row, key].
             values: [batch, kv_head or head, key, d_value].
             dropout: Probability that an entry of the pattern is dropped.
-            sinks: A logit for every head that takes part in the softmax and moves no value; None:
-                none.
+            sinks: A logit for every head, or every row of heads, that takes part in the softmax
+                and moves no value; None: none.
 
         Returns:
             Weighted values [batch, row, head, d_value], and the pattern [batch, head, row, key].
@@ -756,12 +830,8 @@ class RepositionedAttention:
         if sinks is None:
             pattern = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
         else:
-            with_sinks = torch.cat(
-                [scores, sinks.to(scores).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1
-            )
-            pattern = torch.softmax(with_sinks, dim=-1, dtype=torch.float32)[..., :-1].to(
-                values.dtype
-            )
+            columns = with_sinks(scores, sinks)
+            pattern = torch.softmax(columns, dim=-1, dtype=torch.float32)[..., :-1].to(values.dtype)
         pattern = self.sites.pattern(torch.dropout(pattern, dropout, train=dropout > 0.0))
         return (pattern @ expand_heads(values, scores.shape[1])).transpose(
             1, 2
@@ -770,9 +840,21 @@ class RepositionedAttention:
     def _added(
         self, content: Content, key_positions: Tensor | None, attention_mask: Tensor | None
     ) -> Float[Tensor, "batch head row key"] | None:
-        """Logits of the scheme, by the positions of the pass, or by the index without any."""
+        """Logits of the scheme after their hooks."""
         if self.position_logits is None:
             return None
+        return self.sites.position_logits(
+            self._of_content("position_logits", content, key_positions, attention_mask)
+        )
+
+    def _of_content(
+        self,
+        name: str,
+        content: Content,
+        key_positions: Tensor | None,
+        attention_mask: Tensor | None,
+    ) -> Tensor:
+        """Result of a part for all rows, by the positions of the pass, or by the index without any."""
         rows, keys, device = content.queries.shape[2], content.keys.shape[2], content.queries.device
         positions = self.active_pass.positions
         if positions is None or key_positions is None:
@@ -781,26 +863,25 @@ class RepositionedAttention:
             key_positions = index if index.shape[-1] == keys else current.counted_index(keys)
             positions = key_positions[:, end - rows : end]
         seen = visible(rows, keys, attention_mask, device)
-        added = content.added(
-            self.position_logits, slice(None), positions, key_positions, seen, self.scaling
-        )
-        shape = [*getattr(added, "shape", ())]
-        batch, heads = content.queries.shape[:2]
-        if len(shape) != 4 or any(
-            size not in (1, wanted)
-            for size, wanted in zip(shape, (batch, heads, rows, keys), strict=True)
+        part = getattr(self, name)
+        made = content.added(part, slice(None), positions, key_positions, seen, self.scaling)
+        shape = [*getattr(made, "shape", ())]
+        axes = "batch, head, row" if name == "remainder" else "batch, head, row, key"
+        whole = [*content.queries.shape[:3], keys][: axes.count(",") + 1]
+        if len(shape) != len(whole) or any(
+            size not in (1, wanted) for size, wanted in zip(shape, whole, strict=True)
         ):
             raise InputError(
-                f"position_logits of layer {self.layer_idx} ({self.scheme}) returns "
-                f"{shape or type(added).__name__}; wanted [batch, head, row, key], here "
-                f"{[batch, heads, rows, keys]}, axes of 1 allowed"
+                f"{name} of layer {self.layer_idx} ({self.scheme}) returns "
+                f"{shape or type(made).__name__}; wanted [{axes}], here "
+                f"{whole}, axes of 1 allowed"
             )
-        if added.is_complex():
+        if made.is_complex():
             raise InputError(
-                f"position_logits of layer {self.layer_idx} ({self.scheme}) returns complex "
+                f"{name} of layer {self.layer_idx} ({self.scheme}) returns complex "
                 "numbers; wanted real ones"
             )
-        return self.sites.position_logits(added)
+        return made
 
     def _token_index(
         self, hidden_states: Tensor, given: dict[str, Any], cache: Any, start: int
@@ -829,15 +910,22 @@ def scheme_of(module: nn.Module) -> RepositionedAttention | None:
 
 
 def require_one_position(attention: RepositionedAttention, positions: Tensor) -> None:
-    """Refuse positions that differ by rotary pair.
+    """Refuse positions that differ by rotary pair, or between a token's query and key.
 
     Args:
         attention: The layer.
         positions: Of a pass.
 
     Raises:
-        InputError: The pairs of a token have different positions.
+        InputError: A token has several positions.
     """
+    current = attention.current_pass
+    if current is not None and current.of_keys is not None:
+        raise InputError(
+            f"this changes one position per token, and the query and the key of a token have "
+            f"positions of their own in layer {attention.layer_idx} ({attention.scheme}); leave "
+            "the layer out"
+        )
     if positions.ndim == 4:
         raise InputError(
             f"this changes one position per token, and the rotary pairs of a token have different "
@@ -870,7 +958,8 @@ def detach(stock: Any) -> None:
     for handle in present._handles:
         handle.remove()
     stock.config = present.config
-    del stock.assigner, stock.position_logits, stock.rotation_parameters
+    for name in (*PARTS, "rotation_parameters"):
+        delattr(stock, name)
     delattr(stock, _ATTACHED)
 
 

@@ -26,6 +26,7 @@ from transformers import cache_utils
 
 from repo_interp.errors import InputError
 from repo_interp.models.masks import visible
+from repo_interp.models.rotation_numbers import rows_of
 from repo_interp.positions.assigners import RememberingAssigner, TokenIndex
 from repo_interp.positions.rotary import expand_heads
 
@@ -72,7 +73,7 @@ class CacheOfPositions:
             keys = attention.stock_order(keys)
         # Otherwise latents; keys are made from them later, before the hooks on keys
         parts = [keys]
-        positions = current.positions
+        positions = current.new_key_positions
         shape = None if positions is None else positions.shape
         if positions is not None:
             rows_of = positions.expand(len(keys), *positions.shape[1:])
@@ -121,8 +122,12 @@ class CacheOfPositions:
         if current.positions is None or attention.frequencies is None:
             return False
         by_index = isinstance(attention.assigner, TokenIndex) and attention.position_logits is None
-        # Heads that share a key but have different positions need it unrotated.
-        by_index = by_index and attention.kv_heads % current.positions.shape[1] == 0
+        # A remainder may read keys before rotation, as added logits do.
+        by_index = by_index and current.of_keys is None and attention.remainder is None
+        # Heads that share a key, and turn it by positions or frequencies of their own, need it
+        # unrotated.
+        rows = max(current.positions.shape[1], rows_of(attention.frequencies))
+        by_index = by_index and attention.kv_heads % rows == 0
         held, width = _layer_of(self._cache, layer), _held_width(self._cache, layer)
         if isinstance(held, _QUANTIZED) and current.start:  # no others, see `_require_room`
             width = attention.d_head
@@ -232,7 +237,7 @@ def positions_of_keys(attention: Any, keys: Tensor) -> Float[Tensor, "batch any 
     Raises:
         InputError: The positions are unknown.
     """
-    current, positions = attention.active_pass, attention.active_pass.positions
+    current, positions = attention.active_pass, attention.active_pass.new_key_positions
     if current.key_positions is not None:
         return current.key_positions
     if positions is None or positions.shape[2] == keys.shape[2]:

@@ -20,19 +20,21 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError, NotFinite
-from repo_interp.inputs import AttentionInputs, Predictions
+from repo_interp.inputs import AttentionInputs, Predictions, join_sinks
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.feed_forward import in_blocks
 from repo_interp.models.lasting import at_rest
 from repo_interp.models.layer_pass import LogitsOfRows
-from repo_interp.models.layer_probe import differs_by_pair, logits_by_content
+from repo_interp.models.layer_probe import differs_by_pair, keys_apart, logits_by_content
 from repo_interp.models.masks import visible
 from repo_interp.models.padding import known_padding
 from repo_interp.models.precision import overflow_remedy
+from repo_interp.models.rotation_numbers import of_heads
 from repo_interp.models.tables import position_table, positions_in
 from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import exact
+from repo_interp.positions.rotary import expand_heads
 
 
 @torch.no_grad()
@@ -73,7 +75,7 @@ def capture(
 
 
 def layers_by_pair(decoder: Decoder) -> list[int]:
-    """List the layers with positions that differ by rotary pair.
+    """List the layers that give a token several positions: its rotary pairs, or query and key.
 
     Args:
         decoder: Decoder of the model.
@@ -81,7 +83,11 @@ def layers_by_pair(decoder: Decoder) -> list[int]:
     Returns:
         Numbers of layers.
     """
-    return [layer for layer, attention in decoder.by_layer.items() if differs_by_pair(attention)]
+    return [
+        layer
+        for layer, attention in decoder.by_layer.items()
+        if differs_by_pair(attention) or keys_apart(attention)
+    ]
 
 
 class _EndOfPass(Exception):
@@ -299,6 +305,13 @@ def observing(
             same document.
     """
 
+    def placed(positions: Tensor | None, beside: Tensor | None) -> Tensor | None:
+        """Positions of every prompt, in as many rows as those `beside` them."""
+        if positions is None:
+            return None
+        rows = max(positions.shape[1], 1 if beside is None else beside.shape[1])
+        return expand_heads(exact(positions), rows).expand(len(valid), rows, *positions.shape[2:])
+
     def observe(
         attention: RepositionedAttention,
         queries: Tensor,
@@ -306,7 +319,7 @@ def observing(
         positions: Tensor | None,
         logits_of_rows: LogitsOfRows | None,
     ) -> None:
-        values = attention.active_pass.new_values
+        values, of_keys = attention.active_pass.new_values, attention.active_pass.of_keys
         assert values is not None
         (stream,) = entered
         here = queries.device  # with several devices, the device of this layer
@@ -316,10 +329,9 @@ def observing(
             learned=attention.learned,
             queries=exact(queries),
             keys=exact(keys),
-            positions=None
-            if positions is None
-            else exact(positions).expand(valid.shape[0], *positions.shape[1:]),
-            frequencies=_detached(attention.frequencies),
+            positions=placed(positions, of_keys),
+            key_positions=None if of_keys is None else placed(of_keys, positions),
+            frequencies=_detached(of_heads(attention.frequencies, attention.heads)),
             attention_scaling=_detached(attention.attention_scaling),
             logit_scale=attention.scaling,
             valid=valid.to(here),
@@ -344,9 +356,17 @@ def observing(
                 )
             hidden = inputs.visible(torch.arange(valid.shape[1], device=here)) & hidden[:, 0]
             inputs = replace(inputs, hidden=hidden if bool(hidden.any()) else None)
+        seen_by, rest = inputs.visible, attention.active_pass.remainder
+        if rest is not None:
+            sinks = inputs.sinks
+
+            def remainder(rows: Tensor) -> Tensor:
+                of_rows = join_sinks(sinks, exact(rest(rows, seen_by(rows)[:, None])))
+                return of_rows.expand(len(valid), attention.heads, len(rows))
+
+            inputs = replace(inputs, remainder=remainder)
         # Measures ask for the logits of some rows at a time, never for a whole map.
         if logits_of_rows is not None:
-            seen_by = inputs.visible
             inputs = replace(
                 inputs, position_logits=lambda rows: logits_of_rows(rows, seen_by(rows)[:, None])
             )

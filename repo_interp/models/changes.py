@@ -24,6 +24,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from repo_interp.models.attention import PARTS
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.tables import TABLE
 from repo_interp.runtime.memory import SHARED, memory_for
@@ -231,7 +232,7 @@ def _different_names(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
 def _is_of_scheme(name: str) -> bool:
     """Whether a weight is one that a position scheme brought."""
-    parts = {"assigner", "position_logits", "rotation_parameters", TABLE}
+    parts = {*PARTS, "rotation_parameters", TABLE}
     return not parts.isdisjoint(name.split("."))
 
 

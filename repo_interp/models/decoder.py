@@ -21,7 +21,7 @@ from torch import nn
 
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.errors import InputError, quoted
-from repo_interp.models.attention import RepositionedAttention, scheme_of
+from repo_interp.models.attention import PARTS, RepositionedAttention, scheme_of
 from repo_interp.models.offloading import device_of
 from repo_interp.models.rotation import depends_on_length, rotaries
 from repo_interp.models.side_by_side import BatchSize, SideBySide, limit
@@ -196,8 +196,7 @@ class Decoder:
             part
             for attention in self.layers
             for part in (
-                attention.assigner,
-                attention.position_logits,
+                *(getattr(attention.module, name) for name in PARTS),
                 attention.module.rotation_parameters,
             )
         ]

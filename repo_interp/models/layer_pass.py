@@ -16,12 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 
-from repo_interp.positions.logits import PositionLogits
-
 
 @dataclass(frozen=True)
 class Content:
-    """Tensors before any rotation, on which position logits may depend.
+    """Tensors before any rotation and after the transform, on which position logits may depend.
 
     Keys that a cache holds rotated are rotated here too; their layer adds no logits.
     """
@@ -33,7 +31,7 @@ class Content:
 
     def added(
         self,
-        scheme: PositionLogits,
+        scheme: Any,
         rows: Any,
         positions: Tensor,
         key_positions: Tensor,
@@ -43,8 +41,8 @@ class Content:
         """Compute the logits that a scheme adds.
 
         Args:
-            scheme: Adds to the logits.
-            rows: Index or slice of the queries.
+            scheme: Adds to the logits, or gives the remainder of rows from the same.
+            rows: Index or slice of the queries that are asked for.
             positions: Positions of these rows.
             key_positions: Positions of all keys.
             seen: Which keys a row may attend to [batch, 1 or head, row, key].
@@ -70,13 +68,16 @@ class Content:
 class LogitsOfRows:
     """Logits that a scheme or the stock module adds to some rows of a pass, with their content."""
 
-    position_logits: PositionLogits | None
+    position_logits: Any
+    """A `PositionLogits`, or the remainder of a scheme, which is given the same; None: neither."""
     content: Content
     positions: Num[Tensor, "any *row token"]
     """Of all tokens, in rows; the index where the layer assigns none."""
     logit_scale: float
     bias: Float[Tensor, "any any row key"] | None = None
     """Of the stock module."""
+    key_positions: Num[Tensor, "any *row token"] | None = None
+    """Of all tokens as keys; None: as queries."""
 
     def __call__(
         self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]
@@ -96,7 +97,7 @@ class LogitsOfRows:
             rows,
             # A fourth axis has components, since positions may differ by component.
             self.positions[..., rows] if self.positions.ndim < 4 else self.positions[:, :, rows],
-            self.positions,
+            self.positions if self.key_positions is None else self.key_positions,
             seen,
             self.logit_scale,
         )
@@ -111,7 +112,8 @@ class HookSites:
     """
 
     queries: nn.Module
-    """[batch, head, token, d_head], after everything that the module does to them, before rotation.
+    """[batch, head, token, d_head], after everything that the module and the scheme's transform do
+    to them, before rotation.
     """
     keys: nn.Module
     """Keys of this pass [batch, kv_head, token, d_head]."""
@@ -119,6 +121,8 @@ class HookSites:
     """Values of this pass [batch, kv_head, token, d_value]."""
     positions: nn.Module
     """[batch, P, token], P in {1, key-value heads, heads}."""
+    key_positions: nn.Module
+    """The same of tokens as keys, where they are others than as queries."""
     cosines: nn.Module
     """[batch, P, token, d_head/2], of this pass."""
     sines: nn.Module
@@ -176,12 +180,22 @@ class LayerPass:
     length: int | None = None
     """Tokens up to the last one of this pass, where frequencies depend on it."""
     positions: Float[Tensor, "batch P token *component"] | None = None
+    of_keys: Float[Tensor, "batch P token *component"] | None = None
+    """Positions of this pass's tokens as keys, where they are others than as queries."""
     by_axis: bool = False
     """Whether tokens have a position for each axis (an image's)."""
     memory: Float[Tensor, "batch token feature"] | None = None
     """The assigner's memory of the tokens of this pass."""
     gate_keys: Tensor | None = None
-    sinks: Float[Tensor, "head"] | None = None
+    stock_sinks: Float[Tensor, "head"] | None = None
+    """Those of the stock module (gpt-oss)."""
+    sinks: Float[Tensor, "head"] | Float[Tensor, "batch head row"] | None = None
+    """Logits of what takes a part of the softmax and moves no value: of the module and the scheme.
+    """
+    remainder: LogitsOfRows | None = None
+    """What the scheme's remainder gives for rows, where a pass is observed."""
+    plain_keys: Tensor | None = None
+    """Keys of this pass before the scheme's transform, where it has one."""
     new_keys: Tensor | None = None
     """Keys and values of this pass alone, where there are cached ones."""
     new_values: Tensor | None = None
@@ -200,6 +214,11 @@ class LayerPass:
     handed_on: bool = False
     """Whether the layer may hand its keys on to later layers."""
     attended: bool = False
+
+    @property
+    def new_key_positions(self) -> Float[Tensor, "batch P token *component"] | None:
+        """Positions of this pass's tokens as keys."""
+        return self.positions if self.of_keys is None else self.of_keys
 
     def end(self, keys: int) -> int:
         """Return the place behind the last token's key: a static cache has slots without a token.

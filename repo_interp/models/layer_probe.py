@@ -1,8 +1,9 @@
 """Properties of an attention layer, found with a few tokens of random content and no model pass.
 
-    differs_by_pair      whether the assigner gives every rotary pair of a token a position
-    logits_by_content    whether added logits depend on contents at equal positions
-    sample               attention inputs that let measures state their results for the layer
+    differs_by_pair      its assigner gives every rotary pair of a token a position
+    logits_by_content    logits that it adds are others for other contents at the same positions,
+                         or its transform gives others at other positions
+    sample               attention inputs, of which measures say what they give
 
 So a scheme is characterized by its parts and not by its name. This module knows no scheme.
 """
@@ -10,6 +11,7 @@ So a scheme is characterized by its parts and not by its name. This module knows
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -58,11 +60,26 @@ class Drawn:
             assigner: Assigner of the layer; None: it has none.
 
         Returns:
-            Positions [1, any, token], or [1, any, token, component]; None without an assigner.
+            Positions of queries [1, any, token], or [1, any, token, component]; None without an
+            assigner.
+        """
+        if assigner is None:
+            return None
+        found = self.assigned(assigner)
+        return found[0] if isinstance(found, tuple) else found
+
+    def assigned(self, assigner: nn.Module) -> Any:
+        """Return what an assigner gives: positions, or a pair of them, of queries and of keys.
+
+        Args:
+            assigner: Assigner of the layer.
+
+        Returns:
+            Positions.
         """
         if isinstance(assigner, RememberingAssigner):
             return assigner(self.hidden, self.index, None, self.seen)[0]
-        return None if assigner is None else assigner(self.hidden, self.index)
+        return assigner(self.hidden, self.index)
 
     def added(self, scheme: PositionLogits, positions: Tensor | None) -> Tensor:
         """Compute the logits that a scheme adds.
@@ -124,15 +141,42 @@ def differs_by_pair(attention: RepositionedAttention) -> bool:
 
 
 @torch.no_grad()
-def logits_by_content(attention: RepositionedAttention) -> bool:
-    """Return whether logits that a scheme adds depend on contents, and not only on positions.
+def keys_apart(attention: RepositionedAttention) -> bool:
+    """Return whether the assigner gives a token other positions as a key than as a query.
 
     Args:
         attention: A layer.
 
     Returns:
-        Whether two random contents at the same positions get different logits.
+        Whether it does.
     """
+    assigner = attention.assigner
+    if assigner is None or isinstance(assigner, TokenIndex | MixedAssigner):
+        return False
+    return isinstance(draw_content(attention).assigned(assigner), tuple)
+
+
+@torch.no_grad()
+def logits_by_content(attention: RepositionedAttention) -> bool:
+    """Return whether logits depend on contents and positions otherwise than by the rotation.
+
+    Args:
+        attention: A layer.
+
+    Returns:
+        Whether two random contents at the same positions get different added logits, or the
+        transform maps one content at two positions to different vectors.
+    """
+    if attention.transform is not None and attention.assigner is not None:
+        drawn = draw_content(attention)
+        positions = drawn.positions(attention.assigner)
+        assert positions is not None
+        here, there = (
+            torch.cat(attention.transform(drawn.queries, drawn.keys, z), 1)
+            for z in (positions, 1 + 2 * positions)
+        )
+        if differ(here, there):
+            return True
     scheme = attention.position_logits
     if scheme is None or isinstance(scheme, PositionBias | ContextualPositions):
         return isinstance(scheme, ContextualPositions)
@@ -186,4 +230,5 @@ def sample(attention: RepositionedAttention, by_axis: bool = False) -> Attention
         position_logits=None if scheme is None else lambda rows: _NONE,
         gate_features=_NONE if gated else None,
         reads_content=lambda: logits_by_content(attention),
+        key_positions=_ONE if keys_apart(attention) else None,
     )

@@ -18,12 +18,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs, weights_of
+from repo_interp.inputs import AttentionInputs, join_sinks, weights_of
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.lasting import called_at
 from repo_interp.models.layer_pass import Content
+from repo_interp.models.rotation_numbers import rows_of
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.logits import cap_logits, exact
 from repo_interp.positions.rotary import expand_heads
@@ -122,6 +123,7 @@ class LayerTensors:
 
     content: Content | None = None
     positions: Float[Tensor, "1 any token"] | None = None
+    key_positions: Float[Tensor, "1 any token"] | None = None
     sinks: Float[Tensor, "head"] | None = None
 
 
@@ -140,7 +142,9 @@ def layer_tensors(decoder: Decoder, layer: int) -> Iterator[LayerTensors]:
 
     def keep(attention: RepositionedAttention, attended: Tensor) -> None:
         current = attention.active_pass
-        seen.content, seen.positions, seen.sinks = current.content, current.positions, current.sinks
+        seen.content, seen.positions = current.content, current.positions
+        seen.sinks = current.stock_sinks
+        seen.key_positions = current.new_key_positions
 
     with called_at(decoder, "attended", keep, [layer]):
         yield seen
@@ -182,12 +186,15 @@ def outputs_over_windows(
         raw, values = content.keys[:, :, part], content.values[:, :, part]
         # Learned positions stay with their tokens; others count from the window.
         if learned:
-            assert tensors.positions is not None
-            at, here = (tensors.positions[:, :, some] for some in (part, [query]))
+            assert tensors.positions is not None and tensors.key_positions is not None
+            at, here = tensors.key_positions[:, :, part], tensors.positions[:, :, [query]]
         else:
             at = here = None if tensors.positions is None else index[:, None].to(torch.float32)
             here = None if here is None else here[..., -1:]
-        # `rotate` needs queries and keys; the result for a placeholder key is dropped.
+        rows = rows_of(attention.frequencies)
+        if at is not None and here is not None and rows > at.shape[1]:
+            at, here = expand_heads(at, rows), expand_heads(here, rows)
+        # `rotate` turns queries and keys together; a key stands in, and its result is dropped.
         turned = attention.rotate(asked, raw[:, :, :1], here)[0]
         # Heads that share a key but have different positions rotate it differently.
         keys = (
@@ -197,14 +204,13 @@ def outputs_over_windows(
             turned @ expand_heads(attention.rotate(keys, keys, at)[1], heads).mT * attention.scaling
         )
         logits = cap_logits(logits, attention.attn_logit_softcapping)
+        seen = torch.ones(1, 1, 1, window, dtype=torch.bool, device=asked.device)
+        places = (index[:, -1:], index) if at is None else (here, at)
+        given = asked, raw, *places, seen, attention.scaling, values, None
         if attention.position_logits is not None:
-            seen = torch.ones(1, 1, 1, window, dtype=torch.bool, device=asked.device)
-            places = (index[:, -1:], index) if at is None else (here, at)
-            added = attention.position_logits(
-                asked, raw, *places, seen, attention.scaling, values, None
-            )
-            logits = logits + added
-        outputs.append(
-            (weights_of(logits, tensors.sinks) @ expand_heads(values, heads))[0, :, 0].flatten()
-        )
+            logits = logits + attention.position_logits(*given)
+        sinks = tensors.sinks
+        if attention.remainder is not None:
+            sinks = join_sinks(sinks, attention.remainder(*given))
+        outputs.append((weights_of(logits, sinks) @ expand_heads(values, heads))[0, :, 0].flatten())
     return torch.stack(outputs)

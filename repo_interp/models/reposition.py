@@ -172,6 +172,8 @@ def with_layout(
                 if isinstance(module, nn.Linear):
                     nn.init.normal_(module.weight, std=builder.deviation)
             parts.assigner.train(stock.training)
+        if parts.transform is not None:
+            parts.transform.train(stock.training)
         RepositionedAttention(stock, parts, rotation)
     decoder.found.clear()  # schemes were attached to modules that may have been without
     _settle(decoder)

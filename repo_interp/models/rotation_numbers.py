@@ -36,11 +36,44 @@ class RotationNumber:
         learned = layer.module.rotation_parameters
         if learned is None or self.name not in learned:
             return vars(layer)[self.name]
-        # Read again: an optimizer, a loaded state or `.to()` may have changed the numbers.
-        return with_changes(layer, self.name, learned[self.name])
+        # Read anew: an optimizer, a loaded state or `.to()` may have put other numbers there.
+        return with_changes(layer, self.name, _by_row(learned[self.name]))
 
     def __set__(self, layer: Any, value: Any) -> None:
-        vars(layer)[self.name] = value
+        learned = isinstance(value, Tensor) and value.requires_grad
+        # Learned ones are read from the module, and a view of them could not be copied.
+        vars(layer)[self.name] = None if learned else _by_row(value)
+
+
+def _by_row(value: Any) -> Any:
+    """Numbers of a scheme; those by head [row, component] as [row, 1, component], as tables go."""
+    return value[:, None] if isinstance(value, Tensor) and value.ndim == 2 else value
+
+
+def rows_of(frequencies: Any) -> int:
+    """Count the rows of heads that have frequencies of their own.
+
+    Args:
+        frequencies: [component] or [row, 1, component]; None: nothing is rotated.
+
+    Returns:
+        Number of rows; 1 where all heads share them.
+    """
+    return 1 if frequencies is None or frequencies.ndim < 3 else len(frequencies)
+
+
+def of_heads(frequencies: Any, heads: int) -> Any:
+    """Repeat frequencies of rows for the heads of a layer.
+
+    Args:
+        frequencies: [component] or [row, 1, component]; None: nothing is rotated.
+        heads: Number of query heads.
+
+    Returns:
+        [component] or [head, 1, component], or None.
+    """
+    rows = rows_of(frequencies)
+    return frequencies if rows in (1, heads) else frequencies.repeat_interleave(heads // rows, 0)
 
 
 def with_changes(layer: Any, name: str, value: Any) -> Any:

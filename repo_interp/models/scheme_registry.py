@@ -18,7 +18,7 @@ from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
 from repo_interp.entry_points import called, find
 from repo_interp.errors import InputError
 from repo_interp.installed_points import installed_points, register
-from repo_interp.models.attention import SchemeParts
+from repo_interp.models.attention import PARTS, SchemeParts
 from repo_interp.models.rotation import Rotation
 from repo_interp.positions.layouts import SCHEMES
 
@@ -97,21 +97,26 @@ def foreign_parts(builder: Any, scheme: str, rotation: Rotation, d_head: int) ->
             f"{called(SCHEME_GROUP, scheme)} gave {type(parts).__name__}; wanted a "
             "function that gives SchemeParts"
         )
-    for name in ("assigner", "position_logits"):
+    for name in PARTS:
         part = getattr(parts, name)
         if not isinstance(part, nn.Module | None):
             raise InputError(
                 f"{called(SCHEME_GROUP, scheme)} has {type(part).__name__} as {name}; wanted "
                 "an nn.Module, or None"
             )
-    _require_rotation(parts, called(SCHEME_GROUP, scheme), d_head // 2)
+    _require_rotation(parts, called(SCHEME_GROUP, scheme), d_head // 2, rotation)
     return dataclasses.replace(parts, name=scheme)
 
 
-def _require_rotation(parts: SchemeParts, source: str, pairs: int) -> None:
+def _require_rotation(parts: SchemeParts, source: str, pairs: int, rotation: Rotation) -> None:
     """Raise InputError for frequencies or a scaling that are no real numbers, one for each pair."""
+    rows = [(rotation.heads, pairs), (rotation.kv_heads, pairs)]
     for name, shapes, wanted in (
-        ("frequencies", [(pairs,)], f"{pairs}, one for every rotary pair of a head"),
+        (
+            "frequencies",
+            [(pairs,), *rows],
+            f"{pairs}, one for every rotary pair of a head, or {list(rows[0])} by head",
+        ),
         ("attention_scaling", [(), (pairs,)], f"one number, or {pairs}"),
     ):
         given = getattr(parts, name)

@@ -126,7 +126,7 @@ class RememberingAssigner(IndexSharing):
         self,
         memory: Float[Tensor, "batch key feature"],
         seen: Bool[Tensor, "any 1 token key"],
-    ) -> Float[Tensor, "batch any token *component"]:
+    ) -> Any:
         """Assign positions to the last tokens.
 
         Args:
@@ -134,7 +134,8 @@ class RememberingAssigner(IndexSharing):
             seen: Which tokens a new one sees, itself always.
 
         Returns:
-            [batch, P, token], or [batch, P, token, component] where pairs differ.
+            [batch, P, token], or [batch, P, token, component] where pairs differ; or a pair of
+            these, of tokens as queries and as keys.
         """
 
     @property
@@ -148,14 +149,17 @@ class RememberingAssigner(IndexSharing):
         index: Int[Tensor, "batch token"],
         past: Float[Tensor, "batch earlier feature"] | None,
         seen: Bool[Tensor, "any 1 token key"],
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor | tuple[Tensor, ...], Tensor]:
         """Positions of the new tokens, and their memory."""
         with full_precision(hidden_states):
             maps = next(self.parameters())
             # Cached in float32: rounded to half precision, generation would differ from a full pass
             new = exact(self.remember(hidden_states.to(maps.dtype), past))
             memory = new if past is None else torch.cat([past, new], dim=1)
-            return self.mixed(self.recall(memory, seen), index), new
+            recalled = self.recall(memory, seen)
+            if isinstance(recalled, tuple):
+                return tuple(self.mixed(positions, index) for positions in recalled), new
+            return self.mixed(recalled, index), new
 
 
 def represent(maps: Any, hidden_states: Tensor) -> Tensor:

@@ -111,7 +111,8 @@ def pair_tables(
 
     Args:
         positions: [..., token, component], or [..., token, 1] where all pairs share one.
-        frequencies: Radians per position [component].
+        frequencies: Radians per position [component], or [row, 1, component] of heads; where
+            positions have other rows, heads of the fewer ones share them.
         attention_scaling: A number, or one per component.
         dtype: Precision of the tables; angles are computed in float32 or float64.
 
@@ -120,6 +121,9 @@ def pair_tables(
     """
     # Half precision would round angles at long positions by whole turns.
     exact = torch.float64 if dtype == torch.float64 else torch.float32
+    of_rows = frequencies.ndim == 3 and positions.ndim == 4
+    if of_rows and 1 < len(frequencies) < positions.shape[1]:
+        frequencies = expand_heads(frequencies[None], positions.shape[1])
     angles = positions.to(exact) * frequencies.to(device=positions.device, dtype=exact)
     tables = angles.cos(), angles.sin()
     # Scaled after cos and sin, so that angles stay those of the positions

@@ -325,7 +325,10 @@ def head_blocks(
     positions, frequencies = inputs.positions, inputs.frequencies
     # Heads share a rotated key only where they share its positions, too
     position_rows = 1 if positions is None or frequencies is None else positions.shape[1]
-    shared = max(inputs.kv_heads, position_rows)
+    by_head = frequencies is not None and frequencies.ndim == 3
+    shared = heads if by_head else max(inputs.kv_heads, position_rows)
+    keeps = inputs.keeps_rotated and inputs.queries.dtype == exact
+    turned_rows = inputs.rotated_keys.shape[1] if keeps else shared
     if heads % shared:
         raise ValueError(f"{heads} heads do not pair with {shared} keys: wanted a multiple")
     group, memory = heads // shared, memory_for(inputs.queries.device, SHARED)
@@ -343,38 +346,48 @@ def head_blocks(
     def places(some: np.ndarray) -> tuple[Any, ...]:
         head = some % heads
         # Indices are made on the processor and copied, once per mask: see `once` below
-        key, position = (head[:, :1] * rows // heads for rows in (inputs.kv_heads, position_rows))
-        made = np.concatenate([some[:, :1] // heads, key, position, head], 1)
+        rows_of = inputs.kv_heads, position_rows, turned_rows
+        of_rows = (head[:, :1] * rows // heads for rows in rows_of)
+        made = np.concatenate([some[:, :1] // heads, *of_rows, head], 1)
         indices = torch.from_numpy(made).to(inputs.valid.device)
-        row, key, position, head = indices.split([1, 1, 1, head.shape[1]], 1)
-        return row, head, key, position, inputs.valid[row], taking_part[row], counts.of(row)
+        row, key, position, turned, head = indices.split([1, 1, 1, 1, head.shape[1]], 1)
+        of_row = inputs.valid[row], taking_part[row], counts.of(row)
+        return row, head, key, position, turned, *of_row
 
     for start, first in product(range(0, len(every), keys_at_once), range(0, group, members)):
         some = every[start : start + keys_at_once, first : first + members]
         name, make = (
             # All that `places` reads beside the mask itself, which `once` keeps it with
-            ("places", inputs.window, heads, shared, position_rows, some.tobytes()),
+            ("places", inputs.window, heads, shared, position_rows, turned_rows, some.tobytes()),
             partial(places, some),
         )
-        row, head, key, position, tokens, taking, of_rows = (
+        row, head, key, position, turned, tokens, taking, of_rows = (
             # A mask of rows lasts for one call; kept results would outlive it
             once(name, make, inputs.valid) if rows is None else make()
         )
-        tables, sources = None, (inputs.queries, inputs.keys)
-        if inputs.keeps_rotated and inputs.queries.dtype == exact:
+        tables, key_tables, sources = None, None, (inputs.queries, inputs.keys)
+        if keeps:
             # Of all measures together; heads share a rotated key as they share blocks
             sources = inputs.rotated_queries, inputs.rotated_keys
-            key = key if inputs.kv_heads == shared else position
+            key = turned
         elif positions is not None and frequencies is not None:
-            of_heads = by_pair(positions)[row, position]
-            tables = pair_tables(of_heads, frequencies, inputs.attention_scaling, exact)
+            # Heads with frequencies of their own share no rotated key: `turned` is their number
+            rates = frequencies if frequencies.ndim == 1 else frequencies[turned]
+            tables, key_tables = (
+                None
+                if z is None
+                else pair_tables(by_pair(z)[row, position], rates, inputs.attention_scaling, exact)
+                for z in (positions, inputs.key_positions)
+            )
         # No mask where all tokens take part: filling would copy the features
         no_rows = None if whole and rows is None else ~taking
         yield HeadBlock(
             prompt=row,
             head=head,
             queries=_features(sources[0][row, head], tables, no_rows, exact),
-            keys=_features(sources[1][row, key], tables, None if whole else ~tokens, exact),
+            keys=_features(
+                sources[1][row, key], key_tables or tables, None if whole else ~tokens, exact
+            ),
             rows=taking,
             tokens=tokens,
             counts=of_rows,

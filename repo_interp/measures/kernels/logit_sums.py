@@ -50,7 +50,7 @@ def logit_sums(
     # Other logits with a mask of rows have no reduction: `by_rows` is for all valid tokens
     if rows is None or inputs.is_bilinear:
         return reduced(inputs, [LogitSums()], rows)[0]
-    return _sums_by_rows(inputs, rows & inputs.valid, lambda logits: logits)
+    return _sums_by_rows(inputs, rows & inputs.valid, lambda logits, rows: logits)
 
 
 def attention_sums(inputs: AttentionInputs) -> MapSums:
@@ -65,7 +65,9 @@ def attention_sums(inputs: AttentionInputs) -> MapSums:
         Sums along diagonals, rows and columns [prompt, head, token], and of squares [prompt, head],
         float64.
     """
-    return _sums_by_rows(inputs, inputs.valid, lambda logits: weights_of(logits, inputs.sinks))
+    return _sums_by_rows(
+        inputs, inputs.valid, lambda logits, rows: weights_of(logits, inputs.sinks_of(rows))
+    )
 
 
 def row_blocks(
@@ -122,17 +124,19 @@ class LogitSums(Reduction):
 
     def by_rows(self, inputs: AttentionInputs) -> MapSums:
         """Return the sums of any logits, from some rows at a time."""
-        return _sums_by_rows(inputs, inputs.valid, lambda logits: logits)
+        return _sums_by_rows(inputs, inputs.valid, lambda logits, rows: logits)
 
 
 def _sums_by_rows(
-    inputs: AttentionInputs, rows: Bool[Tensor, "prompt token"], finish: Callable[[Tensor], Tensor]
+    inputs: AttentionInputs,
+    rows: Bool[Tensor, "prompt token"],
+    finish: Callable[[Tensor, Tensor], Tensor],
 ) -> MapSums:
     sums, done = LogitSums().start(inputs), 0
     for block, logits in row_blocks(inputs):
         seen = inputs.visible(block) & rows[:, block, None]
         # Hidden logits are -inf, weights of padding NaN: 0 adds nothing to any sum
-        values = torch.where(seen[:, None], finish(logits), 0)
+        values = torch.where(seen[:, None], finish(logits, block), 0)
         sums.lines.query[..., block] = values.sum(-1, dtype=torch.float64)
         sums.lines.key.add_(values.sum(-2, dtype=torch.float64))
         sums.lines.distance[..., : done + len(block)] += _diagonals(values, done)

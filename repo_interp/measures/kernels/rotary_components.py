@@ -19,6 +19,7 @@ This module knows nothing about labels and runs.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -93,7 +94,15 @@ class ComponentSums(Reduction):
 
     def add(self, result: LayerComponents, inputs: AttentionInputs, block: HeadBlock) -> None:
         """Profiles of the heads of a block, added up, and their shares of the variance."""
-        some = block.between(self.first_token, self.last_token)
+        whole = block.between(self.first_token, self.last_token)
+        frequencies = layer_frequencies(inputs)
+        length = inputs.compared_length(self.training_length)
+        bands = once(("bands", length), lambda: frequency_bands(frequencies, length), frequencies)
+        for some, of_some in _of_equal_bands(whole, bands):
+            self._add(result, some, of_some)
+
+    def _add(self, result: LayerComponents, some: HeadBlock, bands: Tensor) -> None:
+        """Add heads whose components are in the same bands."""
         profiles = some.profiles
         # index_add_ rather than an index: a block may hold a head once per prompt
         result.logits.index_add_(0, some.head.flatten(), some.by_distance.flatten(0, 1))
@@ -102,9 +111,6 @@ class ComponentSums(Reduction):
         else:
             result.components.add_(profiles.sum((0, 1)))
         totals = profiles.sum(-1)
-        frequencies = layer_frequencies(inputs)
-        length = inputs.compared_length(self.training_length)
-        bands = once(("bands", length), lambda: frequency_bands(frequencies, length), frequencies)
         moments = component_moments(some, totals, bands)
         curves, sums = curve_moments(profiles, some.counts)
         # In the order of `_SHARES`, and bands behind
@@ -116,6 +122,19 @@ class ComponentSums(Reduction):
         # NaN where the whole varies by rounding only, or sums to 0
         shares = (100 * parts / of_part).masked_fill_(of_part == 0, torch.nan)
         over_heads(result.shares, some, shares)
+
+
+def _of_equal_bands(
+    block: HeadBlock, bands: Bool[Tensor, "band *head component"]
+) -> Iterator[tuple[HeadBlock, Bool[Tensor, "band component"]]]:
+    """Yield the heads of a block with their bands: all at once unless heads have their own."""
+    if bands.ndim == 2:
+        yield block, bands
+        return
+    known, kind = bands[:, :, 0].unique(dim=1, return_inverse=True)
+    for number in kind[block.head].unique().tolist():
+        some = kind[block.head] == number
+        yield block.heads(some, block.queries.dtype), known[:, number].contiguous()
 
 
 @dataclass(frozen=True)
@@ -232,15 +251,15 @@ def frequency_bands(
     return torch.stack((activated, rates <= lowest, rates >= highest))
 
 
-def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "component"]:
+def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "*head component"]:
     """Return the frequencies by which a layer rotates.
 
     Args:
         inputs: A layer and a batch.
 
     Returns:
-        Radians per position [component], float64; NaN where the layer has none
-        (`AttentionInputs.has_frequencies`).
+        Radians per position [component], or [head, 1, component] where heads have their own,
+        float64; NaN where the layer has none (`AttentionInputs.has_frequencies`).
     """
     if inputs.frequencies is None or not inputs.has_frequencies:
         return torch.full(

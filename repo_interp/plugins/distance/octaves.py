@@ -153,7 +153,7 @@ def _of_prompt(
         even = seen / seen.sum(-1, keepdim=True).double()
         queries += seen.sum(0)
         for part, weights in (
-            (slice(-1), weights_of(logits, inputs.sinks)[0]),
+            (slice(-1), weights_of(logits, inputs.sinks_of(some))[0]),
             (slice(-1, None), even[None]),
         ):
             sums[part] += torch.cat(_row_sums(weights, some, first[some], steps), -1)

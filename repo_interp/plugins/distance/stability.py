@@ -31,7 +31,7 @@ from annotated_types import Interval
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.inputs import AttentionInputs, Spans, select_heads
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.samples import draw_keys, places_of, spread_places
 from repo_interp.measures.labels import arrays, described_group
@@ -80,9 +80,14 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS), documents=True
             shape = (len(_TEXTS), len(inputs.prompts), inputs.heads)
             values = torch.full(shape, torch.nan, dtype=torch.float64, device=inputs.valid.device)
         else:
+            assert inputs.frequencies is not None
+            parts = [inputs]
+            if inputs.frequencies.ndim == 3:  # each head by its own, all with the same draws
+                parts = [select_heads(inputs, [head]) for head in range(inputs.heads)]
             found = [
-                self._of_prompt(inputs, row, spread_places(places, self.queries, 0.5))
+                torch.cat([self._of_prompt(part, row, chosen) for part in parts], -1)
                 for row, places in enumerate(places_of(inputs.valid))
+                for chosen in [spread_places(places, self.queries, 0.5)]
             ]
             values = torch.stack(found, dim=1)
         record = {tuple(_TEXTS): ("prompt layer head", values)}

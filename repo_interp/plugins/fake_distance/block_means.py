@@ -77,7 +77,7 @@ def fake_block_means(
     Args:
         query: Un-rotated [head, d_head], with the logit's scale.
         keys: Un-rotated [kv_head, token, d_head], all of them valid.
-        frequencies: Radians per position [component].
+        frequencies: Radians per position [component], or [head, 1, component].
         bias: Position logits [head, distance] at the distances 0 .. n-1.
         size: Distances, or keys, per block.
 
@@ -92,10 +92,11 @@ def fake_block_means(
     # A block of distances at a time: exp(i theta d) for all of them would be n x d_head.
     phases = torch.stack(
         [
-            torch.polar(torch.ones_like(angles), angles).mean(0)
+            torch.polar(torch.ones_like(angles), angles).mean(-2)
             for some in torch.arange(keys.shape[1], device=keys.device).split(size)
             for angles in [some[:, None] * frequencies.to(torch.float64)]
-        ]
+        ],
+        dim=-2,
     )
     means = (in_pairs(query)[:, None] * phases) @ mean_keys.conj().mT
     return means.real + (_block_sums(bias.to(torch.float64)[..., None], size) / counts[:, None])

@@ -87,9 +87,10 @@ class Maps(Measure):
         return Needs(heads=heads or None, by_pair=True, nan=tuple(_AXES))
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Return a gap for fake maps if the logits are not a function of the distance."""
-        if inputs.differ_by_pair:
-            return Gap("turn rotary pairs by positions of their own", "no fake maps")
+        """Fake maps, where no distance gives a logit."""
+        if not inputs.one_position:
+            several = "rotary pairs" if inputs.differ_by_pair else "queries and keys"
+            return Gap(f"turn {several} by positions of their own", "no fake maps")
         return Gap(BY_CONTENT, "no fake maps") if inputs.logits_by_content else None
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
@@ -137,7 +138,7 @@ def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:
 
     NaN in blocks of padding on the left, and everywhere if logits are no function of the distance.
     """
-    if inputs.differ_by_pair or inputs.logits_by_content:
+    if not inputs.one_position or inputs.logits_by_content:
         return inputs.queries.new_full((inputs.heads, blocks, blocks), torch.nan)
     valid = inputs.valid[0]
     count = int(valid.sum())

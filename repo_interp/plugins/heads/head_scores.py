@@ -493,29 +493,31 @@ def _of_rows_at_once(
     content: ContentSums,
     asked: Collection[str],
 ) -> dict[str, Float[Tensor, "prompt head"]]:
-    # Distances of learned positions differ from distances in tokens; others are equal to them.
-    learned = inputs.head_positions if inputs.learned else None
+    # Learned positions have distances of their own; others are the index, so tokens apart.
+    learned = inputs.head_positions if inputs.learned and inputs.one_position else None
     sums: dict[str, Tensor] = {}
     for on_processor in _parts(rows, inputs):
         part = on_processor.to(tokens.device)
         logits = inputs.logits(part)
-        weights = weights_of(logits, inputs.sinks)
+        sinks = inputs.sinks_of(part)
+        weights = weights_of(logits, sinks)
         if not _DETECTED_ON_PROMPTS.isdisjoint(asked):
             detected = detection_sums(weights, part, tokens)
             _add(sums, {f"{name}{ON_PROMPTS}": values for name, values in detected.items()})
         if not {"distance", "position_distance"}.isdisjoint(asked):
             _add(sums, {"distance": distance_sums(weights, part)})
         if "departure" in asked:
-            # Equal weights are over keys, so a sink's share of the row is left out: it would
-            # count as departure.
-            of_keys = weights if inputs.sinks is None else logits.softmax(-1)
+            # A sink takes a share of the row, which would count as departure; equal weights are
+            # over keys.
+            of_keys = weights if sinks is None else logits.softmax(-1)
             _add(sums, {"departure": departure_sums(of_keys, logits)})
         if "position_distance" in asked and learned is not None:
             # Without learned positions it equals the distance in tokens; see below.
             _add(sums, {"position_distance": position_distance_sums(weights, part, learned)})
         if "content" in asked:
             content.add(logits, on_processor)
-    if "distance" in sums and inputs.positions is not None and not inputs.learned:
+    indexed = inputs.positions is not None and inputs.one_position and not inputs.learned
+    if "distance" in sums and indexed:
         sums["position_distance"] = sums["distance"]  # the position is the index
     occurring = detection_rows(rows.to(tokens.device), tokens)  # none in a text without copies: NaN
     every = torch.full((len(tokens),), len(rows), device=tokens.device)
@@ -529,8 +531,8 @@ def _of_rows_at_once(
 def _of_positions(inputs: AttentionInputs) -> dict[str, Float[Tensor, "prompt head"]]:
     """Compute patterns and range of positions; for learned ones also the heads per map."""
     positions = inputs.head_positions
-    # Positions that differ by rotary pair are not one number, so a chunk has no pattern.
-    if positions is None or inputs.differ_by_pair:
+    # Positions by rotary pair are no single number, of which a chunk could be constant.
+    if positions is None or not inputs.one_position:
         return {}
     labels = chunk_patterns(positions, inputs.valid[:, None])
     # NaN where a prompt has no chunk

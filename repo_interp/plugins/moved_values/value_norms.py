@@ -92,7 +92,7 @@ def _of_prompt(
     of_first = norms[:, first]
     sums = torch.zeros(4, heads, dtype=torch.float64, device=first.device)
     for some, logits in row_blocks(inputs, rows):
-        weights = weights_of(logits, inputs.sinks)[0]
+        weights = weights_of(logits, inputs.sinks_of(some))[0]
         at_first = weights.gather(-1, first[some].expand(heads, -1)[..., None])[..., 0].double()
         moved = (weights.double() * norms[:, None]).sum(-1)
         written = (weights.to(of_heads.dtype) @ of_heads).norm(dim=-1).double()

@@ -186,8 +186,10 @@ def explain_logit(
     frequencies, angles = torch.zeros_like(still), torch.zeros_like(still)
     if inputs.positions is not None and inputs.frequencies is not None:
         frequencies = inputs.frequencies.to(still)
-        positions = inputs.positions[0, 0].double()
-        angles = frequencies * (positions[query] - positions[key])
+        of_keys = inputs.positions if inputs.key_positions is None else inputs.key_positions
+        angles = frequencies * (
+            inputs.positions[0, 0, query].double() - of_keys[0, 0, key].double()
+        )
         if not inputs.has_frequencies:
             frequencies = torch.full_like(still, torch.nan)
     total = float(turned.sum())

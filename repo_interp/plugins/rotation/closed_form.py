@@ -193,9 +193,12 @@ def _features(
         sizes = _pair_norm(deviation) / _pair_norm(mean).clamp(min=torch.finfo(exact).tiny)
         deviation = mean * sizes
     positions = inputs.positions[prompt, head // (inputs.heads // inputs.positions.shape[1])]
-    frequencies = inputs.frequencies.to(component.device)[component][..., None, :]
-    # f: rotated query and mean key, 2 features per component; g: un-rotated query and deviation, 2
-    # more. attention_scaling applies to both sides; here its square multiplies the query.
+    rates = inputs.frequencies.to(component.device)
+    # [head, 1, component] where heads have their own
+    rates = rates[component] if rates.ndim == 1 else rates[head[..., None], 0, component]
+    frequencies = rates[..., None, :]
+    # f: query and mean key rotated, 2 features per component; g: query and deviation as they are, 2
+    # more. Both are lengthened by attention_scaling; its square stands at the query alone.
     scaling = inputs.pair_scaling.to(exact).repeat(2)[torch.cat([index, index], -1)][..., None, :]
     rotated_mean = rotate(mean.expand_as(keys), positions, frequencies)
     left = torch.cat([rotate(queries, positions, frequencies), queries], -1) * scaling

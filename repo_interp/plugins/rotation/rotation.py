@@ -297,7 +297,8 @@ def max_rotation(
     else:
         shape, length = inputs.queries.shape[:2], float(inputs.compared_length(training_length))
         reach = torch.full(shape, length, dtype=torch.float64, device=inputs.valid.device)
-    return reach[..., None] * inputs.frequencies.to(reach).abs()
+    frequencies = inputs.frequencies.to(reach).abs()
+    return reach[..., None] * (frequencies if frequencies.ndim == 1 else frequencies[:, 0])
 
 
 def _moments(

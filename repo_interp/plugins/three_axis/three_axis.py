@@ -153,7 +153,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
 
     def _by_position(self, inputs: AttentionInputs, sums: MapSums) -> Float[Tensor, "prompt head"]:
         # Index positions of width 1 would repeat r
-        if not inputs.learned or inputs.differ_by_pair:
+        if not inputs.learned or not inputs.one_position:
             return torch.full_like(sums.square, torch.nan)
         return position_correlation(inputs, sums, self.position_width, self.most_cells, self.ridge)
 

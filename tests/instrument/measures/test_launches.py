@@ -154,6 +154,8 @@ ALLOWED = {
     "octaves.py Octaves.observe": "tolist",
     "samples.py spread_places": "unique",  # numpy's
     "components.py _decay_bound": "unique",  # numpy's
+    # Where heads have frequencies of their own: which bands there are.
+    "rotary_components.py _of_equal_bands": "unique tolist",
     # Once for the frequencies of a pass.
     "causal_pairs.py _of_bands": "cpu int",
     "causal_pairs.py _runs": "tolist",
