@@ -19,4 +19,4 @@ def test_the_reading_path_exists_and_stays_short():
     assert not missing, "a file of the reading path was renamed: follow it in docs/tour.md"
     lines = [line for path in linked for line in path.read_text(encoding="utf-8").splitlines()]
     # comments shorten the reading
-    assert sum(not line.lstrip().startswith("#") for line in lines) <= 6750
+    assert sum(not line.lstrip().startswith("#") for line in lines) <= 6950

@@ -98,10 +98,14 @@ def atlas_names(run: xr.DataTree) -> PaperFigure:
 
 
 def _names_chart(run: xr.DataTree) -> Panels:
-    atlas, title = group(run, "atlas"), "Name of a head (+n: n further ones)"
-    caption = "Names of heads by layer and head; +1: the head has another name."
+    atlas = group(run, "atlas")
     return names_grid(
-        "atlas_names", run, atlas["name"], atlas["label"].values.tolist(), title, caption
+        "atlas_names",
+        run,
+        atlas["name"],
+        atlas["label"].values.tolist(),
+        "Name of a head (+n: n further ones)",
+        "Names of heads by layer and head; +1: the head has another name.",
     )
 
 
@@ -160,7 +164,7 @@ def names_grid(
         names = names_of(of_run)
         # [layer, head]: number of the first name, and how many follow it; NaN is not drawn.
         shown[title] = np.array([[places[of[0]] if of else np.nan for of in row] for row in names])
-        further = [[len(of) - 1 if len(of) > 1 else np.nan for of in row] for row in names]
+        further = [[max(len(of) - 1, 0) or np.nan for of in row] for row in names]
         panels[title] = of_run.transpose("layer", "head").copy(data=further)
         found |= {of[0] for of in names.ravel() if of}
     handles = [Patch(facecolor=colours[label], label=label) for label in labels if label in found]
@@ -318,10 +322,9 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
             caption="All numbers of heads, each less its mean over heads and in its deviations; alike "
             "heads and alike numbers stand together.",
         )
-    over = f"mean over {counted(int(atlas.attrs.get('prompts', 1)), 'prompt')}"
     for name in filter(atlas.__contains__, MAPPED):
-        of = "random tokens" if name in ON_RANDOM_TOKENS else over
-        yield Heads(atlas[name].assign_attrs({MEAN: of}))
+        over = "random tokens" if name in ON_RANDOM_TOKENS else _texts(atlas)
+        yield Heads(atlas[name].assign_attrs({MEAN: f"mean over {over}"}))
 
 
 _FILES = files("repo_interp.plugins.heads")
