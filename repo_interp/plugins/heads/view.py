@@ -447,7 +447,7 @@ def _in_short(atlas: xr.Dataset) -> Finding | None:
 
 def _texts(atlas: xr.Dataset) -> str:
     """The prompts that scores are means over, in words."""
-    count = int(atlas.attrs.get("prompts", 1))
+    count = atlas.attrs.get("prompts", 1)
     return "the prompt" if count == 1 else f"the first {count} prompts"
 
 

@@ -27,7 +27,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MANY = re.compile(r"(?<=\.prompts\()\d+|(?<=count=)\d+")
-"""Numbers of prompts, of which two are run."""
+"""Numbers of prompts, of which three are run."""
 BIN = ".venv/bin/"
 LARGEST_PICTURE = 200_000
 
@@ -180,7 +180,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatc
     assert code
     names: dict = {}
     for number, block in enumerate(code):
-        fewer = MANY.sub(lambda found: str(min(2, int(found[0]))), block)
+        fewer = MANY.sub(lambda found: str(min(3, int(found[0]))), block)
         exec(compile(fewer, f"{name}, block {number}", "exec"), names)
 
 
