@@ -12,6 +12,9 @@
     saved       p' after the model is saved and loaded
     observed    attention itself, of the layer against `AttentionInputs.pattern`
     rows        the same, row by row against all rows at once
+    long        p' of the first tokens of a prompt of 64, against all of them
+    packed      p' of two documents in one row, whose position ids begin again
+    reference   logits or weights of attention, against a slow formula of the user in float64
 
 Weights of the scheme are drawn widely before, since a scheme that is drawn as almost nothing hides
 its faults; less widely where rounding alone would then change predictions. Findings too are a
@@ -48,6 +51,7 @@ from repo_interp.models.reposition import reposition
 from repo_interp.models.saving import save
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.logits import PositionLogits
+from repo_interp.positions.rotary import expand_heads
 
 TOLERANCE = 1e-3
 """Nats, or attention: a larger difference is a finding."""
@@ -56,6 +60,10 @@ DEVIATIONS = (0.3, 0.1, 0.03)
 which a rounding of embeddings changes predictions by less than a tenth of the tolerance.
 """
 TOKENS = 24
+LONG = 64
+"""Tokens of the longest prompt, as many as the decoder is made for."""
+_DOCUMENT = 10
+"""Tokens of the first of two packed documents."""
 _SPLITS = ((1,) * TOKENS, (12, *(1,) * 12), (7, 9, 8))
 """Tokens of each call with a cache."""
 _CONFIG = {
@@ -85,15 +93,28 @@ _FINDINGS = {
     "saved": "a saved and loaded model predicts differently",
     "observed": "the attention of a layer is not that of its measured logits",
     "rows": "logits of one row are not those of the same row among all",
+    "long": f"of a prompt of {LONG} tokens, those after a token change what is predicted from it",
+    "packed": (
+        "documents that are packed into one row, with position ids that begin again, are predicted "
+        "differently than alone"
+    ),
 }
 
 
 @float32_by_default()
-def verify_scheme(layout: str, **options: str | float) -> xr.DataTree:
+def verify_scheme(
+    layout: str, *, reference: Callable[..., Tensor] | None = None, **options: str | float
+) -> xr.DataTree:
     """Find out whether a scheme is causal, and computes the same in every way of running it.
 
     Args:
         layout: Name of a scheme, or a layout of two layers that has it.
+        reference: Slow formula of the scheme: of queries [1, head, token, d_head], keys of the same
+            shape, each before transform and rotation, and positions [1, P, token] (the token
+            index where the scheme gives none; a pair of them where those of keys are others), all
+            in float64. If it takes a fourth argument, that is the layer, with the parts of the
+            scheme. It returns logits [1, head, query, key], or weights: no number that a query
+            sees is negative, and no row of them sums to more than 1.
         **options: Choices within schemes, as those of `repo_interp.reposition`.
 
     Returns:
@@ -126,7 +147,7 @@ def verify_scheme(layout: str, **options: str | float) -> xr.DataTree:
         model, twin = build(deviation), build(deviation)
         # Weights that a scheme draws otherwise than by torch
         run("be built", twin.load_state_dict, model.state_dict())
-        return _audited(layout, model, twin, tokens)
+        return _audited(layout, model, twin, tokens, reference)
 
 
 def _drawn(layout: str, options: dict[str, Any], deviation: float) -> PreTrainedModel:
@@ -153,7 +174,11 @@ def _rounding(model: PreTrainedModel, tokens: Tensor) -> float:
 
 
 def _audited(
-    layout: str, model: PreTrainedModel, twin: PreTrainedModel, tokens: Tensor
+    layout: str,
+    model: PreTrainedModel,
+    twin: PreTrainedModel,
+    tokens: Tensor,
+    reference: Callable[..., Tensor] | None,
 ) -> xr.DataTree:
     differences: dict[str, float] = {}
     findings = []
@@ -178,6 +203,27 @@ def _audited(
             findings.append(
                 f"{check}: {_FINDINGS[check]}, by up to {differences[check]:.2g}{unit}{advice}"
             )
+        # They would only say again what is wrong already.
+        following = {} if findings else _following(model, tokens)
+        for check in ("long", "packed"):
+            differences[check] = float("nan")
+            try:
+                if check in following:
+                    differences[check], token = following[check]()
+                    if differences[check] > TOLERANCE:
+                        findings.append(
+                            f"{check}: {_FINDINGS[check]}, by up to {differences[check]:.2g} nats "
+                            f"at token {token}"
+                        )
+            except Exception as error:
+                findings.append(f"{check}: {_said(error)}")
+        if reference is not None:
+            try:
+                differences["reference"], said = _referenced(model, tokens[:1], reference)
+                findings += said
+            except Exception as error:
+                differences["reference"] = float("nan")
+                findings.append(f"reference: {_said(error)}")
     more = {"in_place": _changed_in_place, "gradient": _untrained, "learned": _misstated}
     for check, find in more.items():
         try:
@@ -273,6 +319,92 @@ def _predictions(
         "saved": saved,
     }
     return {check: partial(difference, predict) for check, predict in checks.items()}
+
+
+def _following(
+    model: PreTrainedModel, tokens: Tensor
+) -> dict[str, Callable[[], tuple[float, int]]]:
+    """Checks that are made where no other finds anything: the largest difference and its token."""
+    first, second = tokens[:1, :_DOCUMENT], tokens[:1, _DOCUMENT:]
+
+    def largest(found: Tensor, wanted: Tensor) -> tuple[float, int]:
+        by_token = (found - wanted).abs().amax((0, 2))
+        if not by_token.isfinite().all():
+            raise FloatingPointError("predictions are NaN or infinite")
+        return float(by_token.max()), int(by_token.argmax())
+
+    def long() -> tuple[float, int]:
+        prompt = tokens.flatten()[:LONG][None]
+        whole = _predicted(model, prompt)
+        ends = range(TOKENS + 1, LONG, 6)
+        return max(largest(_predicted(model, prompt[:, :end]), whole[:, :end]) for end in ends)
+
+    def packed() -> tuple[float, int]:
+        index = torch.cat([torch.arange(part.shape[1]) for part in (first, second)])[None]
+        alone = torch.cat([_predicted(model, part) for part in (first, second)], 1)
+        return largest(_predicted(model, tokens[:1], position_ids=index), alone)
+
+    return {"long": long, "packed": packed}
+
+
+def _referenced(
+    model: PreTrainedModel, tokens: Tensor, reference: Callable[..., Tensor]
+) -> tuple[float, list[str]]:
+    """The largest difference of attention from a formula of the user, and the finding about it."""
+    layers, kept = as_decoder(model).layers, [{} for _ in as_decoder(model).layers]
+    sites = ("positions", "key_positions", "scores", "pattern")
+    with ExitStack() as undo:
+        for layer, found in zip(layers, kept, strict=True):
+            for name in ("q_proj", "k_proj"):
+                hook = getattr(layer.module, name).register_forward_hook(
+                    lambda part, given, made, name=name, found=found: found.update({name: made})
+                )
+                undo.callback(hook.remove)
+            for name in sites:
+                undo.callback(
+                    layer.sites.call(
+                        name, lambda made, name=name, found=found: found.update({name: made})
+                    )
+                )
+        model(input_ids=tokens, use_cache=False)
+    seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    worst, said = 0.0, []
+    excess = 1.0
+    for layer, found in zip(layers, kept, strict=True):
+        queries, keys = (
+            expand_heads(
+                found[name].double().unflatten(-1, (-1, layer.d_head)).transpose(1, 2), layer.heads
+            )
+            for name in ("q_proj", "k_proj")
+        )
+        positions = found.get("positions", torch.arange(TOKENS)[None, None]).double()
+        if "key_positions" in found:
+            positions = positions, found["key_positions"].double()
+        given = queries, keys, positions, layer
+        made = reference(*given[: max(3, len(inspect.signature(reference).parameters))])
+        shape = [1, layer.heads, TOKENS, TOKENS]
+        if not isinstance(made, Tensor) or [*made.shape] != shape:
+            raise InputError(
+                f"the reference returns {[*getattr(made, 'shape', ())] or type(made).__name__}; "
+                f"wanted [1, head, query, key], here {shape}"
+            )
+        made = made.double().masked_fill(~seen, 0)
+        if not made.isfinite().all():
+            raise FloatingPointError("the reference is NaN or infinite where a query sees a key")
+        weights = bool((made >= 0).all() and (made.sum(-1) <= 1 + 1e-6).all())
+        ours = found["pattern" if weights else "scores"].double().masked_fill(~seen, 0)
+        errors = (ours - made).abs()
+        error, tolerance = float(errors.max()), TOLERANCE * max(1.0, float(made.abs().max()))
+        worst = max(worst, error)
+        if error / tolerance > excess:  # of all layers the one that is farthest from its reference
+            excess = error / tolerance
+            head, query, key = (int(n) for n in torch.unravel_index(errors.argmax(), shape)[1:])
+            said = [
+                f"reference: {'weights' if weights else 'logits'} of layer {layer.layer_idx} in "
+                f"float32 differ from the reference by up to {error:.2g} (head {head}, query of "
+                f"token {query}, key of token {key}); {tolerance:.2g} is allowed"
+            ]
+    return worst, said
 
 
 def _advice(model: PreTrainedModel, wrong: list[str]) -> str:

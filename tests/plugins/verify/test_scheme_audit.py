@@ -63,7 +63,8 @@ def test_schemes_that_come_with_the_packages_have_no_finding(scheme):
     checked = ri.verify_scheme(scheme)
     assert checked.attrs["findings"] == ""
     assert checked["check"].values.tolist() == [
-        *("repeated", "first", "causal", "cache", "padding", "batch", "saved", "observed", "rows")
+        *("repeated", "first", "causal", "cache", "padding", "batch", "saved", "observed", "rows"),
+        *("long", "packed"),
     ]
     # Each check compared something: sums in another order differ in the last bits.
     assert float(checked["difference"].max()) > 0
@@ -442,3 +443,48 @@ def test_experiments_about_one_position_per_token_are_refused_before_a_pass():
         ri.analyze(model, measures=("positions",), experiments=("saliency",))
     chosen = default_experiments(as_decoder(model), *default_prompts(as_decoder(model), 2))
     assert "atlas" in [each.name for each in chosen]
+
+
+def test_lookahead_of_long_prompts_alone_is_found_with_its_token():
+    (line,) = lines_of(rotating(lambda h, i: i + next_of(h, most=40)))
+    assert line.startswith("long: of a prompt of 64 tokens") and " nats at token " in line
+
+
+def test_documents_that_change_those_packed_behind_them_are_found():
+    (line,) = lines_of(rotating(lambda h, i: i.cummax(1).values))
+    assert line.startswith("packed: documents that are packed")
+    assert int(line.rpartition(" ")[2]) >= 10  # a token of the second document
+
+
+def rotated(q, k, positions):
+    theta = 1e4 ** (-torch.arange(8).double() / 8)
+    q, k = (
+        torch.complex(*x.chunk(2, -1)) * torch.exp(1j * positions[..., None] * theta)
+        for x in (q, k)
+    )
+    return (q @ k.conj().mT).real / 4
+
+
+def weighed(q, k, positions):
+    seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
+    return rotated(q, k, positions).masked_fill(~seen, -torch.inf).softmax(-1)
+
+
+@pytest.mark.parametrize("reference", [rotated, weighed])
+def test_attention_is_compared_with_a_slow_reference(reference):
+    checked = ri.verify_scheme("rope", reference=reference)
+    assert checked.attrs["findings"] == ""
+    assert 0 < float(checked["difference"].sel(check="reference")) < 1e-4
+
+
+def test_attention_that_differs_from_its_reference_is_found_with_its_tokens():
+    def other(q, k, positions):
+        logits = rotated(q, k, positions)
+        logits[0, 3, 17, 5] += 0.5
+        return logits
+
+    (line,) = ri.verify_scheme("rope", reference=other).attrs["findings"].splitlines()
+    assert line.startswith("reference: logits of layer ") and "in float32" in line
+    assert "by up to 0.5 (head 3, query of token 17, key of token 5)" in line
+    (line,) = ri.verify_scheme("rope", reference=lambda q, k, z: q).attrs["findings"].splitlines()
+    assert line.startswith("reference: the reference returns [1, 4, 24, 16]; wanted")
