@@ -41,7 +41,7 @@ def cells() -> list[tuple[str, str, bool]]:
                 for output in cell["outputs"]
                 if output["output_type"] == "stream" and output["name"] == "stdout"
             ),
-            MINUTES in cell["metadata"].get("tags", ()),
+            MINUTES in cell.get("metadata", {}).get("tags", ()),
         )
         for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
         if cell["cell_type"] == "code"

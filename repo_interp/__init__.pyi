@@ -50,9 +50,9 @@ from .plugins.training.training import PositionsCallback as PositionsCallback
 from .plugins.training.training import measure_step as measure_step
 from .plugins.training.training import training_scalars as training_scalars
 from .plugins.verify.audit import verify as verify
-from .plugins.verify.scheme_audit import verify_scheme as verify_scheme
 from .plugins.verify_batch.batch_audit import verify_batch as verify_batch
 from .plugins.verify_cache.cache_audit import verify_cache as verify_cache
+from .plugins.verify_scheme.scheme_audit import verify_scheme as verify_scheme
 from .plugins.writers.logit_writers import logit_writers as logit_writers
 from .plugins.writers.position_writers import position_writers as position_writers
 from .run import read_run as read_run

@@ -195,14 +195,19 @@ def _changed_frequencies(
     }
     what = f"the {name} of layer {attention.layer_idx}"
     new = finite_positions(changes[name](), frequencies, what)
-    return _of_all_pairs(attention, what, new.to(frequencies), new.ndim == 1)
+    return _of_all_pairs(attention, what, new.to(frequencies), new.ndim == 1, frequencies)
 
 
 def _of_all_pairs(
-    attention: RepositionedAttention, what: str, new: Tensor, fits: bool, more: str = ""
+    attention: RepositionedAttention,
+    what: str,
+    new: Tensor,
+    fits: bool,
+    present: Tensor,
+    more: str = "",
 ) -> Tensor:
     """Numbers [..., component] of numbers of the pairs that rotate; the others keep frequency 0."""
-    count = attention.frequencies.shape[-1]
+    count = present.shape[-1]
     rotating = int((attention.rotation.frequencies != 0).sum())
     if not fits or new.shape[-1] not in (count, rotating):
         raise InputError(
@@ -222,7 +227,7 @@ def _factors_of(
     sizes = zip(new.shape[-2::-1], (heads, layers), strict=False)
     fits = 1 <= new.ndim <= 3 and all(size in (1, whole) for size, whole in sizes)
     more = f", [pair], or by [{heads} heads, pair] or [{layers} layers, {heads} heads, pair]"
-    new = _of_all_pairs(attention, what, new, fits, more)
+    new = _of_all_pairs(attention, what, new, fits, present, more)
     if new.ndim == 3:
         new = new[attention.layer_idx if len(new) > 1 else 0]
     if new.ndim == 1 and chosen is None:

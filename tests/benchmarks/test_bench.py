@@ -171,7 +171,7 @@ MOST = {
     "seven measures: the call": (370, 166, 8, 13),
     "three_axis, default extras": (1300, 750, 4, 0),
     "seven, default extras": (2120, 1272, 6, 0),
-    "measures by default": (906, 505, 2, 0),
+    "measures by default": (910, 505, 2, 0),
     "measures by default: the call": (375, 166, 12, 18),
 }
 """Operators, launches, waits and uploads of one more layer, or of a call beside its layers."""

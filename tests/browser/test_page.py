@@ -267,7 +267,7 @@ def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
         "the token that produced the answer"
     )
     title = browser.run(f"{control('Color by')}.value")
-    of = f"{title}, mean over {positions.sizes['prompt']} prompts"
+    of = f"{title} (mean over {positions.sizes['prompt']} prompts)"
     hint = text_of(browser, "section[aria-label=Heads] .hint")
     assert hint.startswith(f"Color and number of a head: {of}.")
     # Of layer 5, whose positions are learned; those of layer 0 are the token index
@@ -651,7 +651,7 @@ def test_next_tokens_are_those_of_the_run(opened, rope):
     follows = text_of(browser, '[aria-label="Next tokens"] caption').split()[-2]
     shown = [float(number) for number in (*cells[1::2], follows)]
     expected = 100 * np.append(after["probability"], after["probability_of_next"])
-    assert shown == pytest.approx(expected, rel=1e-3)
+    assert shown == pytest.approx(expected, rel=5e-3)
 
 
 def test_a_token_without_a_row_names_the_nearest_one_that_has(opened):

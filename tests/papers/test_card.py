@@ -561,7 +561,7 @@ def test_the_command_prints_the_card_of_a_file(tmp_path, monkeypatch, capsys):
     stated = (Path("card/versions") / digest[:12] / "reversal/seed-0/training.toml").read_text()
     assert digest in stated and 'command = "repo-interp' in stated
     (made,) = [as_run(line) for line in of_card(Path("card"))]
-    assert made.date and made.seconds > 0
+    assert made.date and made.seconds >= 0
 
 
 def of_card(directory: Path) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from position_papers.training.single import complete
 from position_papers.training.trained import require_begun
 from position_papers.zoo_directory import DIRECTORY
 from repo_interp.errors import InputError
-from repo_interp.plugins.verify.scheme_audit import verify_scheme
+from repo_interp.plugins.verify_scheme.scheme_audit import verify_scheme
 from repo_interp.positions.layouts import named_schemes
 from repo_interp.storage.files import replace_whole
 from repo_interp.values import duration

@@ -63,8 +63,13 @@ def position_probe(found: xr.Dataset | xr.DataTree) -> PaperFigure:
         label="R² and its 95 % interval",
     )  # fmt: skip
     # A null that misleads far below 0 would hide all else
-    lowest = float(np.nanmin(found[["r_squared_low", "null_low"]].to_array(), initial=-0.01))
-    highest = float(np.nanmax(found[["r_squared_high", "null_high"]].to_array(), initial=0.01))
+    # fmin and fmax pass over NaN: with few prompts there is nothing else
+    lowest = float(
+        np.fmin.reduce(found[["r_squared_low", "null_low"]].to_array().values, None, initial=-0.01)
+    )
+    highest = float(
+        np.fmax.reduce(found[["r_squared_high", "null_high"]].to_array().values, None, initial=0.01)
+    )
     limits = (max(lowest, -0.5), min(1.1 * highest, 1.02))
     ax.set(xlabel="layer", ylabel="R² of the token index, held out", ylim=limits)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,1 +1,1 @@
-"""Audits of a model, a scheme, and the tables of another runtime."""
+"""Audits of a model, and of the tables of another runtime."""

@@ -20,7 +20,7 @@ def page(monkeypatch):
 
 
 def test_the_page_has_what_the_notebook_prints_and_no_other_number(page):
-    text, outputs = page.PAGE.read_text(encoding="utf-8"), [output for _, output in page.cells()]
+    text, outputs = page.PAGE.read_text(encoding="utf-8"), [output for _, output, _ in page.cells()]
     assert page.filled(text, outputs) == text, "python docs/learned_positions.py"
     assert page.unprinted(text, outputs) == []
     assert len(page.BLOCK.findall(text)) >= 3

@@ -140,7 +140,7 @@ TEXTS = {
 """Measures of a few rows, heads or words by name, or of what a prompt says, which numpy knows; what
 reads files, and what experiments add up on the processor.
 """
-AUDITS = ("verify_cache",)
+AUDITS = ("verify_axes", "verify_cache")
 """Plug-ins that compare single numbers with one another, on the processor."""
 ALLOWED = {
     # Once per batch: masks and spans are the same in all its layers.
@@ -186,6 +186,7 @@ ALLOWED = {
     "three_axis.py draw_rows": "cpu nonzero",
     "head_patterns.py ContentSums.add": "nonzero",  # of rows on the processor
     "mirror.py mirror": "bool float",
+    "probe_measure.py PositionProbe.conclude": "int nonzero unique",  # numpy's
     "mirror.py mirror_score": "float",
     "segmentation.py segment_edges": "nonzero mask",
     "segmentation.py shuffled_edges": "cpu",

@@ -172,7 +172,7 @@ export function headMap(place, { layers, heads, open, changed }) {
     for (const name of Object.keys(MAP)) if (document.activeElement !== part[name]) part[name].value = at[name];
     part.score.disabled = !maps.length;
     of.hidden = !named || !named.prompts;
-    const mean = map && map.mean ? ", " + map.mean : "", ranked = settings.order !== "layers";
+    const mean = map && map.mean ? " (" + map.mean + ")" : "", ranked = settings.order !== "layers";
     for (const one of tiles) {
       drawTile(one, map, outlines, mean);
       const chosen = shown.findIndex((pair) => same(pair, one.pair));
@@ -199,7 +199,7 @@ export function headMap(place, { layers, heads, open, changed }) {
     if (first && chosen !== part.chosen) intoView(first);
     part.chosen = chosen;
     part.counted.textContent = matched.length + " of " + tiles.length + " heads";
-    part.hint.textContent = (map ? (above.length ? "Color of a head: " : "Color and number of a head: ") + map.title + (map.mean ? " (" + map.mean + ")" : "") + (map.meaning ? ": " + map.meaning : "") + ". " : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
+    part.hint.textContent = (map ? (above.length ? "Color of a head: " : "Color and number of a head: ") + map.title + mean + (map.meaning ? ": " + map.meaning : "") + ". " : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
     part.scale.hidden = !map;
     part.kinds.replaceChildren(...(map && map.texts ? kindsOf(map) : []));
     if (!map) return;

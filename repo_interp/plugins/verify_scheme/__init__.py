@@ -1,0 +1,1 @@
+"""Whether a position scheme is causal, and computes the same in every way of running it."""
