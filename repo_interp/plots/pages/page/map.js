@@ -141,7 +141,7 @@ export function headMap(place, { layers, heads, open, changed }) {
     one.tile.title = said + (one.outline ? ". Drawn: the chosen prompt, in which the head's positions range over " + number(one.outline.range, 3) : "");
     one.tile.setAttribute("aria-label", said);
     one.tile.style.setProperty("--score", known ? map.colours[row][column] : "transparent");
-    one.tile.querySelector(".tile-score").textContent = text !== null ? (text === "none" ? "" : text) : map ? number(one.value !== null && Math.abs(one.value) < 1e-3 * map.ends[1] ? 0 : one.value, 3) : "";
+    one.tile.querySelector(".tile-score").textContent = text !== null ? (text === "none" ? "" : text) : map ? number(one.value !== null && Math.abs(one.value) < 5e-3 * map.ends[1] ? 0 : one.value, 3) : "";
     one.tile.classList.remove("same");
     one.tile.tabIndex = -1;
   }
