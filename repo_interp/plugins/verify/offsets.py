@@ -18,9 +18,11 @@ import xarray as xr
 from torch import Tensor
 from torch.nn import functional as F
 
+from repo_interp.errors import InputError
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import at_rest
 from repo_interp.models.tables import position_table
+from repo_interp.tasks.prompt.text import encode
 
 OFFSETS = (0, 16, 1000, 30_000)
 TEXT = (
@@ -30,7 +32,7 @@ TEXT = (
 )
 """The text that is read at every offset, where the model has a tokenizer."""
 _TOKENS = 64
-"""Random tokens, where it has none."""
+"""Random tokens, where it has none or lacks the words."""
 _TOLERANCE, _STEPS = 1e-3, 4
 """Change of the loss that is a finding, as a share: this, or so many steps of the precision."""
 
@@ -98,9 +100,9 @@ def _left_out(decoder: Decoder) -> str:
 
 
 def _tokens(decoder: Decoder) -> Tensor:
-    if decoder.tokenizer is not None:
-        ids = torch.tensor([decoder.tokenizer(TEXT)["input_ids"]])
-    else:
+    try:
+        ids = torch.tensor([encode(TEXT, decoder.tokenizer).tokens])
+    except InputError:  # no tokenizer, or one of a few words
         most = int(decoder.owner.get_input_embeddings().weight.shape[0])
         ids = torch.randint(most, (1, _TOKENS), generator=torch.Generator().manual_seed(0))
     return ids.to(decoder.device)

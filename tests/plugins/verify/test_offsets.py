@@ -34,6 +34,12 @@ def test_a_sound_model_loses_as_much_everywhere():
     )
 
 
+def test_a_tokenizer_of_a_few_words_reads_random_tokens():
+    """niah's has none of the text, and raises the bare Exception of its library."""
+    found = ri.verify("niah/rope", dtype="bfloat16")
+    assert found["offsets"].attrs["tokens"] == 64 and np.isfinite(found["offsets/loss"]).all()
+
+
 def test_positions_that_are_rounded_are_found():
     """Positions in bfloat16 are steps of 128 near 30,000."""
     model = small_model("llama")
