@@ -82,6 +82,12 @@ from repo_interp.plots.marks.reading import (
     schemes,
     unit_label,
 )
+from repo_interp.plots.marks.results import (
+    bar_lengths,
+    look_around_zero,
+    name_rows,
+    require_result,
+)
 from repo_interp.plots.marks.runs import (
     BESIDE,
     Runs,

@@ -14,11 +14,10 @@ import numpy as np
 import xarray as xr
 from matplotlib.lines import Line2D
 
-from repo_interp.errors import InputError, quoted
-from repo_interp.plots.marks import legend_below
+from repo_interp.plots.marks import bar_lengths, legend_below, name_rows, require_result
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
+from repo_interp.plugins.edits.bands import band_colour, band_name
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _APART = 0.62
 """Height of the marks of one edit; a row is 1 high."""
 
@@ -36,8 +35,8 @@ def edit_costs(found: xr.Dataset) -> PaperFigure:
     Raises:
         InputError: `found` is not such a dataset.
     """
-    if not isinstance(found, xr.Dataset) or not {"change", "change_low", "mean_loss"} <= set(found):
-        raise InputError(f"costs of edits are what ri.try_edits returns; got {quoted(found)}")
+    variables = ("change", "change_low", "mean_loss")
+    require_result(found, variables, "costs of edits are", "try_edits")
     plain, names = str(found["edit"].values[0]), found["edit"].values[1:]
     bands = found["band"].values
     figure = paper_figure(PAGE_WIDTH, 1.0 + 0.15 * len(names) * max(2, len(bands)))
@@ -45,7 +44,7 @@ def edit_costs(found: xr.Dataset) -> PaperFigure:
     steps = _APART * (np.arange(len(bands)) - (len(bands) - 1) / 2) / max(2, len(bands))
     handles: list[Line2D] = []
     for place, (band, step) in enumerate(zip(bands, steps, strict=True)):
-        colour = _COLOURS[place % len(_COLOURS)]
+        colour = band_colour(place)
         of_plain = float(found["mean_loss"].sel(edit=plain, band=band))
         for kind, face in (("control_change", "white"), ("change", colour)):
             if kind not in found:
@@ -57,8 +56,7 @@ def edit_costs(found: xr.Dataset) -> PaperFigure:
             marks = ax.errorbar(
                 values,
                 np.arange(len(names)) + step,
-                # A single unit has no interval
-                xerr=np.nan_to_num(np.stack([values - low, high - values])),
+                xerr=bar_lengths(values, low, high),
                 fmt="o",
                 color=colour,
                 markerfacecolor=face,
@@ -66,12 +64,10 @@ def edit_costs(found: xr.Dataset) -> PaperFigure:
                 elinewidth=0.9,
             )
             marks[0].set_gid(f"{kind} {band}")
-        label = f"{'answer' if band == 'answer' else f'tokens {band}'}: {of_plain:.2f} {plain}"
+        label = f"{band_name(band)}: {of_plain:.2f} {plain}"
         handles.append(Line2D([], [], marker="o", linestyle="", color=colour, label=label))
     ax.axvline(0, color="#333333", linewidth=0.6)
-    ax.set_yticks(range(len(names)), [str(name) for name in names])
-    ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.tick_params(axis="y", length=0)
+    name_rows(ax, [str(name) for name in names])
     ax.set_xlabel(f"change of the loss (nats), with 95 % intervals over {found.attrs['unit']}")
     if "control_change" in found:
         look: dict[str, Any] = {

@@ -11,14 +11,20 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import CenteredNorm
 from matplotlib.lines import Line2D
 
-from repo_interp.errors import InputError, quoted
-from repo_interp.plots.marks import colour_bar, draw_cells, legend_below, panels, plain_decades
+from repo_interp.plots.marks import (
+    bar_lengths,
+    colour_bar,
+    draw_cells,
+    legend_below,
+    look_around_zero,
+    panels,
+    plain_decades,
+    require_result,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
-
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+from repo_interp.plugins.edits.bands import band_colour, band_name
 
 
 @style()
@@ -34,10 +40,8 @@ def pair_effects(found: xr.Dataset) -> PaperFigure:
     Raises:
         InputError: `found` is not such a dataset.
     """
-    if not isinstance(found, xr.Dataset) or not {"change", "together", "turns"} <= {
-        *found.variables
-    }:
-        raise InputError(f"effects of pairs are what ri.pair_effects returns; got {quoted(found)}")
+    variables = ("change", "together", "turns")
+    require_result(found, variables, "effects of pairs are", "pair_effects")
     title = f"One pair at {found.attrs['factor']:g} of its frequency"
     if "layer" in found.dims:
         return _maps(found, title)
@@ -62,13 +66,12 @@ def pair_effects(found: xr.Dataset) -> PaperFigure:
 
 def _draw_band(ax: Axes, found: xr.Dataset, place: int) -> Line2D:
     """Draw the changes of one band, and that by all pairs; return the entry of its legend."""
-    colour, turns = _COLOURS[place % len(_COLOURS)], found["turns"].values
+    colour, turns = band_colour(place), found["turns"].values
     change, low, high = (found[f"change{end}"].values for end in ("", "_low", "_high"))
     ax.errorbar(
         turns,
         change,
-        # A single unit has no interval
-        yerr=np.nan_to_num(np.stack([change - low, high - change])),
+        yerr=bar_lengths(change, low, high),
         color=colour,
         marker="o",
         markersize=3.2,
@@ -81,21 +84,15 @@ def _draw_band(ax: Axes, found: xr.Dataset, place: int) -> Line2D:
             f"{found['pair'].values[pair]}", (turns[pair], change[pair]), (3, 3),
             textcoords="offset points", color=colour, fontsize=6,
         )  # fmt: skip
-    label = f"{_band_name(found)}: {float(found['plain_loss']):.2f} as it is"
+    label = f"{band_name(found['band'].item())}: {float(found['plain_loss']):.2f} as it is"
     return Line2D([], [], color=colour, marker="o", markersize=3.2, label=label)
-
-
-def _band_name(found: xr.Dataset | xr.DataArray) -> str:
-    band = str(found["band"].values)
-    return band if band == "answer" else f"tokens {band}"
 
 
 def _maps(found: xr.Dataset, title: str) -> PaperFigure:
     """A map of layers by pairs for every band, on one scale."""
     height = 0.9 + 0.1 * found.sizes["layer"]
     figure, axes = panels(found.sizes["band"], 2, height, 0.5, PAGE_WIDTH)
-    largest = float(np.nanmax(np.abs(found["change"]))) or 1.0
-    look = {"cmap": "PuOr", "norm": CenteredNorm(0, largest)}
+    look = look_around_zero("PuOr", found["change"])
     turns = found["turns"].max("layer")
     named = [
         f"{pair}\n{turned:.2g}"
@@ -106,7 +103,9 @@ def _maps(found: xr.Dataset, title: str) -> PaperFigure:
         here = found["change"].isel(band=place).transpose("layer", "pair").assign_coords(pair=named)
         images.append(draw_cells(ax, here, look | {"gid": f"band {place}"}, most=8))
         ax.set_xlabel(f"pair, and its {found['turns'].attrs['long_name']}")
-        ax.set_title(f"{_band_name(here)}: {float(found['plain_loss'][place]):.2f} as it is")
+        ax.set_title(
+            f"{band_name(here['band'].item())}: {float(found['plain_loss'][place]):.2f} as it is"
+        )
     colour_bar(figure, images[0], axes, "change of the loss (nats)", fraction=0.046)
     figure.suptitle(title)
     return figure

@@ -14,7 +14,15 @@ from matplotlib.colors import PowerNorm
 from matplotlib.image import AxesImage
 
 from repo_interp.errors import InputError, quoted
-from repo_interp.plots.marks import colour_bar, draw_cells, note, number, panels, token_label
+from repo_interp.plots.marks import (
+    colour_bar,
+    draw_cells,
+    note,
+    number,
+    panels,
+    require_result,
+    token_label,
+)
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
 PAIRS = 8
@@ -111,10 +119,8 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
     Raises:
         InputError: `parts` is not such a dataset.
     """
-    if not isinstance(parts, xr.Dataset) or not {"pair", "fit", "logit"} <= set(parts):
-        raise InputError(
-            f"the parts of a logit are what ri.explain_logit returns; got {quoted(parts)}"
-        )
+    variables = ("pair", "fit", "logit")
+    require_result(parts, variables, "the parts of a logit are", "explain_logit")
     pair, still = parts["pair"].values, parts["pair_at_equal_positions"].values
     # Chosen by size, but drawn in the order of components, the fastest first.
     largest = np.sort(np.argsort(-np.abs(pair), kind="stable")[:PAIRS])

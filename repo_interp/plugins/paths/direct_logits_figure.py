@@ -11,10 +11,15 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import CenteredNorm
 
-from repo_interp.errors import InputError, quoted
-from repo_interp.plots.marks import colour_bar, draw_cells
+from repo_interp.plots.marks import (
+    bar_lengths,
+    colour_bar,
+    draw_cells,
+    look_around_zero,
+    name_rows,
+    require_result,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 
 MOST = 12
@@ -34,10 +39,8 @@ def direct_logits(found: xr.Dataset) -> PaperFigure:
     Raises:
         InputError: `found` is not such a dataset.
     """
-    if not isinstance(found, xr.Dataset) or not {"heads_mean", "mlps_mean", "embedding"} <= {
-        *found
-    }:
-        raise InputError(f"parts of logits are what ri.direct_logits returns; got {quoted(found)}")
+    variables = ("heads_mean", "mlps_mean", "embedding")
+    require_result(found, variables, "parts of logits are", "direct_logits")
     means, low, high = (
         np.concatenate([found[f"heads_{end}"].values, found[f"mlps_{end}"].values[:, None]], 1)
         for end in ("mean", "low", "high")
@@ -48,10 +51,7 @@ def direct_logits(found: xr.Dataset) -> PaperFigure:
     values = xr.DataArray(
         means, {"layer": found["layer"].values, "head": columns}, ("layer", "head")
     )
-    largest = float(np.nanmax(np.abs(means))) or 1.0
-    image = draw_cells(
-        left, values, {"cmap": "RdBu_r", "norm": CenteredNorm(0, largest), "gid": "means"}
-    )
+    image = draw_cells(left, values, look_around_zero("RdBu_r", means) | {"gid": "means"})
     colour_bar(figure, image, left, "logits", fraction=0.046)
     names = [
         f"L{layer} {column if column == 'MLP' else f'H{column}'}"
@@ -77,15 +77,12 @@ def _draw_largest(ax: Axes, rows: list[tuple[str, float, float, float]]) -> None
     ax.errorbar(
         means,
         np.arange(len(rows)),
-        # A single prompt has no interval
-        xerr=np.nan_to_num(np.stack([means - low, high - means])),
+        xerr=bar_lengths(means, low, high),
         fmt="o",
         color="#0072B2",
         markersize=3.6,
         elinewidth=0.9,
     )[0].set_gid("largest")
     ax.axvline(0, color="#333333", linewidth=0.6)
-    ax.set_yticks(range(len(rows)), [row[0] for row in rows])
-    ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.tick_params(axis="y", length=0)
+    name_rows(ax, [row[0] for row in rows])
     ax.set_xlabel("logits, with 95 % intervals over prompts")

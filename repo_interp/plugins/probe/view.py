@@ -17,8 +17,14 @@ import numpy as np
 import xarray as xr
 from matplotlib.ticker import MaxNLocator
 
-from repo_interp.errors import InputError, quoted
-from repo_interp.plots.marks import Chart, CustomFigure, Finding, group, legend_below
+from repo_interp.plots.marks import (
+    Chart,
+    CustomFigure,
+    Finding,
+    group,
+    legend_below,
+    require_result,
+)
 from repo_interp.plots.style import PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
@@ -42,10 +48,7 @@ def position_probe(found: xr.Dataset | xr.DataTree) -> PaperFigure:
     """
     if isinstance(found, xr.DataTree) and "position_probe" in found.children:
         found = group(found, "position_probe")
-    if not isinstance(found, xr.Dataset) or "null_high" not in found:
-        raise InputError(
-            f"a probe of positions is what ri.position_probe returns; got {quoted(found)}"
-        )
+    require_result(found, ("null_high",), "a probe of positions is", "position_probe")
     figure = paper_figure(4.2, 2.4)
     ax = figure.subplots()
     layers = found["layer"].values

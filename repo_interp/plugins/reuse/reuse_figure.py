@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from repo_interp.errors import InputError, quoted
+from repo_interp.plots.marks import bar_lengths, require_result
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 
 
@@ -28,20 +28,15 @@ def reuse_by_head(found: xr.Dataset) -> PaperFigure:
     Raises:
         InputError: `found` is not such a dataset.
     """
-    if not isinstance(found, xr.Dataset) or not {"change", "correlation"} <= set(found):
-        raise InputError(
-            f"costs by head are what ri.reuse_cost_by_head returns; got {quoted(found)}"
-        )
+    require_result(found, ("change", "correlation"), "costs by head are", "reuse_cost_by_head")
     names = [str(name) for name in found["prediction"].values]
     figure = paper_figure(PAGE_WIDTH, 2.3)
     axes = np.atleast_1d(figure.subplots(1, len(names), sharey=True))
     heads = found.isel(head=slice(1, None))
     change = heads["change"].values
-    ends = np.nan_to_num(
-        [change - heads["change_low"].values, heads["change_high"].values - change]
-    )
+    bars = bar_lengths(change, heads["change_low"].values, heads["change_high"].values)
     for ax, name in zip(axes, names, strict=True):
-        ax.errorbar(heads[name].values, change, ends, fmt="o", ms=2.5, lw=0.5, color="#0072B2")
+        ax.errorbar(heads[name].values, change, bars, fmt="o", ms=2.5, lw=0.5, color="#0072B2")
         ax.axhline(0, color="0.6", lw=0.6)
         told = found.sel(prediction=name)
         ax.set_title(

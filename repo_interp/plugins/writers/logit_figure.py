@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 import xarray as xr
-from matplotlib.colors import CenteredNorm
 
-from repo_interp.errors import InputError, quoted
-from repo_interp.plots.marks import colour_bar, draw_cells, token_label
+from repo_interp.plots.marks import (
+    colour_bar,
+    draw_cells,
+    look_around_zero,
+    require_result,
+    token_label,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 
 MOST = 9
@@ -34,10 +38,7 @@ def logit_writers(found: xr.Dataset) -> PaperFigure:
     Raises:
         InputError: `found` is not such a dataset.
     """
-    if not isinstance(found, xr.Dataset) or not {"contribution", "rounding"} <= set(found):
-        raise InputError(
-            f"writers of a logit are what ri.logit_writers returns; got {quoted(found)}"
-        )
+    require_result(found, ("contribution", "rounding"), "writers of a logit are", "logit_writers")
     parts = found["contribution"].reset_coords(drop=True)
     product = parts.sum("pair", keep_attrs=True)
     largest = dict(
@@ -48,8 +49,7 @@ def logit_writers(found: xr.Dataset) -> PaperFigure:
         product = _largest(product, side)
     figure = paper_figure(PAGE_WIDTH, 3.0)
     left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
-    norm = CenteredNorm(0, float(np.abs(product.values).max()) or 1.0)
-    look = {"cmap": "RdBu_r", "norm": norm, "gid": "products"}
+    look = look_around_zero("RdBu_r", product) | {"gid": "products"}
     image = draw_cells(left, product, look, pattern=".1f")
     left.tick_params(axis="x", rotation=90)
     left.set(xlabel="writer of the key", ylabel="writer of the query")

@@ -9,15 +9,18 @@ Draws what `ri.position_writers` returns. Knows nothing about models.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import CenteredNorm
 
-from repo_interp.errors import InputError, quoted
-from repo_interp.plots.marks import colour_bar, draw_cells, percent, say
+from repo_interp.plots.marks import (
+    colour_bar,
+    draw_cells,
+    look_around_zero,
+    percent,
+    require_result,
+    say,
+)
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 
 _MAPS = {"clock_share": "share of the clock", "word_share": "share given the word"}
@@ -37,15 +40,12 @@ def position_writers(found: xr.Dataset) -> PaperFigure:
     Raises:
         InputError: `found` is not such a dataset.
     """
-    if not isinstance(found, xr.Dataset) or not {*_MAPS, "resolution"} <= set(found):
-        raise InputError(
-            f"writers of positions are what ri.position_writers returns; got {quoted(found)}"
-        )
+    variables = (*_MAPS, "resolution")
+    require_result(found, variables, "writers of positions are", "position_writers")
     figure = paper_figure(PAGE_WIDTH, 2.6)
     *maps, right = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
     shares = {name: _by_layer(found[name]) for name in _MAPS}
-    largest = max(float(np.nanmax(np.abs(share))) for share in shares.values())
-    look: dict[str, Any] = {"cmap": "RdBu_r", "norm": CenteredNorm(0, largest)}
+    look = look_around_zero("RdBu_r", *shares.values())
     images = [
         draw_cells(ax, shares[name], look | {"gid": name})
         for ax, name in zip(maps, _MAPS, strict=True)
