@@ -167,7 +167,7 @@ class Results:
         try:
             return ([], []) if table is None else write_table(table, self.directory)
         except OSError as error:
-            return [], [f"the atlas cannot be written as a table ({error.strerror or error})"]
+            return [], [f"the table of heads cannot be written ({error.strerror or error})"]
 
     def withdraw(self) -> None:
         """Remove the finished batches."""

@@ -2,7 +2,7 @@
 
 The same over HTTP and in a notebook.
 
-    {"ask": "open", "model": 0}                       the model, its heads, how many prompts there are, kinds of edits, the atlas of a run
+    {"ask": "open", "model": 0}                       the model, its heads, how many prompts there are, kinds of edits, a table of heads
     {"ask": "prompt", "prompt": 0}                    tokens, spans, the map of heads, and which head and token to begin with
     {"ask": "view", "heads": [[2, 0]], "token": 17, "edits": [...], ...}     `Session.look`, or with edits that are on `Session.changed`
     {"ask": "continue", ...}  {"ask": "suggest", ...}                        events, one after the other
@@ -49,7 +49,7 @@ from repo_interp.plots.marks.drawing import contiguous
 from repo_interp.plots.marks.panels import MISSING, scale
 from repo_interp.plots.marks.reading import described_prompts, ordered_spans, prompt_tokens
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
-from repo_interp.plots.view_catalogue import heads_of_run
+from repo_interp.plots.view_catalogue import explored_heads_of_run
 from repo_interp.run import require_run
 from repo_interp.storage.records import validate
 from repo_interp.tasks import Prompt, prompt_from_text
@@ -68,8 +68,6 @@ PROBED: tuple[tuple[Any, float | None], ...] = (("ranked", None), ("linear", 1.0
 """Edits whose refusals, by layer, stand for those of all kinds: a kind and its value."""
 MEANINGS = {"mirror": MEANING}
 """Scores of the map of heads whose name does not say what they are."""
-COLUMNS = ("name", "mirror", "retrieval", "induction", "previous_token", "sink", "position_range")
-"""Columns of the atlas that a page shows, as far as the run has them."""
 
 
 class Asked(BaseModel):
@@ -116,8 +114,8 @@ class Explored:
     ) -> None:
         """Open a model for the explorer.
 
-        `name`: the argument of `ri.load`; `run`: its atlas is shown; `others`: models to compare
-        with, over the same texts.
+        `name`: the argument of `ri.load`; `run`: its table of heads is shown; `others`: models to
+        compare with, over the same texts.
 
         Raises InputError where there is no prompt, or where one has a token that the model lacks.
         """
@@ -258,9 +256,8 @@ class Explored:
 
     def _open(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
         table = None
-        frame = None if self.run is None else heads_of_run(self.run)
+        frame = None if self.run is None else explored_heads_of_run(self.run)
         if frame is not None:
-            frame = frame[["layer", "head", *(name for name in COLUMNS if name in frame)]]
             table = {
                 "columns": list(frame.columns),
                 "rows": as_json([*frame.itertuples(index=False)]),

@@ -115,6 +115,8 @@ class View:
     """Function for a pandas DataFrame with a row per head. It is saved with the run, and shown on
     the explorer's map.
     """
+    head_columns: tuple[str, ...] = ()
+    """Columns of `heads` that the explorer shows after `layer` and `head`, in order; (): all."""
     beside: Beside = Beside()
     """Further charts and tables of several runs."""
 

@@ -67,11 +67,30 @@ def heads_of_run(run: xr.DataTree) -> Any:
     Returns:
         A pandas DataFrame from the first view that has one; None if no view has one.
     """
+    return next((table for table, _ in _tables_of_heads(run)), None)
+
+
+def explored_heads_of_run(run: xr.DataTree) -> Any:
+    """Make the table of heads that the explorer shows.
+
+    Args:
+        run: Tree of a run, a group per measure.
+
+    Returns:
+        `heads_of_run` with `View.head_columns`, as far as it has them; None if no view has one.
+    """
+    for table, shown in _tables_of_heads(run):
+        known = [name for name in ("layer", "head", *shown) if name in table]
+        return table[known] if shown else table
+    return None
+
+
+def _tables_of_heads(run: xr.DataTree) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Tables of views, with the columns that the explorer shows."""
     for group in run.children:
         view = view_of(group)
         if view is not None and view.heads is not None:
-            return view.heads(run)
-    return None
+            yield view.heads(run), view.head_columns
 
 
 def view_of(group: str) -> View | None:

@@ -472,6 +472,9 @@ VIEW = View(
     _charts,
     tables=lambda run: (atlas_table(run),),
     heads=_heads,
+    head_columns=(
+        *("name", "mirror", "retrieval", "induction", "previous_token", "sink", "position_range"),
+    ),
     findings=_findings,
     opening=lambda run: "" if _in_short(group(run, "atlas")) is None else "atlas_strip",
     interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
