@@ -59,10 +59,11 @@ from repo_interp.analysis.defaults import default_measures, default_prompts
 from repo_interp.experiments.responses import to_question
 from repo_interp.explorer.messages import Explored, message
 from repo_interp.inputs import AttentionInputs, Spans
+from repo_interp.measures.border import precompute
 from repo_interp.measures.fitting import Layers
 from repo_interp.measures.measure_catalogue import measure_named
 from repo_interp.measures.positions import Positions
-from repo_interp.measures.statistics import Statistics, precompute
+from repo_interp.measures.statistics import Statistics
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import with_layout

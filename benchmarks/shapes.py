@@ -21,8 +21,8 @@ from transformers.initialization import no_init_weights
 import repo_interp as ri
 from benchmarks.running import read_toml, time_command
 from repo_interp.models.capture import decode
-from repo_interp.models.decoder import as_decoder
-from repo_interp.models.provenance import Origin, remember_origin
+from repo_interp.models.decoder import Origin, as_decoder
+from repo_interp.models.load import remember_origin
 from repo_interp.tasks.prompt import Prompt
 
 _STATED = read_toml(__file__)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from repo_interp.models.attention import SchemeParts
+from repo_interp.models.scheme_parts import SchemeParts
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.logits import PositionLogits, exact
 from repo_interp.positions.rotary import expand_heads

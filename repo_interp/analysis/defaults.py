@@ -17,14 +17,15 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from repo_interp.analysis.gaps import Gaps
-from repo_interp.analysis.trained_task import trained_task
+from repo_interp.analysis.training_record import task_of_record
 from repo_interp.entry_points import MEASURES, expand_topics, require_once
 from repo_interp.errors import InputError, quoted, warn
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.experiment_catalogue import experiment_named, experiment_names, planned
+from repo_interp.measures.border import as_measure
 from repo_interp.measures.fitting import Layers
 from repo_interp.measures.measure_catalogue import measure_named, measure_names
-from repo_interp.measures.statistics import Measure, as_measure
+from repo_interp.measures.statistics import Measure
 from repo_interp.models.decoder import Decoder
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.layouts import SCHEMES
@@ -58,7 +59,11 @@ def default_prompts(
             that the user did not give.
     """
     source, tokenizer = decoder.origin, decoder.tokenizer
-    task = None if source is None else trained_task(source.directory, **options)
+    task = (
+        None
+        if source is None
+        else task_of_record(source.directory, lambda: source.tokenizer_file, **options)
+    )
     if task is not None:
         return task.prompts(count), task
     if tokenizer is None:

@@ -34,19 +34,18 @@ from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.experiment_catalogue import experiments_named, planned
 from repo_interp.inputs import AttentionInputs
 from repo_interp.interventions.replacing import require_named_tokens
+from repo_interp.measures.border import as_measure, observe_predictions, require_declared
 from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import (
     Measure,
     Statistics,
-    as_measure,
     merge,
     of_training_length,
-    read_only,
-    require_declared,
 )
-from repo_interp.models.capture import decode, observing, predictions_of
+from repo_interp.models.capture import decode, predictions_of
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import require_weights
+from repo_interp.models.observing import observing
 from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.provenance import identity
 from repo_interp.models.reposition import observable
@@ -259,10 +258,7 @@ class Job:
                 apart = documents[0].to(batch.tokens.device)
                 predictions = replace(predictions, documents=apart)
             for measure in reading:
-                with read_only(measure, predictions, batch.spans):
-                    parts[measure.name].append(
-                        measure.observe_predictions(predictions, batch.spans)
-                    )
+                parts[measure.name].append(observe_predictions(measure, predictions, batch.spans))
         return results_of(parts, faults)
 
     @contextmanager

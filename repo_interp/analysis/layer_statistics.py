@@ -8,7 +8,6 @@ single measures.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,16 +15,10 @@ import numpy as np
 
 from repo_interp.analysis.batches import PaddedBatch
 from repo_interp.analysis.faults import Fault
-from repo_interp.entry_points import MEASURES, OWN
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_heads
-from repo_interp.measures.statistics import (
-    Measure,
-    Statistics,
-    check_statistics,
-    precompute,
-    read_only,
-)
+from repo_interp.measures import border
+from repo_interp.measures.statistics import Measure, Statistics
 
 
 def observe_layer(
@@ -59,7 +52,7 @@ def observe_layer(
         for measure in measures
         if measure.needs.heads is None and not _fault(measure, *common)
     ]
-    precompute(sound, common[0], spans)
+    border.precompute(sound, common[0], spans)
     for measure in measures:
         named = {**_on_device(batch.marks(measure), inputs), **spans}
         of_layer = measure.needs.heads
@@ -137,13 +130,8 @@ def _observe(
     """Statistics with the numbers of `heads`, or the fault of a tensor."""
     if (fault := _fault(measure, inputs, broken)) is not None:
         return fault
-    # Torch does not count writes through numpy, or into tensors made of the inputs:
-    # another package gets a copy.
-    given = (inputs, spans) if measure.name in OWN[MEASURES] else copy.deepcopy((inputs, spans))
-    with read_only(measure, *given):
-        observed = measure.observe(*given)
+    statistics = border.observe(measure, inputs, spans)
     # Inputs of some heads number them from 0; the labels get the numbers in the model back below
-    statistics = check_statistics(observed, measure.name)
     if heads is None:
         return statistics
     numbers = {"head": np.asarray(heads)}

@@ -31,8 +31,9 @@ import xarray as xr
 from repo_interp.errors import InputError, Taken, Unfinished
 from repo_interp.run import TABLES, write_run
 from repo_interp.runtime import processes
-from repo_interp.storage.claims import LOCK, Claim, claim
+from repo_interp.storage.claims import Claim, claim
 from repo_interp.storage.files import (
+    LOCK,
     is_left_behind,
     remove,
     replace_whole,

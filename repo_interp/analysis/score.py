@@ -23,7 +23,8 @@ from torch import nn
 from repo_interp.analysis.computed import store_of
 from repo_interp.analysis.memory_needed import require_memory_for_pass
 from repo_interp.analysis.notes import run_notes
-from repo_interp.analysis.trained_task import puts_into_any_tokens, task_of
+from repo_interp.analysis.trained_task import task_of
+from repo_interp.analysis.training_record import puts_into_any_tokens
 from repo_interp.errors import InputError
 from repo_interp.experiments.generated_scores import answer_scores
 from repo_interp.experiments.test_set_scores import Cost, sets_named, task_scores

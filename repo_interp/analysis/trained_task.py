@@ -1,26 +1,15 @@
-"""The task of a checkpoint: one that is named, or the one that it was trained on.
-
-From the training.toml in its directory, or from the record of a checkpoint of the package:
-
-    task = "reversal"      the name of the task
-    task_size = "small"    the size that has the defaults
-    [task_options]         differences from that size: numbers, and names that the task knows,
-                           never a path (`tasks.recorded_task`)
-"""
+"""The task of a checkpoint: one that is named, or the one that it was trained on (`training_record`)."""
 
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Any
 
-from repo_interp.checkpoint_files.shipped import training_record
+from repo_interp.analysis.training_record import puts_into_any_tokens, read_record, task_of_record
 from repo_interp.checkpoint_files.stated import tokens_of
-from repo_interp.errors import InputError, one_line
-from repo_interp.tasks import Task, make_task, recorded_task
-
-RECORD = "training.toml"
+from repo_interp.errors import InputError
+from repo_interp.tasks import Task, make_task
 
 
 def task_of(
@@ -88,19 +77,8 @@ def trained_task(path: str | os.PathLike[str], **given: Any) -> Task | None:
         InputError: training.toml is no TOML file or names a path, or the task or an option is
             unknown.
     """
-    fields = _record(Path(path))
-    if fields is None:
-        return None
-    source, options = str(Path(path) / RECORD), fields.get("task_options", {})
-    if not isinstance(options, dict):
-        raise InputError(f"{source}: task_options is {options!r:.80}; wanted a table of options")
-    name, size = str(fields.get("task")), str(fields.get("task_size", "small"))
-    # Tokens come from the checkpoint, not from the record
-    if puts_into_any_tokens(make_task(name, size)):
-        file = tokens_of(Path(path)) / "tokenizer.json"
-        # As if the user had given it: recorded_task refuses files that a record chooses
-        given = {"tokenizer_file": str(file)} | given if file.is_file() else given
-    return recorded_task(source, name, size, options, given)
+    directory = Path(path)
+    return task_of_record(directory, lambda: tokens_of(directory) / "tokenizer.json", **given)
 
 
 def trained_name(path: str | os.PathLike[str]) -> str | None:
@@ -112,33 +90,8 @@ def trained_name(path: str | os.PathLike[str]) -> str | None:
     Returns:
         The name; None if the checkpoint has no record of its training.
     """
-    fields = _record(Path(path))
+    fields = read_record(Path(path))
     return None if fields is None else str(fields.get("task"))
-
-
-def _record(directory: Path) -> dict[str, Any] | None:
-    """The fields of the record of training; None where there is none."""
-    record = directory / RECORD
-    try:
-        return (
-            tomllib.loads(record.read_text(encoding="utf-8"))
-            if record.is_file()
-            else training_record(directory)
-        )
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{record} is no TOML file: {one_line(error)}") from None
-
-
-def puts_into_any_tokens(task: Task) -> bool:
-    """Return whether a task can use the tokens of any tokenizer.
-
-    Args:
-        task: Any task.
-
-    Returns:
-        True if it has the option `tokenizer_file`.
-    """
-    return "tokenizer_file" in task.options()
 
 
 def in_tokens_of(task: Task, directory: Path) -> Task:

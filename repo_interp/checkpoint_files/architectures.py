@@ -1,10 +1,11 @@
 """Facts of a decoder from its configuration: whether it opens, which layers rotate, its lengths.
 
-Nothing here is needed to open a family: how a layer rotates is measured on its module (`rotation`),
-and a family that follows the interfaces of transformers opens without a line of code. The tables
-below name families that measurement would refuse, so that they are refused before weights are read,
-and facts that configurations leave to classes. Reads no weights, builds no model and loads no
-torch: a `config` is a configuration of transformers or any object with the same attributes.
+Nothing here is needed to open a family: how a layer rotates is measured on its module
+(`rotation_probe`), and a family that follows the interfaces of transformers opens without a line of
+code. The tables below name families that measurement would refuse, so that they are refused before
+weights are read, and facts that configurations leave to classes. Reads no weights, builds no model
+and loads no torch: a `config` is a configuration of transformers or any object with the same
+attributes.
 """
 
 from __future__ import annotations
@@ -355,3 +356,16 @@ def _rope_parameters(config: Any) -> list[dict]:
     # Parameters by type of layer where there are such, else one set for all layers
     by_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
     return by_layer_type or [parameters]
+
+
+def tied_parameters(model: Any) -> tuple[str, ...]:
+    """Name the embedding and unembedding that the configuration ties.
+
+    Args:
+        model: A decoder.
+
+    Returns:
+        Both names; empty where they are not tied.
+    """
+    tied = model._tied_weights_keys if getattr(model.config, "tie_word_embeddings", False) else None
+    return next(((embedding, unembedding) for unembedding, embedding in (tied or {}).items()), ())

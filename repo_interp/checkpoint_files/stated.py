@@ -3,8 +3,7 @@
 Reads no weights, loads no torch.
 
     released        `pe_config`, written by the RePo authors (`released`)
-    repo_interp     `position_layout`, model_type "repo_interp", and a text in place of the
-                    number of layers (`COUNTED`)
+    repo_interp     `position_layout`, written by us (`position_layout`)
     hugging face    a stock decoder
 
 `configuration` makes configurations of transformers of it.
@@ -12,7 +11,6 @@ Reads no weights, loads no torch.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,24 +29,20 @@ from repo_interp.checkpoint_files.architectures import (
 from repo_interp.checkpoint_files.directories import directory_of
 from repo_interp.checkpoint_files.fetched import fetched_directory
 from repo_interp.checkpoint_files.fields import LAYER_TYPES, Base, Fields
-from repo_interp.checkpoint_files.options import other_functions, read_functions, scheme_options
+from repo_interp.checkpoint_files.position_layout import (
+    OURS,
+    function_remark,
+    read_layout,
+    resolve_layers,
+)
 from repo_interp.checkpoint_files.released import released_layout
 from repo_interp.checkpoint_files.shipped import means_zoo, shipped_directories, zoo_path
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.checkpoint_files.transformers_source import class_defaults
-from repo_interp.errors import InputError, as_input_errors, nearest, one_line, warn
-from repo_interp.positions.layouts import NO_ATTENTION, scheme_names
+from repo_interp.errors import InputError, as_input_errors, one_line, warn
 from repo_interp.storage.records import abbreviate, read_json, validate
 
-OURS = "repo_interp"
 HUGGING_FACE = "hugging face"
-COUNTED = (
-    "one for each scheme of position_layout; load it with repo_interp, since no other "
-    "class has its positions"
-)
-"""The value of num_hidden_layers in our format: no class of another library can be built
-with it.
-"""
 _OF_OURS = ("pe_config", "position_layout", "base_model_type", "adapter")
 """Keys of config.json that are not the plain decoder's."""
 _ADAPTER = "adapter_config.json"
@@ -324,49 +318,6 @@ def stated(directory: Path) -> dict[str, Any]:
     return resolve_layers(json_object(file), str(file))
 
 
-def resolve_layers(raw: dict[str, Any], source: str) -> dict[str, Any]:
-    """Replace the text in place of the number of layers by the number.
-
-    Args:
-        raw: Keys of config.json.
-        source: The file, for errors.
-
-    Returns:
-        `raw`, or a copy with `num_hidden_layers`.
-
-    Raises:
-        InputError: The layout names no layers.
-    """
-    if raw.get("num_hidden_layers") != COUNTED:
-        return raw
-    named = raw.get("position_layout")
-    layers = named.get("layers") if isinstance(named, Mapping) else None
-    if not isinstance(layers, list) or not layers:
-        raise InputError(
-            f"{source}: position_layout is {abbreviate(named)}; wanted one known scheme for each layer"
-        )
-    return raw | {"num_hidden_layers": len(layers)}
-
-
-def digested(directory: Path) -> bytes:
-    """Return config.json as digests of checkpoints have it, with the number of layers as a number.
-
-    Args:
-        directory: Directory of a checkpoint.
-
-    Returns:
-        Bytes of the file, as earlier versions wrote them.
-    """
-    file = directory / "config.json"
-    content, marker = file.read_bytes(), json.dumps(COUNTED).encode()
-    return (
-        # Digests are over the number, so that files from before the text keep theirs.
-        content
-        if marker not in content
-        else content.replace(marker, str(stated(directory)["num_hidden_layers"]).encode())
-    )
-
-
 def json_object(file: Path) -> dict[str, Any]:
     """Read a JSON file that holds an object.
 
@@ -558,67 +509,3 @@ def _defaults(raw: Mapping[str, Any], config: Any) -> dict[str, float]:
     if not set(LENGTHS) & raw.keys() and hasattr(config, "max_position_embeddings"):
         defaults["max_position_embeddings"] = config.max_position_embeddings
     return defaults
-
-
-def function_remark(raw: Mapping[str, Any]) -> str:
-    """Compare the functions that made a checkpoint with those that open it.
-
-    Args:
-        raw: Keys of config.json, whose layout was read.
-
-    Returns:
-        What differs, for the user; "" where nothing does.
-    """
-    layout = raw.get("position_layout")
-    others = other_functions(layout.get("functions", {}) if isinstance(layout, Mapping) else {})
-    return others and (
-        f"was made with another function of a scheme ({others}): what it computes may differ from "
-        "what was trained"
-    )
-
-
-def read_layout(
-    raw: Mapping[str, Any], layers: int, source: str
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Read the schemes and options of `position_layout`.
-
-    Args:
-        raw: Keys of config.json.
-        layers: Number of layers of the model.
-        source: The file, for errors.
-
-    Returns:
-        Scheme by layer, and options by name.
-
-    Raises:
-        InputError: A scheme or an option is unknown.
-    """
-    stored = raw.get("position_layout")
-    options = dict(stored) if isinstance(stored, Mapping) else {}
-    schemes = options.pop("layers", None)
-    # One scheme per layer, without counting on defaults: a wrong layout runs without an error.
-    if (
-        not isinstance(schemes, list)
-        or len(schemes) != layers
-        or not all(isinstance(scheme, str) for scheme in schemes)
-    ):
-        raise InputError(
-            f"{source}: position_layout is {stored!r}; wanted one known scheme for each of "
-            f"{layers} layers"
-        )
-    known = (*scheme_names(), NO_ATTENTION)
-    functions = options.pop("functions", {})
-    for layer, scheme in enumerate(schemes):
-        if scheme not in known:
-            raise InputError(
-                f"{source}: the scheme {scheme!r:.80} of layer {layer} is not known here; "
-                f"{nearest(scheme, known)}install the package that has it, name its file "
-                "by --scheme, or its function by ri.register_scheme before the checkpoint is loaded"
-            )
-    read_functions(functions, schemes, source)
-    # Checked now although `reposition` checks too: here the message can name the file.
-    try:
-        scheme_options(options)
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
-    return tuple(schemes), options

@@ -34,6 +34,7 @@ from transformers import (
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging
 
+from repo_interp.checkpoint_files.architectures import tied_parameters
 from repo_interp.checkpoint_files.stored import (
     StoredWeight,
     file_key,
@@ -96,19 +97,6 @@ def _is_ignored(model: nn.Module, key: str) -> bool:
     """Tell whether transformers skips the weight `key` where such a model lacks it."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     return key.endswith(_REMADE) or any(re.search(pattern, key) for pattern in patterns)
-
-
-def tied_parameters(model: Any) -> tuple[str, ...]:
-    """Name the embedding and unembedding that the configuration ties.
-
-    Args:
-        model: A decoder.
-
-    Returns:
-        Both names; empty where they are not tied.
-    """
-    tied = model._tied_weights_keys if getattr(model.config, "tie_word_embeddings", False) else None
-    return next(((embedding, unembedding) for unembedding, embedding in (tied or {}).items()), ())
 
 
 def is_converted(model: PreTrainedModel, directory: Path) -> bool:

@@ -140,8 +140,8 @@ class Command:
 
     def _require_same(self, run: xr.DataTree) -> None:
         """Raise InputError where --out holds a run of another command, checkpoint or options."""
+        from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
         from repo_interp.models.checkpoints import identify
-        from repo_interp.models.provenance import checkpoint_digest
 
         held = "scores" if "scores" in run.children else "analysis"
         if held != self.makes:

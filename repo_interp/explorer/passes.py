@@ -37,8 +37,8 @@ from repo_interp.measures.attention_mass import AttentionMass
 from repo_interp.measures.kernels.samples import middles
 from repo_interp.measures.positions import Positions
 from repo_interp.measures.statistics import Statistics, merge
-from repo_interp.models.capture import observing, require_finite
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.observing import observing, require_finite
 from repo_interp.models.resuming import Recording, record_pass, resume_pass
 from repo_interp.tasks import Prompt
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from repo_interp.entry_points import MEASURES, named, names
-from repo_interp.measures.statistics import PARTS, Measure
+from repo_interp.measures.border import PARTS
+from repo_interp.measures.statistics import Measure
 
 
 def measure_names() -> tuple[str, ...]:

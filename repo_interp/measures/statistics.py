@@ -14,22 +14,19 @@ This module knows nothing about single measures.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
-from torch import Tensor
 
-from repo_interp.entry_points import MEASURES, called
-from repo_interp.errors import InputError, quoted
-from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans, changes_of
+from repo_interp.errors import InputError
+from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans
 from repo_interp.measures.fitting import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.gap import Gap
-from repo_interp.measures.kernels.heads import Reduction, reduced
+from repo_interp.measures.kernels.heads import Reduction
 from repo_interp.measures.kernels.segmentation import Kinds
 from repo_interp.measures.labels import Arrays, concat_arrays, sum_arrays
 from repo_interp.values import check_fields
@@ -151,42 +148,6 @@ class Needs:
     """Statistics in which infinity is a value like any other, such as a bound that a scheme does
     not set.
     """
-
-
-_AXES = {"per_prompt": ("prompt", "layer"), "sums": ("layer",), "first_prompt": ("layer",)}
-"""Axes that variables of every part have, with their labels."""
-
-
-def check_statistics(given: Any, measure: str) -> Statistics:
-    """Return the statistics that a measure observed, after a check of their form.
-
-    Args:
-        given: Result of `observe`.
-        measure: Name of the measure, for the message.
-
-    Returns:
-        `given`.
-
-    Raises:
-        InputError: `given` is no `Statistics`, or a variable lacks an axis of its part.
-    """
-    if not isinstance(given, Statistics):
-        raise InputError(
-            f"{called(MEASURES, measure)} observes {type(given).__name__}; wanted Statistics"
-        )
-    for part, wanted in _AXES.items():
-        arrays = given.arrays[part]
-        for name, (axes, _) in arrays.given.items():
-            # Found here, with the measure's name, rather than by a merge many batches later
-            absent = [axis for axis in wanted if axis not in axes or axis not in arrays.labels]
-            if absent:
-                raise InputError(
-                    f"{called(MEASURES, measure)} observes {name!r} in {part} with the axes "
-                    f"{', '.join(axes) or 'none'}; wanted "
-                    f"{absent[0]!r} among them, with its numbers, as "
-                    "measures.labels.of_layer gives it"
-                )
-    return given
 
 
 class Measure(ABC):
@@ -354,133 +315,6 @@ def of_training_length(measure: Measure, tokens: int) -> Measure:
     # The default is the number itself, so a measure without the field does not change
     unknown = is_dataclass(measure) and getattr(measure, "training_length", tokens) is None
     return replace(measure, training_length=tokens) if unknown else measure  # pyright: ignore[reportCallIssue, reportArgumentType]
-
-
-def precompute(measures: Iterable[Measure], inputs: AttentionInputs, spans: Spans) -> None:
-    """Compute the reductions of all measures in one pass over the heads of a layer.
-
-    `inputs` keep the results.
-
-    Args:
-        measures: Measures that will observe the layer.
-        inputs: The layer and a batch.
-        spans: Masks of the spans of the batch.
-    """
-    asked: list[Reduction] = []
-    for measure in measures:
-        # Around each measure, so that an error names the one that changed a tensor
-        with read_only(measure, inputs, spans):
-            asked += measure.reductions(inputs, spans)
-    reduced(inputs, asked)
-
-
-@contextmanager
-def read_only(
-    measure: Measure, record: AttentionInputs | Predictions, spans: Spans
-) -> Iterator[None]:
-    """Allow a measure to read the tensors of a layer, but not to change them.
-
-    Args:
-        measure: Measure that runs in the context.
-        record: Inputs or predictions that it reads.
-        spans: Masks of the spans of the batch.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        InputError: The measure changed a tensor in place, which the model and other measures use.
-    """
-    # Only counts of changes: a copy of queries and keys would double the memory of a pass
-    seen = [
-        (name, value, changes_of(value))
-        for name, value in (*vars(record).items(), *spans.items())
-        if isinstance(value, Tensor)
-    ]
-    yield
-    for name, tensor, changes in seen:
-        if changes_of(tensor) != changes:
-            raise InputError(
-                f"{called(MEASURES, measure.name)} changes {name} in place, which the model "
-                "and other measures go on with; "
-                "change a copy of it, as clone() gives one"
-            )
-
-
-PARTS = ("name", "required_spans", "parameters", "observe", "conclude")
-"""Attributes that make an object a measure."""
-
-
-def as_measure(candidate: Any) -> Measure:
-    """Return an object as a `Measure`.
-
-    Args:
-        candidate: A `Measure`, or an object with its `PARTS`.
-
-    Returns:
-        `candidate`, or a measure made of its parts, with defaults for everything else.
-    """
-    return candidate if isinstance(candidate, Measure) else _MeasureOfParts(candidate)
-
-
-class _MeasureOfParts(Measure):
-    def __init__(self, parts: Any) -> None:
-        self._parts = parts
-        self.name = parts.name
-        for part, kind, wanted in (
-            ("required_spans", Iterable, "names"),
-            ("parameters", Mapping, "values by name"),
-        ):
-            given = getattr(parts, part)
-            if not isinstance(given, kind) or isinstance(given, str):
-                raise InputError(
-                    f"{called(MEASURES, self.name)} has a {type(given).__name__} as {part}; "
-                    f"wanted {wanted}"
-                )
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(spans=tuple(self._parts.required_spans))
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        return self._parts.parameters
-
-    def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
-        return self._parts.observe(inputs, spans)
-
-    def conclude(self, statistics: Statistics) -> xr.Dataset:
-        return self._parts.conclude(statistics)
-
-
-def require_declared(measure: Measure) -> None:
-    """Check the needs and the parameters of a measure.
-
-    Args:
-        measure: Measure to check.
-
-    Raises:
-        InputError: `needs` is no `Needs`, its spans are no names, or a file cannot hold a
-            parameter.
-    """
-    needs, parameters = measure.needs, measure.parameters
-    if not isinstance(needs, Needs):
-        raise InputError(
-            f"{called(MEASURES, measure.name)} needs a {type(needs).__name__}; wanted a "
-            "record Needs"
-        )
-    spans = needs.spans
-    if isinstance(spans, str) or not all(isinstance(name, str) for name in spans):
-        raise InputError(
-            f"{called(MEASURES, measure.name)} needs the spans {quoted(spans)}; wanted their names"
-        )
-    for name, value in parameters.items():
-        # Booleans, whole numbers, floats and text
-        if np.asarray(value).dtype.kind not in "biufU":
-            raise InputError(
-                f"{called(MEASURES, measure.name)} has a {type(value).__name__} as parameter "
-                f"{name}; wanted numbers or words"
-            )
 
 
 def merge(parts: Sequence[Statistics]) -> Statistics:

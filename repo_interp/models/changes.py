@@ -24,8 +24,8 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from repo_interp.models.attention import PARTS
 from repo_interp.models.decoder import Decoder
+from repo_interp.models.scheme_parts import PARTS
 from repo_interp.models.tables import TABLE
 from repo_interp.runtime.memory import SHARED, memory_for
 

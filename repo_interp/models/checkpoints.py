@@ -30,12 +30,12 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from repo_interp.checkpoint_files.architectures import native_layout
+from repo_interp.checkpoint_files.architectures import native_layout, tied_parameters
 from repo_interp.checkpoint_files.fields import DTYPES, SpecialTokens
+from repo_interp.checkpoint_files.position_layout import OURS
 from repo_interp.checkpoint_files.readers import reader_for
 from repo_interp.checkpoint_files.stated import (
     HUGGING_FACE,
-    OURS,
     Checkpoint,
     json_object,
     plain_keys,
@@ -51,18 +51,14 @@ from repo_interp.checkpoint_files.weights import (
     is_converted,
     loaded_by_transformers,
     read_weights,
-    tied_parameters,
 )
 from repo_interp.errors import InputError, as_input_errors, one_line, quoted
 from repo_interp.models.adapters import base_of, fitting_changes, merge_adapter
 from repo_interp.models.configuration import (
-    REGISTER,
     RepositionedConfig,
     identify,
     make_config,
-    own_layout_of,
     scaled_configuration,
-    stock_config,
 )
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.dispatch import (
@@ -76,6 +72,7 @@ from repo_interp.models.reposition import (
     reposition,  # noqa: F401 - `ri.reposition` is found here
     with_layout,
 )
+from repo_interp.models.repositioned_config import REGISTER, own_layout_of, stock_config
 from repo_interp.models.text_part import larger_config, text_model
 from repo_interp.positions.layouts import format_layout
 from repo_interp.storage.records import validate

@@ -1,40 +1,32 @@
-"""Make transformers configurations from config.json, and save them for repositioned models.
-
-The configuration of a repositioned model is saved in our format by any code (`repositioned_class`).
-Another library could read all other keys and run plain RoPE, so our format has a number of layers
-that is no number, which makes it fail.
-"""
+"""Make configurations of transformers from config.json, and the content of config.json from them."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
-from transformers.models.auto.configuration_auto import (
-    CONFIG_MAPPING,
-    CONFIG_MAPPING_NAMES,  # pyright: ignore[reportPrivateImportUsage]
-)
 
-from repo_interp.checkpoint_files.architectures import class_name, native_layout, require_family
+from repo_interp.checkpoint_files.architectures import class_name, require_family
 from repo_interp.checkpoint_files.fields import OF_FAMILIES
-from repo_interp.checkpoint_files.options import functions_of
-from repo_interp.checkpoint_files.stated import (
-    COUNTED,
+from repo_interp.checkpoint_files.position_layout import (
     OURS,
-    Checkpoint,
     function_remark,
-    plain_keys,
-    read_checkpoint,
     read_layout,
-    require_decoder,
-    require_keys,
     resolve_layers,
 )
+from repo_interp.checkpoint_files.stated import (
+    Checkpoint,
+    plain_keys,
+    read_checkpoint,
+    require_decoder,
+    require_keys,
+)
 from repo_interp.errors import InputError, as_input_errors, quoted, warn
+from repo_interp.models import repositioned_config
+from repo_interp.models.repositioned_config import repositioned
 from repo_interp.storage.records import abbreviate
 
 
@@ -134,27 +126,6 @@ class RepositionedConfig(PretrainedConfig):
         return (config, kwargs) if return_unused else config
 
 
-def repositioned(
-    config: PretrainedConfig, schemes: tuple[str, ...], options: Mapping[str, Any]
-) -> None:
-    """Make a configuration, in place, that of a repositioned decoder.
-
-    Args:
-        config: Configuration; it is written in our format from now on.
-        schemes: Scheme by layer.
-        options: Options of schemes by name.
-    """
-    # Not a new object: modules of the decoder reference this one, and the user may set attributes
-    # on it.
-    config.__class__ = repositioned_class(config.model_type)
-    functions = functions_of(schemes)
-    config.position_layout = {
-        "layers": list(schemes),
-        **options,
-        **({"functions": functions} if functions else {}),
-    }
-
-
 def written_configuration(decoder: Any) -> dict[str, Any]:
     """Return the content of config.json for a repositioned model.
 
@@ -172,85 +143,6 @@ def written_configuration(decoder: Any) -> dict[str, Any]:
     config.pop("_name_or_path", None)
     # Infinity is no JSON, and limits of state space layers are infinite.
     return PretrainedConfig._encode_special_floats(config)
-
-
-def stock_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Copy a configuration as the stock decoder's, without a layout.
-
-    Args:
-        config: Configuration of a repositioned model.
-
-    Returns:
-        The copy.
-    """
-    stock = copy.deepcopy(config)
-    # Not built anew: a constructor of a family may change its arguments, and fills in others.
-    stock.__class__ = CONFIG_MAPPING[config.model_type]
-    stock.__dict__.pop("position_layout", None)
-    return stock
-
-
-def own_layout_of(config: PretrainedConfig) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Read the layout of a repositioned model's configuration.
-
-    Args:
-        config: Configuration of a repositioned model.
-
-    Returns:
-        Scheme by layer, and options by name.
-    """
-    return read_layout(
-        {"position_layout": config.position_layout}, config.num_hidden_layers, "the configuration"
-    )
-
-
-REGISTER: list[Callable[[type[PretrainedConfig]], None]] = []
-"""Called with every class that `repositioned_class` makes: `checkpoints` gives it to Auto classes.
-"""
-
-
-@cache
-def repositioned_class(family: str) -> type[PretrainedConfig]:
-    """Derive the family's configuration class that writes our format.
-
-    A layout that is the stock decoder's is written as a stock checkpoint.
-
-    Args:
-        family: The `model_type`.
-
-    Returns:
-        The class, registered with Auto classes.
-    """
-    stock = CONFIG_MAPPING[family]
-
-    def to_dict(self: PretrainedConfig) -> dict[str, Any]:
-        raw = stock.to_dict(self)
-        given = raw.get("position_layout") or {"layers": native_layout(self)}
-        if tuple(given["layers"]) == native_layout(self):
-            raw.pop("position_layout", None)
-            return raw
-        return raw | {"model_type": OURS, "base_model_type": family, "num_hidden_layers": COUNTED}
-
-    name = f"Repositioned{stock.__name__}"
-    made = type(
-        name,
-        (stock,),
-        {"to_dict": to_dict, "__module__": __name__, "__doc__": f"{stock.__name__} with a layout."},
-    )
-    for register in REGISTER:
-        register(made)
-    return made
-
-
-def __getattr__(name: str) -> Any:
-    """Make a class of `repositioned_class` by its name: configurations are unpickled with it."""
-    stock = name.removeprefix("Repositioned")
-    families = [
-        family for family, kind in CONFIG_MAPPING_NAMES.items() if kind == stock and stock != name
-    ]
-    if families:
-        return repositioned_class(families[0])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def make_config(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
@@ -273,3 +165,8 @@ def make_config(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
         config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     require_decoder(raw, config, source)
     return config
+
+
+def __getattr__(name: str) -> Any:
+    """Find a class of configurations that an earlier version pickled by this module's name."""
+    return getattr(repositioned_config, name)

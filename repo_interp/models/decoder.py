@@ -21,9 +21,10 @@ from torch import nn
 
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.errors import InputError, quoted
-from repo_interp.models.attention import PARTS, RepositionedAttention, scheme_of
+from repo_interp.models.attention import RepositionedAttention, scheme_of
 from repo_interp.models.offloading import device_of
 from repo_interp.models.rotation import depends_on_length, rotaries
+from repo_interp.models.scheme_parts import PARTS
 from repo_interp.models.side_by_side import BatchSize, SideBySide, limit
 from repo_interp.models.tables import TABLE, position_table, positions_in
 from repo_interp.models.wrapped import model_of, unwrapped
@@ -56,6 +57,10 @@ class Origin:
     """
     remarks: str = ""
     """Parts that config.json does not specify, or describes besides the decoder (`Checkpoint`)."""
+    tokenizer_file: Path | None = None
+    """Where its tokenizer.json is, if it has one: that of an adapter's base, or one that checkpoints
+    share.
+    """
 
 
 @dataclass(eq=False, repr=False)

@@ -22,8 +22,8 @@ from accelerate import dispatch_model, infer_auto_device_map
 from accelerate.utils import convert_file_size_to_int, get_max_memory
 from transformers import PreTrainedModel
 
+from repo_interp.checkpoint_files.architectures import tied_parameters
 from repo_interp.checkpoint_files.stored import StoredWeight
-from repo_interp.checkpoint_files.weights import tied_parameters
 from repo_interp.errors import InputError, quoted
 from repo_interp.models.decoder import as_decoder
 

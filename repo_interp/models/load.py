@@ -1,34 +1,31 @@
 """Open a checkpoint as a model or as a TransformerBridge, with its tokenizer and origin.
 
 TransformerLens is imported where a bridge is made, and nowhere else: `analyze` and the commands
-need none, and importing it takes seconds. `load_fresh` and `fresh_twin` give the same decoder and
-layout with freshly drawn weights: the control for claims about training.
+need none, and importing it takes seconds.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import torch
 from transformers import (
-    AutoModelForCausalLM,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from repo_interp.checkpoint_files.shipped import zoo_path
-from repo_interp.errors import InputError, warn
-from repo_interp.models.changes import remember_computation
+from repo_interp.checkpoint_files.architectures import training_length
+from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
+from repo_interp.checkpoint_files.shipped import training_record, zoo_path
+from repo_interp.checkpoint_files.stated import Checkpoint, tokens_of
+from repo_interp.errors import warn
+from repo_interp.models.changes import remember_computation, remember_weights
 from repo_interp.models.checkpoints import LoadOptions, load_model, load_tokenizer
-from repo_interp.models.configuration import identify, own_layout_of, stock_config
-from repo_interp.models.decoder import Decoder, as_decoder
-from repo_interp.models.outputs import parity_errors
-from repo_interp.models.provenance import Origin, origin, remember_origin
-from repo_interp.models.reposition import with_layout
+from repo_interp.models.configuration import identify
+from repo_interp.models.decoder import Decoder, Origin, as_decoder
+from repo_interp.models.parity import require_parity
 from repo_interp.models.rescaling import IdleScaling, scaling_remark
 from repo_interp.models.tokenizing import set_tokenizer
 from repo_interp.runtime.collection import collection_paused
@@ -36,11 +33,8 @@ from repo_interp.runtime.collection import collection_paused
 if TYPE_CHECKING:
     from transformer_lens.model_bridge import TransformerBridge
 
-_TOKENS = 12
-_TOLERANCE, _TOLERANCE_HALF = 5e-3, 0.5
-"""Largest difference of outputs over the largest output: rounding of large logits stays below,
-another window or scale does not.
-"""
+TRAINED = "training.toml"
+"""The file that `repo-interp train` writes into the directory of the weights."""
 
 
 @collection_paused()
@@ -128,6 +122,55 @@ def _open(
     return model, tokenizer, source
 
 
+def origin(
+    checkpoint: Checkpoint,
+    asked_for: str | os.PathLike[str],
+    rope_scaling: Mapping[str, Any] | None = None,
+) -> Origin:
+    """Return the origin of a model that is loaded from a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        asked_for: Path or name that the user gave.
+        rope_scaling: Scaling that replaces the configured one; None: none.
+
+    Returns:
+        Name, digest, training length, directory, scaling and remarks.
+    """
+    directory = Path(asked_for).resolve()
+    if not directory.exists():
+        name = os.fspath(asked_for)
+    # A seed such as "seed-0" is no name.
+    elif (directory / TRAINED).is_file() or training_record(directory):
+        name = f"{directory.parent.name}/{directory.name}"
+    else:
+        name = directory.name
+    scaled = rope_scaling or {}
+    shown = ("rope_type", "type", "factor", "rope_theta")
+    scaling = " ".join(str(scaled[key]) for key in shown if key in scaled)
+    digest, trained = checkpoint_digest(checkpoint.directory), training_length(checkpoint.config)
+    return Origin(
+        name,
+        digest,
+        trained,
+        checkpoint.directory,
+        scaling,
+        checkpoint.remarks,
+        tokens_of(checkpoint.directory) / "tokenizer.json",
+    )
+
+
+def remember_origin(decoder: Decoder, source: Origin) -> None:
+    """Store the origin of a model, and checksums of its weights as the checkpoint's.
+
+    Args:
+        decoder: Decoder of the model.
+        source: The origin.
+    """
+    decoder.origin = source
+    remember_weights(decoder)
+
+
 def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBridge:
     """Open a checkpoint that ships as a TransformerBridge.
 
@@ -143,105 +186,3 @@ def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBr
         InputError: There is no such checkpoint; the message lists all of them.
     """
     return load(zoo_path(name), device, dtype)
-
-
-def require_parity(decoder: Decoder) -> None:
-    """Refuse a model that attends otherwise than measures would see, tried on a few tokens.
-
-    Windows longer than 64 tokens are not reached by them.
-
-    Args:
-        decoder: Decoder of the model.
-
-    Raises:
-        InputError: Outputs of a layer differ from the outputs recomputed from its captured inputs.
-    """
-    layers = decoder.layers
-    # A window is confirmed only by prompts that are longer.
-    windows = [
-        layer.sliding_window
-        for layer in layers
-        if layer.sliding_window is not None and layer.sliding_window <= 64
-    ]
-    # A decoder with a learned table cannot take more tokens than that holds.
-    count = min(
-        max([_TOKENS, *(window + 4 for window in windows)]), decoder.longest_prompt or sys.maxsize
-    )
-    weight = decoder.weight
-    # A stride by a prime spreads the tokens over the vocabulary.
-    tokens = torch.arange(count, device=decoder.device)[None] * 7919 % layers[0].config.vocab_size
-    tolerance = _TOLERANCE if torch.finfo(weight.dtype).bits >= 32 else _TOLERANCE_HALF
-    for layer, error in zip(layers, parity_errors(decoder, tokens), strict=True):
-        # So written, NaN is refused too.
-        if not error <= tolerance:
-            raise InputError(
-                f"layer {layer.layer_idx} ({layer.scheme}) attends otherwise than its "
-                "captured queries, keys and positions say "
-                f"(outputs differ by {error:.2g} of their size): measures would be wrong; "
-                "report it with the checkpoint's config.json"
-            )
-
-
-def load_fresh(
-    path: str | os.PathLike[str], seed: int = 0, device: str = "cpu"
-) -> TransformerBridge:
-    """Open a checkpoint with freshly drawn weights, in float32.
-
-    The state of torch's random numbers stays.
-
-    Args:
-        path: Directory, name of the zoo, or hub id.
-        seed: Seed of the weights.
-        device: Such as "cpu" or "cuda:1".
-
-    Returns:
-        The bridge.
-
-    Raises:
-        InputError: There is no checkpoint at `path`.
-    """
-    from repo_interp.models.bridge import bridge
-
-    checkpoint = identify(path)
-    model = fresh_model(checkpoint.config, checkpoint.layout, checkpoint.options, seed)
-    return bridge(model.to(torch.device(device)).eval(), load_tokenizer(checkpoint))  # pyright: ignore[reportArgumentType]
-
-
-def fresh_twin(decoder: Decoder, seed: int = 0) -> PreTrainedModel:
-    """Build a model like another one, with freshly drawn weights, in float32, on its device.
-
-    The state of torch's random numbers stays.
-
-    Args:
-        decoder: Decoder of the model.
-        seed: Seed of the weights.
-
-    Returns:
-        The twin, in evaluation mode.
-    """
-    config = decoder.owner.config
-    twin = fresh_model(stock_config(config), decoder.schemes, own_layout_of(config)[1], seed)
-    return twin.to(decoder.device).eval()  # pyright: ignore[reportArgumentType]
-
-
-def fresh_model(
-    config: PretrainedConfig, schemes: Sequence[str], options: Mapping[str, Any], seed: int
-) -> PreTrainedModel:
-    """Build a repositioned model with freshly drawn weights, in float32.
-
-    The state of torch's random numbers stays.
-
-    Args:
-        config: Configuration of the stock decoder.
-        schemes: Scheme of every layer.
-        options: Choices within schemes.
-        seed: Seed of the weights.
-
-    Returns:
-        The model.
-    """
-    # Adding a control must not change the random numbers of the caller's experiment.
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        return with_layout(model, ",".join(schemes), **options)

@@ -15,18 +15,17 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs, join_sinks, weights_of
+from repo_interp.inputs import join_sinks, weights_of
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.capture import capture
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.lasting import called_at
 from repo_interp.models.layer_pass import Content
 from repo_interp.models.rotation_numbers import rows_of
 from repo_interp.positions.assigners import TokenIndex
-from repo_interp.positions.logits import cap_logits, exact
+from repo_interp.positions.logits import cap_logits
 from repo_interp.positions.rotary import expand_heads
 
 
@@ -69,52 +68,6 @@ def attention_values(
         receive(attention.layer_idx, values)
 
     return called_at(decoder, "values", hand_on)
-
-
-def parity_errors(decoder: Decoder, tokens: Int[Tensor, "1 token"]) -> list[float]:
-    """Compare attention's outputs with outputs recomputed from the captured inputs.
-
-        o_i = sum_j softmax_j(W_ij) v_j
-
-    W are `AttentionInputs.logits`: scale, window, soft cap, positions, added logits. Costs a
-    forward pass and maps of these tokens, one layer at a time.
-
-    Args:
-        decoder: Decoder of the model.
-        tokens: Token ids [1, token].
-
-    Returns:
-        By layer, the largest difference over the largest output.
-    """
-    values: dict[int, Tensor] = {}
-    expected: dict[int, Tensor] = {}
-    errors: dict[int, float] = {}
-
-    def receive_inputs(inputs: AttentionInputs) -> None:
-        # The whole map, for a few tokens of one layer.
-        # [prompt, head, row, key]
-        pattern = inputs.pattern(torch.arange(tokens.shape[1], device=tokens.device))
-        # `pop` frees a layer's tensors at once: of all layers they would be as large as a cache.
-        of_heads = expand_heads(exact(values.pop(inputs.layer)), inputs.heads)
-        expected[inputs.layer] = (pattern.to(of_heads.dtype) @ of_heads).transpose(1, 2).flatten(2)
-
-    def receive_outputs(layer: int, outputs: Tensor) -> None:
-        # A layer reports values, then inputs, then outputs, so both sides are available now.
-        remade = expected.pop(layer)
-        errors[layer] = float(
-            (outputs - remade).abs().amax()
-            / remade.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
-        )
-
-    with attention_values(decoder, values.__setitem__), attention_outputs(decoder, receive_outputs):
-        capture(
-            decoder,
-            tokens,
-            torch.ones_like(tokens, dtype=torch.bool),
-            torch.zeros(1, dtype=torch.long),
-            receive_inputs,
-        )
-    return [errors[layer] for layer in sorted(errors)]
 
 
 @dataclass

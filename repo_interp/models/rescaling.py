@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from repo_interp.checkpoint_files.options import scheme_options
 from repo_interp.errors import Note
-from repo_interp.models.attention import RepositionedAttention, SchemeParts
-from repo_interp.models.configuration import own_layout_of
+from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.layer_probe import differ, draw_content
+from repo_interp.models.repositioned_config import own_layout_of
+from repo_interp.models.scheme_parts import SchemeParts
 from repo_interp.models.schemes import SchemeBuilder
 from repo_interp.positions.layouts import format_layout
 

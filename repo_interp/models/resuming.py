@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repo_interp.models.capture import entering
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.lasting import at_rest
+from repo_interp.models.observing import entering
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from repo_interp.checkpoint_files.architectures import tied_parameters
 from repo_interp.checkpoint_files.directories import is_of_checkpoint
 from repo_interp.checkpoint_files.stored import file_key
-from repo_interp.checkpoint_files.weights import tied_parameters
 from repo_interp.errors import InputError, quoted
 from repo_interp.models.checkpoints import empty_model
-from repo_interp.models.configuration import own_layout_of, stock_config, written_configuration
+from repo_interp.models.configuration import written_configuration
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import require_weights
 from repo_interp.models.offloading import is_offloaded
 from repo_interp.models.reposition import layout
+from repo_interp.models.repositioned_config import own_layout_of, stock_config
 from repo_interp.models.wrapped import unwrapped
 from repo_interp.storage.files import (
     is_left_behind,

@@ -18,8 +18,8 @@ from repo_interp.entry_points import SCHEMES as SCHEME_GROUP
 from repo_interp.entry_points import called, find
 from repo_interp.errors import InputError
 from repo_interp.installed_points import installed_points, register
-from repo_interp.models.attention import PARTS, SchemeParts
 from repo_interp.models.rotation import Rotation
+from repo_interp.models.scheme_parts import PARTS, SchemeParts
 from repo_interp.positions.layouts import SCHEMES
 
 

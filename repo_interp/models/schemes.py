@@ -35,8 +35,8 @@ from transformers import PretrainedConfig
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.options import SchemeOptions
 from repo_interp.errors import InputError
-from repo_interp.models.attention import SchemeParts
 from repo_interp.models.rotation import Rotation, of_chosen
+from repo_interp.models.scheme_parts import SchemeParts
 from repo_interp.models.scheme_registry import foreign_parts
 from repo_interp.positions import hope
 from repo_interp.positions.assigners import (

@@ -13,9 +13,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from repo_interp.errors import Taken
+from repo_interp.storage.files import LOCK
 
-LOCK = ".lock"
-"""Name of the file in a claimed directory by which others see that it is."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 

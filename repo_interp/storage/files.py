@@ -26,8 +26,9 @@ from platformdirs import user_cache_path
 
 from repo_interp.errors import InputError, quoted
 from repo_interp.runtime.launcher import launched, machine
-from repo_interp.storage.claims import LOCK
 
+LOCK = ".lock"
+"""Name of the file in a claimed directory by which others see that it is."""
 LEFT_BEHIND = (".unfinished", ".previous")
 """Ends of the names, which begin with a dot, of remainders of a killed process."""
 _TOLD_IN_RUST = re.compile(r"\(os error (\d+)\)|\bOs \{ code: (\d+)")

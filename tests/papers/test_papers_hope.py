@@ -53,7 +53,8 @@ from repo_interp.cli import main
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
 from repo_interp.measures.positions import Positions
-from repo_interp.models.load import load, load_fresh
+from repo_interp.models.fresh_weights import load_fresh
+from repo_interp.models.load import load
 from repo_interp.models.reposition import reposition
 from repo_interp.models.saving import save
 

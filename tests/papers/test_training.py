@@ -47,7 +47,7 @@ from repo_interp.errors import InputError, Unfinished
 from repo_interp.experiments.responses import to_question
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.load import load_fresh
+from repo_interp.models.fresh_weights import load_fresh
 from repo_interp.models.reposition import layout, mix_with_index, with_layout
 from repo_interp.tasks import Batch, make_task
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import repo_interp as ri
 from repo_interp import installed_points
-from repo_interp.models.attention import SchemeParts
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.scheme_parts import SchemeParts
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.biases import ALiBi
 from repo_interp.positions.logits import PositionLogits, exact

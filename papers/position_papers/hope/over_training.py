@@ -47,11 +47,11 @@ from position_papers.kit import (
 from position_papers.kit.paper_directory import plain
 from position_papers.training.trained import trained_configuration
 from repo_interp.checkpoint_files.architectures import training_length
+from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
 from repo_interp.errors import InputError
 from repo_interp.measures.labels import described
 from repo_interp.models.checkpoints import identify
 from repo_interp.models.load import load
-from repo_interp.models.provenance import checkpoint_digest
 from repo_interp.run import read_netcdf, write_netcdf
 
 FILE = "steps.nc"

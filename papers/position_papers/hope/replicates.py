@@ -36,7 +36,8 @@ from repo_interp.analysis.analyze import stream
 from repo_interp.errors import InputError
 from repo_interp.measures.components import Components
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.load import load, load_fresh
+from repo_interp.models.fresh_weights import load_fresh
+from repo_interp.models.load import load
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.random_tokens import Kind, drawn, random_token_prompts
 from repo_interp.values import Count, CountOrNone, Seed

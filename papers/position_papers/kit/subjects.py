@@ -31,11 +31,12 @@ from position_papers.zoo_directory import DIRECTORY, recorded_at
 from repo_interp.analysis.trained_task import trained_name, trained_task
 from repo_interp.checkpoint_files import shipped
 from repo_interp.checkpoint_files.architectures import training_length
+from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
 from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import identify, load_tokenizer
-from repo_interp.models.load import load, load_fresh
-from repo_interp.models.provenance import checkpoint_digest
+from repo_interp.models.fresh_weights import load_fresh
+from repo_interp.models.load import load
 from repo_interp.positions.layouts import LEARNED, format_layout
 from repo_interp.tasks import Prompt, Task, make_task, niah
 

@@ -25,7 +25,8 @@ from repo_interp.analysis.notes import SilentMeasure
 from repo_interp.checkpoint_files.stated import tokens_of
 from repo_interp.errors import InputError
 from repo_interp.measures.statistics import Measure
-from repo_interp.models.load import load, load_fresh
+from repo_interp.models.fresh_weights import load_fresh
+from repo_interp.models.load import load
 from repo_interp.plugins.fake_distance.fake_distance import FakeDistance
 from repo_interp.plugins.fake_distance.maps import Maps
 from repo_interp.plugins.rotation.rotation import Rotation

@@ -39,7 +39,7 @@ from position_papers.position_generalization.measured import MODEL, SOURCE, Opti
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.labels import described
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.load import load_fresh
+from repo_interp.models.fresh_weights import load_fresh
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plugins.three_axis.three_axis import ThreeAxis

@@ -70,8 +70,8 @@ def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, s
         origin["peft"] = version("peft")
     if configuration.continue_from:
         # Reading records, as `zoo` does, needs no torch.
+        from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
         from repo_interp.models.checkpoints import identify
-        from repo_interp.models.provenance import checkpoint_digest
 
         origin["continued_from"] = checkpoint_digest(
             identify(configuration.continue_from).directory

@@ -30,7 +30,7 @@ from repo_interp.experiments.grid import Grid
 from repo_interp.measures.fitting import Layers
 from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import Decoder, as_decoder
-from repo_interp.models.load import fresh_twin
+from repo_interp.models.fresh_weights import fresh_twin
 from repo_interp.plugins.head_tables.head_columns import add_columns
 from repo_interp.plugins.heads.head_names import RULES, Scores, joined, name_heads, null_of
 from repo_interp.plugins.heads.head_scores import (

@@ -23,8 +23,8 @@ import torch
 import transformers
 
 from repo_interp.errors import InputError, warn
-from repo_interp.models.configuration import own_layout_of, stock_config
 from repo_interp.models.decoder import Decoder
+from repo_interp.models.repositioned_config import own_layout_of, stock_config
 from repo_interp.storage.files import cache_directory
 from repo_interp.storage.store import POINTS, Damaged
 

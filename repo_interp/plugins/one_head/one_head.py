@@ -40,8 +40,9 @@ from repo_interp.measures.kernels.heads import WHOLE_PATTERN
 from repo_interp.measures.kernels.logit_sums import logit_sums
 from repo_interp.measures.kernels.solvers import Axes
 from repo_interp.measures.labels import described, described_group
-from repo_interp.models.capture import decode, observing, require_finite
+from repo_interp.models.capture import decode
 from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.models.observing import observing, require_finite
 from repo_interp.plugins.three_axis.axis_fit import (
     AdditivePairs,
     additive_pairs,

@@ -39,11 +39,12 @@ from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.defaults import choose, resolve_measures
 from repo_interp.analysis.job import Job, results_of
 from repo_interp.errors import InputError, warn
-from repo_interp.measures.statistics import Measure, as_measure
+from repo_interp.measures.border import as_measure
+from repo_interp.measures.statistics import Measure
 from repo_interp.models.decoder import as_decoder, require_model
 from repo_interp.models.lasting import patch_attribute
-from repo_interp.models.load import require_parity
 from repo_interp.models.offloading import device_of
+from repo_interp.models.parity import require_parity
 from repo_interp.models.reposition import with_layout
 from repo_interp.models.wrapped import model_of
 from repo_interp.plots.findings import findings

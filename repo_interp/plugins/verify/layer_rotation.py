@@ -27,15 +27,8 @@ from repo_interp.checkpoint_files.architectures import native_layout
 from repo_interp.models.attention_modules import attention_modules
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.identity_tables import identity_tables
-from repo_interp.models.rotation import (
-    Source,
-    find_pairs,
-    length_factor,
-    replica,
-    rotaries,
-    run_replica,
-    source_of,
-)
+from repo_interp.models.rotation import Source, rotaries, source_of
+from repo_interp.models.rotation_probe import find_pairs, length_factor, replica, run_replica
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Radians: a larger error is a finding."""

@@ -10,7 +10,7 @@ import torch
 from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM
 
-from repo_interp.models.rotation import find_pairs, replica
+from repo_interp.models.rotation_probe import find_pairs, replica
 from repo_interp.plugins.verify.layer_rotation import (
     LayerRotation,
     first_distance,

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError
-from repo_interp.models.rotation import Source, replica, run_replica
+from repo_interp.models.rotation import Source
+from repo_interp.models.rotation_probe import replica, run_replica
 from repo_interp.plugins.verify.layer_rotation import (
     TOLERANCE,
     LayerRotation,

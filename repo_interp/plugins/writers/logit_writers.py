@@ -37,8 +37,9 @@ from repo_interp.analysis.coercion import Prompts, indexed_prompts
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, select_heads
 from repo_interp.measures.labels import described_group
-from repo_interp.models.capture import decode, observing
+from repo_interp.models.capture import decode
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.observing import observing
 from repo_interp.plugins.one_head.one_head import explain_logit
 from repo_interp.plugins.paths.direct_path import Norm, norm_hook
 from repo_interp.plugins.writers.at_means import component_name

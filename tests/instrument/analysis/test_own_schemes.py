@@ -11,9 +11,9 @@ from refusals import refused
 
 import repo_interp as ri
 from repo_interp.analysis.notes import SilentMeasure
-from repo_interp.models.attention import SchemeParts
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.layer_probe import differs_by_pair, logits_by_content
+from repo_interp.models.scheme_parts import SchemeParts
 
 TOKENS = torch.randint(3, 64, (2, 40), generator=torch.Generator().manual_seed(1)).tolist()
 OF_LAYERS = ("components", "three_axis", "fake_distance", "rotation", "stability", "symbols")

@@ -199,7 +199,7 @@ def test_build_is_called_as_its_file_and_files_stand_in_lists(folder):
 
 def parts_of(rate):
     def build(builder, rotation, d_head):
-        from repo_interp.models.attention import SchemeParts
+        from repo_interp.models.scheme_parts import SchemeParts
         from repo_interp.positions.assigners import TokenIndex
 
         return SchemeParts("", TokenIndex(), rate * rotation.frequencies)

@@ -25,8 +25,9 @@ from repo_interp import entry_points
 from repo_interp.analysis.faults import fault_in
 from repo_interp.entry_points import OWN
 from repo_interp.inputs import select_heads, select_prompts
+from repo_interp.measures.border import as_measure
 from repo_interp.measures.measure_catalogue import measure_named, measure_names
-from repo_interp.measures.statistics import as_measure, merge, of_training_length
+from repo_interp.measures.statistics import merge, of_training_length
 
 MEASURES = tuple(
     name for name in measure_names() if not as_measure(measure_named(name)).needs.predictions

@@ -12,17 +12,11 @@ from refusals import refused
 
 import repo_interp as ri
 from repo_interp.experiments import Experiment, Plan
+from repo_interp.measures.border import as_measure
 from repo_interp.measures.kernels.logit_sums import LogitSums, logit_sums
 from repo_interp.measures.labels import described, of_layer
 from repo_interp.measures.measure_catalogue import measure_named
-from repo_interp.measures.statistics import (
-    Measure,
-    Needs,
-    Statistics,
-    as_measure,
-    merge,
-    of_training_length,
-)
+from repo_interp.measures.statistics import Measure, Needs, Statistics, merge, of_training_length
 from repo_interp.tasks import Prompt
 
 

@@ -24,9 +24,9 @@ from repo_interp.checkpoint_files.shipped import shipped_names
 from repo_interp.checkpoint_files.weights import loaded_by_transformers
 from repo_interp.cli import main
 from repo_interp.errors import Note
-from repo_interp.models.attention import SchemeParts
 from repo_interp.models.configuration import identify
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.scheme_parts import SchemeParts
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.tasks.prompt import Prompt
 

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from repo_interp.models import provenance
-from repo_interp.models.provenance import checkpoint_digest
+from repo_interp.checkpoint_files import checkpoint_digest as digests
+from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
 from repo_interp.storage.files import cache_directory
 
 
@@ -14,12 +14,12 @@ from repo_interp.storage.files import cache_directory
 def directory(tmp_path, monkeypatch):
     """A checkpoint that is just large enough in a new cache; its clock counts as settled at once."""
     monkeypatch.setenv("REPO_INTERP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(provenance, "SETTLED", 0)
-    monkeypatch.setattr(provenance, "KEPT", 1 << 16)
+    monkeypatch.setattr(digests, "SETTLED", 0)
+    monkeypatch.setattr(digests, "KEPT", 1 << 16)
     place = tmp_path / "checkpoint"
     place.mkdir()
     (place / "config.json").write_text("{}")
-    (place / "model.safetensors").write_bytes(bytes(provenance.KEPT))
+    (place / "model.safetensors").write_bytes(bytes(digests.KEPT))
     return place
 
 
@@ -61,9 +61,9 @@ def test_another_configuration_has_another_digest(directory):
 
 
 def test_nothing_is_kept_of_small_files_and_of_those_just_written(directory, monkeypatch):
-    monkeypatch.setattr(provenance, "SETTLED", 10**15)
+    monkeypatch.setattr(digests, "SETTLED", 10**15)
     assert checkpoint_digest(directory) == expected(directory)
-    monkeypatch.setattr(provenance, "SETTLED", 0)
-    (directory / "model.safetensors").write_bytes(bytes(provenance.KEPT - 1))
+    monkeypatch.setattr(digests, "SETTLED", 0)
+    (directory / "model.safetensors").write_bytes(bytes(digests.KEPT - 1))
     assert checkpoint_digest(directory) == expected(directory)
     assert not kept()

@@ -27,7 +27,7 @@ from repo_interp.models.capture import decode
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily, pad_left
 from repo_interp.models.reposition import with_layout
-from repo_interp.models.rotation import Prober
+from repo_interp.models.rotation_probe import Prober
 from repo_interp.plugins.causes.effects import Effects
 from repo_interp.plugins.lengths.perturbation import Perturbation
 from repo_interp.tasks.prompt import Prompt

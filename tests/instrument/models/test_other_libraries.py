@@ -15,13 +15,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM
 
 import repo_interp as ri
+from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
+from repo_interp.checkpoint_files.position_layout import COUNTED
 from repo_interp.checkpoint_files.shipped import shipped_directories, zoo_path
-from repo_interp.checkpoint_files.stated import COUNTED
 from repo_interp.models.adapter_training import attach, save_adapter
 from repo_interp.models.adapters import base_reference
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.configuration import identify
-from repo_interp.models.provenance import checkpoint_digest
 
 PROGRAM = """
 import json, sys, warnings

@@ -18,8 +18,8 @@ from torch.nn.functional import logsigmoid, softplus
 from torch.testing import assert_close
 
 import repo_interp as ri
-from repo_interp.models.attention import SchemeParts
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.scheme_parts import SchemeParts
 from repo_interp.positions.assigners import RememberingAssigner, TokenIndex
 from repo_interp.positions.logits import PositionLogits, exact
 from repo_interp.positions.rotary import expand_heads

@@ -20,11 +20,11 @@ import repo_interp as ri
 from repo_interp.measures.kernels.heads import reduced
 from repo_interp.measures.kernels.rotary_components import ComponentSums
 from repo_interp.measures.measure_catalogue import measure_names
-from repo_interp.models.attention import SchemeParts
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.layer_probe import logits_by_content
 from repo_interp.models.rescaling import IdleScaling
+from repo_interp.models.scheme_parts import SchemeParts
 from repo_interp.plugins.verify.audit import audit
 from repo_interp.positions.assigners import LearnedPositions, RememberingAssigner, TokenIndex
 from repo_interp.positions.logits import PositionLogits, exact

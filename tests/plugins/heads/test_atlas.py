@@ -18,7 +18,7 @@ import repo_interp as ri
 from repo_interp.analysis.publication import NO_PARQUET, claim_results, write_table
 from repo_interp.experiments import Atlas
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.load import fresh_twin
+from repo_interp.models.fresh_weights import fresh_twin
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.view_catalogue import tables
 from repo_interp.plugins.head_tables.head_columns import add_columns

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp import interventions as iv
-from repo_interp.models.capture import observing
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.observing import observing
 
 MODELS = {
     "llama": lambda: ri.reposition(tiny("llama"), "rope"),
