@@ -38,8 +38,8 @@ from repo_interp.explorer.session_edits import (
     Edit,
     Index,
     as_tuple,
+    count_rotating_pairs,
     parameter_of,
-    rotating_pairs,
 )
 from repo_interp.explorer.steps import Steps
 from repo_interp.measures.kernels.mirror import MEANING
@@ -272,7 +272,7 @@ class Explored:
                     "name": scheme_name(schemes[attention.layer_idx]),
                     "colour": scheme_colour(schemes[attention.layer_idx]),
                     "heads": attention.heads,
-                    "pairs": rotating_pairs(attention),
+                    "pairs": count_rotating_pairs(attention),
                     "refused": {
                         kind: Edit(kind=kind, layer=attention.layer_idx, value=value).refusal(
                             self.bridge

@@ -89,7 +89,7 @@ def assets() -> Mapping[str, bytes]:
     return {part.name: part.read_bytes() for part in parts} | {"plotly.js": get_plotlyjs().encode()}
 
 
-class Turns:
+class AnswerQueue:
     """One answer at a time, and only to the newest message of each page and kind."""
 
     def __init__(self) -> None:
@@ -147,7 +147,9 @@ class Turns:
             return await run_in_threadpool(work)
 
 
-def application(explored: Explored, token: str, port: int, turns: Turns | None = None) -> Starlette:
+def application(
+    explored: Explored, token: str, port: int, turns: AnswerQueue | None = None
+) -> Starlette:
     """Make the application that answers below the path /TOKEN/.
 
     Args:
@@ -160,7 +162,7 @@ def application(explored: Explored, token: str, port: int, turns: Turns | None =
         The application.
     """
     names = {f"{name}:{port}" for name in (HOST, "localhost")}
-    origins, turns = {f"http://{name}" for name in names}, turns or Turns()
+    origins, turns = {f"http://{name}" for name in names}, turns or AnswerQueue()
 
     def refusal(request: Request) -> Response | None:
         # Against DNS rebinding: a foreign name that points to 127.0.0.1 is not answered
@@ -278,7 +280,7 @@ def listening(port: int | None) -> socket.socket:
 class _Server(uvicorn.Server):
     """A server that an interruption ends without a word about the answers that it cuts off."""
 
-    def __init__(self, config: uvicorn.Config, turns: Turns) -> None:
+    def __init__(self, config: uvicorn.Config, turns: AnswerQueue) -> None:
         super().__init__(config)
         self._turns = turns
 
@@ -301,7 +303,7 @@ def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Serv
     Returns:
         The server.
     """
-    turns = Turns()
+    turns = AnswerQueue()
     app = application(explored, token, place.getsockname()[1], turns)
     settings = uvicorn.Config(
         app,

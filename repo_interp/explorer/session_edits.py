@@ -272,7 +272,7 @@ class Edit(BaseModel):
         # Only the first layer is checked here: the others are checked when the context is entered
         (attention,) = as_decoder(model).attentions([self.first_layer])
         heads = list(self.heads or ((self.first_layer, head) for head in range(attention.heads)))
-        count = rotating_pairs(attention)
+        count = count_rotating_pairs(attention)
         if self.pairs is not None:
             require_rotation(attention)
             if max(self.pairs) >= count:
@@ -323,7 +323,7 @@ def parameter_of(kind: str) -> tuple[str, bool]:
     return asked.name if asked.name in Edit.model_fields else "value", asked.default is MISSING
 
 
-def rotating_pairs(attention: RepositionedAttention) -> int:
+def count_rotating_pairs(attention: RepositionedAttention) -> int:
     """Count the rotary pairs of a layer that rotate.
 
     Args:

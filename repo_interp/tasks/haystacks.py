@@ -96,7 +96,7 @@ class NeedleQuestion:
     @property
     def asked(self) -> str:
         """The keys as the question names them."""
-        return joined(self.queries)
+        return join_names(self.queries)
 
     def distractor(self, rng: random.Random) -> Needle:
         """Draw another needle, with a key and a value that no needle of the question has.
@@ -113,7 +113,7 @@ class NeedleQuestion:
         return Needle(self.value_type, key, value, None)
 
 
-def joined(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Join names as English does: a; a and b; a, b, and c.
 
     Args:

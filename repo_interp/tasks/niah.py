@@ -40,7 +40,13 @@ from jaxtyping import Float
 
 from repo_interp.errors import InputError, quoted
 from repo_interp.tasks.essay import essay as essay_text
-from repo_interp.tasks.haystacks import HAYSTACKS, Haystack, NeedleQuestion, draw_question, joined
+from repo_interp.tasks.haystacks import (
+    HAYSTACKS,
+    Haystack,
+    NeedleQuestion,
+    draw_question,
+    join_names,
+)
 from repo_interp.tasks.prompt import GENERATED, Prompt
 from repo_interp.tasks.prompt.text import (
     MarkedText,
@@ -158,7 +164,7 @@ def niah(
         marked, depths = _write(question, haystack, size, spoken)
         if answer == "reference":
             # The space belongs to the answer: most tokenizers join it to the first word
-            marked.add(" " + joined(question.references), GENERATED)
+            marked.add(" " + join_names(question.references), GENERATED)
         attributes = {
             "task": "niah",
             "variant": variant,

@@ -62,7 +62,7 @@ from repo_interp.measures.labels import described
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plugins.cope.gates import KINDS, Gates
-from repo_interp.plugins.cope.view import draw_gates, draw_map
+from repo_interp.plugins.cope.view import draw_attention_map, draw_gates
 from repo_interp.values import Count
 
 WITHIN = (
@@ -359,7 +359,7 @@ def position_attention_and_gates(data: xr.Dataset, title: str) -> PaperFigure:
     attention, gates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     separators = data["separator"].values == 1
     values = data["position_attention"].transpose("query", "key").values
-    image = draw_map(
+    image = draw_attention_map(
         attention,
         np.where(np.tri(*values.shape, dtype=bool), values, np.nan),
         np.flatnonzero(separators),

@@ -61,7 +61,7 @@ from repo_interp.plots.marks.head_map import (
     layer_table,
 )
 from repo_interp.plots.marks.line_chart import Lines
-from repo_interp.plots.marks.map_chart import Maps
+from repo_interp.plots.marks.map_chart import RunMaps
 from repo_interp.plots.marks.panels import MISSING, Panels, colour_map, draw_cells
 from repo_interp.plots.marks.reading import (
     BACKGROUND,

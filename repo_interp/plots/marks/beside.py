@@ -20,14 +20,14 @@ import xarray as xr
 from repo_interp.plots.marks.arrays import over_prompts
 from repo_interp.plots.marks.dot_chart import Dots
 from repo_interp.plots.marks.line_chart import LINE_COLOURS, Lines
-from repo_interp.plots.marks.map_chart import Maps
+from repo_interp.plots.marks.map_chart import RunMaps
 from repo_interp.plots.marks.reading import names_along
 from repo_interp.plots.marks.runs import Runs, runs_with_values
 
 
 def charts_of(
     name: str, array: xr.DataArray, runs: Runs, live: bool = False
-) -> Iterator[Lines | Dots | Maps]:
+) -> Iterator[Lines | Dots | RunMaps]:
     """Choose charts for an array of several runs by the rule of this module.
 
     Bars are drawn between coordinates `low` and `high`.
@@ -77,7 +77,7 @@ def _charts(
     heads: list[str],
     names: list[Hashable],
     numbers: list[Hashable],
-) -> Iterator[Lines | Dots | Maps]:
+) -> Iterator[Lines | Dots | RunMaps]:
     """The charts, with the ends of their names and captions."""
     if not names and not numbers and not heads:
         # One number per run: an axis with one name, so that dots can show it
@@ -95,10 +95,10 @@ def _charts(
         head = {str(dim): int(place) for dim, place in squares.argmax(...).items()} if heads else {}
         named = ", ".join(f"{dim} {int(moved[dim][place])}" for dim, place in head.items())
         caption = f". {named}, the head in which the runs differ most"
-        yield Maps(moved.isel(head), runs, named, caption=caption)
+        yield RunMaps(moved.isel(head), runs, named, caption=caption)
     elif not names and not numbers and len(heads) == 2:
         size = f"{values.sizes['layer']} layers of {values.sizes['head']} heads"
-        yield Maps(values, runs, size)
+        yield RunMaps(values, runs, size)
         yield from _over_steps(values, runs, "over_steps")
     elif not names and not numbers and heads == ["layer"]:
         yield Lines(values, runs, "layer")

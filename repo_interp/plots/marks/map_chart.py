@@ -28,7 +28,7 @@ from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 
 
 @dataclass(frozen=True)
-class Maps(Drawing):
+class RunMaps(Drawing):
     """Maps of `values` [run, row, column] on one scale, and differences to the first run.
 
     Differences have another scale.

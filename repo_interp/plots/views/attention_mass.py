@@ -334,7 +334,7 @@ def _table_of_spans(
     return table_of(name, title, shown, f"{rows_in_words(dataset).capitalize()}. {note}")
 
 
-def head_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
+def attention_mass_table(run: xr.DataTree, span: str = "needle", most: int = 20) -> Table:
     """Tabulate the heads with the largest attention mass on a span.
 
     Args:
@@ -379,7 +379,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 def _tables(run: xr.DataTree) -> Iterator[Table]:
     yield from (mass_table(run), share_table(run))
     if (span := ranked_span(run)) is not None:
-        yield head_table(run, span)
+        yield attention_mass_table(run, span)
 
 
 def _lead(run: xr.DataTree) -> str:

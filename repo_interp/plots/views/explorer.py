@@ -49,7 +49,7 @@ NEXT = 64
 """Heads that "Add a head" offers one after the other."""
 
 
-def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
+def explorer_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Prepare the data of the explorer within the budget of the page.
 
     Args:
@@ -269,4 +269,4 @@ def _stretches(numbers: list[int]) -> str:
 
 
 _FILES = files("repo_interp.plots.views")
-EXPLORER = Interactive(_FILES / "explorer.html", _FILES / "explorer.js", embed)
+EXPLORER = Interactive(_FILES / "explorer.html", _FILES / "explorer.js", explorer_data)

@@ -19,8 +19,8 @@ from repo_interp.errors import InputError
 from repo_interp.plots.marks import (
     Chart,
     Finding,
-    Maps,
     Panels,
+    RunMaps,
     Table,
     cells,
     charts_of,
@@ -71,7 +71,7 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
     if runs.steps is None:
         yield from _scores(tree, "scores_mean_score")
     if "score_map" in scores and scores["score_map"].ndim == 3:
-        yield Maps(
+        yield RunMaps(
             scores["score_map"],
             runs,
             name="scores_map",

@@ -114,7 +114,7 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
     separators = pick(dataset["separator"], prompt=prompt).values
     figure = paper_figure(COLUMN_WIDTH, COLUMN_WIDTH * 0.94)
     ax = figure.subplots()
-    shown = draw_map(
+    shown = draw_attention_map(
         ax,
         # Prompts are padded to the longest one of the run.
         values.values[: _count(separators), : _count(separators)],
@@ -130,7 +130,7 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
     return figure
 
 
-def draw_map(ax: Axes, weights: np.ndarray, separators: np.ndarray) -> Any:
+def draw_attention_map(ax: Axes, weights: np.ndarray, separators: np.ndarray) -> Any:
     """Draw weights as an image, with plus signs at separators on the diagonal.
 
     Args:
@@ -304,7 +304,7 @@ def gate_scores(run: xr.DataTree) -> PaperFigure:
     Raises:
         InputError: The run has no gates, or its prompts have neither separators nor segments.
     """
-    chart = score_chart(group(run, "gates"))
+    chart = gate_score_chart(group(run, "gates"))
     if not chart.panels:
         raise InputError(
             "no prompt of this run has separators or segments; give prompts with text, or "
@@ -313,7 +313,7 @@ def gate_scores(run: xr.DataTree) -> PaperFigure:
     return chart.figure()
 
 
-def score_chart(dataset: xr.Dataset) -> HeadDots:
+def gate_score_chart(dataset: xr.Dataset) -> HeadDots:
     """Make the chart of `gate_scores`.
 
     Args:
@@ -361,7 +361,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     The first heads are from `heads_by_gates`. Their maps are drawn if the run has them.
     """
     dataset = group(run, "gates")
-    if (scores := score_chart(dataset)).panels:
+    if (scores := gate_score_chart(dataset)).panels:
         yield scores
     first = int(dataset["prompt"].values[0])
     shown = {"gates": gate_lines}

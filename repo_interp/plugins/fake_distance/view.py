@@ -96,7 +96,7 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     title = f"Sum of the axes, r = {fit_figure.r_of(fit, layer, head)}"
     image = fit_figure.draw_map(beneath, rebuilt, tokens, limits, title, down)
     colour_bar(figure, image, beneath, "logits", pad=0.02, fraction=0.05)
-    figure.suptitle(fit_figure.described(fit, layer, head, tokens, maps), x=0.01, ha="left")
+    figure.suptitle(fit_figure.figure_title(fit, layer, head, tokens, maps), x=0.01, ha="left")
     return figure
 
 

@@ -32,9 +32,9 @@ def outline(file: Path) -> Outline:
     Raises:
         InputError: The file is no GGUF, its family cannot be opened, or its tensors do not fit.
     """
-    from repo_interp.plugins.gguf.tensors import outline
+    from repo_interp.plugins.gguf.tensors import tensor_outline
 
-    return outline(file)
+    return tensor_outline(file)
 
 
 def read(file: Path) -> GGUF:

@@ -26,7 +26,7 @@ _IN_BLOCK = {
 }
 
 
-def outline(file: Path) -> Outline:
+def tensor_outline(file: Path) -> Outline:
     """Read a GGUF file without its values.
 
     Args:

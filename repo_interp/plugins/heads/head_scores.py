@@ -118,7 +118,7 @@ _OF_POSITIONS = SCORES.keys() - ON_RANDOM - OF_ANSWERS - _OF_ROWS
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswerRows:
     """The generated tokens of prompts and their source tokens."""
 
     rows: Int[Tensor, "answer"]
@@ -160,7 +160,7 @@ def repeated_tokens(
     return np.concatenate([before, drawn, drawn], axis=1)
 
 
-def answers_of(prompt: Prompt) -> Answers | None:
+def answers_of(prompt: Prompt) -> AnswerRows | None:
     """Read the generated tokens of a prompt and their sources.
 
     Args:
@@ -187,7 +187,7 @@ def answers_of(prompt: Prompt) -> Answers | None:
     # [answer, key]: keys of the source with the token that is produced
     same = source * (said[:, None] == tokens)
     copied = same.any(-1).sum()
-    return Answers(
+    return AnswerRows(
         # Row i produces token i + 1.
         torch.tensor(generated) - 1,
         said[None],
@@ -278,7 +278,7 @@ def prompt_scores(
 def _alike(
     decoder: Decoder,
     prompts: Sequence[Prompt],
-    answers: Sequence[Answers | None],
+    answers: Sequence[AnswerRows | None],
     passed: Sequence[int],
 ) -> Iterator[list[int]]:
     """Numbers of prompts that share a pass: of one length, with answers in the same rows."""
@@ -293,13 +293,13 @@ def _alike(
         yield from batches(numbers, lengths, replace(limits, prompts=most))
 
 
-def _stacked(answers: Sequence[Answers | None], device: torch.device) -> Answers | None:
+def _stacked(answers: Sequence[AnswerRows | None], device: torch.device) -> AnswerRows | None:
     """Concatenate the answers of prompts with answers in the same rows; None without answers."""
     known = [of_prompt for of_prompt in answers if of_prompt is not None]
     if not known:
         return None
     parts = zip(*((of.tokens, of.source, of.same, of.copied) for of in known), strict=True)
-    return Answers(known[0].rows.to(device), *(torch.cat(part).to(device) for part in parts))
+    return AnswerRows(known[0].rows.to(device), *(torch.cat(part).to(device) for part in parts))
 
 
 def _known(scores: Mapping[str, np.ndarray], asked: Collection[str]) -> dict[str, np.ndarray]:
@@ -352,7 +352,7 @@ def _on_prompts(
     path: DirectPath | None,
     numbers: Sequence[int],
     prompts: Sequence[Prompt],
-    answers: Answers | None,
+    answers: AnswerRows | None,
     content: list[ContentSums],
     most: int,
     top: int,
@@ -438,7 +438,7 @@ def _finish(
     decoder: Decoder,
     path: DirectPath | None,
     hidden: Float[Tensor, "prompt token width"],
-    answers: Answers,
+    answers: AnswerRows,
     moved: Mapping[int, Tensor],
     on_token: Mapping[int, Tensor],
 ) -> dict[tuple[str, int], Float[Tensor, "prompt head"]]:

@@ -114,7 +114,7 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
         The value [kind, l_max, gamma], its loss relative to gamma = 0, and the end of the color
         scale of the loss.
     """
-    cells = over_heads(dataset[value])
+    cells = mean_over_heads(dataset[value])
     # A score falls when perplexity rises, so its loss has the other sign.
     better_up = value == "task_score" and dataset.attrs.get("higher_is_better") == "True"
     worse = (cells.sel(gamma=0.0) - cells if better_up else cells - cells.sel(gamma=0.0)).transpose(
@@ -130,7 +130,7 @@ def worse_than_without(dataset: xr.Dataset, value: str) -> tuple[xr.DataArray, x
     )
 
 
-def over_heads(values: xr.DataArray) -> xr.DataArray:
+def mean_over_heads(values: xr.DataArray) -> xr.DataArray:
     """Average a value over layers and heads where it has them.
 
     Args:
@@ -174,7 +174,7 @@ def perturbation_tables(run: xr.DataTree) -> tuple[Table, ...]:
     dataset = group(run, "perturbation")
     tables = []
     for value in values_to_show(run):
-        values = over_heads(dataset[value])
+        values = mean_over_heads(dataset[value])
         columns = [
             (f"{100 * gamma:g} % moved", values.sel(gamma=gamma))
             for gamma in values["gamma"].values

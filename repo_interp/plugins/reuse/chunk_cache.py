@@ -83,7 +83,7 @@ def cache_of(decoder: Decoder, tokens: Int[Tensor, "token"], start: int = 0) -> 
     found = {number: (one.keys, one.values) for number, one in enumerate(layers)}
     for attention in decoder.layers:
         keys = found.get(attention.layer_idx, (None, None))[0]
-        if keys is None or (turns(attention) and keys.shape[-1] != attention.d_head):
+        if keys is None or (rotates_by_index(attention) and keys.shape[-1] != attention.d_head):
             raise InputError(
                 f"layer {attention.layer_idx} caches no rotated keys of its own (latents, or those "
                 "of an earlier layer), so they cannot be turned"
@@ -91,7 +91,7 @@ def cache_of(decoder: Decoder, tokens: Int[Tensor, "token"], start: int = 0) -> 
     return found
 
 
-def turns(attention: RepositionedAttention) -> bool:
+def rotates_by_index(attention: RepositionedAttention) -> bool:
     """Tell whether cached keys of a layer are rotated by the token index.
 
     Args:
@@ -124,7 +124,9 @@ def turned(
     """
     result, some = dict(cached), slice(first, first + len(by))
     for attention in decoder.layers:
-        if not turns(attention) or (heads is not None and heads[0] != attention.layer_idx):
+        if not rotates_by_index(attention) or (
+            heads is not None and heads[0] != attention.layer_idx
+        ):
             continue
         keys, values = cached[attention.layer_idx]
         which = range(keys.shape[1]) if heads is None else heads[1]

@@ -27,7 +27,7 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.coercion import Prompts
 from repo_interp.errors import InputError, quoted
 from repo_interp.models.decoder import Decoder
-from repo_interp.plugins.reuse.chunk_cache import cache_of, turned, turns
+from repo_interp.plugins.reuse.chunk_cache import cache_of, rotates_by_index, turned
 from repo_interp.plugins.reuse.reuse_cost import checked_reuse, costs, losses_of
 from repo_interp.runtime.console import Console
 from repo_interp.runtime.progress import steps
@@ -74,7 +74,7 @@ def reuse_cost_by_head(
         InputError: As `reuse_cost`; or a layer does not turn keys.
     """
     decoder, given, shift = checked_reuse(model, prompts, chunk, shift)
-    turning = [one.layer_idx for one in decoder.layers if turns(one)]
+    turning = [one.layer_idx for one in decoder.layers if rotates_by_index(one)]
     some = turning if layers is None else list(layers)
     if not some or not {*some} <= {*turning}:
         raise InputError(f"layers are {quoted(layers)}; wanted some of those that turn: {turning}")

@@ -194,10 +194,10 @@ def segment_scores(run: xr.DataTree, kind: str | None = None) -> PaperFigure:
     Raises:
         InputError: The run has no segments of the kind.
     """
-    return score_chart(run, kind).figure()
+    return segment_score_chart(run, kind).figure()
 
 
-def score_chart(run: xr.DataTree, kind: str | None = None) -> HeadDots:
+def segment_score_chart(run: xr.DataTree, kind: str | None = None) -> HeadDots:
     """Make the chart of `segment_scores`.
 
     Args:
@@ -241,7 +241,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     if kind is None:
         return
     for present in dataset["kind"].values[(dataset["segment_count"] > 1).any("prompt").values]:
-        yield score_chart(run, str(present))
+        yield segment_score_chart(run, str(present))
     beyond = _beyond_shuffled(dataset, kind).assign_attrs(
         long_name=f"η² of {kind} minus that of shuffled edges", units="1"
     )

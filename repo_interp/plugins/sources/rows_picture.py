@@ -72,7 +72,7 @@ _MOST = 90
 """Most rows that are drawn; from more rows, evenly spaced ones."""
 
 
-def rows_of(values: xr.DataArray, layers: list[int]) -> list[list[tuple[int, int]]]:
+def heads_by_row(values: xr.DataArray, layers: list[int]) -> list[list[tuple[int, int]]]:
     """List the heads of every row of positions.
 
     Args:
@@ -144,7 +144,7 @@ def rows_of_positions(run: xr.DataTree) -> PaperFigure:
     """
     order, sources = group(run, "patterns")["order"], group(run, "position_sources")
     order = order.transpose("layer", "head", "prompt", "distance")
-    rows = rows_of(order, learned_layers(order))
+    rows = heads_by_row(order, learned_layers(order))
     if len(rows) > _MOST:
         rows = [rows[place] for place in np.linspace(0, len(rows) - 1, _MOST).astype(int)]
     costs = _costs(run)

@@ -79,7 +79,7 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     for ax, (name, values) in zip(middle.subplots(3, 1), axes.items(), strict=True):
         draw_axis(ax, values, colour, name)
         ax.set_title(f"{name} axis", pad=2)
-    figure.suptitle(described(fit, layer, head, tokens, maps), x=0.01, ha="left")
+    figure.suptitle(figure_title(fit, layer, head, tokens, maps), x=0.01, ha="left")
     return figure
 
 
@@ -214,7 +214,7 @@ def r_of(fit: xr.Dataset, layer: int, head: int) -> str:
     return f"{value:.3f}" if np.isfinite(value) else "–"
 
 
-def described(fit: xr.Dataset, layer: int, head: int, tokens: int, maps: xr.Dataset) -> str:
+def figure_title(fit: xr.Dataset, layer: int, head: int, tokens: int, maps: xr.Dataset) -> str:
     """Describe the head and the prompt of a figure, and its pixels.
 
     Args:

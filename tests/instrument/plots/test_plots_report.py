@@ -24,7 +24,7 @@ from repo_interp.plots.pages.frame import json_script
 from repo_interp.plots.view import PageOptions
 from repo_interp.plots.view_catalogue import views_of
 from repo_interp.plots.views.attention_mass import mass_table
-from repo_interp.plots.views.explorer import embed
+from repo_interp.plots.views.explorer import explorer_data
 
 
 class Page(HTMLParser):
@@ -160,22 +160,22 @@ def test_absent_groups_have_no_section_and_an_empty_run_no_page(small, no_pictur
 def test_what_does_not_fit_is_left_out_whole_and_named(tmp_path):
     run = large_run(prompts=4, layers=3, heads=4, tokens=128)
     layer = 4 * 128 * 4 * 4 / 3  # one learned layer in bytes of base64
-    data, (note,) = embed(run, PageOptions(budget=round(5 * layer)))
+    data, (note,) = explorer_data(run, PageOptions(budget=round(5 * layer)))
     assert [one["prompt"] for one in data["prompts"]] == [0, 1]
     assert "2 of 4 prompts are in this page: 0–1" in note and "2–3" in note
-    data, _ = embed(run, PageOptions(prompts=(3, 1)))
+    data, _ = explorer_data(run, PageOptions(prompts=(3, 1)))
     assert [one["prompt"] for one in data["prompts"]] == [3, 1]
-    data, (note,) = embed(run, PageOptions(budget=round(1.5 * layer)))
+    data, (note,) = explorer_data(run, PageOptions(budget=round(1.5 * layer)))
     assert list(data["prompts"][0]["layers"]) == [0, 2] and "its layers 1 are left out" in note
     with pytest.raises(InputError, match="no prompt 9"):
-        embed(run, PageOptions(prompts=(9,)))
+        explorer_data(run, PageOptions(prompts=(9,)))
 
 
 def test_layers_without_positions_are_embedded_as_such(small):
     run = small.copy(deep=True)
     for name in ("position", "position_range"):
         run["positions"][name][:, 0] = np.nan
-    data, _ = embed(run, PageOptions())
+    data, _ = explorer_data(run, PageOptions())
     block = data["prompts"][0]["layers"][0]
     assert np.isnan(unpack_layer(block)).all()
     assert block["global"] == block["focused"] == [None]

@@ -8,7 +8,7 @@ from run_fixture import OFFICIAL
 
 from repo_interp.errors import InputError
 from repo_interp.plots.marks.table import Table
-from repo_interp.plots.views.attention_mass import head_table, mass_table, share_table
+from repo_interp.plots.views.attention_mass import attention_mass_table, mass_table, share_table
 from repo_interp.plots.views.patterns import pattern_table
 from repo_interp.plots.views.ranges import range_table
 
@@ -60,7 +60,7 @@ def test_range_table_has_the_official_extremes(small):
 
 
 def test_head_table_ranks_and_keeps_the_spread_over_prompts(small):
-    table = head_table(small, most=5)
+    table = attention_mass_table(small, most=5)
     masses = [row[4] for row in table.rows]
     assert masses == sorted(masses, reverse=True)
     needle = 100 * small["attention_mass"]["mass"].sel(span="needle")
@@ -69,7 +69,7 @@ def test_head_table_ranks_and_keeps_the_spread_over_prompts(small):
         assert row[4:] == pytest.approx((mass.mean(), mass.min(), mass.max()))
         assert row[0] == place + 1
     with pytest.raises(InputError, match="no span 'haystack'"):
-        head_table(small, span="haystack")
+        attention_mass_table(small, span="haystack")
 
 
 def test_a_notebook_shows_a_table_whatever_its_texts_are():

@@ -13,7 +13,7 @@ from task_tokenizers import tokenizer
 
 from repo_interp.tasks import niah, niah_score, niah_scores
 from repo_interp.tasks.essay import SENTENCE_END, essay
-from repo_interp.tasks.haystacks import DEPTHS, NOISE, joined
+from repo_interp.tasks.haystacks import DEPTHS, NOISE, join_names
 from repo_interp.tasks.niah import VARIANTS
 from repo_interp.tasks.prompt.text import count_tokens, largest_size
 
@@ -72,7 +72,7 @@ def test_ruler_s_facts(variant):
         )[1]
         assert prefix == f" The {noun} for {asked} mentioned in the provided text {be}"
         keys = re.findall(PATTERNS[facts.key_type], asked)
-        assert len(keys) == facts.queries and asked == joined(keys)
+        assert len(keys) == facts.queries and asked == join_names(keys)
         found = tuple(value for key in keys for name, value in needles if name == key)
         assert prompt.answers == found and len(found) == facts.values * facts.queries
         assert prompt.text.endswith(f"{prefix} {joined(prompt.answers)}")
