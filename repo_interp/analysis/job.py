@@ -164,6 +164,11 @@ class Job:
         """Separators and segments of every prompt, where a measure needs them."""
         return structure_for(self.prompts, self.measures, self.decoder.tokenizer)
 
+    @cached_property
+    def prompts_digest(self) -> str:
+        """SHA-256 of the prompts."""
+        return prompts_digest(self.prompts)
+
     @property
     def batches(self) -> list[PaddedBatch]:
         """The prompts in batches, the longest first; none where there is no measure."""
@@ -176,7 +181,7 @@ class Job:
         return {
             **identity(self.decoder),
             "prompts": len(self.prompts),
-            "prompts_digest": prompts_digest(self.prompts),
+            "prompts_digest": self.prompts_digest,
             "prompts_from": self.prompts_from,
             "main_span": main_span(self.prompts) or "",
             **({"does": does} if self.task and (does := self.task.purpose(self.prompts)) else {}),
@@ -193,7 +198,7 @@ class Job:
             sources = {"sources": [prompt.sources for prompt in self.prompts]}
         return {
             **sources,
-            "prompts": prompts_digest(self.prompts),
+            "prompts": self.prompts_digest,
             "measures": {
                 measure.name: parameter_attributes(measure.parameters) for measure in self.measures
             },

@@ -377,15 +377,16 @@ def described_group(
     Returns:
         A Dataset whose variables have the attributes `long_name` and `units`.
     """
+    # Texts must not reach the variables of `values`, of which a new Dataset has copies
     group = (
-        values
+        values.copy()
         if isinstance(values, xr.Dataset)
         else xr.Dataset({name: values[name] for name in texts if name in values}, coordinates)
     )
     # Selected, not put together: variables of one Dataset are aligned, and aligning them again takes
-    # longer than measuring. A copy: texts must not reach the variables of `values`
+    # longer than measuring
     names = [name for name in texts if name in group]
-    made = group[names].copy()
+    made = group[names]
     made.attrs = {}
     for name in made.data_vars:
         long_name, units = label_of(texts[str(name)])

@@ -358,7 +358,7 @@ def _kept(model: nn.Module) -> Callable[[], None]:
 
 @contextmanager
 def _without_functions() -> Iterator[None]:
-    """While this lasts, dir() of a module leaves out methods, parameters and buffers.
+    """While this lasts, dir() of a module lists its hook points, and what its class has but methods.
 
     TransformerLens looks for hook points among all attributes of all modules, twice: a quarter of
     the time in which a bridge is built.
@@ -366,7 +366,9 @@ def _without_functions() -> Iterator[None]:
     plain = nn.Module.__dir__
 
     def listed(self: nn.Module) -> list[str]:
-        return sorted({*_listed_of(type(self)), *self.__dict__, *self._modules})
+        own = {**self.__dict__, **self._modules}
+        hooks = [name for name, value in own.items() if isinstance(value, HookPoint)]
+        return sorted({*_listed_of(type(self)), *hooks})
 
     nn.Module.__dir__ = listed
     try:

@@ -148,14 +148,13 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     Returns:
         Checksums by name.
     """
-    # Tensors of equal length are stacked, so an accelerator computes few sums
+    # Tensors of one shape are stacked, so an accelerator computes few sums
     alike: dict[tuple[Any, ...], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        words = _words(tensor)
-        alike.setdefault((tensor.device, words.dtype, len(words)), {})[name] = words
+        alike.setdefault((tensor.device, tensor.dtype, tensor.shape), {})[name] = tensor
     lines: dict[torch.device, list[tuple[list[str], Tensor]]] = {}
-    for (device, _, count), some in alike.items():
-        at_once = max(1, memory_for(device, SHARED) * _SUMMED // (8 * max(1, count)))
+    for (device, _, shape), some in alike.items():
+        at_once = max(1, memory_for(device, SHARED) * _SUMMED // (8 * max(1, shape.numel())))
         for start in range(0, len(some), at_once):
             names = list(some)[start : start + at_once]
             lines.setdefault(device, []).append((names, _lines([some[name] for name in names])))
@@ -170,23 +169,27 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return {name: found[name] for name in tensors}
 
 
-def _words(tensor: Tensor) -> Int[Tensor, "word"]:
-    """The bits of a tensor as whole numbers, eight bytes each where they are as many."""
-    width, flat = tensor.element_size(), tensor.contiguous().view(-1)
-    wide = flat.nbytes % 8 == 0 and flat.storage_offset() * width % 8 == 0
-    return flat.view(_WHOLE[8 if wide else width])
+def _words(tensors: Tensor) -> Int[Tensor, "tensor word"]:
+    """The bits of stacked tensors as whole numbers, eight bytes each where one has as many."""
+    width, numbers = tensors.element_size(), tensors[0].numel()
+    flat = tensors.contiguous().view(len(tensors), numbers)
+    if numbers * width % 8:
+        return flat.view(_WHOLE[width])
+    return (flat.clone() if flat.storage_offset() * width % 8 else flat).view(torch.int64)
 
 
-def _lines(tensors: Sequence[Int[Tensor, "word"]]) -> Int[Tensor, "tensor number"]:
-    """Sums, and the words beyond the last full block, of tensors of one length."""
+def _lines(tensors: Sequence[Tensor]) -> Int[Tensor, "tensor number"]:
+    """Sums, and the words beyond the last full block, of tensors of one shape."""
     size = _SUMMED * _APART
-    blocks = len(tensors[0]) // size
-    if not blocks:
-        return torch.nn.functional.pad(torch.stack([*tensors]).long(), (_APART, 0))
-    rest = torch.stack([words[blocks * size :] for words in tensors]).long()
+    if tensors[0].numel() < size:
+        return torch.nn.functional.pad(_words(torch.stack([*tensors])).long(), (_APART, 0))
+    # Large ones are read where they are
+    all_words = [_words(tensor[None])[0] for tensor in tensors]
+    blocks = len(all_words[0]) // size
+    rest = torch.stack([words[blocks * size :] for words in all_words]).long()
     new = {"dtype": torch.int64, "device": rest.device}
     sums = torch.empty(len(tensors), blocks, _APART, **new)
-    for of_tensor, words in zip(sums, tensors, strict=True):
+    for of_tensor, words in zip(sums, all_words, strict=True):
         # A sum runs at the speed of memory, three times that of a CRC.
         of_blocks = words[: blocks * size].view(blocks, _SUMMED, _APART)
         torch.sum(of_blocks, 1, dtype=torch.int64, out=of_tensor)

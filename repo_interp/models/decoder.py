@@ -150,7 +150,7 @@ class Decoder:
     @property
     def learned_schemes(self) -> set[str]:
         """The schemes of the layers that learn positions."""
-        return {self.by_layer[layer].scheme for layer in self.learned_layers}
+        return {attention.scheme for attention in self.layers if attention.learned}
 
     @property
     def positioned(self) -> dict[int, RepositionedAttention]:

@@ -154,19 +154,21 @@ def told_by(
     held = (longest > DISTANCES) & ((longest >= FEWEST * DISTANCES) | np.isin(DISTANCES, DOUBLING))
     order = order_by_distance(values, present, DISTANCES[held], equal)
     lengths = np.asarray(tokens)[:, None, None]
-    tells, spans, places, doubling = once(
-        ("told_by", *tokens),
-        lambda: [
-            torch.as_tensor(array, device=order.device)
-            for array in (
-                lengths >= FEWEST * DISTANCES[held],
-                (lengths - 1) // DISTANCES[held],
-                np.flatnonzero(held),
-                np.flatnonzero(np.isin(DISTANCES[held], DOUBLING)),
-            )
-        ],
-        present,
-    )
+
+    def told_by() -> tuple[Tensor, ...]:
+        """What follows from the lengths of texts, in one copy to a device."""
+        told = (
+            lengths >= FEWEST * DISTANCES[held],
+            (lengths - 1) // DISTANCES[held],
+            np.flatnonzero(held),
+            np.flatnonzero(np.isin(DISTANCES[held], DOUBLING)),
+        )
+        together = torch.as_tensor(np.concatenate([*map(np.ravel, told)]), device=order.device)
+        tells, spans, places, doubling = together.split([array.size for array in told])
+        shape = told[0].shape
+        return tells.view(shape) != 0, spans.view(shape), places, doubling
+
+    tells, spans, places, doubling = once(("told_by", *tokens), told_by, present)
     known = tells & (order == order)
     parts = [order.nan_to_num() * known, (order > 0) & known, known, spans * known]
     sums = order.new_zeros((len(parts), order.shape[1], len(DISTANCES)))

@@ -81,13 +81,16 @@ class Prompt:
     def __post_init__(self) -> None:
         if not len(self.tokens):
             raise InputError("the prompt is empty: give it at least one token")
-        # Numbers of numpy and torch have __index__ too; floats do not
-        if not all(hasattr(token, "__index__") and token >= 0 for token in self.tokens):
+        try:
+            # numbers of numpy and torch as Python's, which files hold; floats are refused
+            tokens = _whole(self.tokens)
+        except TypeError:
+            tokens = (-1,)
+        if min(tokens) < 0:
             raise InputError(
                 f"tokens of a prompt are {str(self.tokens)[:60]}; wanted whole numbers from 0"
             )
-        # numbers of numpy and torch as Python's, which files hold
-        object.__setattr__(self, "tokens", _whole(self.tokens))
+        object.__setattr__(self, "tokens", tokens)
         if self.token_text is not None and len(self.token_text) != len(self.tokens):
             raise InputError(
                 f"wanted one token_text per token, got {len(self.token_text)} for "
@@ -163,8 +166,8 @@ class Prompt:
 
         Positions by axis belong to one text with images, and have no jumps.
         """
-        ids: Any = self.position_ids or (0,)
-        if not isinstance(ids[0], int):
+        ids: Any = self.position_ids
+        if ids is None or not isinstance(ids[0], int):
             return ()
         return tuple(t for t in range(1, len(ids)) if ids[t] != ids[t - 1] + 1)
 
@@ -191,14 +194,16 @@ class Prompt:
             where not empty.
         """
         spans = dict(self.spans)
-        named = {index for places in (*spans.values(), self.generated) for index in places}
-        spans[REST] = tuple(index for index in range(len(self.tokens)) if index not in named)
+        named = {*chain.from_iterable(spans.values()), *self.generated}
+        spans[REST] = tuple([at for at in range(len(self.tokens)) if at not in named])
         spans[GENERATED] = self.generated
         return {name: places for name, places in spans.items() if places}
 
 
 def _documents_of(ids: Any, jumps: Sequence[int]) -> int | None:
     """How many documents position ids tell apart; None where that may be one or several."""
+    if not jumps:
+        return 1
     begins = {ids[t] for t in jumps}
     # Positions that are all equal, or count backwards, do not mean documents of one token
     if len(begins) == 1 and begins <= {0, ids[0]} and len(jumps) < len(ids) - 1:
@@ -208,7 +213,7 @@ def _documents_of(ids: Any, jumps: Sequence[int]) -> int | None:
 
 
 def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(operator.index(number) for number in numbers)
+    return tuple(map(operator.index, numbers))
 
 
 def main_span(prompts: Sequence[Prompt]) -> str | None:
@@ -338,14 +343,14 @@ def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray
             f'the span "{name}" is empty: give it at least one {unit}, or leave it out'
         )
     # one array, not one test per character of a long text
-    wrong = np.asarray(places).dtype.kind not in "iu"
-    if wrong:
+    given = np.asarray(places)
+    if given.dtype.kind not in "iu":
         raise InputError(
             f'the span "{name}" holds {str(places)[:60]}; wanted whole numbers, {unit} '
             f"indices from 0 to {length - 1}"
         )
     # After the check of the kind: this would turn 1.5 into 1
-    indices = np.asarray(places, dtype=np.int64)
+    indices = given.astype(np.int64, copy=False)
     if indices.min() < 0 or indices.max() >= length:
         outside = indices[(indices < 0) | (indices >= length)]
         raise InputError(
