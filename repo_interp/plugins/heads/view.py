@@ -40,6 +40,7 @@ from repo_interp.plots.marks import (
     heads_where,
     learned_layers,
     percent,
+    runner_up,
     runs_of,
     schemes,
     strongest_head,
@@ -359,28 +360,28 @@ _FOUND = {
     "retrieval": (
         0.9,
         "Retrieval heads: {heads}; for {share} of the answer's tokens {best} looks most at the token "
-        "copied",
+        "copied{next}",
         "on {texts}",
     ),
     "induction": (
         0.8,
-        "Induction heads: {heads}; {best} gives {share} of its attention to what followed an earlier copy",
+        "Induction heads: {heads}; {best} gives {share} of its attention to what followed an earlier copy{next}",
         "where random tokens repeat{further}",
     ),
     "sink": (
         0.7,
-        "Attention sink: {heads} give more than half to token 0, from layer {first} on, most {best} "
-        "({share})",
+        "Attention sink: {heads} {give} more than half to token 0, from layer {first} on, most {best} "
+        "({share}){next}",
         "{where}{further}",
     ),
     "previous token": (
         0.6,
-        "Previous-token heads: {heads}; {best} gives {share} of its attention to the token before",
+        "Previous-token heads: {heads}; {best} gives {share} of its attention to the token before{next}",
         "on random tokens{further}",
     ),
     "duplicate token": (
         0.5,
-        "Duplicate-token heads: {heads}; {best} gives {share} of its attention to earlier copies",
+        "Duplicate-token heads: {heads}; {best} gives {share} of its attention to earlier copies{next}",
         "where random tokens repeat{further}",
     ),
 }
@@ -430,6 +431,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             "best": f"L{layer} H{head}",
             "score": best,
             "share": percent(best),
+            "give": "gives" if int(has.sum()) == 1 else "give",
+            "next": runner_up(shown, [(layer, head)]),
             "first": min(heads_where(has))[0],
             "texts": texts,
             "where": where,
