@@ -86,8 +86,6 @@ class View:
     """The same rows for the page, the terminal and the notebook."""
     findings: Callable[[xr.DataTree], Iterable[Finding]] = _nothing
     """Findings: sentences that passed a threshold or a null."""
-    opening: Callable[[xr.DataTree], str] = lambda run: ""
-    """Name of a chart that is shown beside the findings instead of in its section; "": none."""
     informative: Callable[[xr.DataTree], bool] = lambda run: True
     """Whether figures and tables are worth reading for this run.
 

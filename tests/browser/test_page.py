@@ -654,6 +654,26 @@ def test_next_tokens_are_those_of_the_run(opened, rope):
     assert shown == pytest.approx(expected, rel=5e-3)
 
 
+def test_next_tokens_of_a_prompt_that_has_none_are_those_before_the_answer_of_one_that_has(
+    opened, rope
+):
+    browser, panel = opened("rope.html"), '[aria-label="Next tokens"]'
+    choose(browser, "Prompt", "1")
+    browser.wait(f"document.querySelector('{panel} button') !== null")
+    assert text_of(browser, f"{panel} .hint").startswith("A run keeps next tokens of prompt 0")
+    caption = text_of(browser, f"{panel} caption")
+    assert caption.startswith("Prompt 0, after token 10; the prompt goes on with a token, which")
+    shown = browser.run(
+        f"[...document.querySelectorAll('{panel} .number')].map((one) => one.textContent)"
+    )
+    expected = 100 * rope["predictions"]["probability"].sel(token=10).values
+    assert [float(number) for number in shown] == pytest.approx(expected, rel=5e-3)
+    browser.run(f"document.querySelector('{panel} button').click()")
+    browser.wait(f"document.querySelector('{panel} button') === null")
+    assert browser.run(f"[{control('Prompt')}.value, {TOKEN}]") == ["0", "10"]
+    assert text_of(browser, f"{panel} caption").startswith("After token 10 “again”; the prompt")
+
+
 def test_a_token_without_a_row_names_the_nearest_one_that_has(opened):
     browser = opened("few.html")
     click_token(browser, 8)
@@ -662,7 +682,7 @@ def test_a_token_without_a_row_names_the_nearest_one_that_has(opened):
     assert browser.run(TOKEN) == "9"
     assert "looks from token 9 at tokens" in text_of(browser, LOOKS)
     assert text_of(browser, '[aria-label="Next tokens"] caption').startswith(
-        "After token 9; what does follow has "
+        "After token 9 “magic”; the prompt goes on with “again”, which has "
     )
 
 

@@ -43,7 +43,14 @@ from repo_interp.plots.marks.drawing import (
     scheme_handles,
     scheme_swatches,
 )
-from repo_interp.plots.marks.finding import Finding, heads_named, layers_named, over, percent
+from repo_interp.plots.marks.finding import (
+    Finding,
+    heads_named,
+    layers_named,
+    over,
+    percent,
+    runner_up,
+)
 from repo_interp.plots.marks.head_charts import (
     HeadArrows,
     HeadCurves,

@@ -5,11 +5,13 @@ It states a number that passed its threshold or its null.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import xarray as xr
+
+from repo_interp.plots.marks.arrays import ranked_heads
 
 
 @dataclass(frozen=True)
@@ -126,3 +128,25 @@ def percent(share: float) -> str:
     """
     # Rounding to 0 % would mean none
     return "less than 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+
+
+def runner_up(
+    values: xr.DataArray,
+    named: Collection[tuple[int, int]],
+    written: Callable[[float], str] = percent,
+) -> str:
+    """Name the strongest head beside those that a sentence names, for comparison.
+
+    Args:
+        values: Numbers [layer, head].
+        named: Labels (layer, head) of the heads in the sentence.
+        written: Text of a number.
+
+    Returns:
+        ", next L4 H1 (22 %)"; empty if there is no other head.
+    """
+    for layer, head in ranked_heads(values):
+        if (layer, head) not in named:
+            value = float(values.sel(layer=layer, head=head))
+            return f", next L{layer} H{head} ({written(value)})"
+    return ""

@@ -76,6 +76,8 @@ class Heads(Drawing):
     """Colors [layer, head], if they do not represent the values."""
     texts: xr.DataArray | None = None
     """Texts [layer, head] that `values` are numbers of, such as kinds, and "" for none."""
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    """What a text says of a head, by text; a page without positions opens with such a map."""
     live: bool = field(default=True, kw_only=True)
 
     @style()
@@ -109,6 +111,7 @@ class Heads(Drawing):
             "texts": None
             if self.texts is None
             else self.texts.transpose("layer", "head").values.tolist(),
+            "meanings": dict(self.meanings) or None,
             "mean": str(values.attrs.get(MEAN, "")),
             **head_axes(values),
             "values": nested_digits(data),

@@ -51,12 +51,11 @@ FIRST_FINDINGS = 3
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as an image of the page: its width in pixels, data address, caption, and file name."""
+    """A figure as an image of the page: its width in pixels, data address and caption."""
 
     width: int
     source: str
     caption: str
-    name: str = ""
 
 
 def picture(figure: Figure, caption: str, contents: Mapping[str, bytes]) -> Picture:

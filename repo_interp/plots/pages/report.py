@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from html import escape
 from itertools import groupby
@@ -191,8 +191,7 @@ def _pictures(
             contents = rendered(one.figure, wanted) if wanted else {}
             write_pictures({name: contents[name] for name in written}, directory / one.name)
             if not is_live:
-                shown = picture(one.figure, one.caption, contents)
-                pictures.append((one.measure, replace(shown, name=one.name)))
+                pictures.append((one.measure, picture(one.figure, one.caption, contents)))
     return pictures
 
 
@@ -206,9 +205,6 @@ def _page(
     if not run.children:
         raise InputError("a report needs a run with at least one measure; this one has none")
     sections: list[Section] = []
-    first = {(view.group, _opening(view, run)) for view in views_of(run)}
-    openings = [picture for group, picture in pictures if (group, picture.name) in first]
-    pictures = [pair for pair in pictures if pair[1] not in openings]
     for view in views_of(run):
         of_view = partial(
             _section,
@@ -241,7 +237,6 @@ def _page(
         title=_title(run, sections),
         facts=_facts(run, sections),
         findings=found,
-        openings=openings,
         warnings=[*str(run.attrs.get("notes", "")).splitlines(), *not_measured],
         sides=sides,
         sections=sections,
@@ -277,17 +272,6 @@ def _title(run: xr.DataTree, sections: Sequence[Section]) -> str:
     title = described or f"{first} of {checkpoint_name(run)}{tasks[0] if tasks else ''}"
     scaling = run.attrs.get("scaling", "none")
     return title if scaling in ("", "none") else f"{title}, scaling {scaling}"
-
-
-def _opening(view: View, run: xr.DataTree) -> str:
-    """Name of the picture of `view` beside the findings; only for a single run."""
-    if has_runs(run):
-        return ""
-    try:
-        with reading(run, view.group):
-            return view.opening(run)
-    except InputError:
-        return ""  # its section says it
 
 
 def _described(view: View, run: xr.DataTree) -> str:

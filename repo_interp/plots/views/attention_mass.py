@@ -36,6 +36,7 @@ from repo_interp.plots.marks import (
     percent,
     pick,
     ranked_heads,
+    runner_up,
     table_of,
 )
 from repo_interp.plots.style import PaperFigure, style
@@ -449,7 +450,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             f"{heads_named(heads)} share the work: {some or 'in each prompt'} one gives {share} of its "
             f"attention to {needle}"
         )
-    mean = percent(float(np.nanmean(by_prompt, 0).max()))
+    means = mass.mean("prompt")
+    on_average = " on average" if known.sum() > 1 else ""
+    sentence += runner_up(means, heads, lambda share: percent(share) + on_average)
+    mean = percent(float(means.max()))
     evidence = (
         f"from {rows_in_words(measured)}, by the head with most on it, prompt by prompt; the most that one head "
         f"gives on average over prompts is {mean}; equal weights give {percent(chance)}"

@@ -32,6 +32,7 @@ from repo_interp.plots.marks import (
     learned_layers,
     over,
     percent,
+    runner_up,
     strongest_head,
     table_of,
     unit_label,
@@ -355,7 +356,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     layer, head, most = strongest_head(of_heads)
     sentence = (
         f"Rotary component {component} makes {percent(float(middle.max()))} of the logits' variance "
-        f"in the median head, most in L{layer} H{head} ({percent(most)})"
+        f"in the median head, most in L{layer} H{head} ({percent(most)}){runner_up(of_heads, [(layer, head)])}"
     )
     evidence = (
         f"an equal share of all components is {percent(equal)}; of {counted(len(layers), 'layer')} "

@@ -16,15 +16,15 @@ window.reportSections.positions = window.reportSections.attention_rows = functio
   };
   page.follow = explored.follow;
   // Show what a finding names: its prompt, head and token, and its group's map.
-  page.choose = async ({ group, variable, ...place }) => {
+  page.choose = async ({ group, variable, ...place }, colored = true) => {
     const telling = place.token === undefined && place.layer !== undefined && page.source.telling([place.layer, place.head], variable, place.prompt === undefined ? null : [place.prompt]);
     await page.follow({ ...place, ...telling });
     const map = page.headMaps.find((one) => one.group === group && one.variable === variable) || page.headMaps.find((one) => one.group === group);
-    if (map) explored.arrange({ score: map.title, of: place.prompt === undefined ? "mean" : "chosen" });
+    if (map && colored) explored.arrange({ score: map.title, of: place.prompt === undefined ? "mean" : "chosen" });
   };
   root.hidden = false;
   page.onReady.push(() => {
     if (asked) root.scrollIntoView();
-    else if (page.opening) page.choose(page.opening);
+    else if (page.opening) page.choose(page.opening, !page.source.named);
   });
 };

@@ -12,7 +12,7 @@ Draws the group `effects`. This module knows nothing about how positions were ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -359,6 +359,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         sentence = (
             f"Of all {'heads' if 'head' in where else 'layers'}, the answer needs the positions of "
             f"{name} most: {moved} costs {-lost:.2g} nats per token of the answer"
+            f"{_next(mean.sel(kind=where['kind']), where)}"
         )
         controls = f"{-control:.2g}" if abs(control) > error / STANDARD_ERRORS else "0"
         evidence = (
@@ -379,6 +380,18 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if not is_needed and "kinds" not in run.children:
         yield from _robust(measured)
     yield from _outdone(measured)
+
+
+def _next(mean: xr.DataArray, first: Mapping[str, Any]) -> str:
+    """Name the layer or the head that the answer needs most after `first`, for comparison."""
+    others = mean.copy(deep=True)
+    others.loc[{axis: first[str(axis)] for axis in mean.dims}] = np.nan
+    if not others.notnull().any():
+        return ""
+    place = _lowest(others)
+    name = f"L{place['layer']} H{place['head']}" if "head" in place else f"layer {place['layer']}"
+    lost = -float(others.min())
+    return f", next {name} ({f'{lost:.2g}' if lost >= LEAST else f'less than {LEAST:g}'})"
 
 
 def _outdone(measured: xr.Dataset) -> Iterator[Finding]:

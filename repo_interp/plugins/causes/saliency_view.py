@@ -44,6 +44,7 @@ from repo_interp.plots.marks import (
     pick,
     prompt_tokens,
     ranked_heads,
+    runner_up,
     strongest_head,
     table_of,
     token_label,
@@ -401,9 +402,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     if largest > 3 * median > 0:
         layer, head, _ = strongest_head(size)
         times = f"{largest / median:.0f} times"
+        following = runner_up(size, [(layer, head)], lambda one: f"{one / median:.0f} times")
         sentence = (
             f"The answer hangs most on the positions of L{layer} H{head}: {times} as "
-            f"much as on those of the median head"
+            f"much as on those of the median head{following}"
         )
         evidence = (
             f"{over(size_of)}; moving a token by one position changes its log-probability by {largest:.2g} nats per "

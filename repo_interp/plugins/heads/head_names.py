@@ -29,6 +29,8 @@ class Rule:
     """A condition on scores under which a head has a name."""
 
     name: str
+    meaning: str
+    """What a head of this name does, in words for a legend."""
     score: str
     """A name of `head_scores.SCORES`."""
     at_least: float
@@ -110,21 +112,36 @@ ATTENDS = 0.25
 LITTLE = 0.5
 """Most attention to the first token of a head that mainly does something else."""
 RULES = (
-    Rule("mirror", "mirror", 0.5, learned=True),
-    Rule("retrieval", "retrieval", 0.1),
-    Rule("answer", "contribution", 0.5),
-    Rule("induction", "induction", 0.3),
-    Rule("previous token", "previous_token", 0.3),
-    Rule("duplicate token", "duplicate_token", 0.3),
-    Rule("needle", "source_mass", 0.1),
-    Rule("sink", "sink", 0.5),
-    Rule("positional U", "place_u", 0.5),
+    Rule("mirror", "gives a copy a position near its source's", "mirror", 0.5, learned=True),
+    Rule("retrieval", "looks most at the token that the answer copies", "retrieval", 0.1),
+    Rule("answer", "adds to the answer's logit what it reads", "contribution", 0.5),
+    Rule("induction", "looks at what followed an earlier copy", "induction", 0.3),
+    Rule("previous token", "looks at the token before", "previous_token", 0.3),
+    Rule("duplicate token", "looks at earlier copies of the token", "duplicate_token", 0.3),
+    Rule("needle", "looks at the source of the answer", "source_mass", 0.1),
+    Rule("sink", "rests on the first token", "sink", 0.5),
+    Rule("positional U", "looks at both ends of the context, not its middle", "place_u", 0.5),
     # Random weights give constant positions too, so the head must also attend unevenly.
-    Rule("constant", "departure", ATTENDS, {"constant": (0.95, 1.0)}, learned=True),
-    Rule("mono", "mono", 0.5, learned=True),
-    Rule("semantic", "departure", ATTENDS, {"content": (0.9, 1.0), "sink": (0.0, LITTLE)}),
+    Rule(
+        "constant",
+        "gives neighboring tokens one position",
+        "departure",
+        ATTENDS,
+        {"constant": (0.95, 1.0)},
+        learned=True,
+    ),
+    Rule("mono", "positions only rise, or only fall", "mono", 0.5, learned=True),
+    Rule(
+        "semantic",
+        "looks by what tokens say, not by their distance",
+        "departure",
+        ATTENDS,
+        {"content": (0.9, 1.0), "sink": (0.0, LITTLE)},
+    ),
 )
 """Rules in the order in which a head's names are listed. Retrieval above 0.1 is from Wu et al."""
+MEANINGS = {rule.name: rule.meaning for rule in RULES}
+"""What a head does, by its name."""
 
 
 def null_of(largest: Float[np.ndarray, "twin"], quantile: float) -> float:

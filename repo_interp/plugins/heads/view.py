@@ -2,8 +2,8 @@
 
     names       a cell per layer and head, in the color of its first name
 
-Draws the group `atlas` of a run; `overview` draws all numbers. Knows nothing about how scores are
-measured and names given.
+Draws the group `atlas` of a run; `overview` draws all numbers. Knows what names mean, and nothing
+about how scores are measured and names given.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from repo_interp.plots.marks import (
     heads_where,
     learned_layers,
     percent,
+    runner_up,
     runs_of,
     schemes,
     strongest_head,
     unit_label,
 )
 from repo_interp.plots.marks.arrays import MEAN
-from repo_interp.plots.marks.head_strip import head_strip
 from repo_interp.plots.style import (
     PAGE_WIDTH,
     PaperFigure,
@@ -54,6 +54,7 @@ from repo_interp.plots.style import (
     style,
 )
 from repo_interp.plots.view import Beside, Interactive, PageOptions, View
+from repo_interp.plugins.heads.head_names import MEANINGS
 from repo_interp.plugins.heads.overview import (
     atlas_overview,
     head_columns,
@@ -99,13 +100,32 @@ def atlas_names(run: xr.DataTree) -> PaperFigure:
 
 def _names_chart(run: xr.DataTree) -> Panels:
     atlas = group(run, "atlas")
+    given = {str(names).split(", ")[0] for names in atlas["name"].values.ravel()}
+    meanings = [f"{name}: {meaning}" for name, meaning in MEANINGS.items() if name in given]
     return names_grid(
         "atlas_names",
         run,
         atlas["name"],
         atlas["label"].values.tolist(),
         "Name of a head (+n: n further ones)",
-        "Names of heads by layer and head; +1: the head has another name.",
+        ". ".join(
+            ["Names of heads by layer and head; +1: the head has another name", *meanings, ""]
+        ).strip(),
+    )
+
+
+def _names_map(atlas: xr.Dataset) -> Heads:
+    """The names of every head as a map of the page, in the color of the first."""
+    given = atlas["name"].transpose("layer", "head")
+    first = [[of[0] if of else "" for of in row] for row in names_of(given)]
+    labels = atlas["label"].values.tolist()
+    colors = {**colours_of_names(labels), "": MISSING}
+    places = [[labels.index(name) if name else np.nan for name in row] for row in first]
+    return Heads(
+        given.copy(data=places).assign_attrs(long_name="names of heads", units=""),
+        colours=np.array([[colors[name] for name in row] for row in first]),
+        texts=given.astype(str),
+        meanings=MEANINGS,
     )
 
 
@@ -204,7 +224,13 @@ def atlas_table(run: xr.DataTree) -> Table:
             f", and {len(which) - LISTED} more" if len(which) > LISTED else ""
         )
         rows.append(
-            (label, len(which), shown or "–", *cells((scores["threshold"], _reached(scores))))
+            (
+                label,
+                MEANINGS.get(label, ""),
+                len(which),
+                shown or "–",
+                *cells((scores["threshold"], _reached(scores))),
+            )
         )
     names = names_of(atlas["name"])
     used = [label for label, *_, threshold, _ in rows if threshold is not None]
@@ -223,7 +249,7 @@ def atlas_table(run: xr.DataTree) -> Table:
             "there where attention's output is added to "
             "the residual stream."
         )
-    columns = ("name", "heads", "which", "threshold", "random weights, largest")
+    columns = ("name", "what it does", "heads", "which", "threshold", "random weights, largest")
     return Table("atlas", "Heads by name", columns, tuple(rows), note)
 
 
@@ -310,11 +336,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     # An overview clusters the heads of one run.
     if has_runs(run):
         return
-    if _in_short(atlas) is not None:
-        first = atlas["name"].transpose("layer", "head")
-        first = first.copy(data=[[of[0] if of else "" for of in row] for row in names_of(first)])
-        colors = colours_of_names(atlas["label"].values.tolist())
-        yield CustomFigure("atlas_strip", partial(head_strip, first, colors))
+    if "name" in atlas:
+        yield _names_map(atlas)
     if len(standardised(atlas)[1]) > 1 and len(heads_of(atlas)) > 2:
         yield CustomFigure(
             "atlas_overview",
@@ -337,28 +360,28 @@ _FOUND = {
     "retrieval": (
         0.9,
         "Retrieval heads: {heads}; for {share} of the answer's tokens {best} looks most at the token "
-        "copied",
+        "copied{next}",
         "on {texts}",
     ),
     "induction": (
         0.8,
-        "Induction heads: {heads}; {best} gives {share} of its attention to what followed an earlier copy",
+        "Induction heads: {heads}; {best} gives {share} of its attention to what followed an earlier copy{next}",
         "where random tokens repeat{further}",
     ),
     "sink": (
         0.7,
-        "Attention sink: {heads} give more than half to token 0, from layer {first} on, most {best} "
-        "({share})",
+        "Attention sink: {heads} {give} more than half to token 0, from layer {first} on, most {best} "
+        "({share}){next}",
         "{where}{further}",
     ),
     "previous token": (
         0.6,
-        "Previous-token heads: {heads}; {best} gives {share} of its attention to the token before",
+        "Previous-token heads: {heads}; {best} gives {share} of its attention to the token before{next}",
         "on random tokens{further}",
     ),
     "duplicate token": (
         0.5,
-        "Duplicate-token heads: {heads}; {best} gives {share} of its attention to earlier copies",
+        "Duplicate-token heads: {heads}; {best} gives {share} of its attention to earlier copies{next}",
         "where random tokens repeat{further}",
     ),
 }
@@ -366,12 +389,14 @@ _FOUND = {
 its score was measured.
 """
 _COUNTED = {
-    "sink": "{} rest on token 0 (sinks)",
-    "previous token": "{} look at the token before (previous token)",
-    "induction": "{} at what followed an earlier copy (induction)",
-    "duplicate token": "{} at earlier copies (duplicate token)",
+    "sink": ("rest", "on token 0 (sinks)"),
+    "previous token": ("look", "at the token before (previous token)"),
+    "induction": ("look", "at what followed an earlier copy (induction)"),
+    "duplicate token": ("look", "at earlier copies (duplicate token)"),
 }
-"""By name what a sentence says of all heads of a model without learned positions."""
+"""By name the verb and the rest of what a sentence says of all heads of a model without learned
+positions.
+"""
 IN_SHORT = 0.3
 """Part of its weight that a name keeps which `_in_short` has counted."""
 
@@ -406,6 +431,8 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             "best": f"L{layer} H{head}",
             "score": best,
             "share": percent(best),
+            "give": "gives" if int(has.sum()) == 1 else "give",
+            "next": runner_up(shown, [(layer, head)]),
             "first": min(heads_where(has))[0],
             "texts": texts,
             "where": where,
@@ -439,7 +466,15 @@ def _in_short(atlas: xr.Dataset) -> Finding | None:
     counts = {label: count for label, count in counts.items() if count}
     if len(counts) < 2:
         return None
-    kinds = ", ".join(_COUNTED[label].format(count) for label, count in counts.items())
+    parts, said = [], ""
+    for label, count in counts.items():
+        verb, where = _COUNTED[label]
+        # A verb is said once: "14 look at the token before, 8 at what followed ..."
+        parts.append(
+            f"{count} {verb}{'s' * (count == 1)} {where}" if verb != said else f"{count} {where}"
+        )
+        said = verb
+    kinds = ", ".join(parts)
     evidence = "; ".join(f"{label}: {_controls(atlas, label)}" for label in counts)
     sentence = f"Of {atlas['name'].size} heads {kinds}"
     return Finding(sentence, f"on random tokens that repeat; {evidence}", 0.96, "atlas")
@@ -476,7 +511,6 @@ VIEW = View(
         *("name", "mirror", "retrieval", "induction", "previous_token", "sink", "position_range"),
     ),
     findings=_findings,
-    opening=lambda run: "" if _in_short(group(run, "atlas")) is None else "atlas_strip",
     interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
     compared=MAPPED,
     not_averaged=("named", "null", "threshold", "mass"),

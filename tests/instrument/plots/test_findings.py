@@ -48,7 +48,8 @@ def test_heads_that_share_the_needle_are_named_although_every_mean_is_low():
         taken[prompt, 1, head] = 0.9
     (finding,) = found(mass(taken), "attention_mass")
     assert finding.sentence == (
-        "L1 H0-H1 share the work: in each prompt one gives 90 % of its attention to the needle"
+        "L1 H0-H1 share the work: in each prompt one gives 90 % of its attention to the "
+        "needle, next L0 H0 (1 % on average)"
     )
     assert "on average over prompts is 46 %; equal weights give 2 %" in finding.evidence
     assert (finding.layer, finding.prompt) == (1, 0) and finding.place == "L1 H0, prompt 0"
@@ -59,13 +60,16 @@ def test_one_head_is_named_alone_and_equal_weights_are_no_finding():
     assert found(mass(taken), "attention_mass") == []
     taken[:, 0, 1] = (0.3, 0.5, 0.4)
     (finding,) = found(mass(taken), "attention_mass")
-    assert finding.sentence == "L0 H1 gives 30 % to 50 % of its attention to the needle"
+    assert finding.sentence == (
+        "L0 H1 gives 30 % to 50 % of its attention to the needle, next L0 H0 (2 % on average)"
+    )
     taken[0] = 0.02
     run = mass(taken)
     run.attrs["needle_is"] = "the token copied"
     (some,) = found(run, "attention_mass")
     assert some.sentence == (
-        "L0 H1 gives 40 % to 50 % of its attention to the token copied, in 2 of 3 prompts"
+        "L0 H1 gives 40 % to 50 % of its attention to the token copied, in 2 of 3 prompts, "
+        "next L0 H0 (2 % on average)"
     )
 
 
@@ -73,7 +77,9 @@ def test_heads_that_all_look_at_the_needle_do_not_share_it_and_each_is_named():
     taken = np.full((2, 1, 3), 0.01)
     taken[:, 0, 1], taken[:, 0, 2] = (0.97, 0.96), (0.96, 0.98)
     (finding,) = found(mass(taken), "attention_mass")
-    assert finding.sentence == "L0 H1-H2 each give 96 % to 98 % of their attention to the needle"
+    assert finding.sentence == (
+        "L0 H1-H2 each give 96 % to 98 % of their attention to the needle, next L0 H0 (1 % on average)"
+    )
     assert (finding.layer, finding.head, finding.prompt) == (0, 2, 1)
     taken[0, 0, 2] = 0.8  # less than .9 of what another head gives there
     (finding,) = found(mass(taken), "attention_mass")
@@ -117,6 +123,14 @@ def test_positions_that_the_answer_needs_are_beyond_noise_and_beyond_other_heads
     changes[1, 0] -= 2.0
     layer, head = found(effects(changes, -0.05), "effects")
     assert "the answer needs the positions of layer 1 most" in layer.sentence
+    costs = -changes.mean(-1)
+    others = [float(costs[0].sum()), float(max(costs[0, 0], costs[0, 1], costs[1, 1]))]
+    second = int(np.argmax(np.delete(costs, 2)))  # L1 H0 is the third of four
+    for finding, name, lost in zip(
+        (layer, head), ("layer 0", ("L0 H0", "L0 H1", "L1 H1")[second]), others, strict=True
+    ):
+        told = f"{lost:.2g}" if lost >= 0.01 else "less than 0.01"
+        assert finding.sentence.endswith(f", next {name} ({told})")
     assert (layer.layer, layer.head, head.layer, head.head) == (1, None, 1, 0)
     (more,) = found(effects(changes, -3.0), "effects")  # as many other heads at random do more
     assert more.sentence.startswith("Other heads matter more than the 2 heads that seemed most")
@@ -135,7 +149,8 @@ def test_names_of_the_atlas_are_sentences_with_their_null():
     run = tree("atlas", ["rope", "rope"], values)
     (finding,) = found(run, "atlas")
     assert finding.sentence == (
-        "Attention sink: L5 H0-H2 give more than half to token 0, from layer 5 on, most L5 H1 (97 %)"
+        "Attention sink: L5 H0-H2 give more than half to token 0, from layer 5 on, most L5 H1 (97 %), "
+        "next L5 H2 (80 %)"
     )
     assert finding.evidence.startswith("on random tokens; the score of a named head is above 0.5")
     assert finding.evidence.endswith("2 models with random weights reach 0.05")
@@ -143,8 +158,8 @@ def test_names_of_the_atlas_are_sentences_with_their_null():
     on_prompts[1, 1] = 0.8
     run["atlas/sink_on_prompts"] = on_prompts
     (finding,) = found(run, "atlas")
-    assert "sink: L5 H1 give more than half to token 0, from layer 5 on" in finding.sentence
-    assert finding.sentence.endswith("most L5 H1 (80 %)")
+    assert "sink: L5 H1 gives more than half to token 0, from layer 5 on" in finding.sentence
+    assert finding.sentence.endswith("most L5 H1 (80 %), next L3 H0 (10 %)")
     assert finding.evidence.startswith("in the prompt; on random tokens L5 H0-H2 do; the score")
     run["atlas/named"] = run["atlas/named"] * 0
     assert found(run, "atlas") == []
@@ -161,7 +176,7 @@ def test_a_component_is_found_that_accounts_for_three_equal_shares():
     run["components/vaf"][..., 7], run["components/vaf"][0, 1, 0, 7] = 29.0, 55.0
     (finding,) = found(run, "components")
     assert finding.sentence == (
-        "Rotary component 7 makes 29 % of the logits' variance in the median head, most in L1 H0 (55 %)"
+        "Rotary component 7 makes 29 % of the logits' variance in the median head, most in L1 H0 (55 %), next L0 H0 (29 %)"
     )
     assert "equal share of all components is 6 %; of 2 layers that rotate" in finding.evidence
     assert (finding.layer, finding.head) == (1, 0)
@@ -287,27 +302,23 @@ def test_heads_of_a_stock_model_are_counted_in_one_sentence_and_named_in_details
         "named": (("label", "layer", "head"), [[[0, 1], [1, 1]], [[1, 0], [0, 0]]]),
         "null": (("label", "twin"), [[0.03], [0.05]]),
         "threshold": ("label", [0.5, 0.3]),
-        "name": (("layer", "head"), [["induction", "sink"], ["sink", "sink"]]),
+        "name": (("layer", "head"), [["induction, sink", "sink"], ["sink", "sink"]]),
         "label": labels,
     }
     run = tree("atlas", ["rope", "rope"], values)
     (short,) = ri.findings(run)
     assert short.sentence == (
-        "Of 4 heads 3 rest on token 0 (sinks), 1 at what followed an earlier copy (induction)"
+        "Of 4 heads 3 rest on token 0 (sinks), 1 looks at what followed an earlier copy (induction)"
     )
     assert "sink: 1 model with random weights reaches 0.03" in short.evidence
     assert [one.variable for one in ri.findings(run, most=9)] == ["", "induction", "sink"]
-    assert view_of("atlas").opening(run) == "atlas_strip"
-    drawn = dict(view_of("atlas").figures(run))["atlas_strip"]
-    (image,) = drawn.axes[0].images
-    names = [text.get_text() for text in drawn.axes[0].get_legend().get_texts()]
-    assert image.get_array().shape[:2] == (2, 2) and names == ["sink", "induction", "no name"]
-    colors = [patch.get_facecolor()[:3] for patch in drawn.axes[0].get_legend().get_patches()]
-    np.testing.assert_allclose(image.get_array()[0, 0], colors[1])  # head 0 of layer 0
-    np.testing.assert_allclose(image.get_array()[1, 0], colors[0])  # head 1 of layer 0
+    (named,) = [one for one in view_of("atlas").head_maps(run) if one.meanings]
+    data = named.data()
+    assert data["texts"] == [["induction, sink", "sink"], ["sink", "sink"]]  # a row per layer
+    assert len({color for row in data["colours"] for color in row}) == 2
+    assert data["meanings"]["sink"] == "rests on the first token"
     learned = tree("atlas", ["repo", "rope"], values)
     assert [one.weight for one in found(learned, "atlas")] == [0.8, 0.7]
-    assert view_of("atlas").opening(learned) == ""
 
 
 def test_heads_that_tell_the_order_of_tokens_are_named_with_the_distance():

@@ -174,8 +174,8 @@ def test_twins_can_be_declined_and_scores_chosen(run, monkeypatch):
 def test_a_name_needs_its_score_beyond_twins_and_large_and_the_others_within_limits():
     scores = {"one": np.array([[0.1, 0.3, 0.6, np.nan]]), "other": np.array([[0.0, 1.0, 1.0, 1.0]])}
     fixed = np.array([False])
-    rule, missing = Rule("a", "one", 0.2, {"other": (0.5, 1.0)}), Rule("c", "missing", 0.0)
-    learned = Rule("b", "one", 0.0, learned=True)
+    rule, missing = Rule("a", "", "one", 0.2, {"other": (0.5, 1.0)}), Rule("c", "", "missing", 0.0)
+    learned = Rule("b", "", "one", 0.0, learned=True)
     assert rule.holds(scores, fixed, np.nan).tolist() == [[False, True, True, False]]
     assert rule.holds(scores, fixed, 0.5).tolist() == [[False, False, True, False]]
     assert not learned.holds(scores, fixed, np.nan).any()

@@ -150,7 +150,7 @@ export function attention(place, rows, state, prompt, sizes) {
     };
   });
   const estimated = sizes && sizes.some((size) => size > 1) ? ", estimated from block means" : "";
-  draw(place, "attention", traces, { showlegend: traces.length > 1, bargap: 0, shapes: [ruler(place, state.token)], xaxis: { title: { text: "key (token)" }, range: [-1, count] }, yaxis: { title: { text: "attention (%), " + STATES[which] + estimated } } });
+  draw(place, "attention", traces, { showlegend: traces.length > 1, bargap: 0, shapes: [ruler(place, state.token)], xaxis: { title: { text: "key (token)" }, range: [-1, count] }, yaxis: { title: { text: "attention (%)" + ("changed" in rows ? ", " + STATES[which] : "") + estimated } } });
 }
 
 // `around`: of a run that keeps the strongest keys alone, those of all tokens of each head; where they are far apart, distances double.
@@ -161,12 +161,12 @@ export function distances(place, numbers, state, sparse, around) {
     rows.forEach((values, shown) => {
       const keys = values.map((_, key) => key).filter((key) => values[key] !== null);
       traces.push({
-        type: "scatter", mode: sparse && keys.length <= state.token ? "markers" : keys.length > 200 ? "lines" : "lines+markers", name: nameOf(state.heads[shown]) + (which === "changed" ? ", changed" : ""), x: keys.map((key) => at(state.token - key)), y: keys.map((key) => values[key]),
+        type: "scatter", mode: sparse && keys.length <= state.token ? "markers" : keys.length > 200 ? "lines" : "lines+markers", name: nameOf(state.heads[shown]) + (around ? " from token " + state.token : "") + (which === "changed" ? ", changed" : ""), x: keys.map((key) => at(state.token - key)), y: keys.map((key) => values[key]),
         customdata: keys.map((key) => [key, state.token - key]), line: { color: HEADS[shown], width: 1.2, dash: which === "changed" ? "dash" : "solid" }, marker: { size: around ? 8 : 4 }, hovertemplate: "token %{customdata[0]}, distance %{customdata[1]}: %{y:.4g}<extra></extra>",
       });
     });
   }
-  (around || []).forEach(({ x, y }, shown) => traces.push({ type: "scatter", mode: "markers", name: nameOf(state.heads[shown]) + ", all kept tokens", x: x.map(at), y, customdata: x, opacity: 0.35, marker: { size: 3, color: colourOf(place, "--soft") }, hovertemplate: "distance %{customdata}: %{y:.4g}<extra></extra>" }));
+  (around || []).forEach(({ x, y }, shown) => traces.push({ type: "scatter", mode: "markers", name: nameOf(state.heads[shown]) + " from other tokens", x: x.map(at), y, customdata: x, opacity: 0.35, marker: { size: 3, color: colourOf(place, "--soft") }, hovertemplate: "distance %{customdata}: %{y:.4g}<extra></extra>" }));
   const doubling = { type: "log", tickmode: "array", tickvals: [0.5, ...TENS], ticktext: ["0", ...TENS.map(String)] };
   draw(place, "logits", traces, { showlegend: traces.length > 1, xaxis: { title: { text: "distance (tokens)" }, ...(far && doubling) }, yaxis: { title: { text: "logit" } } });
 }

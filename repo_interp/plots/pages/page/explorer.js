@@ -71,7 +71,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.found = el("output", { className: "found", "aria-live": "polite" });
     part.token = el("input", { type: "number", min: 0, step: 1, className: "token-number", onchange: () => { if (part.token.value !== "") reveal(Number(part.token.value)); } });
     part.spans = el("div", { className: "spans", role: "group", "aria-label": "Jump to a span" });
-    part.sink = el("input", { type: "checkbox", className: "sink", onchange: () => arrange({ sink: part.sink.checked }) });
+    part.sink = el("input", { type: "checkbox", className: "sink", title: "Many heads rest on token 0; without it the other tokens share what is left of 100 %", onchange: () => arrange({ sink: part.sink.checked }) });
     part.range = el("select", { className: "range", onchange: () => arrange({ range: part.range.value }) }, ...Object.entries(RANGES).map(([name, says]) => option(name, says)));
     part.add = button("Add a head", more);
     part.strip = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -116,7 +116,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
           section("Answer", part.answered, el("div", { className: "controls" }, button("The selected tokens are the answer", () => update({ answer: range(state.selection) })), button("The prompt's answer", () => update({ answer: [] }))), plot("answer"), saved("answer")),
           section("Next tokens", part.next)),
         el("div", {},
-          section("Prompt", el("div", { className: "controls" }, field("Find", part.find), field("Token", part.token), live(field("Shade by attention", part.heat)), field("Without token 0", part.sink), part.found), part.spans, part.text, part.said, part.looks, part.mass),
+          section("Prompt", el("div", { className: "controls" }, field("Find", part.find), field("Token", part.token), live(field("Shade by attention", part.heat)), field("Leave token 0 out", part.sink), part.found), part.spans, part.text, part.said, part.looks, part.mass),
           section("Continuation", el("div", { className: "controls" }, button("Continue", go), button("Stop", () => stop && stop.abort()), el("label", {}, part.goes, " after every change")), part.clean, part.changed),
           section("Positions", el("div", { className: "controls" }, field("Vertical range", part.range), button("Whole prompt", () => arrange({ view: null }))),
             el("p", { className: "hint", textContent: (source.how ? "Click a point to choose its token, drag to zoom. " : "Drag a point to give its token another position. ") + "With the chart focused: ← → choose the token" + (source.how ? "." : ", ↑ ↓ move it.") }), part.strip, plot("positions", { tabIndex: 0, role: "application", "aria-label": "Positions of the chosen heads", onkeydown: keys }), part.seen, saved("positions")),
@@ -537,7 +537,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     const at = part.tokens.get(state.token).offsetTop - part.text.scrollTop;
     if (at < 0 || at > part.text.clientHeight - 24) part.text.scrollTop += at - part.text.clientHeight / 2;
     const places = Object.values(byState(view.numbers.position)).pop().map((values) => values[state.token]);
-    part.said.textContent = "Token " + state.token + (prompt.texts === false ? "" : " (" + visible(prompt.tokens[state.token]) + ")") + (Object.keys(prompt.spans).length ? " in " + (spansOf(state.token).join(", ") || "no span") : "") + (model.bare ? "" : "; position " + places.map((value, shown) => number(value, 4) + " (" + nameOf(state.heads[shown]) + ")").join(", ")) + ". " + (answer.size ? "Bold: the answer. " : "") + "Click a token; drag over tokens to see which heads look at them.";
+    part.said.textContent = "Token " + state.token + (prompt.texts === false ? "" : " (" + visible(prompt.tokens[state.token]) + ")") + (Object.keys(prompt.spans).some((name) => name !== "rest") ? " in " + (spansOf(state.token).join(", ") || "no span") : "") + (model.bare ? "" : "; position " + places.map((value, shown) => number(value, 4) + " (" + nameOf(state.heads[shown]) + ")").join(", ")) + ". " + (answer.size ? "Bold: the answer. " : "") + "Click a token; drag over tokens to see which heads look at them.";
     drawLooks(rows.changed ? rows.changed[0] : rows.clean[0]);
     if (!view.numbers.span_mass) return;
     const spans = view.numbers.span.values, mass = byState(view.numbers.span_mass);
@@ -550,17 +550,19 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
 
   function drawNext() {
     if (!view.numbers.probability) {
-      const instead = view.instead, place = instead && model.numbers.indexOf(instead.prompt), elsewhere = instead && place !== state.prompt;
-      const show = () => follow({ prompt: instead.prompt, token: instead.token });
-      part.next.replaceChildren(el("p", { className: "hint", textContent: view.unexpected + " " }, place >= 0 && instead ? button(elsewhere ? "Show prompt " + instead.prompt : "Choose token " + instead.token, show) : null));
+      part.next.replaceChildren(el("p", { className: "hint", textContent: view.unexpected }));
       return;
     }
+    const { instead } = view, place = instead ? model.numbers.indexOf(instead.prompt) : state.prompt, token = instead ? instead.token : state.token;
     const texts = view.numbers.next_text ? byState(view.numbers.next_text) : byState(view.numbers.next_token), shares = byState(view.numbers.probability);
-    const states = Object.keys(texts);
-    const columns = states.flatMap((which) => [which === "clean" ? "as it is" : "changed", "%"]);
+    const states = Object.keys(texts), quoted = (at) => (prompt.texts === false || place !== state.prompt ? "" : " “" + visible(prompt.tokens[at]) + "”");
+    const columns = states.flatMap((which) => [states.length < 2 ? "next token" : which === "clean" ? "as it is" : "changed", "%"]);
     const rows = texts.clean.map((_, rank) => el("tr", {}, ...states.flatMap((which) => [el("td", { className: "token", textContent: visible(String(texts[which][rank])) }), el("td", { className: "number", textContent: percent(shares[which][rank]) })])));
-    const follows = view.following === undefined ? "" : view.following === null ? "; the prompt ends here" : "; what does follow has " + percent(view.following) + " %";
-    part.next.replaceChildren(el("table", {}, el("caption", { textContent: "After token " + state.token + follows }), el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { textContent: name })))), el("tbody", {}, ...rows)));
+    const follows = view.following === undefined ? "" : view.following === null ? "; the prompt ends here" : "; the prompt goes on with" + (quoted(token + 1) || " a token") + ", which has " + percent(view.following) + " %";
+    const caption = (instead && place !== state.prompt ? "Prompt " + instead.prompt + ", after" : "After") + " token " + token + quoted(token) + follows;
+    const why = instead && (place === state.prompt ? "Of token " + state.token + " none are kept; the nearest is token " + token + ". " : "A run keeps next tokens of prompt " + instead.prompt + " alone. ");
+    const show = button(place === state.prompt ? "Choose token " + token : "Show prompt " + (instead && instead.prompt), () => follow(instead));
+    part.next.replaceChildren(...(instead ? [el("p", { className: "hint", textContent: why }, place >= 0 ? show : null)] : []), el("table", {}, el("caption", { textContent: caption }), el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { textContent: name })))), el("tbody", {}, ...rows)));
   }
 
   function drawAnswer() {

@@ -27,19 +27,27 @@ function ofPrompts(map, of, number) {
   return { ...map, values, colours, ends, mean: of === "chosen" ? "prompt " + number : "largest of " + known.length + " prompts" };
 }
 
-// A legend of the texts of a map, with how many heads have each.
+const parted = (text) => text.split(", "); // a head may have several names, the first of which it is colored by
+
+// A legend of the texts that color a map, with how many heads have each.
 function kindsOf(map) {
   const counts = new Map(), colours = new Map();
   map.texts.forEach((row, layer) => row.forEach((text, head) => {
     if (!text) return;
-    counts.set(text, (counts.get(text) || 0) + 1);
-    colours.set(text, map.colours[layer][head]);
+    parted(text).forEach((part) => counts.set(part, (counts.get(part) || 0) + 1));
+    colours.set(parted(text)[0], map.colours[layer][head]);
   }));
-  return [...counts].map(([text, count]) => {
-    const entry = el("span", { textContent: text + ": " + count });
-    entry.style.setProperty("--kind", colours.get(text));
+  return [...colours].sort(([one], [other]) => counts.get(other) - counts.get(one)).map(([text, colour]) => {
+    const entry = el("span", { textContent: text + ": " + counts.get(text), title: (map.meanings && map.meanings[text]) || "" });
+    entry.style.setProperty("--kind", colour);
     return entry;
   });
+}
+
+// What the texts of a map say of a head, for those that color some head.
+function meant({ texts, meanings }) {
+  const present = Object.entries(meanings || {}).filter(([text]) => texts.some((row) => row.some((own) => parted(own)[0] === text)));
+  return present.map(([text, meaning]) => text[0].toUpperCase() + text.slice(1) + ": " + meaning + ". ").join("");
 }
 
 const COLUMNED = 12; // layers or heads from which tiles without outlines have no text, and columns a head above them
@@ -137,7 +145,8 @@ export function headMap(place, { layers, heads, open, changed }) {
     const control = known && map.control ? ", null " + number(map.control[row][column], 3) : "";
     if (!outlines) Object.assign(one, { values: undefined, outline: null });
     const text = known && map.texts ? map.texts[row][column] || "none" : null;
-    const said = nameOf(one.pair) + " (" + one.layer.name + ")" + control + (map ? ", " + map.title + mean + ": " + (text ?? number(one.value, 3)) + (known && map.most && map.most[row][column] - one.value > 0.05 ? " to " + number(map.most[row][column], 3) : "") : "");
+    const means = text !== null && map.meanings ? parted(text).filter((part) => map.meanings[part]).map((part) => "\n" + part + ": " + map.meanings[part]).join("") : "";
+    const said = nameOf(one.pair) + " (" + one.layer.name + ")" + control + (map ? ", " + map.title + mean + ": " + (text !== null ? text + means : number(one.value, 3)) + (known && map.most && map.most[row][column] - one.value > 0.05 ? " to " + number(map.most[row][column], 3) : "") : "");
     one.tile.title = said + (one.outline ? ". Drawn: the chosen prompt, in which the head's positions range over " + number(one.outline.range, 3) : "");
     one.tile.setAttribute("aria-label", said);
     one.tile.style.setProperty("--score", known ? map.colours[row][column] : "transparent");
@@ -199,7 +208,7 @@ export function headMap(place, { layers, heads, open, changed }) {
     if (first && chosen !== part.chosen) intoView(first);
     part.chosen = chosen;
     part.counted.textContent = matched.length + " of " + tiles.length + " heads";
-    part.hint.textContent = (map ? (above.length ? "Color of a head: " : "Color and number of a head: ") + map.title + mean + (map.meaning ? ": " + map.meaning : "") + ". " : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
+    part.hint.textContent = (map ? (above.length ? "Color of a head: " : "Color and number of a head: ") + map.title + mean + (map.meaning ? ": " + map.meaning : "") + ". " + meant(map) : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
     part.scale.hidden = !map;
     part.kinds.replaceChildren(...(map && map.texts ? kindsOf(map) : []));
     if (!map) return;

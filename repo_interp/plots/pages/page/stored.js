@@ -37,6 +37,7 @@ export class StoredSource {
     const of = (kind) => charts.find((chart) => chart.kind === kind);
     this.rows = of("rows");
     this.next = of("next");
+    this.named = data.bare && maps.find((map) => map.meanings); // what heads are, for a first look
     this.logits = charts.filter((chart) => chart.causal_logits);
   }
 
@@ -56,7 +57,7 @@ export class StoredSource {
     const { layers, heads, spans, start, bare } = this.data, prompt = this.promptAt(place);
     const generated = prompt.spans.generated, last = generated ? Math.max(0, generated[0][0] - 1) : prompt.count - 1;
     const blocks = layers.map((layer) => prompt.layers[layer.layer] || prompt.outlines[layer.layer]);
-    const best = bare ? this.maps.reduce((best, map) => (differing(map) > differing(best) ? map : best), this.maps[0]) : this.maps[0];
+    const best = !bare ? this.maps[0] : this.named || this.maps.reduce((best, map) => (differing(map) > differing(best) ? map : best), this.maps[0]);
     // Positions that are the token index are one line in all heads, which tells nothing
     const byIndex = layers.map(({ layer }, row) => heads.map((_, head) => !bare && Boolean(prompt.layers[layer]) && valuesOf(blocks[row])[blocks[row].row[head]].every((value, token) => value === token)));
     const shown = start.length ? start : [[layers[layers.length - 1].layer, heads[0]]], kept = this.rowsOf(prompt);
@@ -80,7 +81,8 @@ export class StoredSource {
       const row = block.row[this.data.heads.indexOf(head)];
       return { values: this.data.bare ? [] : valuesOf(block)[row], missing: "no positions in this layer", global: block.global[row], focused: block.focused[row] };
     });
-    const looks = heads.map((pair) => this.looks(prompt, pair, token)), after = this.after(prompt, token), kept = this.rowsOf(prompt);
+    const looks = heads.map((pair) => this.looks(prompt, pair, token)), kept = this.rowsOf(prompt);
+    const instead = this.instead(prompt, token), after = instead ? this.after(instead.prompt, instead.token) : this.after(prompt.prompt, token);
     const dense = (name) => looks.map((row) => (row ? row[name] : []));
     return {
       numbers: {
@@ -91,7 +93,7 @@ export class StoredSource {
       around: kept ? heads.map((pair) => this.around(prompt, pair, kept)) : null,
       missing: looks[0] ? null : this.missing(prompt, heads[0]), near: !looks[0] && kept && placeIn(this.rows, heads[0]) ? nearest(kept.queries, token) : null,
       looking: selection ? this.looking(prompt, selection, looking === "answer" ? this.prompt({ prompt: place }).answer.map((one) => one - 1) : [token], heads[0]) : null,
-      following: after ? after.following : null, unexpected: after ? null : this.unexpected(prompt, token), instead: after || !this.next ? null : { prompt: this.next.prompt, token: nearest(this.next.tokens, token) }, kept: this.rows ? "the strongest keys" : null,
+      following: after ? after.following : null, unexpected: this.next ? null : "This run does not hold what is expected next: analyse again with the measure predictions.", instead, kept: this.rows ? "the strongest keys" : null,
     };
   }
 
@@ -217,15 +219,16 @@ export class StoredSource {
     return best && best.share ? { prompt: best.prompt, token: best.token } : null;
   }
 
-  after(prompt, token) {
-    const row = this.next && this.next.prompt === prompt.prompt ? this.next.tokens.indexOf(token) : -1;
-    return row < 0 ? null : { probability: this.next.probabilities[row], text: this.next.texts[row], following: this.next.following[row] };
+  // Where next tokens are kept, if not after this token: after the nearest one, or in the prompt that has them before its answer.
+  instead(prompt, token) {
+    if (!this.next || this.after(prompt.prompt, token)) return null;
+    const place = this.data.prompts.findIndex((one) => one.prompt === this.next.prompt), here = this.next.prompt === prompt.prompt;
+    return { prompt: this.next.prompt, token: nearest(this.next.tokens, here || place < 0 ? token : this.prompt({ prompt: place }).token) };
   }
 
-  unexpected(prompt, token) {
-    if (!this.next) return "This run does not hold what is expected next: analyse again with the measure predictions.";
-    if (this.next.prompt !== prompt.prompt) return "Next tokens are kept for prompt " + this.next.prompt + " alone.";
-    return "Next tokens are kept after " + this.next.tokens.length + " tokens; the nearest is token " + nearest(this.next.tokens, token) + ".";
+  after(prompt, token) {
+    const row = this.next && this.next.prompt === prompt ? this.next.tokens.indexOf(token) : -1;
+    return row < 0 ? null : { probability: this.next.probabilities[row], text: this.next.texts[row], following: this.next.following[row] };
   }
 }
 
