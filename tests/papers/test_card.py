@@ -113,6 +113,25 @@ def test_one_seed_against_one_has_no_interval_and_one_against_several_has_studen
     assert (beside.low, beside.high) == pytest.approx((0.2 - reach, 0.2 + reach))
 
 
+def test_prompts_that_both_answered_are_paired():
+    one, other = np.array([1.0] * 150 + [0.0] * 50), np.array([1.0] * 120 + [0.0] * 80)
+    samples = shares(0.75, 0.75, 0.75), shares(0.6, 0.6, 0.6)
+    found = margin(*samples, (one, other))
+    # 30 of 200 differ, all to one side: variance p (1 - p) 200 / 199
+    reach = stats.t.isf(0.025, 199) * math.sqrt(0.15 * 0.85 / 199)
+    assert (found.low, found.high) == pytest.approx((0.15 - reach, 0.15 + reach))
+    assert found.over == "3 paired seeds, 200 paired prompts"
+    apart = margin(*samples)
+    assert apart.low < found.low and found.high < apart.high
+    # nats have no interval of shares, and are not cut
+    windows = np.array([3.0, 5.0, 4.0]), np.array([1.0, 2.0, 3.0])
+    reach = stats.t.isf(0.025, 2) / math.sqrt(3)
+    assert margin(nats(4, 4), nats(2, 2), windows).high == pytest.approx(2 + reach)
+    # where all prompts say the same, they have no spread, and Newcombe's stays
+    alike = shares(1, 1, 1), shares(0, 0, 0)
+    assert margin(*alike, (np.ones(600), np.zeros(600))) == margin(*alike)
+
+
 SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=5)
 
 

@@ -166,6 +166,12 @@ def test_a_filled_cell_is_recorded_at_once_and_not_trained_again(tmp_path, monke
     (run,) = records_of(zoo, "reversal")["rope"]
     assert table.loc[("rope", "reversal", 0), "date"] == run.date != ""
     assert run.made_with["command"] == "python docs/encodings.py --fill"
+    # scores of single prompts and losses on the way are in the record
+    recorded = run.recorded
+    assert {name: values.mean() for name, values in recorded.by_prompt.items()} == recorded.means
+    assert all(len(values) == recorded.prompts == 4 for values in recorded.by_prompt.values())
+    assert [step for step, _ in recorded.log] == [1, 2]
+    assert recorded.log[-1][1] == pytest.approx(recorded.loss, rel=1e-3)
     # the record is lost, and the training is not
     before = sorted(path.stat().st_mtime_ns for path in out.rglob("model.safetensors"))
     file.unlink()
