@@ -97,6 +97,11 @@ class Row:
         """The score of each run, a mean over test sets."""
         return np.array([run.score(test_sets) for run in self.runs])
 
+    def by_test_set(self) -> dict[str, float]:
+        """The mean score over seeds by test set; NaN where one has none."""
+        names = dict.fromkeys(name for run in self.runs for name in run.recorded.means)
+        return {name: float(np.mean(self.scores([name]))) for name in names}
+
     def sample(self, seeds: Sequence[int] = (), paired: bool = True) -> Sample | None:
         """Scores beyond the training length.
 
