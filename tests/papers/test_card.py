@@ -8,8 +8,11 @@ import argparse
 import hashlib
 import json
 import math
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +29,11 @@ from scipy import stats
 import repo_interp as ri
 from position_papers.card import card
 from position_papers.card.columns import BUDGETS, COLUMNS, Column, columns_of, plain_layout
+from position_papers.card.content import Card, TaskCard
 from position_papers.card.cost import costs
+from position_papers.card.figures import compares, differences, scores_and_losses
 from position_papers.card.heads import head_numbers
 from position_papers.card.intervals import LOSS, NOT_LEARNED, UNDECIDED, WIN, margin
-from position_papers.card.page import ordered
 from position_papers.card.records import (
     Row,
     Run,
@@ -40,6 +44,7 @@ from position_papers.card.records import (
     rivals,
 )
 from position_papers.card.report import Watch
+from position_papers.card.texts import ordered
 from position_papers.card.trials import Trials
 from position_papers.commands import card as command
 from position_papers.kit.judge.differences import Sample, wilson
@@ -111,6 +116,25 @@ def test_one_seed_against_one_has_no_interval_and_one_against_several_has_studen
     beside = margin(shares(0.5, prompts=10**6), shares(0.2, 0.3, 0.4, prompts=10**6))
     reach = stats.t.isf(0.025, 2) * 0.1 * math.sqrt(1 + 1 / 3)
     assert (beside.low, beside.high) == pytest.approx((0.2 - reach, 0.2 + reach))
+
+
+def test_prompts_that_both_answered_are_paired():
+    one, other = np.array([1.0] * 150 + [0.0] * 50), np.array([1.0] * 120 + [0.0] * 80)
+    samples = shares(0.75, 0.75, 0.75), shares(0.6, 0.6, 0.6)
+    found = margin(*samples, (one, other))
+    # 30 of 200 differ, all to one side: variance p (1 - p) 200 / 199
+    reach = stats.t.isf(0.025, 199) * math.sqrt(0.15 * 0.85 / 199)
+    assert (found.low, found.high) == pytest.approx((0.15 - reach, 0.15 + reach))
+    assert found.over == "3 paired seeds, 200 paired prompts"
+    apart = margin(*samples)
+    assert apart.low < found.low and found.high < apart.high
+    # nats have no interval of shares, and are not cut
+    windows = np.array([3.0, 5.0, 4.0]), np.array([1.0, 2.0, 3.0])
+    reach = stats.t.isf(0.025, 2) / math.sqrt(3)
+    assert margin(nats(4, 4), nats(2, 2), windows).high == pytest.approx(2 + reach)
+    # where all prompts say the same, they have no spread, and Newcombe's stays
+    alike = shares(1, 1, 1), shares(0, 0, 0)
+    assert margin(*alike, (np.ones(600), np.zeros(600))) == margin(*alike)
 
 
 SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=5)
@@ -226,6 +250,32 @@ def row_of(scores: dict[int, tuple[float, float]], column: Column = COLUMN, **fi
             recorded["metric"] = "log perplexity"
         runs.append(Run(type(record.recorded)(**recorded), made))
     return Row("one", column, tuple(runs))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_figures_of_a_card_draw_each_run_where_it_is(alone):
+    """Interval, scores by test set, and losses, as matplotlib has them."""
+    (rope,) = [run for run in records_of(DIRECTORY, "reversal")["rope"] if run.recorded.seed == 0]
+    logged = replace(rope, recorded=replace(rope.recorded, log=((1, 2.0), (2, 0.5))))
+    mine = Row("mine", COLUMNS["reversal"], (logged,))
+    theirs = (
+        () if alone else tuple(rivals(mine.column, rope.recorded.configuration, DIRECTORY).values())
+    )
+    each = TaskCard(mine.column, mine, theirs, tuple(compared(mine, row) for row in theirs), ())
+    made = Card("mine", "", 1, (), (), (each,))
+    scores, losses = scores_and_losses(made, each).axes
+    drawn = {line.get_label(): line for line in scores.lines}
+    assert drawn["mine"].get_xdata().tolist() == list(range(2, 31))
+    assert drawn["mine"].get_ydata().tolist() == list(rope.recorded.means.values())
+    assert [line.get_ydata().tolist() for line in losses.lines] == [[2.0, 0.5]]
+    assert ("rope" in drawn) != alone
+    assert compares(made) != alone
+    if not alone:
+        (panel,) = differences(made).axes
+        names = [label.get_text() for label in panel.get_yticklabels()]
+        limits = {one.row.name: one.limits for one in each.compared}
+        bars = [bar.get_segments()[0][:, 0] for bar in panel.collections]
+        assert {name: tuple(bar) for name, bar in zip(names, bars, strict=True)} == limits
 
 
 def test_a_scheme_that_has_not_learned_is_never_called_worse():
@@ -348,6 +398,14 @@ def test_a_card_from_the_function_to_the_page(tmp_path, zoo):
     assert "No record of this budget: nope, " in page and "tried in this directory: 1." in page
     assert "Heads after training, seed 0" in page and "worse here" in page
     assert (tmp_path / "card/differences.png").read_bytes().startswith(b"\x89PNG")
+    # the other page has the same tables and opens by itself: no script, and figures within
+    html = (tmp_path / "card/card.html").read_text()
+    cells = [row.split(" | ") for row in page.splitlines() if row.startswith("| ")]
+    for cell in (cell.strip("|* ") for row in cells for cell in row):
+        assert f">{escape(cell)}</t" in html, cell
+    assert html.count('src="data:image/') == 2 and html.count("<h2") == 4
+    assert "<script" not in html and not re.search(r"(src|href)=.(?!data:|#)", html)
+    assert "worse here" in html and "repo-interp" not in html.split("Provenance")[0]
     table = pd.read_csv(tmp_path / "card/card.csv")
     assert table["encoding"].tolist() == ["mine", "rope"] and table["seeds"].tolist() == [
         "0 1",
@@ -556,7 +614,7 @@ def test_the_command_prints_the_card_of_a_file(tmp_path, monkeypatch, capsys):
     assert command.run(typed("mine.py:build --tasks reversal --out card")) == 0
     printed = capsys.readouterr().out
     assert "finished: mine on reversal, seed 0" in printed
-    assert "reversal: no rival has records" in printed and "card/card.md" in printed
+    assert "reversal: no rival has records" in printed and "card/card.html" in printed
     digest = hashlib.sha256(Path("mine.py").read_bytes()).hexdigest()
     stated = (Path("card/versions") / digest[:12] / "reversal/seed-0/training.toml").read_text()
     assert digest in stated and 'command = "repo-interp' in stated

@@ -83,8 +83,9 @@ def test_empty_cells_are_filled_in_the_order_of_what_is_wanted():
     assert min(language) > max(place for (_, t, _), place in places.items() if t != "language")
     for one, later in (
         (("hope", "reversal", 0), ("continuous", "reversal", 0)),
-        (("continuous", "reversal", 0), ("hope", "counting", 0)),
-        (("continuous", "counting", 0), ("hope", "reversal", 1)),
+        (("fire", "reversal", 2), ("continuous", "reversal", 0)),
+        (("repo_alibi", "selective_copy", 0), ("kerple", "reversal", 1)),
+        (("continuous", "reversal", 2), ("hope", "counting", 0)),
     ):
         assert one not in places or later not in places or places[one] < places[later]
 
@@ -104,12 +105,15 @@ def test_what_ships_is_what_the_table_would_train(tmp_path):
         assert chosen[0] == chosen[1], cell
 
 
-def test_every_empty_cell_can_be_trained(tmp_path):
-    for cell in in_order(cells()):
+def test_every_empty_cell_can_be_trained_in_a_directory_of_its_own(tmp_path):
+    empty, places = in_order(cells()), set()
+    for cell in empty:
         (*start, planned) = trainings(cell, tmp_path)
+        places.add(planned.directory)
         assert bool(start) == bool(cell.column.start) == bool(planned.configuration.continue_from)
         assert planned.configuration.seed == cell.seed
         parse_layout(planned.configuration.scheme, planned.configuration.layers)
+    assert len(places) == len(empty)
 
 
 def test_a_difference_is_taught_where_it_is_decided_after_holms_correction():
@@ -156,9 +160,18 @@ def test_a_filled_cell_is_recorded_at_once_and_not_trained_again(tmp_path, monke
     assert [(line["name"], line["seed"]) for line in read_runs(file)] == [("nope", 0), ("rope", 0)]
     table: Any = as_table(cells(zoo)).set_index(["encoding", "task", "seed"])
     assert table["sha256"].notna().sum() == 2 and np.isfinite(table["loss"].iloc[0])
+    for name in ("rope", "nope"):  # of two encodings with one task and seed, each has its own run
+        (run,) = records_of(zoo, "reversal")[name]
+        assert run.recorded.configuration.scheme == name
     (run,) = records_of(zoo, "reversal")["rope"]
     assert table.loc[("rope", "reversal", 0), "date"] == run.date != ""
     assert run.made_with["command"] == "python docs/encodings.py --fill"
+    # scores of single prompts and losses on the way are in the record
+    recorded = run.recorded
+    assert {name: values.mean() for name, values in recorded.by_prompt.items()} == recorded.means
+    assert all(len(values) == recorded.prompts == 4 for values in recorded.by_prompt.values())
+    assert [step for step, _ in recorded.log] == [1, 2]
+    assert recorded.log[-1][1] == pytest.approx(recorded.loss, rel=1e-3)
     # the record is lost, and the training is not
     before = sorted(path.stat().st_mtime_ns for path in out.rglob("model.safetensors"))
     file.unlink()

@@ -31,7 +31,7 @@ from position_papers.card.records import (
     known_encodings,
     rivals,
 )
-from position_papers.card.trials import Training, Trials
+from position_papers.card.trials import STARTS, Training, Trials
 from position_papers.kit.judge.differences import holm
 from position_papers.training.trained import add_run
 from position_papers.zoo_directory import DIRECTORY
@@ -141,20 +141,20 @@ def in_order(found: Sequence[Cell]) -> list[Cell]:
         found: Cells.
 
     Returns:
-        The empty ones: language last; first seeds before others; the three tasks of a quick card
-        first, and the encodings that are asked for most.
+        The empty ones: the three tasks of a quick card before others, and language last; of these
+        tasks, encodings that are asked for most before others; of these, first seeds before second
+        and third ones.
     """
 
     def place(cell: Cell) -> tuple[Any, ...]:
         column = cell.column
         seeds = [column.seed(number) for number in SEEDS]
         wanted = WANTED.index(cell.encoding) if cell.encoding in WANTED else len(WANTED)
-        later = column.task not in FIRST
         return (
             column.task == "language",
-            seeds.index(cell.seed),
-            later,
+            column.task not in FIRST,
             wanted == len(WANTED),
+            seeds.index(cell.seed),
             wanted,
         )
 
@@ -166,7 +166,8 @@ def trainings(cell: Cell, out: Path, device: str = "cpu") -> list[Training]:
 
     Args:
         cell: An empty cell.
-        out: Directory of the runs.
+        out: Directory of the runs: each encoding has its own in it, and all share what they go on
+            from.
         device: Where they are trained.
 
     Returns:
@@ -175,7 +176,7 @@ def trainings(cell: Cell, out: Path, device: str = "cpu") -> list[Training]:
     layout = plain_layout(cell.column.task, cell.encoding)
     options = OPTIONS.get(cell.encoding, {})
     number = [cell.column.seed(each) for each in SEEDS].index(cell.seed)
-    trials = Trials(out, layout, device, options)
+    trials = Trials(out / cell.encoding, layout, device, options, out / STARTS)
     return trials.trainings([cell.column], [number])
 
 

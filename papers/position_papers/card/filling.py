@@ -54,6 +54,7 @@ def fill(
         def keep(left: list[tuple[Cell, list[Training]]] = waiting_for_record) -> None:
             for cell, (*_, training) in list(left):
                 if training.is_finished:
+                    require_begun(training.directory, training.configuration)
                     record(cell, training, zoo)
                     left[:] = [each for each in left if each[0] is not cell]
                     on_record(cell)

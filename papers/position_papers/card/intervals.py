@@ -2,7 +2,8 @@
 
     over seeds      `judge.differences.between`: paired where the seeds are the same ones, else
                     Welch's, and Student's beside a single run
-    over prompts    Newcombe's of two shares of prompts, of the prompts of one seed
+    over prompts    prompt by prompt where the records of both have them, of all seeds; else
+                    Newcombe's of two shares, of the prompts of one seed
     shown           from the lower of both lower limits to the higher of both higher ones, of shares
                     cut to [-1, 1]
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from jaxtyping import Float
 
 from position_papers.kit.judge.differences import (
     NORMAL_95,
@@ -23,6 +25,7 @@ from position_papers.kit.judge.differences import (
     Sample,
     ShareDifference,
     between,
+    paired_difference,
     share_difference,
 )
 
@@ -62,12 +65,16 @@ class Margin:
         return UNDECIDED
 
 
-def margin(first: Sample, second: Sample) -> Margin:
+Prompts = Float[np.ndarray, " prompt"]
+
+
+def margin(first: Sample, second: Sample, prompts: tuple[Prompts, Prompts] | None = None) -> Margin:
     """Compare two schemes.
 
     Args:
         first: Scores of one by seed.
         second: Those of the other. Seeds with the same number are paired.
+        prompts: Scores of both on the same prompts, of all seeds; None where they are not known.
 
     Returns:
         First minus second.
@@ -78,9 +85,9 @@ def margin(first: Sample, second: Sample) -> Margin:
     over_seeds = between(first, second)
     low, high = over_seeds.limits(NORMAL_95)
     rare = _two_sided(over_seeds)
-    if not (first.share and second.share):
+    over_prompts = _over_prompts(first, second, prompts)
+    if over_prompts is None:
         return Margin(difference, low, high, over_seeds.over, rare)
-    over_prompts = share_difference(first.mean, second.mean, (first.count, second.count))
     below, above = over_prompts.limits(NORMAL_95)
     # Whichever is the wider one on a side
     over = (
@@ -89,7 +96,22 @@ def margin(first: Sample, second: Sample) -> Margin:
         else f"{over_seeds.over}, {over_prompts.over}"
     )
     rare = max(rare, _two_sided(over_prompts))
-    return Margin(difference, max(-1.0, min(low, below)), min(1.0, max(high, above)), over, rare)
+    low, high = min(low, below), max(high, above)
+    if first.share and second.share:
+        low, high = max(-1.0, low), min(1.0, high)
+    return Margin(difference, low, high, over, rare)
+
+
+def _over_prompts(
+    first: Sample, second: Sample, prompts: tuple[Prompts, Prompts] | None
+) -> Difference | None:
+    if prompts is not None:
+        paired = paired_difference(*prompts)
+        if paired.standard_error > 0:  # a point where every prompt says the same
+            return replace(paired, over=f"{len(prompts[0])} paired prompts")
+    if first.share and second.share:
+        return share_difference(first.mean, second.mean, (first.count, second.count))
+    return None
 
 
 def _two_sided(difference: Difference) -> float:

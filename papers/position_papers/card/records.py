@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from position_papers.card.columns import Column
-from position_papers.card.intervals import NOT_LEARNED, Margin, margin
+from position_papers.card.intervals import NOT_LEARNED, Margin, Prompts, margin
 from position_papers.kit.judge.differences import Sample
 from position_papers.kit.scores import SHARES, unequal_budgets
 from position_papers.training.configuration import TrainingConfiguration
@@ -61,6 +61,13 @@ class Run:
         """Mean score over test sets; NaN where one was not answered."""
         return float(np.mean([self.recorded.means.get(name, np.nan) for name in test_sets]))
 
+    def prompts(self, test_sets: Sequence[str]) -> Prompts | None:
+        """Scores of the prompts of test sets; None where one of them has a mean alone."""
+        known = self.recorded.by_prompt
+        if any(name not in known for name in test_sets):
+            return None
+        return np.concatenate([known[name] for name in test_sets])
+
 
 @dataclass(frozen=True)
 class Row:
@@ -89,6 +96,11 @@ class Row:
     def scores(self, test_sets: Sequence[str]) -> np.ndarray:
         """The score of each run, a mean over test sets."""
         return np.array([run.score(test_sets) for run in self.runs])
+
+    def by_test_set(self) -> dict[str, float]:
+        """The mean score over seeds by test set; NaN where one has none."""
+        names = dict.fromkeys(name for run in self.runs for name in run.recorded.means)
+        return {name: float(np.mean(self.scores([name]))) for name in names}
 
     def sample(self, seeds: Sequence[int] = (), paired: bool = True) -> Sample | None:
         """Scores beyond the training length.
@@ -165,9 +177,30 @@ def compared(ours: Row, theirs: Row) -> Compared:
     first, second = (row.sample(seeds, not unpaired) for row in (ours, theirs))
     if first is None or second is None:
         return Compared(theirs, None, "no score beyond the training length", unpaired)
-    found = margin(first, second)
+    found = margin(first, second, None if unpaired else _same_prompts(ours, theirs, seeds))
     learned = all(ours.learned) and all(theirs.learned)
     return Compared(theirs, found, found.verdict(ours.higher) if learned else NOT_LEARNED, unpaired)
+
+
+def _same_prompts(ours: Row, theirs: Row, seeds: Sequence[int]) -> tuple[Prompts, Prompts] | None:
+    """Scores beyond the training length of the prompts that both answered; None where a seed of one
+    is not one of the other, or has means alone. The prompts of a test set are those of the seed.
+    """
+    own, others = (
+        {
+            run.recorded.seed: run.prompts(row.column.beyond)
+            for run in row.runs
+            if not seeds or run.recorded.seed in seeds
+        }
+        for row in (ours, theirs)
+    )
+    first, second = ([scores[seed] for seed in sorted(scores)] for scores in (own, others))
+    known = [[part for part in parts if part is not None] for parts in (first, second)]
+    if own.keys() != others.keys() or any(len(parts) < len(own) for parts in known):
+        return None
+    if [len(part) for part in known[0]] != [len(part) for part in known[1]]:
+        return None
+    return np.concatenate(known[0]), np.concatenate(known[1])
 
 
 def records_of(zoo: Path, task: str) -> dict[str, list[Run]]:

@@ -33,6 +33,7 @@ from repo_interp.positions.layouts import named_schemes
 from repo_interp.storage.files import write_text
 
 PACKAGED = "packaged"
+STARTS = "starts"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Trials:
     device: str = "cpu"
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the scheme."""
+    starts: Path | None = None
+    """What runs go on from, where other schemes go on from it too; None: in the directory."""
 
     @property
     def digest(self) -> str:
@@ -134,7 +137,8 @@ class Trials:
                 f"{column.task} goes on from {column.start}, which has no seed {seed}; "
                 f"there are {known}"
             )
-        directory = self.directory / "starts" / column.start.replace("/", "-") / f"seed-{seed}"
+        starts = self.directory / STARTS if self.starts is None else self.starts
+        directory = starts / column.start.replace("/", "-") / f"seed-{seed}"
         return Training(column, seed, directory, planned.configuration)
 
     def row(self, column: Column) -> Row | None:

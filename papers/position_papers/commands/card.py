@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{task}: {told if any(verdicts) else 'no rival has records'}", highlight=False
         )
     console.print(
-        bold(out / PAGE, "  the card, with card.csv and differences.png"), highlight=False
+        bold(out / PAGE, "  the card; card.md and card.csv have the same"), highlight=False
     )
     return 0
 

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import position_papers.training.processes as side
+from position_papers.training import prompt_scores
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.folder import Moment, TrainingFolder, load_state, save_state
 from position_papers.training.preparation import Prepared, prepare, reproducible, test_prompts
@@ -168,15 +169,15 @@ class _Stopped(Exception):
 
 
 def final_scores(prepared: Prepared, answered: Callable[[int, int], object]) -> dict:
-    """The mean score of every test set, on prompts that training has not seen; None where they are
-    longer than the model can take.
+    """The mean score of every test set, on prompts that training has not seen, and those of its
+    prompts; None where they are longer than the model can take.
 
     `answered` is called after every batch, with the prompts of all test sets that are done, and
     their number.
     """
     task, count = prepared.task, prepared.configuration.score_prompts
     total, done = count * len(task.test_sets), 0
-    means: dict[str, float | None] = {}
+    by_prompt: dict[str, np.ndarray] = {}
 
     def after_batch(module: nn.Module, given: Any, output: Any) -> None:
         nonlocal done
@@ -186,19 +187,20 @@ def final_scores(prepared: Prepared, answered: Callable[[int, int], object]) -> 
     decoder: Any = prepared.model.model
     with decoder.register_forward_hook(after_batch):
         for number, test_set in enumerate(task.test_sets, start=1):
-            means[test_set] = None
             if prompts := test_prompts(prepared, test_set, count):
-                means[test_set] = float(
-                    np.mean(
-                        task.score(forced_responses(prepared.model, task, prompts, SCORED), prompts)
-                    )
+                by_prompt[test_set] = task.score(
+                    forced_responses(prepared.model, task, prompts, SCORED), prompts
                 )
             done = number * count
     return {
         "metric": task.metric,
         "prompts": count,
         "steps": prepared.configuration.steps,
-        "test_sets": means,
+        "test_sets": {
+            name: float(np.mean(by_prompt[name])) if name in by_prompt else None
+            for name in task.test_sets
+        },
+        "by_prompt": prompt_scores.stated(by_prompt),
     }
 
 

@@ -4,12 +4,14 @@ scored at its end.
     DIRECTORY/{training.toml, scores.json, log.jsonl}            the run itself, as training leaves it, with weights or without
     DIRECTORY/seed-N/{training.toml, scores.json, log.jsonl}     the same run with another seed
     ZOO/TASK/runs.jsonl                                          in the zoo, a line per run of the task: {"name", "seed", "loss", "seconds",
-                                                                 "finished", "scores", "training"}:
-                                                                 the day of new ones, and what
-                                                                 scores.json and training.toml say,
-                                                                 and the loss of the last steps
+                                                                 "finished", "log", "scores",
+                                                                 "training"}: what scores.json and
+                                                                 training.toml say, and the loss of
+                                                                 the last steps; of new ones the day
+                                                                 too, and losses on the way
 
-A score is a mean over the prompts of one test set, in the metric of the task. scores.json states
+A score is a mean over the prompts of one test set, in the metric of the task; new records have those
+of single prompts beside it, as `prompt_scores` writes them. scores.json states
 the digest of the weights that were scored, and is refused beside others. Knows nothing about
 claims, models or figures.
 """
@@ -21,8 +23,8 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from position_papers.training import prompt_scores
 from position_papers.training.configuration import (
     TrainingConfiguration,
     read_toml,
@@ -55,6 +58,8 @@ SAME_TEXTS = "scores_on_texts_of_seed_0"
 every seed on other windows of the held-out text, which differ by more than seeds do. {"python":
 whose sources are the text, "scores": one per window, by test set}
 """
+LOGGED = 20
+"""Losses of a log that a record keeps."""
 
 
 def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, str]:
@@ -209,6 +214,10 @@ class Recorded:
     """Of the last steps of training, nats per target; NaN where there is no log."""
     same_texts: Mapping[str, Any] | None = None
     """What `SAME_TEXTS` records, where it is recorded."""
+    by_prompt: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
+    """Scores of single prompts by test set; none where means alone are recorded."""
+    log: tuple[tuple[int, float], ...] = ()
+    """Steps, and the loss of those since the one before, nats; of a line of runs.jsonl."""
     weights: str = ""
     """SHA-256 of the weights that were scored (`stored_digest`): scores.json states it, in a zoo
     registry.csv; empty: not recorded.
@@ -282,7 +291,8 @@ def line_of(run: Path, name: str, same_texts: Mapping[str, Any] | None = None) -
     `name`.
     """
     stated = tomllib.loads((run / "training.toml").read_text(encoding="utf-8"))
-    last = read_runs(run / "log.jsonl")[-1]
+    log = read_runs(run / "log.jsonl")
+    last = log[-1]
     file = run / "scores.json"
     scores = json.loads(file.read_text(encoding="utf-8"))
     scores.pop("weights", None)  # what ships is rounded, and has its digest in the registry
@@ -292,9 +302,19 @@ def line_of(run: Path, name: str, same_texts: Mapping[str, Any] | None = None) -
         "loss": last["loss"],
         "seconds": last["seconds"],
         "finished": datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat(),
+        "log": _thinned([(record["step"], record["loss"]) for record in log]),
         "scores": scores,
     }
     return line | ({SAME_TEXTS: same_texts} if same_texts else {}) | {"training": stated}
+
+
+def _thinned(log: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At most `LOGGED` parts of a log, each with its last step and its mean loss."""
+    parts = np.array_split(np.arange(len(log)), min(LOGGED, len(log)))
+    return [
+        (log[part[-1]][0], float(f"{np.mean([log[place][1] for place in part]):.4g}"))
+        for part in parts
+    ]
 
 
 def _left_by_training(directory: Path) -> Recorded:
@@ -327,7 +347,8 @@ def _left_by_training(directory: Path) -> Recorded:
 def run_of_line(line: Mapping[str, Any]) -> Recorded:
     """The run that a line of runs.jsonl records; the digest of its weights stands in a registry."""
     run = _recorded(make_configuration(line["training"]), line["scores"])
-    return replace(run, loss=line["loss"], same_texts=line.get(SAME_TEXTS))
+    log = tuple((int(step), float(loss)) for step, loss in line.get("log", ()))
+    return replace(run, loss=line["loss"], same_texts=line.get(SAME_TEXTS), log=log)
 
 
 def _in_zoo(directory: Path, line: Mapping[str, Any]) -> Recorded:
@@ -358,5 +379,6 @@ def _recorded(configuration: TrainingConfiguration, scores: Mapping[str, Any]) -
         int(scores["steps"]),
         means,
         configuration,
+        by_prompt=prompt_scores.read(scores),
         weights=str(scores.get("weights", "")),
     )

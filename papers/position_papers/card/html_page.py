@@ -1,0 +1,105 @@
+"""The HTML page of a card: one file that opens by itself, in the frame of the product's pages.
+
+    facts                  the scheme, its source, versions tried, findings of `verify_scheme`
+    a section per task     scores and losses, the scheme beside its rivals, what its heads do
+    provenance             what made each training
+
+Without scripts; figures are images inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from position_papers.card import texts
+from position_papers.card.content import Card, TaskCard
+from position_papers.card.figures import compares, differences, scores_and_losses
+from repo_interp.plots.marks import Table
+from repo_interp.plots.pages.frame import Picture, packaged, picture, template
+from repo_interp.plots.style import rendered
+
+
+def html_of(made: Card) -> str:
+    """Make the page.
+
+    Args:
+        made: The card.
+
+    Returns:
+        HTML.
+    """
+    facts = [
+        ("source", made.digest[:12] or "packaged"),
+        ("versions tried here", texts.versions(made)),
+        ("verify_scheme", "; ".join(made.findings) or "no findings"),
+    ]
+    page = template().page_of(
+        title=f"{made.layout}: a card",
+        facts=facts,
+        findings=[],
+        openings=[],
+        warnings=[],
+        sides=[],
+        sections=list(_sections(made)),
+        runs=None,
+        owners=list(_owners(made)),
+        style=packaged("page.css"),
+        script="",
+    )
+    return str(page)
+
+
+def _sections(made: Card) -> Iterator[dict[str, Any]]:
+    if compares(made):
+        drawn = _picture(differences(made), texts.LEGEND)
+        yield _section("differences", "Beyond the training length", "", [drawn], [])
+    for each in made.tasks:
+        yield _of_task(made, each)
+    lead = " ".join((*texts.CAVEATS, *made.notes))
+    yield _section("caveats", "What this cannot say", lead, [], [])
+
+
+def _of_task(made: Card, each: TaskCard) -> dict[str, Any]:
+    task, remarks = each.column.task, " ".join(texts.remarks(each))
+    if each.own is None:
+        return _section(task, task, remarks, [], [])
+    caption = (
+        "Left: mean score over seeds. Right: losses of each seed; records from before losses were "
+        "kept have none."
+    )
+    lead = f"{texts.about(each.own)} {remarks}"
+    drawn = _picture(scores_and_losses(made, each), caption)
+    return _section(task, task, lead, [drawn], texts.tables(made, each))
+
+
+def _section(
+    name: str, title: str, lead: str, pictures: list[Picture], tables: list[Table]
+) -> dict[str, Any]:
+    """A section as the template of pages has it; nothing in it needs a script."""
+    content = {
+        "group": name,
+        "title": title,
+        "lead": lead,
+        "notes": [],
+        "pictures": pictures,
+        "tables": tables,
+        "informative": True,
+        **dict.fromkeys(("interactive", "maps", "charts", "data")),
+    }
+    view = {"group": name, "title": title}
+    return {"view": view, "content": content, "explores": False, "follows": False}
+
+
+def _picture(figure: Figure, caption: str) -> Picture:
+    return picture(figure, caption, rendered(figure, ("png", "svg")))
+
+
+def _owners(made: Card) -> Iterator[tuple[str, dict[str, str]]]:
+    yield "card", {"scheme": made.layout, "SHA-256 of the source": made.digest or "packaged"}
+    for each in made.tasks:
+        for run in each.own.runs if each.own is not None else ():
+            made_with = {"finished": run.date, **run.made_with}
+            yield f"{each.column.task}, seed {run.recorded.seed}", made_with
