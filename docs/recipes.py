@@ -1,7 +1,10 @@
 """Run the recipes of recipes.md and write what they print below them: `python docs/recipes.py [NUMBER ...]`.
 
 Every recipe is a block of Python that stands alone; its output stands in the block of text after
-it. The test suite runs the same blocks on small models that come with the package (`SMALL`).
+it. Its reference is a file of recipe_references/ that computes the same lines, or some of them,
+with transformers alone; its output stands in a second block. Every line of a reference must be a
+line of the recipe, with the same words and whole numbers, and other numbers within one unit of the
+last digit. The test suite runs both on small models that come with the package (`SMALL`).
 `--check` compares what they print with what stands there, and names the recipes that differ; CI
 runs it.
 """
@@ -14,6 +17,8 @@ import io
 import re
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,8 +26,12 @@ from typing import Any
 from repo_interp.errors import InputError
 
 PAGE = Path(__file__).resolve().parent / "recipes.md"
+REFERENCES = PAGE.parent / "recipe_references"
+sys.path.append(str(REFERENCES))  # references import what they share
 RECIPE = re.compile(
-    r"(^## (.+?)\n.*?^```python\n)(.*?)(^```\n\n```text\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL
+    r"^## (?P<title>.+?)\n.*?^```python\n(?P<code>.*?)^```\n\n```text\n(?P<output>.*?)^```$"
+    r"(?:\n\nThe same with transformers alone[^\n]*:\n\n```text\n(?P<reference>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
 )
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 SMALL = {
@@ -35,7 +44,14 @@ SMALL = {
 
 def recipes() -> dict[str, str]:
     """Return the code of every recipe by its title."""
-    return {found[2]: found[3] for found in RECIPE.finditer(PAGE.read_text(encoding="utf-8"))}
+    return {
+        found["title"]: found["code"] for found in RECIPE.finditer(PAGE.read_text(encoding="utf-8"))
+    }
+
+
+def reference_file(title: str) -> Path:
+    """Return the file that a recipe's reference has, or would have."""
+    return REFERENCES / f"{re.sub(r'[^a-z0-9]+', '_', title.lower()).strip('_')}.py"
 
 
 def printed(code: str, name: str, names: dict[str, Any] | None = None) -> str:
@@ -45,29 +61,55 @@ def printed(code: str, name: str, names: dict[str, Any] | None = None) -> str:
     return output.getvalue()
 
 
-def agree(stored: str, found: str) -> bool:
+def agree(
+    stored: str, found: str, slack: Callable[[str], Decimal] | None = None
+) -> bool:
     """Return whether two outputs have the same words, and numbers that processors may give.
 
     Args:
         stored: Output that stands on the page.
         found: Output of now.
+        slack: By how much a number may differ, given as it is printed; None: by two units of the
+            last digit and 1 %, and a whole number by nothing.
 
     Returns:
-        False where words or whole numbers differ, or others by more than two units of the last
-        digit and 1 %.
+        False where words differ, or numbers by more.
     """
     if NUMBER.sub("#", stored).split() != NUMBER.sub("#", found).split():
         return False
     pairs = zip(NUMBER.findall(stored), NUMBER.findall(found), strict=True)
-    return all(abs(Decimal(a) - Decimal(b)) <= _slack(a) for a, b in pairs)
+    return all(abs(Decimal(a) - Decimal(b)) <= (slack or _slack)(a) for a, b in pairs)
+
+
+def lines_that_differ(output: str, reference: str) -> list[str]:
+    """Return the lines of a reference that its recipe does not print.
+
+    Args:
+        output: What the recipe prints.
+        reference: What its reference prints: some of these lines, in their order.
+
+    Returns:
+        The lines; empty where all agree.
+    """
+    left, differ = iter(output.splitlines()), []
+    for line in reference.splitlines():
+        words = NUMBER.sub("#", line).split()
+        ours = next((one for one in left if NUMBER.sub("#", one).split() == words), "")
+        if not agree(ours, line, _last_digit):
+            differ.append(line)
+    return differ
 
 
 def _slack(number: str) -> Decimal:
+    unit = _last_digit(number)
+    return 2 * unit + abs(Decimal(number)) / 100 if unit else unit
+
+
+def _last_digit(number: str) -> Decimal:
+    """The unit of the last digit; 0 of a whole number: a head, a layer or a count."""
     exponent = Decimal(number).as_tuple().exponent
     assert isinstance(exponent, int)
-    if exponent == 0:  # a head, a layer or a count
-        return Decimal(0)
-    return 2 * Decimal(10) ** exponent + abs(Decimal(number)) / 100
+    return Decimal(10) ** exponent if exponent else Decimal(0)
 
 
 def main() -> int:
@@ -83,24 +125,34 @@ def main() -> int:
         number += 1
         if arguments.numbers and number not in arguments.numbers:
             return found[0]
-        sys.stderr.write(f"{number}. {found[2]}\n")
+        title, file = found["title"], reference_file(found["title"])
+        begun = time.process_time()
         try:
-            output = printed(found[3], found[2])
+            output, between = printed(found["code"], title), time.process_time()
+            code = file.read_text(encoding="utf-8") if file.is_file() else ""
+            reference = printed(code, str(file))
         except InputError as error:
             if not arguments.check or "repo-interp fetch" not in str(error):
                 raise
-            sys.stderr.write(f"   not compared: {error}\n")
+            sys.stderr.write(f"{number}. {title}\n   not compared: {error}\n")
             return found[0]
-        if not agree(found[5], output):
-            differ.append(f"{number}. {found[2]} prints\n{output}and the page has\n{found[5]}")
-        return found[1] + found[3] + found[4] + output + found[6]
+        seconds = between - begun, time.process_time() - between
+        sys.stderr.write("{}. {}: {:.0f} CPU s, its reference {:.0f}\n".format(number, title, *seconds))
+        for line in lines_that_differ(output, reference):
+            differ.append(f"{number}. {title}: transformers alone print\n{line}\nand we do not\n")
+        for ours, stored in ((output, found["output"]), (reference, found["reference"] or "")):
+            if arguments.check and not agree(stored, ours):
+                differ.append(f"{number}. {title} prints\n{ours}and the page has\n{stored}")
+        head = text[found.start() : found.start("output")]
+        link = f"[{file.name}]({REFERENCES.name}/{file.name})"
+        beside = f"\n\nThe same with transformers alone, {link}:\n\n```text\n{reference}```"
+        return f"{head}{output}```{beside if reference else ''}"
 
     # Recipes write where they run
     with tempfile.TemporaryDirectory() as elsewhere, contextlib.chdir(elsewhere):
         written = RECIPE.sub(write, text)
     if not arguments.check:
         PAGE.write_text(written, encoding="utf-8")
-        return 0
     sys.stdout.write("\n".join(differ))
     return int(bool(differ))
 
