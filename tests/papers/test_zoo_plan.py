@@ -94,6 +94,10 @@ def test_a_part_of_the_plan_comes_with_what_it_continues():
         Planned("reversal/repo", "repo"),
     )
     assert chosen(plan, ["niah/repo"]) == plan[:2]
+    later = (*plan[:2], Planned("niah/repo_again", "repo", continue_from="niah/repo"))
+    assert chosen(later, ["niah/repo_again"]) == later
+    ordered = [run.planned.name for run in planned_runs(reversed(later))]
+    assert ordered == ["niah/pretrained", "niah/repo", "niah/repo_again"]
     assert chosen(plan, ["reversal"]) == plan[2:] and chosen(plan, []) == plan
     with pytest.raises(InputError, match="give a task, one of niah, reversal, or a TASK/NAME"):
         chosen(plan, ["niah/r"])

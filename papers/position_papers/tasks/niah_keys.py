@@ -7,7 +7,9 @@ A needle is the marker M, a key and a value. The keys of a context are different
 `key_tokens` (2) out of the same few `shared` (3) words, drawn from `key_words`, so that most of
 their words stand in several keys, many keys have their reverse beside them, and which words stand
 near a value does not tell whose it is. A value is `value_tokens` (3) words, drawn with replacement
-from `value_words`; the answer gives them in order. `doubled` keys have two needles; the answer then
+from `value_words`, or from `shared_values` of them, other ones in every context: then values begin
+and go on alike, and the tokens before one do not tell which value it is of. The answer gives them
+in order. `doubled` keys have two needles; the answer then
 gives both values, in the order of the context. The filler is drawn uniformly, with replacement,
 from `fillers` words. Unlike the needles of `niah_small`, whose values name their class, no needle
 is found by what a token is: a model that cannot tell "before" from "after" is left with 1 in
@@ -66,6 +68,8 @@ class KeyedNiah(ContextTask):
     value_tokens: Number = 3
     shared: Number = 3
     """Words that the keys of a context are made of."""
+    shared_values: CountOrNone = 0
+    """Words that the values of a context are made of; 0: any."""
     key_words: Words = 16
     value_words: Words = 32
     fillers: Words = 64
@@ -83,6 +87,11 @@ class KeyedNiah(ContextTask):
             f"wanted at least 1 and {self.doubled} keys, and at most the "
             f"{perm(self.shared, self.key_tokens)} orders of their words, "
             f"got {keys}: needles without those of a doubled key",
+        )
+        self._require(
+            self.shared_values <= self.value_words,
+            f"wanted at most the {self.value_words} value_words as shared_values, "
+            f"got {self.shared_values}",
         )
         for name in ("questions", "test_questions"):
             self._require(
@@ -148,9 +157,12 @@ class KeyedNiah(ContextTask):
             for index in generator.permutation(len(orders))[: self.needles - self.doubled]
         ]
         key_of = generator.permutation([*range(len(keys)), *range(self.doubled)])
-        values = first_value + generator.integers(
-            0, self.value_words, (self.needles, self.value_tokens)
-        )
+        shape = self.needles, self.value_tokens
+        if self.shared_values:
+            among = generator.permutation(self.value_words)[: self.shared_values]
+            values = first_value + generator.choice(among, shape)
+        else:
+            values = first_value + generator.integers(0, self.value_words, shape)
         ending, answers = [], []
         for key in generator.permutation(len(keys))[:questions]:
             ending += [question, *keys[key]]

@@ -82,13 +82,19 @@ def planned_runs(plan: Iterable[Planned], runs: Path = RUNS, **changes: Any) -> 
     """
     changes = {name: value for name, value in changes.items() if value is not None}
     plan = list(plan)
-    names = {planned.name for planned in plan}
-    for planned in plan:
-        if planned.continue_from and planned.continue_from not in names:
+    by_name = {planned.name: planned for planned in plan}
+
+    def origins(planned: Planned) -> int:
+        """How many runs come before one of `planned`."""
+        if not planned.continue_from:
+            return 0
+        if planned.continue_from not in by_name:
             raise InputError(
                 f"{planned.name} continues {planned.continue_from}, which the plan lacks"
             )
-    ordered = sorted(plan, key=lambda planned: bool(planned.continue_from))
+        return 1 + origins(by_name[planned.continue_from])
+
+    ordered = sorted(plan, key=origins)
     return [
         PlannedRun(
             planned,
@@ -113,14 +119,13 @@ def chosen(plan: Iterable[Planned], names: Iterable[str]) -> tuple[Planned, ...]
             tasks = ", ".join(dict.fromkeys(planned.task for planned in plan))
             known = f"give a task, one of {tasks}, or a TASK/NAME that `repo-interp zoo plan` lists"
             raise InputError(f"the zoo has no {name!r}; {known}")
-    matching = [
-        planned
+    needed = {
+        planned.name
         for planned in plan
         if not wanted or any(_matches(planned.name, name) for name in wanted)
-    ]
-    needed = {planned.continue_from for planned in matching} | {
-        planned.name for planned in matching
     }
+    while origins := {each.continue_from for each in plan if each.name in needed} - {"", *needed}:
+        needed |= origins
     return tuple(planned for planned in plan if planned.name in needed)
 
 

@@ -1,7 +1,7 @@
 """Carry out the zoo's plan: train what is not finished, put what ships into the zoo, and write the
 zoo's page and registry.
 
-    wave 1: runs from random weights        wave 2: those that go on from one of wave 1
+    wave 1: runs from random weights        wave n: those that go on from one of wave n - 1
     page:   mean over seeds of the final loss, and of the score on a test set; +- standard deviation over seeds where there are several
 
 Weights are stored in float16, which changes no score of the zoo and takes half the space; they are
@@ -68,9 +68,11 @@ def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bo
     Returns whether all came to their end.
     """
 
-    def begun(wave: bool) -> list[PlannedRun]:
-        """The runs of a wave that wait, the longest first, each with its folder."""
-        waiting = [run for run in unfinished(runs) if bool(run.configuration.continue_from) is wave]
+    def begun() -> list[PlannedRun]:
+        """The runs that wait for no other, the longest first, each with its folder."""
+        left = unfinished(runs)
+        unmade = {run.directory.as_posix() for run in left}
+        waiting = [run for run in left if run.configuration.continue_from not in unmade]
         for run in waiting:
             folder = TrainingFolder(run.directory)
             with folder.claimed():
@@ -79,9 +81,8 @@ def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bo
                     folder.begin(to_toml(run.configuration, made))
         return sorted(waiting, key=_work, reverse=True)
 
-    for wave in (False, True):
-        waiting = from_first(lambda wave=wave: begun(wave))
-        if waiting and not train_side_by_side(
+    while waiting := from_first(begun):
+        if not train_side_by_side(
             [(run.configuration, run.directory) for run in waiting], jobs, watch
         ):
             return False

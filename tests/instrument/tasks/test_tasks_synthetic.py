@@ -370,6 +370,24 @@ def test_keys_of_a_context_share_their_words_and_only_their_order_tells_them_apa
     assert_uniform(depths)
 
 
+def test_values_of_a_context_share_their_words():
+    task = make_task("niah_keys", shared_values=2, value_tokens=6, length=128, first_length=96)
+    used = set()
+    for prompt in task.prompts(50):
+        of_context = {
+            prompt.token_text[place + offset]
+            for place, word in enumerate(prompt.token_text)
+            if word in "MQ"
+            for offset in range(3, 9)
+        }
+        assert len(of_context) == 2 and {word[0] for word in of_context} == {"v"}
+        assert_found(prompt, len(prompt.spans["needle"]) // 9)
+        used |= of_context
+    assert len(used) > 20  # other ones in every context
+    with refused("wanted at most the 32 value_words as shared_values, got 33"):
+        make_task("niah_keys", shared_values=33)
+
+
 def test_a_value_is_found_only_where_all_its_tokens_are():
     task = make_task("niah_keys", test_questions=4)
     (prompt,) = task.prompts(1)
