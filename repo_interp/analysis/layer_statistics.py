@@ -17,7 +17,7 @@ from repo_interp.analysis.batches import PaddedBatch
 from repo_interp.analysis.faults import Fault
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans, select_heads
-from repo_interp.measures import border
+from repo_interp.measures.border import observe, precompute
 from repo_interp.measures.statistics import Measure, Statistics
 
 
@@ -52,7 +52,7 @@ def observe_layer(
         for measure in measures
         if measure.needs.heads is None and not _fault(measure, *common)
     ]
-    border.precompute(sound, common[0], spans)
+    precompute(sound, common[0], spans)
     for measure in measures:
         named = {**_on_device(batch.marks(measure), inputs), **spans}
         of_layer = measure.needs.heads
@@ -130,7 +130,7 @@ def _observe(
     """Statistics with the numbers of `heads`, or the fault of a tensor."""
     if (fault := _fault(measure, inputs, broken)) is not None:
         return fault
-    statistics = border.observe(measure, inputs, spans)
+    statistics = observe(measure, inputs, spans)
     # Inputs of some heads number them from 0; the labels get the numbers in the model back below
     if heads is None:
         return statistics

@@ -162,9 +162,10 @@ class Results:
         """Write the table of heads of a run that has one; return files and lines on failures."""
         if self.data_file.name != RUN:
             return [], []
-        from repo_interp.plots.view_catalogue import heads_of_run
+        from repo_interp.plots.view_catalogue import view_of_heads
 
-        table = heads_of_run(run)
+        view = view_of_heads(run)
+        table = None if view is None or view.heads is None else view.heads(run)
         try:
             return ([], []) if table is None else write_table(table, self.directory)
         except OSError as error:

@@ -26,6 +26,7 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.lasting import at_rest
 from repo_interp.models.padding import right_padding
+from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.side_by_side import BatchSize, batches, restore_order
 from repo_interp.tasks import Batch, Prompt, Response, Task
 from repo_interp.tasks.prompt import require_index
@@ -133,7 +134,7 @@ def batches_by_length(
     """
     lengths = [len(prompt.tokens) for prompt in prompts]
     order = sorted(range(len(prompts)), key=lengths.__getitem__)
-    return batches(order, lengths, decoder.batch_limits(batch_size))
+    return batches(order, lengths, batch_limit(decoder, batch_size))
 
 
 @torch.inference_mode()

@@ -49,7 +49,7 @@ from repo_interp.plots.marks.drawing import contiguous
 from repo_interp.plots.marks.panels import MISSING, scale
 from repo_interp.plots.marks.reading import described_prompts, ordered_spans, prompt_tokens
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
-from repo_interp.plots.view_catalogue import explored_heads_of_run
+from repo_interp.plots.view_catalogue import view_of_heads
 from repo_interp.run import require_run
 from repo_interp.storage.records import validate
 from repo_interp.tasks import Prompt, prompt_from_text
@@ -256,8 +256,12 @@ class Explored:
 
     def _open(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
         table = None
-        frame = None if self.run is None else explored_heads_of_run(self.run)
-        if frame is not None:
+        view = None if self.run is None else view_of_heads(self.run)
+        if view is not None and view.heads is not None:
+            frame = view.heads(self.run)
+            if view.head_columns:
+                columns = ("layer", "head", *view.head_columns)
+                frame = frame[[name for name in columns if name in frame]]
             table = {
                 "columns": list(frame.columns),
                 "rows": as_json([*frame.itertuples(index=False)]),

@@ -25,8 +25,7 @@ from repo_interp.checkpoint_files.stated import (
     require_keys,
 )
 from repo_interp.errors import InputError, as_input_errors, quoted, warn
-from repo_interp.models import repositioned_config
-from repo_interp.models.repositioned_config import repositioned
+from repo_interp.models.repositioned_config import repositioned, repositioned_class_named
 from repo_interp.storage.records import abbreviate
 
 
@@ -169,4 +168,4 @@ def make_config(raw: Mapping[str, Any], source: str) -> PretrainedConfig:
 
 def __getattr__(name: str) -> Any:
     """Find a class of configurations that an earlier version pickled by this module's name."""
-    return getattr(repositioned_config, name)
+    return repositioned_class_named(name, __name__)

@@ -25,7 +25,6 @@ from repo_interp.models.attention import RepositionedAttention, scheme_of
 from repo_interp.models.offloading import device_of
 from repo_interp.models.rotation import depends_on_length, rotaries
 from repo_interp.models.scheme_parts import PARTS
-from repo_interp.models.side_by_side import BatchSize, SideBySide, limit
 from repo_interp.models.tables import TABLE, position_table, positions_in
 from repo_interp.models.wrapped import model_of, unwrapped
 from repo_interp.positions.layouts import NO_ATTENTION
@@ -308,25 +307,6 @@ class Decoder:
                     f"layer {layer} was asked for; the model's are {_format_layers(by_layer)}"
                 )
         return [by_layer[layer] for layer in sorted(layers)]
-
-    def batch_limits(self, size: BatchSize) -> SideBySide:
-        """Return the limits of a pass.
-
-        Args:
-            size: Prompts or tokens of a pass.
-
-        Returns:
-            The limits. Prompts must have equal length if frequencies depend on the length of the
-            pass, or if padding changes the result of a stock module: DeepSeek's sparse attention
-            selects other keys, Llama 4 scales queries by their row.
-        """
-        counts_padding = any(
-            getattr(attention.module, "indexer", None) is not None
-            or getattr(attention.module, "attn_temperature_tuning", False)
-            for attention in self.layers
-        )
-        alike = counts_padding or self.length_matters
-        return replace(limit(size), padding=0) if alike else limit(size)
 
     def modules(self, name: str, find: Callable[[Any], list[nn.Module]]) -> list[nn.Module]:
         """Find modules of the decoder, cached while all modules above have the same children.

@@ -18,6 +18,7 @@ from repo_interp.errors import NotFinitePrediction
 from repo_interp.models.attention import cache_argument
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.lasting import at_rest
+from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.side_by_side import BatchSize, batches
 
 
@@ -67,7 +68,7 @@ def continue_greedily(
     # Prompts of similar length share a pass, so that little is padded.
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number]), counts[number]))
     continuations: dict[int, tuple[int, ...]] = {}
-    size = decoder.batch_limits(batch_size)
+    size = batch_limit(decoder, batch_size)
     # Without padding, all prompts of a pass have one length
     ahead = counts if size.padding else [max(counts, default=0)] * len(counts)
     for chosen in batches(

@@ -14,12 +14,13 @@ lengths of prompts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from repo_interp.models.decoder import Decoder
-from repo_interp.models.side_by_side import WORTHWHILE, BatchSize, SideBySide
+from repo_interp.models.side_by_side import WORTHWHILE, BatchSize, SideBySide, limit
 from repo_interp.runtime import processes
 from repo_interp.runtime.memory import free_memory, machine_memory
 
@@ -35,17 +36,31 @@ def batch_limit(decoder: Decoder, size: BatchSize | Literal["auto"]) -> SideBySi
         size: Prompts or tokens; "auto": as many tokens as are worthwhile and fit into memory.
 
     Returns:
-        The limit: prompts of equal length where frequencies depend on the length of a pass.
+        The limit: prompts of equal length where the length of a pass or padding changes the result.
     """
     if size != "auto":
-        return decoder.batch_limits(size)
+        return _alike(decoder, limit(size))
     device = decoder.device
     fitting = int(_SHARE * _present(device) / (2 * bytes_per_token(decoder)))
     if device.type != "cpu":  # about as much is free the next time: it is cut alike
         fitting = 1 << max(0, fitting.bit_length() - 1)
-    return decoder.batch_limits(
-        SideBySide(tokens=max(1, min(WORTHWHILE.get(device.type, WORTHWHILE["cpu"]), fitting)))
+    most = WORTHWHILE.get(device.type, WORTHWHILE["cpu"])
+    return _alike(decoder, SideBySide(tokens=max(1, min(most, fitting))))
+
+
+def _alike(decoder: Decoder, limits: SideBySide) -> SideBySide:
+    """Limits for prompts of equal length, where others would change the result.
+
+    That is where frequencies depend on the length of the pass, or padding changes the result of a
+    stock module: DeepSeek's sparse attention selects other keys, Llama 4 scales queries by their
+    row.
+    """
+    counts_padding = any(
+        getattr(attention.module, "indexer", None) is not None
+        or getattr(attention.module, "attn_temperature_tuning", False)
+        for attention in decoder.layers
     )
+    return replace(limits, padding=0) if counts_padding or decoder.length_matters else limits
 
 
 def _present(device: torch.device) -> float:

@@ -111,12 +111,28 @@ def stock_config(config: PretrainedConfig) -> PretrainedConfig:
     return stock
 
 
-def __getattr__(name: str) -> Any:
-    """Make a class of `repositioned_class` by its name: configurations are unpickled with it."""
+def repositioned_class_named(name: str, module: str) -> Any:
+    """Make a class of `repositioned_class` by its name.
+
+    Args:
+        name: Such as "RepositionedLlamaConfig".
+        module: Name of the module that is asked for it.
+
+    Returns:
+        The class.
+
+    Raises:
+        AttributeError: There is no such class.
+    """
     stock = name.removeprefix("Repositioned")
     families = [
         family for family, kind in CONFIG_MAPPING_NAMES.items() if kind == stock and stock != name
     ]
     if families:
         return repositioned_class(families[0])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def __getattr__(name: str) -> Any:
+    """Make a class by its name: configurations are unpickled with it."""
+    return repositioned_class_named(name, __name__)

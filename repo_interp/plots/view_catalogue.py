@@ -58,39 +58,17 @@ MOST_MAPS = 8
 """Labels of an axis, besides prompts, layers and heads, that get maps; of more, evenly spread ones."""
 
 
-def heads_of_run(run: xr.DataTree) -> Any:
-    """Make the table of heads of a run.
+def view_of_heads(run: xr.DataTree) -> View | None:
+    """Find the first view that has a table of heads.
 
     Args:
         run: Tree of a run, a group per measure.
 
     Returns:
-        A pandas DataFrame from the first view that has one; None if no view has one.
+        The view, whose `heads` makes the table; None if no view has one.
     """
-    return next((table for table, _ in _tables_of_heads(run)), None)
-
-
-def explored_heads_of_run(run: xr.DataTree) -> Any:
-    """Make the table of heads that the explorer shows.
-
-    Args:
-        run: Tree of a run, a group per measure.
-
-    Returns:
-        `heads_of_run` with `View.head_columns`, as far as it has them; None if no view has one.
-    """
-    for table, shown in _tables_of_heads(run):
-        known = [name for name in ("layer", "head", *shown) if name in table]
-        return table[known] if shown else table
-    return None
-
-
-def _tables_of_heads(run: xr.DataTree) -> Iterator[tuple[Any, tuple[str, ...]]]:
-    """Tables of views, with the columns that the explorer shows."""
-    for group in run.children:
-        view = view_of(group)
-        if view is not None and view.heads is not None:
-            yield view.heads(run), view.head_columns
+    views = map(view_of, run.children)
+    return next((view for view in views if view is not None and view.heads is not None), None)
 
 
 def view_of(group: str) -> View | None:

@@ -89,10 +89,10 @@ from repo_interp.plots.marks.reading import (
     schemes,
     unit_label,
 )
-from repo_interp.plots.marks.results import (
+from repo_interp.plots.marks.result_figure import (
     bar_lengths,
     look_around_zero,
-    name_rows,
+    name_rows_down,
     require_result,
 )
 from repo_interp.plots.marks.runs import (

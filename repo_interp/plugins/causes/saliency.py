@@ -57,6 +57,7 @@ from repo_interp.experiments.responses import target_logits, to_question
 from repo_interp.measures.labels import described_group
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.side_by_side import SideBySide, batches
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
@@ -348,7 +349,7 @@ class Saliency(Experiment):
         axes = ("layer", "head", "token")
         lengths = [len(prompt.tokens) for prompt in prompts]
         order = sorted(range(len(prompts)), key=lengths.__getitem__)
-        limits = replace(decoder.batch_limits(SideBySide(tokens=tokens_at_once)), padding=0)
+        limits = replace(batch_limit(decoder, SideBySide(tokens=tokens_at_once)), padding=0)
         beside = {
             number: numbers for numbers in batches(order, lengths, limits) for number in numbers
         }

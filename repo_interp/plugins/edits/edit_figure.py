@@ -14,7 +14,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.lines import Line2D
 
-from repo_interp.plots.marks import bar_lengths, legend_below, name_rows, require_result
+from repo_interp.plots.marks import bar_lengths, legend_below, name_rows_down, require_result
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 from repo_interp.plugins.edits.bands import band_colour, band_name
 
@@ -67,7 +67,7 @@ def edit_costs(found: xr.Dataset) -> PaperFigure:
         label = f"{band_name(band)}: {of_plain:.2f} {plain}"
         handles.append(Line2D([], [], marker="o", linestyle="", color=colour, label=label))
     ax.axvline(0, color="#333333", linewidth=0.6)
-    name_rows(ax, [str(name) for name in names])
+    name_rows_down(ax, [str(name) for name in names])
     ax.set_xlabel(f"change of the loss (nats), with 95 % intervals over {found.attrs['unit']}")
     if "control_change" in found:
         look: dict[str, Any] = {

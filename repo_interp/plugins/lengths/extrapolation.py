@@ -159,7 +159,7 @@ def judged_outputs(
         for part in batches(range(len(prompts)), lengths, batch_size):
             part = sorted(part, key=lengths.__getitem__)
             # Assigned into the same list, which `receive` reads while the pass runs
-            for numbers[:] in batches(part, lengths, decoder.batch_limits(batch_size)):
+            for numbers[:] in batches(part, lengths, batch_limit(decoder, batch_size)):
                 some = [prompts[number] for number in numbers]
                 with renumber_prompts(numbers):
                     answered += forced_responses(decoder.module, scoring, some, len(some))

@@ -17,7 +17,7 @@ from repo_interp.plots.marks import (
     colour_bar,
     draw_cells,
     look_around_zero,
-    name_rows,
+    name_rows_down,
     require_result,
 )
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
@@ -84,5 +84,5 @@ def _draw_largest(ax: Axes, rows: list[tuple[str, float, float, float]]) -> None
         elinewidth=0.9,
     )[0].set_gid("largest")
     ax.axvline(0, color="#333333", linewidth=0.6)
-    name_rows(ax, [row[0] for row in rows])
+    name_rows_down(ax, [row[0] for row in rows])
     ax.set_xlabel("logits, with 95 % intervals over prompts")

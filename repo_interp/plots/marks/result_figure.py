@@ -47,7 +47,7 @@ def bar_lengths(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.nda
     return np.nan_to_num(np.stack([values - low, high - values]))
 
 
-def name_rows(ax: Axes, names: Sequence[str]) -> None:
+def name_rows_down(ax: Axes, names: Sequence[str]) -> None:
     """Name the rows of a chart, the first on top, 1 high each.
 
     Args:
