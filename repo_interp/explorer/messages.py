@@ -292,7 +292,7 @@ class Explored:
             },
             "prompts": [len(prompt.tokens) for prompt in self.prompts],
             "reads_text": self.decoder.tokenizer is not None,
-            "atlas": table,
+            "head_table": table,
         }
 
     def _prompt(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _PLACES = {
     "plugins.edits.edit_figure": ("edit_costs",),
     "plugins.edits.pair_figure": ("pair_effects",),
     "plugins.fake_distance.view": ("fake_distance_fit",),
-    "plugins.heads.overview": ("atlas_overview",),
+    "plugins.head_tables.overview": ("atlas_overview",),
     "plugins.heads.view": ("atlas_names",),
     "plugins.lengths.extrapolation_view": ("output_traces",),
     "plugins.lengths.perturbation_view": ("perturbation_grid",),

@@ -28,8 +28,8 @@ from repo_interp.plugins.cope.view import position_attention as position_attenti
 from repo_interp.plugins.edits.edit_figure import edit_costs as edit_costs
 from repo_interp.plugins.edits.pair_figure import pair_effects as pair_effects
 from repo_interp.plugins.fake_distance.view import fake_distance_fit as fake_distance_fit
+from repo_interp.plugins.head_tables.overview import atlas_overview as atlas_overview
 from repo_interp.plugins.heads.view import atlas_names as atlas_names
-from repo_interp.plugins.heads.view import atlas_overview as atlas_overview
 from repo_interp.plugins.lengths.extrapolation_view import output_traces as output_traces
 from repo_interp.plugins.lengths.perturbation_view import perturbation_grid as perturbation_grid
 from repo_interp.plugins.one_head.one_head_figure import attention_pattern as attention_pattern

@@ -846,7 +846,7 @@ def test_a_run_brings_its_prompts_and_its_atlas_and_is_held_to_its_checkpoint(
         (one.tokens, one.generated) for one in prompts
     ]
     opened, first = (found.answer(message({"ask": ask})) for ask in ("open", "prompt"))
-    atlas = opened["atlas"]
+    atlas = opened["head_table"]
     assert opened["checkpoint"] == "reversal/repo" and len(atlas["rows"]) == 16
     assert "mirror" in atlas["rows"][8][atlas["columns"].index("name")]
     assert first["spans"]["words"]["at"] == [[5, 16]]

@@ -415,6 +415,31 @@ def test_the_core_imports_no_plugin():
     } == set()
 
 
+def test_the_explorer_names_no_plugin():
+    """It asks entry points and views: no text of its code, or of the scripts of its page, is the
+    name of one of our plug-ins' measures and experiments.
+    """
+    names = {
+        name
+        for group in (MEASURES, EXPERIMENTS)
+        for name, place in OWN[group].items()
+        if place.startswith("repo_interp.plugins.")
+    }
+    texts = {
+        (path.name, node.value)
+        for path in ROOT.glob("explorer/*.py")
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    texts |= {
+        (path.name, text)
+        for path in ROOT.glob("plots/pages/page/*.js")
+        for text in re.findall(r"[\"'](\w+)[\"']", path.read_text(encoding="utf-8"))
+    }
+    assert len(names) > 15 and len(texts) > 500
+    assert {one for one in texts if one[1] in names} == set()
+
+
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_imports_public_names_of_the_core_and_others_that_its_readme_names(name):
     readme = (ROOT / "plugins" / name / "README.md").read_text(encoding="utf-8")

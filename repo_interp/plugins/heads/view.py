@@ -2,7 +2,7 @@
 
     names       a cell per layer and head, in the color of its first name
 
-Draws the group `atlas` of a run; `overview` draws all numbers. Knows what names mean, and nothing
+Draws the group `atlas` of a run; `plugins.head_tables.overview` draws all numbers. Knows what names mean, and nothing
 about how scores are measured and names given.
 """
 
@@ -54,13 +54,13 @@ from repo_interp.plots.style import (
     style,
 )
 from repo_interp.plots.view import Beside, Interactive, PageOptions, View
-from repo_interp.plugins.heads.head_names import MEANINGS
-from repo_interp.plugins.heads.overview import (
+from repo_interp.plugins.head_tables.overview import (
     atlas_overview,
     head_columns,
     names_of,
     standardised,
 )
+from repo_interp.plugins.heads.head_names import MEANINGS
 
 ON_RANDOM_TOKENS = ("induction", "previous_token", "duplicate_token", "sink", "place_u")
 MAPPED = (

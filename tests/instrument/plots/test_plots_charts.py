@@ -25,7 +25,7 @@ from repo_interp.plots.marks import (
 from repo_interp.plots.marks.head_map import MISSING, layer_table
 from repo_interp.plots.style import SCHEME_COLOURS
 from repo_interp.plugins.causes.effects_view import effects_of_sets
-from repo_interp.plugins.heads.overview import MOST_NAMED_ROWS, atlas_overview
+from repo_interp.plugins.head_tables.overview import MOST_NAMED_ROWS, atlas_overview
 from repo_interp.plugins.heads.view import colours_of_names
 from repo_interp.plugins.rotation.view import _number_places
 from repo_interp.plugins.three_axis.view import fit_correlations

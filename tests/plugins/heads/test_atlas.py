@@ -22,9 +22,9 @@ from repo_interp.models.fresh_weights import fresh_twin
 from repo_interp.plots.pages.report import write_report
 from repo_interp.plots.view_catalogue import tables
 from repo_interp.plugins.head_tables.head_columns import add_columns
+from repo_interp.plugins.head_tables.overview import clustered, standardised
 from repo_interp.plugins.heads import atlas as atlas_experiment
 from repo_interp.plugins.heads.head_names import RULES, Rule, name_heads, null_of
-from repo_interp.plugins.heads.overview import clustered, standardised
 from repo_interp.plugins.heads.view import VIEW, embed
 from repo_interp.run import TABLES
 from repo_interp.storage.store import Damaged

@@ -80,7 +80,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.looking = el("p", { className: "looking", "aria-live": "polite", hidden: true });
     part.looks = el("p", { className: "said looks", "aria-live": "polite" });
     part.heads = el("div", {});
-    part.atlas = el("details", { hidden: true });
+    part.table = el("details", { hidden: true });
     part.where = el("select", { onchange: drawField });
     part.which = el("select");
     part.kind = el("select", { onchange: drawField });
@@ -110,7 +110,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
         field("Prompt", part.prompts), (part.compared = field("Compare with", part.against)), live(button("Copy as Python", python)), button("CSV", () => file("csv")), live(button("netCDF", () => file("netcdf"))), tour(root, Boolean(source.how)), live(part.texts), part.told, part.busy), part.python),
       el("div", { className: "columns" },
         el("div", {},
-          section("Heads", part.looking, part.heads, el("div", { className: "controls" }, part.add), part.atlas),
+          section("Heads", part.looking, part.heads, el("div", { className: "controls" }, part.add), part.table),
           section("Edits", part.how, part.suggestions, live(el("div", { className: "controls" }, part.suggest)),
             live(el("div", { className: "controls" }, field("Give", part.where), field("for", part.which), field("", part.kind), part.valued, part.edit, part.undo, part.redo)), part.edits),
           section("Answer", part.answered, el("div", { className: "controls" }, button("The selected tokens are the answer", () => update({ answer: range(state.selection) })), button("The prompt's answer", () => update({ answer: [] }))), plot("answer"), saved("answer")),
@@ -319,7 +319,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
   }
 
   function drawForm() {
-    const groups = model.atlas ? [...new Set(model.atlas.rows.flatMap(namesOf))].sort() : [];
+    const groups = model.head_table ? [...new Set(model.head_table.rows.flatMap(namesOf))].sort() : [];
     const layers = model.layers.map(({ layer }) => option("layer:" + layer, "layer " + layer));
     const chosen = part.where.value, tokens = part.which.value;
     part.where.replaceChildren(option("shown", state.heads.map(nameOf).join(", ")), ...layers, ...groups.map((name) => option("group:" + name, "heads named " + name)));
@@ -338,11 +338,11 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     update({ edits: [...state.edits, edit] });
   }
 
-  // The names of a head in the atlas, and its kind.
-  const namesOf = (row) => ["name", "kind"].flatMap((column) => String(row[model.atlas.columns.indexOf(column)] || "").split(", ")).filter((name) => name);
+  // The names of a head in the table of heads, and its kind.
+  const namesOf = (row) => ["name", "kind"].flatMap((column) => String(row[model.head_table.columns.indexOf(column)] || "").split(", ")).filter((name) => name);
 
   function groupOf(name) {
-    const { columns, rows } = model.atlas, at = (column) => columns.indexOf(column);
+    const { columns, rows } = model.head_table, at = (column) => columns.indexOf(column);
     return rows.filter((row) => namesOf(row).includes(name)).map((row) => [row[at("layer")], row[at("head")]]);
   }
 
@@ -445,14 +445,14 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     return update({ heads: !more ? [pair] : shown && left.length ? left : shown ? state.heads : [...state.heads, pair].slice(-MOST_SHOWN) });
   }
 
-  function drawAtlas() {
-    part.atlas.hidden = !model.atlas;
-    if (!model.atlas) return;
-    const { columns, rows } = model.atlas, at = (name) => rows.map((row) => row[columns.indexOf(name)]);
+  function drawTable() {
+    part.table.hidden = !model.head_table;
+    if (!model.head_table) return;
+    const { columns, rows } = model.head_table, at = (name) => rows.map((row) => row[columns.indexOf(name)]);
     const place = el("div"), schemes = at("layer").map((layer) => model.layers.find((one) => one.layer === layer).name);
     const described = columns.slice(2).map((name) => ({ name, title: name, text: at(name).some((cell) => typeof cell === "string"), values: at(name) }));
     part.rows = headTable(place, { heads: rows.map(([layer, head]) => [layer, head]), schemes, columns: described, open: choose });
-    part.atlas.replaceChildren(el("summary", { textContent: "Atlas of the run" }), place);
+    part.table.replaceChildren(el("summary", { textContent: "Heads of the run" }), place);
   }
 
   function drawPrompt() {
@@ -742,7 +742,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.texts.hidden = !model.reads_text;
     part.compared.hidden = !compare;
     if (compare) part.against.replaceChildren(option("", "nothing"), ...model.models.map((name, place) => option(place, place ? name : "another prompt")));
-    drawAtlas();
+    drawTable();
     drawKinds();
     const given = prompt ? state : (addressed && ofAddress()) || first;
     if (given.against && !(given.against.model in model.models)) given.against = null;

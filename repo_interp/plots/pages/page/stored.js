@@ -5,7 +5,7 @@ import { differing } from "./map.js";
 
 const MOST_AROUND = 4000; // points of all tokens in the chart of logits by distance
 const NOTHING = 65535; // a cell of an image without a value
-// By score of the atlas: whether a head that has it looks at `key` from `token`.
+// By score: whether a head that has it looks at `key` from `token`.
 const TELLING = {
   induction: (texts, key, token) => key > 0 && key <= token && texts[token] !== undefined && texts[key - 1] === texts[token] && key - 1 < token && /\w/.test(texts[token]),
   duplicate_token: (texts, key, token) => key < token && texts[key] !== undefined && texts[key] === texts[token],
@@ -48,7 +48,7 @@ export class StoredSource {
   open() {
     const { layers, heads, prompts, order, bare } = this.data;
     return {
-      checkpoint: "", layers: layers.map((layer) => ({ ...layer, heads: heads.length })), heads, atlas: null, reads_text: false, bare: Boolean(bare),
+      checkpoint: "", layers: layers.map((layer) => ({ ...layer, heads: heads.length })), heads, head_table: null, reads_text: false, bare: Boolean(bare),
       prompts: prompts.map((prompt) => prompt.count), numbers: prompts.map((prompt) => prompt.prompt), ranked: order,
     };
   }
