@@ -55,6 +55,7 @@ def prediction_table(run: xr.DataTree) -> Table:
         if prompt is None
         else {name: tokens for name, tokens in prompt.spans.items() if "." not in name}
     )
+    spans = {} if set(spans) == {"rest"} else spans  # the same tokens as "all"
     rows: list[tuple[Cell, ...]] = []
     for name, tokens in [
         *((name, spans[name]) for name in ordered_spans(spans)),
@@ -171,7 +172,7 @@ def _of_next_tokens(run: xr.DataTree) -> Iterator[Finding]:
         return
     of = "the prompt" if int(run.attrs.get("prompts", 1)) == 1 else "the first prompt"
     all_tokens = len(prompt.texts) - 1
-    read = "the" if len(known) == all_tokens else f"{len(known)} of the"
+    read = "the" if len(known) == all_tokens else f"{len(known)} that were kept of the"
     sentence = (
         f"The model's likeliest next token is right for {percent(expected)} of {read} {all_tokens:,} "
         f"tokens of {of}"
