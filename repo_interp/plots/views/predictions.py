@@ -139,7 +139,7 @@ def _of_answers(run: xr.DataTree, right: xr.DataArray) -> Finding:
     how = f"right in {count} of {counted(right.size, 'prompt')}"
     if right.size == 1:
         how = "its answer is right" if count else "its answer is wrong"
-    sentence = f"The model answers: {how}"
+    sentence = f"The model answers: {how}" if right.size > 1 else f"The model's {how[4:]}"
     if does and count >= FAILS * right.size:
         sentence = f"The model {does}: {how}"
     elif does:
