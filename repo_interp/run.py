@@ -57,7 +57,8 @@ class Run(xr.DataTree):
             return super().__str__()
         about = f"Run of {self.attrs.get('checkpoint', 'a model')}"
         if "prompts" in self.attrs:
-            about += f": {self.attrs['prompts']} prompts from {self.attrs.get('prompts_from')}"
+            count = self.attrs["prompts"]
+            about += f": {count} prompt{'s' * (count != 1)} from {self.attrs.get('prompts_from')}"
         width = max(map(len, self.children))
         lines = [
             shortened(f"  {name:{width}}  {', '.join(map(str, node.data_vars))}", 100)

@@ -469,7 +469,7 @@ def _require_prompts(
     prompts: Sequence[Prompt], measures: Sequence[Measure], vocabulary: int
 ) -> None:
     if not prompts:
-        raise InputError("there are no prompts to analyse")
+        raise InputError("there are no prompts to analyze")
     for number, prompt in enumerate(prompts):
         if max(prompt.tokens) >= vocabulary:
             raise InputError(

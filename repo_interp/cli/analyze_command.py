@@ -100,12 +100,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         metavar="FILE",
         help="prompts.jsonl, plain text, or logged samples of lm-evaluation-harness or "
-        "inspect-ai, to analyse; - is standard input "
+        "inspect-ai, to analyze; - is standard input "
         "(default: prompts of the task that the checkpoint was trained on, else one text of "
         "512 tokens from the documentation of Python's "
         "standard library)",
     )
-    parser.add_argument("--text", metavar="TEXT", help="one text to analyse")
+    parser.add_argument("--text", metavar="TEXT", help="one text to analyze")
     parser.add_argument(
         "--out",
         metavar="DIR",
@@ -537,7 +537,7 @@ def _given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any
     ):
         warn(
             f"the text has {len(prompts[0].tokens):,} tokens; its first {longest:,}, the "
-            "training length, are analysed"
+            "training length, are analyzed"
         )
         prompts = [truncate(prompts[0], longest)]
     return prompts, None, source

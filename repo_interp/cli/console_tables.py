@@ -52,7 +52,10 @@ def print_findings(console: Console, run: xr.DataTree) -> None:
     for place, finding in enumerate(found, start=1):
         _print_sentence(console, place, finding)
     if not found:
-        console.print("Nothing in this run is beyond its null; --tables prints the numbers.")
+        console.print(
+            "Nothing stands out: no number is clearly beyond its null, such as that of random "
+            "weights or even attention. --tables prints the numbers."
+        )
         return
     rest = [*until_failure(lambda: iter(findings(run, EVERY)), "the findings", [])][len(found) :]
     more = f", and {len(rest)} more" if rest else ""

@@ -297,9 +297,8 @@ def print_results(console: Console, results: Results, published: Published) -> i
     figures = f"{published.figures} figure{'' if published.figures == 1 else 's'}"
     if not published.figures:
         figures += " (the page draws all of this run; --formats png writes them)"
-    console.print(
-        f"{on_one_line(results.data_file)}  the numbers; {on_one_line(results.figures)}  {figures}"
-    )
+    console.print(f"{on_one_line(results.data_file)}  the numbers")
+    console.print(f"{on_one_line(results.figures)}  {figures}")
     if published.tables:
         console.print(
             f"{', '.join(on_one_line(file) for file in published.tables)}  the atlas of heads as a table"

@@ -119,7 +119,7 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
             shapes += on_shapes(groups, joined)
     lines += [
         f"{', '.join(alone)}: only {name} has {'it' if len(alone) == 1 else 'them'}; not compared "
-        "(analyse both with the same --measures and --experiments)"
+        "(analyze both with the same --measures and --experiments)"
         for name, alone in single.items()
     ]
     if not measures:
@@ -127,7 +127,7 @@ def compare_named(runs: Sequence[tuple[str | None, Run]]) -> xr.DataTree:
             f"{name} has {', '.join(run.children) or 'none'}" for name, run in by_name.items()
         )
         raise InputError(
-            f"these runs have no measure in common ({has}); analyse them with the same --measures"
+            f"these runs have no measure in common ({has}); analyze them with the same --measures"
         )
     # The charts of a comparison need one main span; if runs differ, there is none.
     main_spans = {str(run.attrs.get("main_span", "")) for run in by_name.values()}
@@ -182,7 +182,7 @@ def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Ha
         if twice := [axis for axis, labels in group.indexes.items() if not labels.is_unique]:
             raise InputError(
                 f"{measure} of {name} has a label of the axis {twice[0]!r} twice, so that it "
-                "names nothing; analyse again"
+                "names nothing; analyze again"
             )
     lines = list(on_measure(measure, groups))
     if (

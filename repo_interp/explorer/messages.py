@@ -507,7 +507,7 @@ def prompts_in(run: xr.DataTree) -> list[Prompt]:
     group = described_prompts(run)
     if group is None or "token_id" not in group:
         raise InputError(
-            "this run does not hold its prompts; analyse again with the measure positions or "
+            "this run does not hold its prompts; analyze again with the measure positions or "
             "attention_rows"
         )
     prompts = []

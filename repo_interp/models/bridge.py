@@ -19,6 +19,7 @@ blocks, without hook points.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -51,6 +52,7 @@ from repo_interp.models.changes import remember_computation
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import at_rest, require_weights
 from repo_interp.models.layer_pass import HookSites
+from repo_interp.models.saving import save
 from repo_interp.models.tokenizing import set_tokenizer, special_tokens_around
 from repo_interp.models.wrapped import unwrapped
 
@@ -118,6 +120,13 @@ class RepositionedBridge(TransformerBridge):
         if isinstance(cache, ActivationCache):
             cache = PositionCache(cache.cache_dict, cache.model, cache.has_batch_dim)
         return output, cache
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
+        """Write the checkpoint as `ri.save` does.
+
+        The model's own method would find every weight twice: in the bridge and in what it wraps.
+        """
+        save(self, save_directory)
 
 
 class PositionCache(ActivationCache):

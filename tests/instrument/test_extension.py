@@ -54,7 +54,7 @@ def worked(tmp_path_factory) -> Path:
     commands = [
         f"train sorting --scheme t5 {TINY} --out trained",
         "score trained --count 3 --test-sets 3,4 --answers generated --out scored",
-        "analyze trained --measures positions,attention_mass,backwards --count 3 --out analysed",
+        "analyze trained --measures positions,attention_mass,backwards --count 3 --out analyzed",
         "analyze reversal/repo --measures positions,backwards --length 8 --count 2 --set "
         "backwards.margin=0.5 --out mirror",
         "analyze reversal/repo --experiments stretch --length 8 --count 2 --set "
@@ -103,13 +103,13 @@ def test_the_measure_is_in_the_run_file(worked):
     expected = (np.diff(position.values, axis=-1) < -0.5).mean(-1)
     np.testing.assert_allclose(group["share"].transpose(*position.dims[:3]), expected)
     assert expected.max() > 0.1
-    trained = ri.read_run(worked / "analysed")
+    trained = ri.read_run(worked / "analyzed")
     assert trained["backwards"]["scheme"].values.tolist() == ["t5", "t5"]
     assert (trained["backwards"]["share"] == 0).all()
     assert {"numbers", "mark", "generated"} <= {*trained["attention_mass"]["span"].values.tolist()}
 
 
-@pytest.mark.parametrize("run", ["mirror", "analysed"])
+@pytest.mark.parametrize("run", ["mirror", "analyzed"])
 def test_the_measure_is_drawn_as_files_and_in_the_page(worked, run):
     figures = worked / run / "figures"
     assert (figures / "backwards_by_head.png").is_file()

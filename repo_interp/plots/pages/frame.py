@@ -21,6 +21,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
+from repo_interp.plots.marks import counted
 from repo_interp.plots.view import Interactive
 
 MOST_SVG = 300_000
@@ -97,6 +98,7 @@ def template() -> Any:
         "packed": packed,
         "inline": _inline,
         "zip": zip,
+        "counted": counted,
     }
     environment.globals |= {
         "long_table": LONG_TABLE,

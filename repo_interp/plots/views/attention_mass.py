@@ -143,7 +143,7 @@ def ranking_chart(run: xr.DataTree, span: str) -> Dots:
     drawn = mass.sel(run=[name for name in runs.names if name]).assign_attrs(
         long_name=f"attention mass on {span}, {rows_in_words(dataset)}",
         units="%",
-        detail=f"first {len(first)} of {counted(means.size, 'head')}; mean over "
+        detail=f"{'all' if len(first) == means.size else f'first {len(first)} of'} {counted(means.size, 'head')}; mean over "
         f"{counted(mass.sizes['prompt'], 'prompt')} (ticks)",
     )
     return Dots(

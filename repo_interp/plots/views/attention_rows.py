@@ -71,8 +71,7 @@ VIEW = View(
     "attention_rows",
     "Where a token looks",
     "Attention after the softmax from a token to the keys that it looks at most, and the "
-    "logits by their distance: "
-    "choose a head and a token.",
+    "logits by their distance: choose a head and a token above.",
     _charts,
     interactive=Interactive(EXPLORER.markup, EXPLORER.script, _embed, EXPLORER.parts),
     describe=lambda run: f"Attention in {checkpoint_name(run)}",

@@ -561,13 +561,12 @@ def _lead(run: xr.DataTree) -> str:
             "Every head places every token at its index in the prompt: heads differ by "
             "their scores, and by where they look, alone."
         )
-    drawn = "Every dot is a token: its"
+    drawn = "Every dot is a token: across"
     if int(group(run, "positions")["token_count"].max()) > MOST_DOTS:
-        drawn = "Prompts are long, so figures join the extremes of every pixel by a line: token"
+        drawn = "A line joins the lowest and the highest tokens of every pixel: across"
     return (
-        f"{drawn} index in the prompt against the position that the head gives to it, in "
-        "positions. The range of a head, its largest "
-        "minus its smallest position, is compared with the context length (RePo, fig. 2)."
+        f"{drawn} its index in the prompt, upward the position that the head gives it. The range of a "
+        "head, its largest minus its smallest position, is compared with the context length (RePo, fig. 2)."
     )
 
 

@@ -55,6 +55,7 @@ def prediction_table(run: xr.DataTree) -> Table:
         if prompt is None
         else {name: tokens for name, tokens in prompt.spans.items() if "." not in name}
     )
+    spans = {} if set(spans) == {"rest"} else spans  # the same tokens as "all"
     rows: list[tuple[Cell, ...]] = []
     for name, tokens in [
         *((name, spans[name]) for name in ordered_spans(spans)),
@@ -138,7 +139,7 @@ def _of_answers(run: xr.DataTree, right: xr.DataArray) -> Finding:
     how = f"right in {count} of {counted(right.size, 'prompt')}"
     if right.size == 1:
         how = "its answer is right" if count else "its answer is wrong"
-    sentence = f"The model answers: {how}"
+    sentence = f"The model answers: {how}" if right.size > 1 else f"The model's {how[4:]}"
     if does and count >= FAILS * right.size:
         sentence = f"The model {does}: {how}"
     elif does:
@@ -171,7 +172,7 @@ def _of_next_tokens(run: xr.DataTree) -> Iterator[Finding]:
         return
     of = "the prompt" if int(run.attrs.get("prompts", 1)) == 1 else "the first prompt"
     all_tokens = len(prompt.texts) - 1
-    read = "the" if len(known) == all_tokens else f"{len(known)} of the"
+    read = "the" if len(known) == all_tokens else f"{len(known)} that were kept of the"
     sentence = (
         f"The model's likeliest next token is right for {percent(expected)} of {read} {all_tokens:,} "
         f"tokens of {of}"

@@ -107,7 +107,7 @@ def effect_grid(run: xr.DataTree) -> Panels:
             )
         )
         others = (
-            f"\n{int(effects.attrs['set_heads'])} others together: {ends}" if drawn.size else ""
+            f"\n{int(effects.attrs['set_heads'])} other heads at once: {ends}" if drawn.size else ""
         )
         panels[f"positions: {_word(effects, kind)}{others}"] = shown.sel(kind=kind)
     # Symmetric about 0, and at least LINEAR wide, so that rounding is not drawn in full colors.

@@ -99,7 +99,7 @@ def position_attention(run: xr.DataTree, layer: int, head: int, prompt: int = 0)
     dataset = group(run, "gates")
     if "position_attention" not in dataset:
         raise InputError(
-            "this run keeps no attention from position alone; analyse again with the measure "
+            "this run keeps no attention from position alone; analyze again with the measure "
             "gates and maps=1"
         )
     values = pick(dataset["position_attention"], prompt=prompt, layer=layer, head=head).transpose(

@@ -268,8 +268,8 @@ SYMBOLS = View(
 OCTAVES = View(
     "octaves",
     "How far back heads look",
-    "Attention by octave of the distance, beside even attention, and the token that receives most "
-    "of it besides the first.",
+    "Attention by distance in octaves (1, 2 to 3, 4 to 7, ... tokens back), beside even attention, "
+    "and how much of it each token receives from later ones.",
     _charts_of_octaves,
     findings=_of_octaves,
     compared=("mass", "first_token", "sink_mass"),

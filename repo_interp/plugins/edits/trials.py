@@ -12,6 +12,7 @@ difference of both. Of prompts with answers the tokens of the answer alone count
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -210,7 +211,23 @@ def _checked_edits(edits: Any, controls: Any) -> dict[str, Any]:
                     "context that may be entered again; give a function that makes it, "
                     "lambda: ..."
                 )
+            if not hasattr(one, "__enter__") and (needs := _arguments(one)):
+                raise InputError(
+                    f"the function of {name!r} is called without arguments, and it needs "
+                    f"{', '.join(needs)}; give one that has the model already, "
+                    "lambda: ri.interventions.frozen(model, layer=1)"
+                )
     return named
+
+
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    """Names of the arguments that a function cannot be called without."""
+    try:
+        given = inspect.signature(function).parameters.values()
+    except ValueError:
+        return []  # of some built-in functions nothing is known
+    gathers = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in given if one.default is one.empty and one.kind not in gathers]
 
 
 def _control_of(name: str) -> str:

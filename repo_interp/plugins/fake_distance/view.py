@@ -56,7 +56,7 @@ def fake_distance_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     maps, fit = group(run, "maps"), group(run, "fake_distance")
     if "position_axis" not in fit:
         raise InputError(
-            'this run has no axes; analyse again with the parameter axes="first_prompt" of '
+            'this run has no axes; analyze again with the parameter axes="first_prompt" of '
             "fake_distance"
         )
     shown = pick(maps["fake_map"], layer=layer, head=head).transpose("distance_block", "key_block")

@@ -42,7 +42,7 @@ def atlas(run: xr.DataTree) -> HeadTable:
     group = add_columns({name: node.to_dataset() for name, node in run.children.items()})
     if not set(HEAD) <= set(group.dims):
         raise InputError(
-            "this run has nothing for an atlas of heads; analyse with the experiment atlas: "
+            "this run has nothing for an atlas of heads; analyze with the experiment atlas: "
             "--experiments atlas"
         )
     import pandas as pd

@@ -141,7 +141,7 @@ class HeadTable(pd.DataFrame):
             )
         if not {"layout", "heads", "kv_heads"} <= self.attrs.keys():
             raise InputError(
-                "the table does not say how many heads the model has; analyse with the "
+                "the table does not say how many heads the model has; analyze with the "
                 "experiment atlas"
             )
         layout, heads = str(self.attrs["layout"]).split(","), int(self.attrs["heads"])
@@ -156,7 +156,7 @@ class HeadTable(pd.DataFrame):
             raise InputError(
                 f"wanted a row with {score} for each of {attending} heads; the atlas has "
                 f"{len(self)} rows, and {len(absent)} heads have "
-                f"none ({', '.join(absent[:3])}): analyse all layers and heads, keep all "
+                f"none ({', '.join(absent[:3])}): analyze all layers and heads, keep all "
                 "rows, or name a score that all heads have"
             )
         return by_head

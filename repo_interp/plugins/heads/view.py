@@ -342,8 +342,8 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         yield CustomFigure(
             "atlas_overview",
             partial(atlas_overview, run),
-            caption="All numbers of heads, each less its mean over heads and in its deviations; alike "
-            "heads and alike numbers stand together.",
+            caption="All numbers of heads, in standard deviations from the mean over heads; alike heads and "
+            "alike numbers stand together.",
         )
     for name in filter(atlas.__contains__, MAPPED):
         over = "random tokens" if name in ON_RANDOM_TOKENS else _texts(atlas)

@@ -102,10 +102,11 @@ def _says(kind: str, clear: float) -> str:
     """Phrase about a head on the page."""
     if kind in CLOCKS:
         return f"orders two tokens rightly in 90 % of pairs from {1 / clear:.0f} tokens apart"
-    explains = f"{percent(clear)} of the variance of positions, held out"
+    explains = f"explains {percent(clear)} of the variance of positions, held out"
     if kind == "slow shape":
-        return f"one slow shape over all texts explains {explains}"
-    return f"{SOURCE_OF[kind][1]} explains {explains}"
+        return f"one slow shape over all texts {explains}"
+    too = " (a slow curve may explain part of it too)" if kind == "places in segments" else ""
+    return f"{SOURCE_OF[kind][1]} {explains}{too}"
 
 
 def kinds_of_heads(

@@ -208,6 +208,10 @@ def _draw_shares(ax: Axes, share: xr.DataArray, rows: list[list[tuple[int, int]]
     ax.tick_params(axis="y", length=0)
 
 
+ROUNDING = 0.001
+"""Nats; an axis of costs is not drawn finer."""
+
+
 def _draw_costs(ax: Axes, costs: xr.DataArray, rows: list[list[tuple[int, int]]]) -> None:
     values = []
     for heads in rows:
@@ -219,6 +223,8 @@ def _draw_costs(ax: Axes, costs: xr.DataArray, rows: list[list[tuple[int, int]]]
         values.append(float(np.nanmean(known)) if known and not np.isnan(known).all() else np.nan)
     ax.barh(np.arange(len(rows)), np.nan_to_num(values), height=0.8, color="#555555")
     ax.axvline(0, color="#222222", linewidth=0.5)
+    if np.nanmax(np.abs(values), initial=0.0) < ROUNDING:
+        ax.set_xlim(-ROUNDING, ROUNDING)  # bars of rounding alone have no length
     ax.set_xlabel("cost of freezing\na head (nats)")
     ax.tick_params(axis="y", length=0)
 

@@ -87,7 +87,12 @@ def _kinds(dataset: xr.Dataset) -> Heads:
         long_name="kind of head, by its positions", units=""
     )
     # NaN gets an arbitrary index; `Heads` draws cells without a number in gray.
-    return Heads(numbers, colours=shades[np.nan_to_num(place).astype(int)], texts=kind)
+    return Heads(
+        numbers,
+        colours=shades[np.nan_to_num(place).astype(int)],
+        texts=kind,
+        meanings={name: f"positions {does}" for name, does in READS.items()},
+    )
 
 
 def _largest(dataset: xr.Dataset) -> Heads:
@@ -178,7 +183,9 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
     dataset = group(run, "position_sources")
     yield from rows_charts(run)
     if _known_heads(dataset):
-        yield _kinds_grid("position_sources", run)
+        present = [name for name in READS if (run["position_sources"]["kind"] == name).any()]
+        meanings = "; ".join(f"{name}: they {READS[name]}" for name in present)
+        yield _kinds_grid("position_sources", run, f"What positions do. {meanings}".strip())
     if "kind" in dataset and (dataset["kind"] != "").any():
         yield _kinds(dataset)
     yield _largest(dataset)
@@ -198,17 +205,17 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     )
     total, of_clocks = int(named.sum()), [kind for kind in kinds if kind in CLOCKS]
     counts = {kind: int(clear.notnull().sum()) for kind, clear in kinds.items()}
-    does = [f"{of} of {counts[kind]} {READS[kind]}" for kind in kinds if kind not in CLOCKS]
+    does = [f"{counts[kind]} {READS[kind]}" for kind in kinds if kind not in CLOCKS]
     if of_clocks:
         from_where = ", ".join(f"{counts[kind]} {FROM[kind]}" for kind in of_clocks)
         clocks = sum(counts[kind] for kind in of_clocks)
-        does = [f"{of} of {clocks} order two tokens rightly in 90 % of pairs", *does]
+        does = [f"{clocks} order two tokens rightly in 90 % of pairs", *does]
         from_where = f"; clocks: {from_where}"
-    # The noun once: "positions of 4 ..., of 12 ..."
-    does = [does[0], *(text.removeprefix(f"{of} ") for text in does[1:])]
     shared = shared_rows(dataset[["alone", "share"]].to_array(), named)
     learned = f"learned {of}" if of == "positions" else of
-    sentence = f"Of {counted(total, 'head')} with {learned}{shared}, {', '.join(does)}{few}"
+    sentence = (
+        f"Of {counted(total, 'head')} with {learned}{shared}, by their {of} {', '.join(does)}{few}"
+    )
     if len(counts) == 1 and not of_clocks and total in counts.values():
         sentence = f"In all {total} heads with {learned}, {of} {READS[next(iter(counts))]}{few}"
     near = dataset["near_threshold"] == 1
@@ -324,11 +331,11 @@ def _charts_beside(tree: xr.DataTree) -> Iterator[Chart]:
 VIEW = View(
     "position_sources",
     "What explains the positions",
-    "The order of two tokens that positions tell, by the tokens between them; and shares of a head's "
-    "position variance that a slow part, the token, the previous token, segments and line ends "
-    "explain on stretches of text that were not fitted to, each beyond those before it; what is "
-    "left is context. Shares are of tokens that occur again; layers without positions or gates "
-    "have none.",
+    "What a head's positions follow. Left: whether the later of two tokens has the higher position, "
+    "by how far apart they are. Right: how much of their variance follows from a slow curve over the "
+    "text, from the word, the word before, the segment (line, sentence or span) and the end of a line, "
+    "on text that was not fitted to. Each adds to those on its left, and the rest is context. "
+    "Only tokens that occur again count; layers without positions or gates have none.",
     _charts,
     tables=lambda run: (source_table(run),),
     findings=_findings,

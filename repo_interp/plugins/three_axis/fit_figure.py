@@ -57,7 +57,7 @@ def three_axis_fit(run: xr.DataTree, layer: int, head: int) -> PaperFigure:
     maps, fit = group(run, "maps"), group(run, "three_axis")
     if "distance_axis" not in fit:
         raise InputError(
-            'this run has no axes; analyse again with the parameter axes="first_prompt" of '
+            'this run has no axes; analyze again with the parameter axes="first_prompt" of '
             "three_axis"
         )
     shown = pick(maps["logit_map"], layer=layer, head=head).transpose("query_block", "key_block")

@@ -388,7 +388,7 @@ def test_a_run_prints_as_its_groups_in_twenty_lines_and_a_group_as_xarray_prints
     text = list(range(3, 30))
     run = ri.analyze(ri.load("reversal/repo"), [text], ("positions", "octaves"))
     lines = str(run).splitlines()
-    assert lines[0].startswith("Run of reversal/repo: 1 prompts from ") and len(lines) == 4
+    assert lines[0].startswith("Run of reversal/repo: 1 prompt from ") and len(lines) == 4
     assert lines[1].startswith("  positions  position, position_range") and repr(run) == str(run)
     plain = str(xr.DataTree(run["positions"].to_dataset(), name="positions"))
     assert str(run["positions"]) == plain.replace("Group: /", "Group: /positions")

@@ -1,4 +1,4 @@
-"""The authors' checkpoints, analysed: frequency components and disentanglement fits, read back from
+"""The authors' checkpoints, analyzed: frequency components and disentanglement fits, read back from
 run.nc.
 
 Goldens: official/expected_analysis.npz, float64 NumPy from the arrays of the original code
@@ -27,8 +27,8 @@ CHECKPOINTS = [
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)
-def analysed(request, tmp_path_factory):
-    """Name and run of a checkpoint, analysed on the authors' prompts and read back from its
+def analyzed(request, tmp_path_factory):
+    """Name and run of a checkpoint, analyzed on the authors' prompts and read back from its
     file.
     """
     name, file = request.param, tmp_path_factory.mktemp(request.param) / "run.nc"
@@ -59,8 +59,8 @@ VAFS = {
 
 
 @pytest.mark.parametrize("variable", VAFS)
-def test_variance_accounted_for(analysed, variable):
-    name, run = analysed
+def test_variance_accounted_for(analyzed, variable):
+    name, run = analyzed
     expected = ANALYSIS[f"{name}/vaf_{VAFS[variable]}"]
     rotated = [
         layer for layer, scheme in enumerate(run["components"]["scheme"].values) if scheme != "nope"
@@ -86,21 +86,21 @@ def assert_where_known(got, expected):
     )
 
 
-def test_three_axis_fit(analysed):
-    name, run = analysed
+def test_three_axis_fit(analyzed):
+    name, run = analyzed
     for variable, golden in (("r", "ridge_r_logits"), ("r_attention", "ridge_r_attention")):
         assert_where_known(run["three_axis"][variable], ANALYSIS[f"{name}/{golden}"])
 
 
-def test_fake_distance_fit(analysed):
-    name, run = analysed
+def test_fake_distance_fit(analyzed):
+    name, run = analyzed
     assert_where_known(run["fake_distance"]["r"], ANALYSIS[f"{name}/fake_r_causal"])
 
 
-@pytest.mark.parametrize("analysed", ["repo_mha"], indirect=True)
-def test_three_axis_coefficients(analysed):
+@pytest.mark.parametrize("analyzed", ["repo_mha"], indirect=True)
+def test_three_axis_coefficients(analyzed):
     """Coefficients are in the goldens of repo_mha alone."""
-    _, run = analysed
+    _, run = analyzed
     expected = ANALYSIS["repo_mha/ridge_abc_seq0"]
     for row, (variable, axis) in enumerate(
         (("distance_axis", "distance"), ("query_axis", "token"), ("key_axis", "token"))

@@ -123,8 +123,8 @@ def test_it_computes_what_a_function_of_the_same_file_computes_in_python(folder)
 def test_another_function_is_said_where_the_checkpoint_is_opened_and_measured(folder):
     with without_pictures():
         asked = "analyze trained --measures positions --count 2 --scheme ada.py:adarope"
-        assert run(f"{asked} --out analysed") == (0, "")
-        run_of_file = ri.read_run(folder / "analysed")
+        assert run(f"{asked} --out analyzed") == (0, "")
+        run_of_file = ri.read_run(folder / "analyzed")
         assert json.loads(run_of_file.attrs["functions"]).keys() == {"adarope"}
         (folder / "ada.py").write_text(EDITED)
         code, line = run("inspect trained --scheme ada.py:adarope")
@@ -138,7 +138,7 @@ def test_another_function_is_said_where_the_checkpoint_is_opened_and_measured(fo
         code, line = run(f"{asked} --out other")
         assert code == 0 and "was made with another function" in line
         assert "another function" in str(ri.read_run(folder / "other").attrs["notes"])
-        code, line = run(f"{asked} --out analysed --resume")
+        code, line = run(f"{asked} --out analyzed --resume")
     assert code == 2 and "holds the answer to another question: --scheme was adarope" in line
 
 

@@ -119,7 +119,7 @@ def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes
     (asked, where), store, hooks = SMALLEST[name], tmp_path / "s", []
     embed = as_decoder(bridge).stack.embed_tokens
 
-    def analysed(most=None, **options):
+    def analyzed(most=None, **options):
         """The group, and the number of passes; stopped in the last of `most` passes."""
         hooks.clear()
 
@@ -141,17 +141,17 @@ def test_an_experiment_stopped_in_the_middle_leaves_the_model_as_it_was_and_goes
     def state():
         return hooks_of(bridge), [(one.requires_grad, one.grad) for one in bridge.parameters()]
 
-    whole, passes = analysed()
+    whole, passes = analyzed()
     for array in whole.data_vars.values():
         assert array.attrs["long_name"] and array.attrs["units"]
     before = state()
     inside = where == "inside a pass"
     stopping = {"most": passes} if inside else {"experiment_progress": interrupt}
     with pytest.raises(Stopped):
-        analysed(store=store, **stopping)
+        analyzed(store=store, **stopping)
     assert not inside or max(hooks) > before[0] + 1, "the hooks of the experiment were there"
     assert state() == before and [*(store / name).glob("*.json")]
-    again, passes_of_the_rest = analysed(store=store)
+    again, passes_of_the_rest = analyzed(store=store)
     assert passes_of_the_rest < passes, "finished points were measured again"
     xr.testing.assert_identical(again, whole)
     assert not store.exists()

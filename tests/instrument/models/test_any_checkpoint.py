@@ -1,4 +1,4 @@
-"""Checkpoints of families that nothing was written for: inspected, analysed, given learned
+"""Checkpoints of families that nothing was written for: inspected, analyzed, given learned
 positions, saved and loaded again.
 """
 

@@ -427,6 +427,9 @@ def test_a_bridge_is_saved_and_loaded(family, layout, tmp_path):
     bridge = ri.bridge(model)
     ri.save(bridge, tmp_path / "bridged")
     assert tree(tmp_path / "bridged") == tree(tmp_path / "before")
+    # Found: the wrapped model's method met every weight twice
+    bridge.save_pretrained(tmp_path / "pretrained")
+    assert tree(tmp_path / "pretrained") == tree(tmp_path / "before")
     with torch.no_grad():
         bridge.blocks[1].mlp.out.weight.mul_(2)
         ri.save(bridge, tmp_path / "edited")

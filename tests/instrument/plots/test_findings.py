@@ -245,7 +245,7 @@ def test_expected_tokens_are_beyond_the_commonest_one(measured):
     [
         ([1, 1, 0], "says 4 words backwards", "The model says 4 words backwards: right in 2 of 3 prompts"),
         ([1, 0, 0], "says 4 words", "The model fails at its task (says 4 words): right in 1 of 3 prompts"),
-        ([1, np.nan], "", "The model answers: its answer is right"),
+        ([1, np.nan], "", "The model's answer is right"),
         ([0], "copies", "The model fails at its task (copies): its answer is wrong"),
     ],
 )  # fmt: skip

@@ -242,7 +242,7 @@ def test_of_few_heads_every_other_set_is_measured_once_and_the_table_says_how_ma
     assert controls.sizes["draw"] == 8
     run = xr.DataTree.from_dict({"/effects": group})
     assert "There are 1 different sets of as many other heads, not 8." in effect_tables(run)[0].note
-    assert "2 others together: " in effect_maps(run).axes[0].get_title("left")
+    assert "2 other heads at once: " in effect_maps(run).axes[0].get_title("left")
 
 
 def test_kinds_are_the_interventions_on_the_tokens_of_each_prompt(model):

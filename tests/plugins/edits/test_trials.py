@@ -180,6 +180,7 @@ def test_what_cannot_be_tried_is_refused(model):
         ("a control of 'other' and no such edit", {"one": window}, {"controls": {"other": window}}),
         ("no context that may be entered again; give a function", {"one": once()}, {}),
         ("no context that may be entered again", {"one": 3}, {}),
+        ("called without arguments, and it needs model", {"one": lambda model: window}, {}),
         ("has no token with a loss", {"one": window}, {"bands": [(20, 40)]}),
         ("has no token with a loss", {"one": window}, {"bands": [(0, 0)]}),
         ("a band is the numbers", {"one": window}, {"bands": [(9, 3)]}),

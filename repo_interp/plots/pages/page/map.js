@@ -208,7 +208,7 @@ export function headMap(place, { layers, heads, open, changed }) {
     if (first && chosen !== part.chosen) intoView(first);
     part.chosen = chosen;
     part.counted.textContent = matched.length + " of " + tiles.length + " heads";
-    part.hint.textContent = (map ? (above.length ? "Color of a head: " : "Color and number of a head: ") + map.title + mean + (map.meaning ? ": " + map.meaning : "") + ". " + meant(map) : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
+    part.hint.textContent = (map ? (above.length || map.texts ? "Color of a head: " : "Color and number of a head: ") + map.title + mean + (map.meaning ? ": " + map.meaning : "") + ". " + meant(map) : "This run has no score of heads. ") + (outlines ? "Drawn: positions over the chosen prompt, each on its own scale. " : "") + "A click shows the head, Shift-click several.";
     part.scale.hidden = !map;
     part.kinds.replaceChildren(...(map && map.texts ? kindsOf(map) : []));
     if (!map) return;
