@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     counts = [found.parameters_of(layer) for layer in range(len(checkpoint.layout))]
     console.print(
         f"{total:,} parameters; how many of them are for positions is not known, as a scheme is of "
-        "another package"
+        "another package or of a file"
         if None in counts
         # Relative to the model without its positions' parameters
         else f"{total:,} parameters, {added:,} of them for positions "

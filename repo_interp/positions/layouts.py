@@ -134,7 +134,7 @@ def meaning(scheme: str) -> str:
     Returns:
         The description.
     """
-    return SCHEMES.get(scheme, "a scheme of another package")
+    return SCHEMES.get(scheme, "a scheme of another package or of a file")
 
 
 def parse_layout(text: str, layers: int) -> tuple[str, ...]:

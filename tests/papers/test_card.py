@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -27,7 +28,7 @@ from refusals import refused
 from scipy import stats
 
 import repo_interp as ri
-from position_papers.card import card
+from position_papers.card import card, starts
 from position_papers.card.columns import BUDGETS, COLUMNS, Column, columns_of, plain_layout
 from position_papers.card.content import Card, TaskCard
 from position_papers.card.cost import costs
@@ -526,6 +527,30 @@ def test_what_is_left_is_what_costs(tmp_path):
     assert both[2].configuration.continue_from == both[0].directory.as_posix()
     with refused("goes on from niah_keys/pretrained, which has no seed 9"):
         trials.trainings(columns_of(["niah_keys"]), (9,))
+
+
+def test_a_start_that_ships_is_not_trained_and_has_the_digest_of_the_registry(
+    tmp_path, monkeypatch
+):
+    column = replace(COLUMNS["niah_keys"], start="niah_keys/rope", seeds=())
+    trials = Trials(tmp_path / "card", "nope")
+    first, second = trials.trainings([column], (0, 1))
+    assert first.configuration.continue_from == "niah_keys/rope"
+    assert second.configuration.continue_from == "niah_keys/rope/seed-1"
+    # of seed 5 records alone ship
+    start, own = trials.trainings([column], (5,))
+    assert own.configuration.continue_from == start.directory.as_posix()
+    # one that was begun here goes on
+    begun = tmp_path / "card/starts/niah_keys-rope/seed-0"
+    begun.mkdir(parents=True)
+    (begun / "training.toml").touch()
+    assert trials.trainings([column], (0,))[0].directory == begun
+    # other weights by that name
+    monkeypatch.setattr(starts, "DIRECTORY", tmp_path)
+    shutil.copy(DIRECTORY / "registry.csv", tmp_path)
+    shutil.copytree(DIRECTORY / "niah_keys/nope", tmp_path / "niah_keys/rope")
+    with refused("niah_keys/rope has other weights than registry.csv lists"):
+        Trials(tmp_path / "other", "nope").trainings([column], (0,))
 
 
 def test_heads_are_those_of_the_measures():

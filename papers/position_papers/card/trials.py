@@ -22,6 +22,7 @@ from typing import Any
 from position_papers.card.columns import Column
 from position_papers.card.directory import STATED, require_card_of
 from position_papers.card.records import Row, Run, as_run
+from position_papers.card.starts import shipped_start
 from position_papers.kit.scores import unequal_budgets
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.folder import TrainingFolder
@@ -109,7 +110,8 @@ class Trials:
             seeds: Seeds of each.
 
         Returns:
-            The trainings, those that others go on from first.
+            The trainings, those that others go on from first; where their weights ship, and none
+            was begun here, they are not trained.
         """
         starts: dict[Path, Training] = {}
         own: list[Training] = []
@@ -122,8 +124,12 @@ class Trials:
                 more: dict[str, Any] = {"device": self.device, "scheme_options": self.options}
                 if column.start:
                     start = self._start(column, seed)
-                    starts[start.directory] = start
-                    more["continue_from"] = start.directory.as_posix()
+                    shipped = shipped_start(column.start, seed)
+                    if shipped and not TrainingFolder(start.directory).is_begun:
+                        more["continue_from"] = shipped
+                    else:
+                        starts[start.directory] = start
+                        more["continue_from"] = start.directory.as_posix()
                 configuration = column.configuration(self.layout, seed, **more)
                 own.append(Training(column, seed, directory, configuration))
         return [*starts.values(), *own]

@@ -353,10 +353,10 @@ def run_of_line(line: Mapping[str, Any]) -> Recorded:
 
 def _in_zoo(directory: Path, line: Mapping[str, Any]) -> Recorded:
     run = run_of_line(line)
-    return replace(run, weights=_registered(directory, run.seed))
+    return replace(run, weights=registered(directory, run.seed))
 
 
-def _registered(directory: Path, seed: int) -> str:
+def registered(directory: Path, seed: int) -> str:
     """SHA-256 of the weights that the zoo's registry lists of a checkpoint and seed; "" where it
     lists none.
     """

@@ -40,6 +40,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers.modeling_utils import local_torch_dtype
 
+from repo_interp.entry_points import failure_of
 from repo_interp.errors import InputError, NotFinite, one_line
 from repo_interp.inputs import AttentionInputs
 from repo_interp.models.capture import capture, layers_by_pair
@@ -245,7 +246,8 @@ def _running(run: Callable[[], Any], layout: str, action: str) -> Any:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"the scheme {layout!r} cannot {action}: {_said(error)}") from error
+        said = failure_of(error) or _said(error)
+        raise InputError(f"the scheme {layout!r} cannot {action}: {said}") from error
 
 
 def _said(error: Exception) -> str:

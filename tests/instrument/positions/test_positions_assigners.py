@@ -110,4 +110,4 @@ def test_tables_are_of_the_dtype_asked_for_and_exact_before_that(dtype, atol):
 
 def test_every_scheme_has_a_meaning():
     assert all(meaning(scheme) == SCHEMES[scheme] for scheme in SCHEMES)
-    assert meaning("t5") == "a scheme of another package"
+    assert meaning("t5") == "a scheme of another package or of a file"
