@@ -61,9 +61,7 @@ def printed(code: str, name: str, names: dict[str, Any] | None = None) -> str:
     return output.getvalue()
 
 
-def agree(
-    stored: str, found: str, slack: Callable[[str], Decimal] | None = None
-) -> bool:
+def agree(stored: str, found: str, slack: Callable[[str], Decimal] | None = None) -> bool:
     """Return whether two outputs have the same words, and numbers that processors may give.
 
     Args:
@@ -137,7 +135,9 @@ def main() -> int:
             sys.stderr.write(f"{number}. {title}\n   not compared: {error}\n")
             return found[0]
         seconds = between - begun, time.process_time() - between
-        sys.stderr.write("{}. {}: {:.0f} CPU s, its reference {:.0f}\n".format(number, title, *seconds))
+        sys.stderr.write(
+            "{}. {}: {:.0f} CPU s, its reference {:.0f}\n".format(number, title, *seconds)
+        )
         for line in lines_that_differ(output, reference):
             differ.append(f"{number}. {title}: transformers alone print\n{line}\nand we do not\n")
         for ours, stored in ((output, found["output"]), (reference, found["reference"] or "")):

@@ -34,6 +34,7 @@ from .models.scheme_registry import register_scheme as register_scheme
 from .plots.findings import findings as findings
 from .plots.pages.report import show as show
 from .plugins.edits.pair_effects import pair_effects as pair_effects
+from .plugins.edits.streaming_cache import StreamingCache as StreamingCache
 from .plugins.edits.token_losses import loss as loss
 from .plugins.edits.trials import try_edits as try_edits
 from .plugins.head_tables.atlas_table import atlas as atlas

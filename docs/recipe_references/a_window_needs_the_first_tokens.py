@@ -29,6 +29,9 @@ for name, sinks in (("window 128", 0), ("with 4 sinks", 4)):
     print(f"{name}: {found.mean():.3f}, which is {low:.2f} to {high:.2f} more")
 text = tokens[:, :150]
 with hidden(128, 4), torch.no_grad():
-    for _ in range(6):
+    for _ in range(10):
         text = torch.cat([text, model(text, use_cache=False).logits[:, -1:].argmax(-1)], 1)
-print("generated after 150 tokens:", *text[0, 150:].tolist())
+# Without a cache; one would have all keys before the last token, or a window and four sinks
+seen = text.shape[1] - 1
+for name, keys in (("DynamicCache", seen), ("StreamingCache", min(seen, 127 + 4))):
+    print(f"{name} of {keys} keys:", *text[0, 150:].tolist())

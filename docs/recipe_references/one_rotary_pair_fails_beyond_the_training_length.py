@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 import repo_interp as ri  # the texts alone
 
 model, _ = open_plain("language/rope")
+model.set_attn_implementation("sdpa")
 length = model.config.max_position_embeddings
 prompts = ri.tasks.make_task("language").prompts(8, seed=0, test_set="1024")
 tokens = torch.tensor([prompt.tokens for prompt in prompts])

@@ -4,7 +4,16 @@ import inspect
 import textwrap
 
 import torch
-from plain_transformers import attending, blocks, group, interval, losses, open_plain, projected, rotate
+from plain_transformers import (
+    attending,
+    blocks,
+    group,
+    interval,
+    losses,
+    open_plain,
+    projected,
+    rotate,
+)
 
 model, tokenizer = open_plain("smollm2-135m")
 tokens = torch.tensor([tokenizer(inspect.getsource(textwrap)[:1500])["input_ids"]])

@@ -30,4 +30,8 @@ for layer in range(model.config.num_hidden_layers):
     heads = range(model.config.num_attention_heads)
     changes = [answer(layer, slice(head, head + 1)) - plain for head in heads]
     together = answer(layer) - plain
-    print(f"layer {layer}:", " ".join(f"{one:+.2f}" for one in changes), f"all together: {together:+.2f}")
+    print(
+        f"layer {layer}:",
+        " ".join(f"{one:+.2f}" for one in changes),
+        f"all together: {together:+.2f}",
+    )

@@ -1,7 +1,7 @@
 """RePo's models without this package: Llama of transformers, whose attention places tokens by f_phi.
 
-    z_i = (silu(h_i Wg) * (h_i Wc)) Wz        rows of key-value heads, or one for a layer
-    logit_ij = rotate(q_i, z_i theta) . rotate(k_j, z_j theta) / sqrt(d_head)
+z_i = (silu(h_i Wg) * (h_i Wc)) Wz        rows of key-value heads, or one for a layer
+logit_ij = rotate(q_i, z_i theta) . rotate(k_j, z_j theta) / sqrt(d_head)
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ def open_repo(name: str) -> tuple[Any, Any, Maps]:
     else:
         weights = in_float32(load_file(path / "model.safetensors"))
         layers = config["position_layout"]["layers"]
-        chosen = LlamaConfig().to_dict().keys() & config.keys() - {"num_hidden_layers", "model_type"}
+        chosen = LlamaConfig().to_dict().keys() & config.keys() - {
+            "num_hidden_layers",
+            "model_type",
+        }
         fields = {key: config[key] for key in chosen}
         model = LlamaForCausalLM(LlamaConfig(**fields, num_hidden_layers=len(layers)))
         model.load_state_dict(
-            {key: value for key, value in weights.items() if not key.split(".")[-2] in NAMES}
+            {key: value for key, value in weights.items() if key.split(".")[-2] not in NAMES}
         )
         tokenizer = open_tokenizer(path)
     maps = {}
@@ -58,7 +61,9 @@ def in_float32(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.float() for name, value in weights.items()}
 
 
-def _merged(state: dict[str, Tensor], adapter: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+def _merged(
+    state: dict[str, Tensor], adapter: dict[str, Tensor], scale: float
+) -> dict[str, Tensor]:
     """W + scale B A."""
     for key, up in adapter.items():
         if key.endswith("lora_B.weight"):
@@ -70,7 +75,9 @@ def _merged(state: dict[str, Tensor], adapter: dict[str, Tensor], scale: float) 
 
 @contextmanager
 def positioned(
-    model: Any, maps: Maps, edit: Callable[[int, Tensor], Tensor] = lambda layer, positions: positions
+    model: Any,
+    maps: Maps,
+    edit: Callable[[int, Tensor], Tensor] = lambda layer, positions: positions,
 ) -> Iterator[dict[int, Tensor]]:
     """Attend by learned positions while the context lasts.
 

@@ -10,9 +10,7 @@ from plain_transformers import hiding, losses, open_plain, patterns
 model, tokenizer = open_plain("smollm2-135m")
 code = inspect.getsource(textwrap)[:1500]
 fact, question = "The secret code of the vault is 7391.", "\nThe secret code of the vault is 7391"
-given = tokenizer(
-    code[:700] + fact + code[700:1000] + question, return_offsets_mapping=True
-)
+given = tokenizer(code[:700] + fact + code[700:1000] + question, return_offsets_mapping=True)
 tokens = torch.tensor([given["input_ids"]])
 start = 700 + fact.index("7391")
 needle = [

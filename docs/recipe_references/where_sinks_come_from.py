@@ -34,8 +34,13 @@ def sinks(title: str, prompt: list[int], first_position: int = 0) -> None:
     mass = received.gather(1, token[:, None])[:, 0]
     layer = int(mass.argmax())
     layers = int((token == token[layer]).sum())
-    print(f"  {title}: {100 * first:.1f} % on the first token, mean over heads; of the others", end=" ")
-    print(f"token {token[layer]} has most, {100 * mass[layer]:.0f} % in layer {layer}, and", end=" ")
+    print(
+        f"  {title}: {100 * first:.1f} % on the first token, mean over heads; of the others",
+        end=" ",
+    )
+    print(
+        f"token {token[layer]} has most, {100 * mass[layer]:.0f} % in layer {layer}, and", end=" "
+    )
     print(f"leads in {layers} layers")
 
 
@@ -43,7 +48,7 @@ def masks(count: int) -> dict:
     """The causal mask, for layers with a window too where the prompt is within it."""
     mask = torch.full((count, count), torch.finfo(torch.float32).min).triu(1)[None, None]
     kinds = {*(getattr(model.config, "layer_types", None) or [])}
-    return {"attention_mask": {kind: mask for kind in kinds} if len(kinds) > 1 else mask}
+    return {"attention_mask": dict.fromkeys(kinds, mask) if len(kinds) > 1 else mask}
 
 
 for name in ("gemma3-270m", "smollm2-135m"):

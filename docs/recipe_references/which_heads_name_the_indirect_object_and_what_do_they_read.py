@@ -1,4 +1,4 @@
-"""Parts of the last residual stream times the unembedding; a layer that runs twice for a path."""
+"""Parts of the last residual stream times the unembedding; queries of a stream without some heads."""
 
 import itertools
 
@@ -13,94 +13,99 @@ for first, second in itertools.permutations(["Mary", "John", "Tom", "James"], 2)
         texts.append(f"When {first} and {second} went to the store, {giver} gave a drink to")
         right.append(tokenizer.encode(f" {other}")[-1])
         wrong.append(tokenizer.encode(f" {giver}")[-1])
-d_head, heads = width(model), model.config.num_attention_heads
+right, wrong = torch.tensor(right), torch.tensor(wrong)
+ids = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
+tokens = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)  # no token sees those behind it
+last = torch.tensor([len(some) - 1 for some in ids])
+heads, d_head = model.config.num_attention_heads, width(model)
 layers, norm, unembedding = model.model.layers, model.model.norm, model.lm_head.weight
-prompts = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]
 
 
 @torch.no_grad()
-def parts(tokens: torch.Tensor, direction: torch.Tensor) -> tuple[np.ndarray, ...]:
-    """What heads [layer, head], MLPs [layer] and the embedding add along a direction."""
-    outputs, mlps, embedded, stream = [], [], [], []
+def recorded(count: int):
+    """A pass of the first prompts: what heads and MLPs write, and what layers are called with."""
+    moved, mlps, stream, called = [], [], [], []
+    handles = [
+        one.register_forward_pre_hook(
+            lambda _, given, named: (stream.append(given[0]), called.append(named))[2:] or None,
+            with_kwargs=True,
+        )
+        for one in layers
+    ]
     with hooked(
-        *((one.self_attn.o_proj, lambda _, given, __: outputs.append(given[0][0, -1])) for one in layers),
-        *((one.mlp, lambda _, __, output: mlps.append(output[0, -1])) for one in layers),
-        (model.model.embed_tokens, lambda _, __, output: embedded.append(output[0, -1])),
-        (norm, lambda _, given, __: stream.append(given[0][0, -1])),
+        *((one.self_attn.o_proj, lambda _, given, __: moved.append(given[0])) for one in layers),
+        *((one.mlp, lambda _, __, output: mlps.append(output)) for one in layers),
+        (norm, lambda _, given, __: stream.append(given[0])),
     ):
-        model(tokens)
-    factor = torch.rsqrt((stream[0] ** 2).mean() + norm.variance_epsilon)
-    along = norm.weight * factor * direction
-    written = torch.stack(
-        [
-            (output.unflatten(0, (heads, -1)) * (along @ one.self_attn.o_proj.weight).unflatten(0, (heads, -1))).sum(-1)
-            for output, one in zip(outputs, layers, strict=True)
-        ]
-    )
-    whole = written.double(), torch.stack(mlps).double() @ along.double(), embedded[0] @ along
-    return tuple(part.numpy() for part in whole)
-
-
-directions = unembedding[right] - unembedding[wrong]
-of_heads, of_mlps, of_embedding = (
-    np.stack(part)
-    for part in zip(*(parts(a, b) for a, b in zip(prompts, directions.detach(), strict=True)), strict=True)
-)
+        model(tokens[:count], use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return moved, mlps, stream, called
 
 
 @torch.no_grad()
-def difference(number: int) -> float:
-    """Logit of the right name less that of the wrong one."""
-    logits = model(prompts[number]).logits[0, -1]
-    return float(logits[right[number]] - logits[wrong[number]])
+def difference(stream: torch.Tensor) -> np.ndarray:
+    """Logit of the right name less that of the wrong one, of the last stream of prompts."""
+    rows = torch.arange(len(stream))
+    logits = model.lm_head(norm(stream[rows, last[: len(stream)]]))
+    found = logits[rows, right[: len(stream)]] - logits[rows, wrong[: len(stream)]]
+    return found.double().numpy()
 
 
-plain = np.array([difference(number) for number in range(len(texts))])
-means = of_heads.mean(0)
+def written(moved: list[torch.Tensor], layer: int, head: int) -> torch.Tensor:
+    """What a head adds to the stream [prompt, token, d_model]."""
+    some = slice(head * d_head, (head + 1) * d_head)
+    return moved[layer][..., some] @ layers[layer].self_attn.o_proj.weight[:, some].T
+
+
+moved, mlps, stream, _ = recorded(len(texts))
+plain, rows = difference(stream[-1]), torch.arange(len(texts))
+with torch.no_grad():
+    factor = torch.rsqrt(
+        (stream[-1][rows, last] ** 2).mean(-1, keepdim=True) + norm.variance_epsilon
+    )
+    along = (norm.weight * factor * (unembedding[right] - unembedding[wrong])).double()
+
+    def added(part: torch.Tensor) -> np.ndarray:
+        """What a part of the stream adds to the difference of each prompt."""
+        return (part[rows, last].double() * along).sum(-1).numpy()
+
+    of_heads = np.array(
+        [[added(written(moved, a, b)) for b in range(heads)] for a in range(len(layers))]
+    )  # [layer, head, prompt]
+    of_mlps, of_embedding = sum(map(added, mlps)), added(stream[0])
+means = of_heads.mean(-1)
 largest = np.argsort(-np.abs(means), axis=None, kind="stable")[:3]
 named = ", ".join(
-    "L{} H{} {:+.2f} [{:+.2f}, {:+.2f}]".format(layer, head, *interval(of_heads[:, layer, head]))
+    "L{} H{} {:+.2f} [{:+.2f}, {:+.2f}]".format(layer, head, *interval(of_heads[layer, head]))
     for layer, head in (divmod(int(place), heads) for place in largest)
 )
-print(
-    "The logit difference is {:+.2f} [{:+.2f}, {:+.2f}]".format(*interval(plain))
-    + f", mean over {len(texts)} prompts; the largest parts of single heads are {named}; all together: "
-    + f"heads {means.sum():+.2f}, MLPs {of_mlps.mean(0).sum():+.2f}, "
-    + f"embedding {round(float(of_embedding.mean()), 2) + 0.0:+.2f}, biases +0.00"
-)
+print("The logit difference is {:+.2f} [{:+.2f}, {:+.2f}]".format(*interval(plain)), end=", ")
+print(f"mean over {len(texts)} prompts; the largest parts of single heads are {named}; ", end="")
+print(f"all together: heads {means.sum():+.2f}, MLPs {of_mlps.mean():+.2f}, ", end="")
+print(f"embedding {round(float(of_embedding.mean()), 2) + 0.0:+.2f}, biases +0.00")
+
 layer, head = divmod(int(means[1:].argmax()) + heads, heads)
 receiver = layers[layer]
+moved, _, stream, called = recorded(6)
 
 
+@torch.no_grad()
 def without(*senders: tuple[int, int]) -> np.ndarray:
-    """Change by six prompts where the receiver's queries read a stream without these heads."""
-    wrote: list[torch.Tensor] = []
-
-    def send(module, given, output, number):
-        start = number * d_head
-        some = given[0][..., start : start + d_head]
-        wrote.append(some @ module.weight[:, start : start + d_head].T)
-
-    entered: list[torch.Tensor] = []
+    """Change by prompt where the receiver's queries read a stream without some heads."""
+    entered = stream[layer]
+    rest = receiver.input_layernorm(entered - sum(written(moved, *sender) for sender in senders))
 
     def queries(module, given, output):
-        stream = receiver.input_layernorm(entered[-1] - sum(wrote[-len(senders) :]))
-        changed = output.clone()
         some = slice(head * d_head, (head + 1) * d_head)
-        changed[..., some] = stream @ module.weight[some].T
-        return changed
+        output = output.clone()
+        output[..., some] = rest @ module.weight[some].T
+        return output
 
-    enters = receiver.register_forward_pre_hook(lambda _, given: entered.append(given[0]))
-    with hooked(
-        *(
-            (layers[one].self_attn.o_proj, lambda *given, number=number: send(*given, number))
-            for one, number in senders
-        ),
-        (receiver.self_attn.q_proj, queries),
-    ):
-        found = np.array([difference(number) for number in range(6)])
-    enters.remove()
-    return found - plain[:6]
+    with hooked((receiver.self_attn.q_proj, queries)):
+        for block in layers[layer:]:  # those below see nothing of it
+            entered = block(entered, **called[layer])
+    return difference(entered) - plain[:6]
 
 
 paths = {(one, number): without((one, number)) for one in range(layer) for number in range(heads)}

@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM, set_seed
 
 trained, tokenizer = open_plain("smollm2-135m")
 text = tokenizer(inspect.getsource(textwrap))["input_ids"]
-drawn = torch.randperm(trained.config.vocab_size, generator=torch.Generator().manual_seed(0)).tolist()
+drawn = torch.randperm(
+    trained.config.vocab_size, generator=torch.Generator().manual_seed(0)
+).tolist()
 
 
 def fitted(logits: np.ndarray, design: csr_array) -> float:

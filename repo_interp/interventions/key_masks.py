@@ -5,8 +5,8 @@
 What the model hides stays hidden. A hidden key is one that the mask of the model hides: gates of
 CoPE do not count it, and ALiBi's and FIRE's distances stay. Positions are assigned as before, also
 by schemes whose f_phi remembers earlier tokens. With a cache, keys stay in it: what one query does
-not see a later one may. Measures see keys that are hidden from all heads of a layer alike, and
-refuse others.
+not see a later one may (a `StreamingCache` drops those that none sees). Measures see keys that are
+hidden from all heads of a layer alike, and refuse others.
 """
 
 from __future__ import annotations

@@ -205,6 +205,8 @@ class LayerPass:
     """`CallMask.hidden`."""
     key_positions: Float[Tensor, "batch P key"] | None = None
     """Positions of all keys, cached ones too."""
+    key_numbers: Int[Tensor, "key"] | None = None
+    """Numbers of the keys of a cache that drops some; None: they follow each other."""
     key_lengths: Float[Tensor, "batch key"] | None = None
     """`length` of the pass in which a cached key came."""
     tables: Any = None
@@ -240,6 +242,8 @@ class LayerPass:
         Returns:
             Their numbers in their prompts.
         """
+        if self.key_numbers is not None:
+            return self.key_numbers[None]
         after = torch.arange(keys, device=self.index.device) + 1 - self.end(keys)
         return after + self.index[:, -1:]
 
