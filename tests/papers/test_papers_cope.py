@@ -30,6 +30,7 @@ from position_papers.cope.error_tasks import (
 )
 from position_papers.cope.errors import Alike, always_the_same, from_record
 from position_papers.cope.gates import Chosen, stands_out
+from position_papers.cope.other_windows import C5_WINDOWS, OTHER_WINDOWS
 from position_papers.cope.paper import PAPER, Options
 from position_papers.cope.perplexity import (
     C4,
@@ -38,7 +39,6 @@ from position_papers.cope.perplexity import (
     C4_ROPE,
     C5,
     C5_ROPE,
-    C5_WINDOWS,
     PERPLEXITY,
 )
 from position_papers.kit.cache import Cache
@@ -325,30 +325,27 @@ def test_perplexities_in_order_and_the_smallest_rise():
 
 def test_c5_is_judged_again_on_windows_that_every_seed_has_of_its_own():
     """Windows move all rises of a seed alike, so that only differences by seed say something."""
-    cope, opened = language({"cope": (2.0, 2.1, 2.2), "cope_open": (2.1, 2.2, 2.3)})
 
     def judged(less):
         rises = np.array([0.3, -0.2, 0.1])
-        pair = []
-        for scored, gates, above in ((cope, "keys", 0.0), (opened, "open", np.array(less))):
-            configuration = replaced(scored.configuration, {"scheme_options": {"gates": gates}})
-            runs = tuple(
-                dataclasses.replace(scored.recorded[0], seed=seed, means={"32": 2.0, "128": end})
-                for seed, end in enumerate(2.0 + rises + above)
-            )
-            pair.append(
-                dataclasses.replace(scored, configuration=configuration, at_training=runs)
-            )
-        verdicts = verdicts_of(PERPLEXITY, pair)
-        return next(each for each in verdicts if each.claim is C5_WINDOWS)
+        models = []
+        for name, gates_of, above in (("cope", "keys", 0.0), ("open", "open", np.array(less))):
+            ends = (2.0 + rises + above).tolist()
+            means = {"32": [2.0] * 3, "128": ends}
+            scored = made(name, means, None, "log perplexity", "cope", "language")
+            options = {"scheme_options": {"gates": gates_of}}
+            configuration = replaced(scored.configuration, options)
+            models.append(dataclasses.replace(scored, configuration=configuration))
+        (found,) = verdicts_of(OTHER_WINDOWS, models)
+        return found
 
     holds = judged([0.03, 0.04, 0.05])
-    assert holds.outcome == HOLDS
+    assert (holds.claim, holds.outcome) == (C5_WINDOWS, HOLDS)
     assert_allclose(holds.estimate.value, -0.04)
     assert judged([-0.03, -0.04, -0.05]).outcome == FAILS
     assert judged([0.03, -0.04, 0.05]).outcome == UNDECIDED
-    lacking = verdicts_of(PERPLEXITY, [dataclasses.replace(cope, at_training=()), opened])
-    assert {each.outcome for each in lacking} == {UNMEASURABLE}
+    (alone,) = verdicts_of(OTHER_WINDOWS, language({"cope": (2.0, 2.1)}))
+    assert alone.outcome == UNMEASURABLE and "every gate open" in alone.notes[0]
 
 
 def test_another_method_of_the_same_models_is_compared_with_them_seed_by_seed():

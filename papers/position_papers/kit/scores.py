@@ -93,8 +93,6 @@ class Scored:
     """As `live` by seed, of the other seeds that have weights; none where nothing is asked beside
     plain scores, which are recorded.
     """
-    at_training: tuple[Recorded, ...] = ()
-    """Of a language model: what training itself scored, every seed on windows of its own."""
 
     @property
     def test_sets(self) -> tuple[str, ...]:
@@ -102,17 +100,6 @@ class Scored:
         if self.live is not None:
             return tuple(self.live["test_set"].values.astype(str).tolist())
         return tuple(name for name, value in self.recorded[0].means.items() if np.isfinite(value))
-
-    def sample_at_training(self, test_sets: Sequence[str]) -> Sample:
-        """What training itself scored, as means over `test_sets`: of a language model every seed on
-        windows of its own.
-        """
-        runs = self.at_training
-        means = [float(np.mean([run.means[name] for name in test_sets])) for run in runs]
-        count = sum(run.prompts for run in runs)
-        return Sample(
-            np.array(means), np.empty(0), count, self.metric in SHARES, tuple(r.seed for r in runs)
-        )
 
     def sample(self, test_sets: Sequence[str], method: str = PLAIN) -> Sample:
         """Scores as means over `test_sets`.
@@ -161,7 +148,7 @@ def score_subject(
             f"{subject.name} ({subject.path}) has no training.toml, so its task is unknown; "
             "give a checkpoint of `repo-interp train`"
         )
-    recorded = at_training = tuple(recorded_scores(records_of(subject)))
+    recorded = tuple(recorded_scores(records_of(subject)))
     if configuration.task == "language":
         recorded = tuple(_on_the_same_texts(subject, recorded, options, cache))
     live, others, task = None, {}, configured_task(configuration)
@@ -180,15 +167,7 @@ def score_subject(
         )
     length = subject.training_length or task.training_length
     return Scored(
-        subject.name,
-        subject.layout,
-        configuration,
-        length,
-        task.metric,
-        live,
-        recorded,
-        others,
-        at_training if configuration.task == "language" else (),
+        subject.name, subject.layout, configuration, length, task.metric, live, recorded, others
     )
 
 
