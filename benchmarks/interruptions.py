@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import shlex
 import shutil
 import signal
 import socket
@@ -45,15 +46,41 @@ from repo_interp.storage.files import LEFT_BEHIND, digest_of
 Work = str | Callable[[], int]
 """A command, or a function that returns an exit code."""
 _ROPE = "copying/rope_scattered"
+_TRAIN = (
+    "train reversal --layers 1 --width 16 --heads 2 --steps 60 --log-every 10 --score-prompts 8 "
+    "--checkpoint-every 20"
+)
+_SCHEME = f"{Path(__file__).with_name('own_scheme.py')}:build"
 COMMANDS = {
     "score": "score reversal/repo --count 8 --out out",
-    "train": "train reversal --layers 1 --width 16 --heads 2 --steps 60 --log-every 10 "
-    "--score-prompts 8 --checkpoint-every 20 --out out",
+    "train": f"{_TRAIN} --out out",
+    "train_scheme": f"{_TRAIN} --scheme {_SCHEME}@1 --layers 2 --out out",
     "analyze": "analyze niah/repo --count 6 --measures positions,attention_mass --layers 1 "
     "--heads 0,1 --out out",
-    "figures": f"figures hope --no-zoo --fast --checkpoint {_ROPE}={_ROPE} --jobs 1 --out out",
+    "figures": f"figures hope --no-zoo --fast --checkpoint {_ROPE}={_ROPE} --jobs 1 "
+    "--cache cache --out out",
+    "card": f"card {_SCHEME} --tasks reversal --seeds 0,1 --out out",
 }
 """What is tried, small enough for seconds."""
+GOES_ON = {"train": " --resume", "train_scheme": " --resume", "card": ""}
+"""What a command is given again with after an interruption, where it is not `--overwrite`."""
+ONE_PLACE = tuple(GOES_ON)
+"""Commands whose directory has one result for good: another one goes elsewhere."""
+RECIPE = {
+    "layers": 1,
+    "width": 16,
+    "heads": 2,
+    "steps": 30,
+    "batch": 2,
+    "warm_up": 1,
+    "log_every": 10,
+    "checkpoint_every": 10,
+    "score_prompts": 4,
+    "task_options": {"first_longest": 2, "longest": 4, "longest_test": 5},
+}
+"""Of reversal on a card, in the place of the recipe of minutes."""
+CLOCKED = (".jsonl", ".pt")
+"""Files of a training that hold clock times; the second is gone at its end."""
 LAST = {".png": b"IEND\xaeB`\x82", ".pdf": b"%%EOF", ".svg": b"</svg>", ".html": b"</html>"}
 """Last bytes of whole files."""
 SIZE = 2**25
@@ -78,8 +105,11 @@ def preload() -> None:
 
     import position_papers
     import repo_interp
+    from position_papers.card import columns
 
     os.environ["COLUMNS"] = "500"  # no line is wrapped
+    seconds = columns.Column("reversal", ("4",), ("5",), fields=RECIPE)
+    columns.COLUMNS = {**columns.COLUMNS, "reversal": seconds}
     torch.set_num_threads(1)
     for package in (repo_interp, position_papers):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -115,7 +145,7 @@ def _work(what: Work, variables: dict[str, str]) -> int:
     os.environ |= variables
     begun = time.process_time()
     try:
-        return what() if callable(what) else main(what.split())
+        return what() if callable(what) else main(shlex.split(what))
     finally:
         say(time.process_time() - begun)
 
@@ -148,8 +178,9 @@ def kills(given: Namespace, name: str, count: int = 1) -> Iterator[Row]:
     """
     preload()
     with TemporaryDirectory() as scratch:
-        first, again = (COMMANDS[name], _again(name)) if name in COMMANDS else (resumed, resumed)
-        clocked = (".jsonl", ".pt") if name == "train" else ()  # clock times; gone at the end
+        works: dict[str, Work] = {"resumed": resumed, "edits": edits}
+        first, again = (works[name],) * 2 if name in works else (COMMANDS[name], _again(name))
+        clocked = CLOCKED if name in ONE_PLACE else ()
         calm = team(count, first, place := Path(mkdtemp(dir=scratch)))
         expected = files(place / "out", clocked)
         wrong, most, ended = different(calm, expected, expected), 0, 0
@@ -206,8 +237,8 @@ def disk(given: Namespace, name: str) -> Iterator[Row]:
             raise RuntimeError(f"fails undisturbed: {calm.errors}")
         # Other results than the earlier ones. Training goes elsewhere, for `--overwrite` removes
         # first.
-        other = f"{COMMANDS[name][:-3]}other" if name == "train" else _again(name)
-        other += " --seed 1" * (name != "analyze")
+        other = f"{COMMANDS[name][:-3]}other" if name in ONE_PLACE else _again(name)
+        other += " --seed 1" * (name not in ("analyze", "card"))
         wrong, refused = [], 0
         for room in ROOMS:
             with nearly_full(Path(scratch) / "disk", before, room) as place:
@@ -296,7 +327,7 @@ def outcome(what: str, tried: int, wrong: list[str], note: str) -> Row:
 
 def _again(name: str) -> str:
     """The command, given again after an interruption."""
-    return f"{COMMANDS[name]} {'--resume' if name == 'train' else '--overwrite'}"
+    return f"{COMMANDS[name]}{GOES_ON.get(name, ' --overwrite')}"
 
 
 def files(directory: Path, clocked: tuple[str, ...] = ()) -> dict[str, str]:
@@ -311,6 +342,26 @@ def files(directory: Path, clocked: tuple[str, ...] = ()) -> dict[str, str]:
         if path.is_file() and path.suffix not in clocked
     }
     return {name: digest_of(path) for name, path in paths.items() if "/." not in f"/{name}"}
+
+
+def edits() -> int:
+    """Try edits here; every batch of every edit is kept at once."""
+    import repo_interp as ri
+    from repo_interp.analysis.score import task_of
+    from repo_interp.checkpoint_files.shipped import zoo_path
+
+    model = ri.open_model("niah/repo")
+    found = ri.try_edits(
+        model,
+        task_of(zoo_path("niah/repo")).prompts(8, seed=1, test_set="96"),
+        {f"without {head}": ri.interventions.ablate(model, (1, head)) for head in range(4)},
+        batch_size=1,
+        store=".store",
+        progress=lambda done, total: None,
+    )
+    Path("out").mkdir(exist_ok=True)
+    found.to_netcdf("out/edits.nc")
+    return 0
 
 
 def resumed() -> int:

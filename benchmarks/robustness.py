@@ -136,6 +136,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="moments per command")
     parser.add_argument("--examples", type=int, default=5000, help="of each fuzzed property")
     parser.add_argument("--share", type=float, default=1.0, help="of the mutants")
+    parser.add_argument("--draw", type=int, default=0, help="number of the draw of that share")
     parser.add_argument(
         "--minutes", type=float, default=600.0, help="for the mutants; the next time goes on"
     )

@@ -112,7 +112,9 @@ class Turns:
         """The farthest position that no phases fit by chance."""
         chance = float((2 * self.of_layer.tolerance.median()).sqrt().clamp(max=1.0)) / math.pi
         pairs = int((self.frequencies * _LONGEST > math.pi).sum())
-        return min(0.5 * _BY_CHANCE / chance**pairs, _LONGEST)
+        by_chance = chance**pairs  # 0 where keys are exact, or pairs many
+        enough = 0.5 * _BY_CHANCE
+        return enough / by_chance if by_chance * _LONGEST > enough else _LONGEST
 
     def tells(self, reach: int) -> bool:
         """Whether there are enough pairs to tell all positions of a cache apart.

@@ -7,27 +7,41 @@ time.
 
 import argparse
 import json
+import warnings
 from dataclasses import fields, is_dataclass
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from attention_inputs import OFFICIAL
-from hypothesis import example, given
+from families import repositioned
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from task_tokenizers import tokenizer
+from transformers import DynamicCache
 
+import repo_interp as ri
+from position_papers.card.columns import columns_of
+from position_papers.card.directory import require_card_of
+from position_papers.kit.cache import Cache
+from repo_interp import installed_points
 from repo_interp.cli.arguments import name_list, number_list, setting
-from repo_interp.errors import InputError
+from repo_interp.cli.scheme_files import layout_of_files
+from repo_interp.errors import InputError, Note
 from repo_interp.measures.measure_catalogue import measure_named, measure_names
+from repo_interp.models.attention import SchemeParts
 from repo_interp.models.configuration import identify
+from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.layouts import NO_ATTENTION, SCHEMES, parse_layout
 from repo_interp.run import make_run, read_run, write_run
+from repo_interp.storage.store import Store
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
 from repo_interp.values import with_field
 
 LONGEST_LINE = 2000
+TOKENS = torch.arange(3, 11)[None]
 
 
 def one_line(message):
@@ -223,18 +237,21 @@ def whole_file(place):
     return (place / "whole.nc").read_bytes()
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), max_size=6),
-    st.none() | st.integers(0, 10**6),
-    st.just(b"") | st.sampled_from([b"\x89HDF\r\n\x1a\n", b"CDF\x01"]),
-)
-def test_runs_with_wrong_bytes(place, whole_file, flips, end, magic):
-    content = bytearray(whole_file)
+flips = st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), max_size=6)
+cuts = st.none() | st.integers(0, 10**6)
+
+
+def damaged(whole, flips, end):
+    """Bytes, some of them changed, cut off at `end`."""
+    content = bytearray(whole)
     for at, byte in flips:
         content[at % len(content)] ^= byte
-    if end is not None:
-        del content[end % len(content) :]
-    (place / "broken.nc").write_bytes(magic + content)
+    return bytes(content if end is None else content[: end % len(content)])
+
+
+@given(flips, cuts, st.just(b"") | st.sampled_from([b"\x89HDF\r\n\x1a\n", b"CDF\x01"]))
+def test_runs_with_wrong_bytes(place, whole_file, flips, end, magic):
+    (place / "broken.nc").write_bytes(magic + damaged(whole_file, flips, end))
     value_or_refusal(read_run, place / "broken.nc")
 
 
@@ -246,6 +263,180 @@ def test_runs_are_read_back(place, content):
     run = small_run(*zip(*content, strict=True))
     write_run(run, place / "run.nc")
     xr.testing.assert_identical(read_run(place / "run.nc"), run)
+
+
+# what is kept to go on from: points of `try_edits` and experiments, measurements of `figures --cache`
+# --------------------------------------------------------------------------------------------------
+
+POINT = {"loss": [[1.5, 2.5]], "answer": [1.0]}
+
+
+@given(flips, cuts)
+def test_points_with_wrong_bytes_are_right_or_computed_again(place, flips, end):
+    Store(place / "points").get_or_compute({"a": lambda: POINT})
+    file = place / "points/a.json"
+    file.write_bytes(damaged(file.read_bytes(), flips, end))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Note)
+        found = Store(place / "points").get_or_compute({"a": lambda: {"again": 0}})
+    assert found["a"] in (POINT, {"again": 0})
+    file.unlink()
+
+
+def measured():
+    return xr.Dataset({"value": ("token", np.arange(4.0))})
+
+
+@given(flips, cuts)
+def test_measurements_with_wrong_bytes_are_right_or_refused(place, flips, end):
+    cache = Cache(place / "cache")
+    right = cache.get(measured, {})
+    (file,) = (place / "cache").glob("*.nc")
+    whole = file.read_bytes()
+    file.write_bytes(damaged(whole, flips, end))
+    found = value_or_refusal(Cache(place / "cache").get, measured, {})
+    assert found is None or found.identical(right)
+    file.write_bytes(whole)
+
+
+# schemes of a file, and what their functions give
+# --------------------------------------------------------------------------------------------------
+
+lines_of_python = st.sampled_from(
+    [
+        "import torch",
+        "import nosuch",
+        "1 / 0",
+        "raise SystemExit(3)",
+        "raise ValueError('two\\nlines \\x1b[31m')",
+        "build = 3",
+        "def build(builder): return None",
+        "def build(builder, rotation, d_head): return rotation",
+        "    return",
+        "\0",
+        "def f(",
+        "\ud800",
+    ]
+) | st.text(max_size=8)
+scheme_texts = st.lists(
+    st.sampled_from(["own.py", "none.py", ":", "build", "other", "@", "1/3", ",", "rope", ".py"]),
+    max_size=6,
+).map("".join)
+
+
+@given(st.lists(lines_of_python, max_size=4), scheme_texts | st.just("own.py:build"))
+def test_files_of_schemes(place, lines, text):
+    source = "\n".join(lines).encode("utf-8", "surrogatepass")
+    (place / "own.py").write_bytes(source)
+    with pytest.MonkeyPatch.context() as changed:
+        changed.chdir(place)
+        changed.setattr(installed_points, "_REGISTERED", {})
+        with warnings.catch_warnings():  # of the source, as Python has them
+            warnings.simplefilter("ignore", SyntaxWarning)
+            value_or_refusal(layout_of_files, text)
+
+
+odd_parts = st.sampled_from(
+    [
+        *(None, "x", 0, 1.0, float("nan"), [], object()),
+        *(
+            torch.ones(3),
+            torch.ones(4) * torch.nan,
+            torch.ones(1, 4),
+            torch.ones(4, dtype=torch.cfloat),
+        ),
+        *(torch.nn.Identity(), torch.nn.Linear(2, 2)),
+    ]
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["assigner", "frequencies", "attention_scaling", "components"])
+        | st.sampled_from(["position_logits", "transform", "remainder"]),
+        odd_parts,
+        max_size=2,
+    )
+)
+@settings(max_examples=max(8, settings.default.max_examples // 50))  # each is a whole audit
+def test_parts_of_a_scheme(changes):
+    def build(builder, rotation, d_head):
+        given = {"assigner": TokenIndex(), "frequencies": rotation.frequencies}
+        return SchemeParts("own", **(given | changes))
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(installed_points, "_REGISTERED", {})
+        ri.register_scheme("own", build)
+        value_or_refusal(ri.verify_scheme, "own")
+
+
+@given(
+    st.binary(max_size=30)
+    | any_json.map(lambda value: f"scheme = {value!r}".encode("utf-8", "replace"))
+)
+@example(b"scheme = 3")
+@example(b'scheme = "own"')
+def test_directories_of_cards(place, content):
+    (place / "card").mkdir(exist_ok=True)
+    (place / "card/card.toml").write_bytes(content)
+    value_or_refusal(require_card_of, place / "card", "own")
+
+
+@given(
+    st.lists(st.sampled_from(["reversal", "niah", "language"]) | st.text(max_size=5), max_size=3)
+)
+def test_tasks_of_cards(tasks):
+    value_or_refusal(columns_of, tasks)
+
+
+# edits and caches of a small model
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small():
+    torch.manual_seed(0)
+    return repositioned("rope")
+
+
+numbers = st.integers(-2, 9) | st.sampled_from(odd_numbers)
+pairs = st.lists(st.tuples(numbers, numbers) | any_json, max_size=2) | any_json
+
+
+@given(pairs, numbers | any_json, numbers | st.sampled_from(["auto", "x", None]))
+@example([(0, 3), (4, 7)], 4, 1)
+def test_bands_and_blocks_of_edits(small, bands, block, batch_size):
+    found = value_or_refusal(
+        lambda: ri.try_edits(
+            small,
+            TOKENS,
+            {"own": ri.interventions.scaled(small, 2.0)},
+            bands=bands,
+            block=block,
+            batch_size=batch_size,
+            progress=lambda done, total: None,
+        )
+    )
+    assert found is None or np.isfinite(found["change"].values[:, found["units"] > 0]).all()
+
+
+@given(
+    st.lists(st.integers(-1, 70), max_size=10) | any_json,
+    st.lists(st.integers(0, 7), max_size=10),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.complex64]),
+    st.sampled_from([None, 0.0, float("nan"), 1e30]),
+)
+@example(list(range(3, 11)), list(range(8)), torch.float32, None)
+@example([0], [0], torch.float32, None)  # padding, whose keys are 0
+def test_tokens_and_keys_of_caches(small, tokens, kept, dtype, factor):
+    cache = DynamicCache(config=small.config)
+    with torch.no_grad():
+        small(torch.arange(3, 11)[None], past_key_values=cache, use_cache=True)
+    keys = [layer.keys[:, :, kept].to(dtype) for layer in cache.layers]
+    given = [(part if factor is None else part * factor, part) for part in keys]
+    found = value_or_refusal(ri.verify_cache, small, tokens, given)
+    if (tokens, kept, dtype, factor) == (list(range(3, 11)), list(range(8)), torch.float32, None):
+        assert found is not None and not found.attrs["findings"]
 
 
 # flags

@@ -34,6 +34,8 @@ MEASURES = tuple(
 )
 """Of what layers compute; what reads the outputs of the pass alone has no positions and no heads.
 """
+ON_PROCESSOR = ("gates", "segments", "maps")
+"""Measures that gather some of their numbers on the processor, where the default device is."""
 DOCS = places.DOCS / "measures.md"
 TOKENS, LENGTHS, TRAINED_ON = 36, (36, 29, 33), 24
 """Three prompts, two of them padded on the right, of a model that was trained on shorter ones."""
@@ -258,6 +260,16 @@ def of_rows(axis, rows, group):
             for key, values in group.data_vars.items()
         }
     )
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURES if name not in ON_PROCESSOR])
+def test_tensors_are_made_on_the_device_of_the_layers(name, whole):
+    """Not on a default device: beside a tensor of another device every operation raises."""
+    measure, given = made(name), layers.__wrapped__()
+    spans = spans_of(measure.needs.segments)
+    with torch.device("meta"):
+        found = [measure.observe(inputs, spans) for inputs in given]
+    assert_same(measure.conclude(merge(found)), whole)
 
 
 def test_shift_of_positions(name, whole):
