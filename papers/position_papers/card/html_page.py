@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from position_papers.card import texts
+import position_papers.card.texts as texts
 from position_papers.card.content import Card, TaskCard
 from position_papers.card.figures import compares, differences, scores_and_losses
 from repo_interp.plots.marks import Table

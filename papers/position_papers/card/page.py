@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from position_papers.card import texts
+import position_papers.card.texts as texts
 from position_papers.card.content import Card, TaskCard
 from position_papers.card.figures import compares, differences
 from position_papers.card.html_page import html_of

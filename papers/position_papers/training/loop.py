@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import position_papers.training.processes as side
-from position_papers.training import prompt_scores
+import position_papers.training.prompt_scores as prompt_scores
 from position_papers.training.configuration import TrainingConfiguration
 from position_papers.training.folder import Moment, TrainingFolder, load_state, save_state
 from position_papers.training.preparation import Prepared, prepare, reproducible, test_prompts

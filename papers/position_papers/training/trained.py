@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from position_papers.training import prompt_scores
+import position_papers.training.prompt_scores as prompt_scores
 from position_papers.training.configuration import (
     TrainingConfiguration,
     read_toml,
