@@ -100,7 +100,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     SUGGESTIONS: {
         "effects": "repo_interp.plugins.causes.suggestions:needed",
-        "kinds": "repo_interp.plugins.sources.suggestions:kinds",
+        "kinds": "repo_interp.plugins.sources.kind_suggestions:kinds",
     },
     READERS: {"gguf": "repo_interp.plugins.gguf"},
     COMMANDS: {

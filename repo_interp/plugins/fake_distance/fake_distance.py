@@ -48,12 +48,12 @@ from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.plugins.fake_distance.fake_logits import (
+    DistanceTurns,
     FakeFit,
-    Turns,
+    distance_turns,
     fake_axes,
     fake_fit,
     key_moments,
-    turns,
 )
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Count, PositiveOrZero
@@ -131,7 +131,7 @@ class FakeDistance(
             frequencies = torch.zeros(components, dtype=torch.float64, device=device)
         return SIGNS[self.sign] * frequencies
 
-    def _turns(self, inputs: AttentionInputs) -> Turns:
+    def _turns(self, inputs: AttentionInputs) -> DistanceTurns:
         if self.distances == "tokens" or inputs.positions is None:
             shared = () if inputs.frequencies is None else (inputs.frequencies,)
             # Without frequencies, the scheme decides between the base of NoPE and no rotation
@@ -149,11 +149,11 @@ class FakeDistance(
         furthest = last - positions.masked_fill(hidden, torch.inf).amin(-1)
         # n distances for n tokens, so that W' is square as with `distances="tokens"`
         step = (furthest - nearest) / (inputs.valid.sum(-1)[:, None] - 1).clamp(min=1)
-        return turns(nearest, step, inputs.valid, frequencies)
+        return distance_turns(nearest, step, inputs.valid, frequencies)
 
-    def _by_tokens(self, inputs: AttentionInputs) -> Turns:
+    def _by_tokens(self, inputs: AttentionInputs) -> DistanceTurns:
         unit = torch.ones(len(inputs.valid), 1, dtype=torch.float64, device=inputs.valid.device)
-        return turns(0 * unit, unit, inputs.valid, self._frequencies(inputs))
+        return distance_turns(0 * unit, unit, inputs.valid, self._frequencies(inputs))
 
     def _first_axes(
         self,

@@ -42,7 +42,7 @@ class KeyMoments:
 
 
 @dataclass(frozen=True)
-class Turns:
+class DistanceTurns:
     """Rotations by the distances of a grid, float64, one grid for all heads or one per head."""
 
     tables: Float[Tensor, "prompt any distance two_components"]
@@ -83,12 +83,12 @@ def _entries(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     return entry[:, :, None, None], entry, (sign[:, :, None, None] * sign)[..., None, None]
 
 
-def turns(
+def distance_turns(
     start: Float[Tensor, "prompt any"],
     step: Float[Tensor, "prompt any"],
     valid: Bool[Tensor, "prompt token"],
     frequencies: Tensor,
-) -> Turns:
+) -> DistanceTurns:
     """Return rotations by the distances start + step t, t = 0, 1, ..., one per token of a prompt.
 
     Args:
@@ -105,7 +105,7 @@ def turns(
     angles = (start[..., None] + step[..., None] * steps)[..., None] * frequencies
     tables = torch.cat([angles.cos(), angles.sin()], -1)
     whole = is_whole(valid)
-    return Turns(
+    return DistanceTurns(
         tables if whole else tables.masked_fill_((steps >= count)[..., None], 0),
         count.to(torch.float64),
         whole,
@@ -168,7 +168,7 @@ class FakeFit(NamedTuple):
 def fake_fit(
     queries: Float[Tensor, "prompt head query d_head"],
     keys: KeyMoments,
-    turns: Turns,
+    turns: DistanceTurns,
     bias: Float[Tensor, "prompt head distance"] | None = None,
 ) -> FakeFit:
     """Fit W' by two axes, for all queries.

@@ -32,7 +32,7 @@ from repo_interp.measures.labels import described_group
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.fresh_weights import fresh_twin
 from repo_interp.plugins.head_tables.head_columns import add_columns
-from repo_interp.plugins.heads.head_names import RULES, Scores, joined, name_heads, null_of
+from repo_interp.plugins.heads.head_names import RULES, Scores, join_head_names, name_heads, null_of
 from repo_interp.plugins.heads.head_scores import (
     OF_ANSWERS,
     ON_RANDOM,
@@ -337,7 +337,7 @@ class Atlas(Experiment):
             for rule in RULES
         ]
         values = {name: (of_head, of_score) for name, of_score in scores.items()} | {
-            "name": (of_head, joined(named)),
+            "name": (of_head, join_head_names(named)),
             "named": (("label", *of_head), np.stack(list(named.values())).astype(np.int8)),
             "null": (("label", "twin"), nulls),
             "threshold": (("label",), np.array(thresholds)),

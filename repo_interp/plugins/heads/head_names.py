@@ -183,7 +183,7 @@ def name_heads(
     return {rule.name: rule.holds(scores, learned, nulls[rule.name]) for rule in rules}
 
 
-def joined(named: Mapping[str, Bool[np.ndarray, "layer head"]]) -> np.ndarray:
+def join_head_names(named: Mapping[str, Bool[np.ndarray, "layer head"]]) -> np.ndarray:
     """Join the names of every head into one text.
 
     Args:

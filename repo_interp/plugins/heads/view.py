@@ -271,7 +271,7 @@ def _without_direct_path(atlas: xr.Dataset) -> list[str]:
     return [str(layer) for layer in atlas["layer"].values[(answered & ~contributed).values]]
 
 
-def embed(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
+def atlas_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Prepare the table of heads on the page.
 
     Args:
@@ -511,7 +511,7 @@ VIEW = View(
         *("name", "mirror", "retrieval", "induction", "previous_token", "sink", "position_range"),
     ),
     findings=_findings,
-    interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", embed),
+    interactive=Interactive(_FILES / "atlas.html", _FILES / "atlas.js", atlas_data),
     compared=MAPPED,
     not_averaged=("named", "null", "threshold", "mass"),
     by_index=("position_distance", "constant", "mono", "hybrid", "position_range"),

@@ -229,7 +229,7 @@ class KeptOutputs:
 
 
 @dataclass(frozen=True)
-class Answers:
+class DisturbedAnswers:
     """Answers of a model to disturbed prompts; every list by prompt."""
 
     asked: Sequence[Prompt]
@@ -274,7 +274,7 @@ def answers_at(
     batch_size: int,
     receive_outputs: Callable[[np.ndarray], object] | None = None,
     kept: KeptOutputs | None = None,
-) -> Answers:
+) -> DisturbedAnswers:
     """Run perturbed prompts, with prompts of similar length side by side.
 
     Args:
@@ -326,7 +326,7 @@ def answers_at(
             rise = (np.array(before) - np.array(after))[untouched]
             share = float(moves[:, : len(prompt.tokens)].mean())
             found[-1].append((prompt, answer, rise, share, untouched))
-    return Answers(*zip(*restore_order(cut, found), strict=True))
+    return DisturbedAnswers(*zip(*restore_order(cut, found), strict=True))
 
 
 def _fit(decoder: Decoder, lengths: Sequence[int]) -> bool:
@@ -536,7 +536,9 @@ class Perturbation(Experiment):
             if gamma == 0:  # nothing moves, and nothing is run again
                 # |o' - o|^2 of 0 and |o|^2 of 1: a change of 0 without a pass.
                 squares.append(np.stack([np.zeros(shape), np.ones(shape)]))
-                answers = Answers(prompts, plain(), [np.zeros(1)], [0.0], [np.ones(1, bool)])
+                answers = DisturbedAnswers(
+                    prompts, plain(), [np.zeros(1)], [0.0], [np.ones(1, bool)]
+                )
             else:
                 disturbance = Disturbance(kind, gamma, l_max, layers, self.offset_unit, self.seed)
                 answers = answers_at(

@@ -65,7 +65,7 @@ GROUPS = {
 GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
-def name_rows(
+def named_rows(
     resolution: Float[np.ndarray, "*row"], explained: Mapping[str, np.ndarray]
 ) -> np.ndarray:
     """Name rows of positions.

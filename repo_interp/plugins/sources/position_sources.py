@@ -47,7 +47,7 @@ from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
 from repo_interp.plugins.segments.segments import KINDS
 from repo_interp.plugins.sources.explained import DRAWS, SHIFTS, Samples, explain
 from repo_interp.plugins.sources.held_out import Marks
-from repo_interp.plugins.sources.names import REST, SOURCES, name_rows, near_threshold
+from repo_interp.plugins.sources.names import REST, SOURCES, named_rows, near_threshold
 from repo_interp.values import Positive
 
 FOLLOWS = 0.9
@@ -233,7 +233,7 @@ class PositionSources(SegmentMeasure):
         judged = {**found, "share_null": share_null, "constant": np.append(constant, False)[place]}
         order = measured["order"].transpose("told", "layer", "head", "prompt", "lag").values
         told = OrderSums(*order.sum(3))
-        kind = name_rows(told.resolution, judged)
+        kind = named_rows(told.resolution, judged)
         alone = found["alone"][..., SOURCES.index("token")]
         found["follows_from_token"] = np.where(np.isfinite(alone), alone >= FOLLOWS, -1).astype(
             np.int8

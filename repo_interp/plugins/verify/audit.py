@@ -47,15 +47,15 @@ from repo_interp.plugins.verify.layer_rotation import (
     MeasuredRotation,
     StatedRotation,
     compare_rotations,
-    distances,
     measured_rotation,
     rotating_modules,
     stated_rotation,
+    tested_distances,
 )
 from repo_interp.plugins.verify.offsets import at_offsets
 from repo_interp.plugins.verify.rotation_faults import (
-    Finding,
     Findings,
+    RotationFinding,
     exchanged_pairs,
     faults,
     format_pairs,
@@ -99,7 +99,7 @@ def audit(
         raise InputError(
             f"the longest distance is {quoted(longest)}; wanted a whole number from 1 to {1 << 24}"
         )
-    deltas = distances(longest)
+    deltas = tested_distances(longest)
     modules = rotating_modules(model)
     if not modules:
         raise InputError(
@@ -193,7 +193,7 @@ def _other_order(model: Any, layers: Sequence[int], adjacent: bool, width: int) 
             others = [(step * pair, step * pair + apart) for pair in range(half)]
             measured = f"{format_pairs(others)} (right only for weights that are permuted so)"
             expected = f"entries {format_pairs(pairs)} as pairs"
-            found[layer] = [Finding((), expected, measured, 1)]
+            found[layer] = [RotationFinding((), expected, measured, 1)]
     return found
 
 

@@ -71,7 +71,7 @@ class LayerRotation:
     """Errors beyond the tolerance and the rounding of an angle in float32."""
 
 
-def distances(longest: int) -> list[int]:
+def tested_distances(longest: int) -> list[int]:
     """Return the distances at which rotation is measured.
 
     Args:

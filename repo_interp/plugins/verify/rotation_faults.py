@@ -24,7 +24,7 @@ LENGTH_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True)
-class Finding:
+class RotationFinding:
     """One fault, in some pairs (none named: in all), from a distance on."""
 
     pairs: tuple[int, ...]
@@ -53,7 +53,7 @@ class Finding:
         )
 
 
-Findings = Mapping[int, Iterable[Finding]]
+Findings = Mapping[int, Iterable[RotationFinding]]
 """Faults by layer."""
 
 
@@ -70,22 +70,24 @@ def faults(layers: Mapping[int, LayerRotation], deltas: Sequence[int]) -> Findin
     return {number: _faults_of(layer, deltas) for number, layer in layers.items()}
 
 
-def _faults_of(layer: LayerRotation, deltas: Sequence[int]) -> Iterator[Finding]:
+def _faults_of(layer: LayerRotation, deltas: Sequence[int]) -> Iterator[RotationFinding]:
     stated, measured, off = layer.stated, layer.measured, layer.wrong.any(0)
     to_turn, turning = len(stated.frequencies), len(measured.pairs)
     first = first_distance(off, deltas) if bool(off.any()) else deltas[0]
     # One finding a layer: a wrong number of pairs makes all errors large.
     if not to_turn and turning:
         expected = "no rotation, as the configuration says"
-        yield Finding((), expected, f"{turning} pairs that turn", deltas[0])
+        yield RotationFinding((), expected, f"{turning} pairs that turn", deltas[0])
     elif to_turn and not turning:
-        yield Finding((), f"{to_turn} pairs that turn", "no rotation", deltas[0])
+        yield RotationFinding((), f"{to_turn} pairs that turn", "no rotation", deltas[0])
     elif to_turn != turning:
-        yield Finding((), f"{to_turn} pairs that turn (partial rotation)", f"{turning}", first)
+        yield RotationFinding(
+            (), f"{to_turn} pairs that turn (partial rotation)", f"{turning}", first
+        )
     elif bool(off.any()):
         # The message shows the pair that is farthest off.
         worst = int(layer.errors.amax((0, 2)).argmax())
-        yield Finding(
+        yield RotationFinding(
             pair_numbers(off),
             f"theta {float(stated.frequencies[worst]):.6g} (pair {worst})",
             f"{float(measured.angles[0, worst, 0]) / deltas[0]:.6g}, "
@@ -96,7 +98,7 @@ def _faults_of(layer: LayerRotation, deltas: Sequence[int]) -> Iterator[Finding]
         length = float(measured.lengths.median())
         if abs(length / stated.length - 1) > LENGTH_TOLERANCE:
             expected = f"queries lengthened by {stated.length:.4g} (attention factor)"
-            yield Finding((), expected, f"{length:.4g}", deltas[0])
+            yield RotationFinding((), expected, f"{length:.4g}", deltas[0])
 
 
 def exchanged_pairs(
@@ -126,7 +128,7 @@ def exchanged_pairs(
         # A different number of pairs is a finding of `faults` already.
         if tuple(wanted) != seen and len(wanted) == len(seen):
             expected = f"entries {format_pairs(wanted)} as pairs"
-            found[number] = [Finding((), expected, format_pairs(seen), deltas[0])]
+            found[number] = [RotationFinding((), expected, format_pairs(seen), deltas[0])]
     return found
 
 
@@ -140,7 +142,7 @@ def lines_by_fault(findings: Findings) -> Iterator[str]:
         Lines.
     """
     # A fault usually is in every layer; findings are frozen, so equal ones share a key.
-    layers: dict[Finding, list[int]] = {}
+    layers: dict[RotationFinding, list[int]] = {}
     for layer, of_layer in findings.items():
         for finding in of_layer:
             layers.setdefault(finding, []).append(layer)

@@ -24,7 +24,7 @@ from repo_interp.plugins.verify.layer_rotation import (
     pair_numbers,
     rotating_modules,
 )
-from repo_interp.plugins.verify.rotation_faults import Finding, Findings
+from repo_interp.plugins.verify.rotation_faults import Findings, RotationFinding
 from repo_interp.positions.rotary import expand_heads
 
 CORRELATION = 0.9
@@ -67,18 +67,18 @@ def differences(
             f"{other.config.model_type} of {len(others)}"
         )
 
-    def of_layer(number: int) -> Iterator[Finding]:
+    def of_layer(number: int) -> Iterator[RotationFinding]:
         mine, theirs = layers[number].measured, measured_rotation(*others[number], deltas, dtype)
         if mine.angles.shape != theirs.angles.shape:
             expected = f"{len(mine.pairs)} pairs that turn, as in the first model"
-            yield Finding((), expected, f"{len(theirs.pairs)}", deltas[0])
+            yield RotationFinding((), expected, f"{len(theirs.pairs)}", deltas[0])
             return
         error = angle_between(mine.angles, theirs.angles)
         off = (error > TOLERANCE[dtype]).any(0)
         turned_otherwise = bool(off.any())
         if turned_otherwise:
             by = f"{float(error.max()):.2g} rad off"
-            yield Finding(
+            yield RotationFinding(
                 pair_numbers(off), "the angles of the first model", by, first_distance(off, deltas)
             )
         first, second = _of_weights(*modules[number]), _of_weights(*others[number])
@@ -94,7 +94,7 @@ def differences(
             )
         for name, text in texts.items():
             if text:
-                yield Finding((), f"the {name} of the first model", text, deltas[0])
+                yield RotationFinding((), f"the {name} of the first model", text, deltas[0])
 
     return {number: of_layer(number) for number in modules}
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from repo_interp.plugins.verify_axes.axes import AXES, axis_faults, positions_by_axis, turns_by_axis
 from repo_interp.plugins.verify_cache.alignment import FARTHEST, choose_tokens, match_tokens
-from repo_interp.plugins.verify_cache.faults import Fault, token_faults
-from repo_interp.plugins.verify_cache.readings import (
+from repo_interp.plugins.verify_cache.cache_faults import CacheFault, token_faults
+from repo_interp.plugins.verify_cache.cache_readings import (
     STOCK,
     lengths_of,
     order_of,
@@ -40,9 +40,9 @@ class AxisReading:
     positions: Float[np.ndarray, "axis head slot"]
     """NaN where they are not told."""
     wanted: Float[np.ndarray, "axis slot"]
-    of_tokens: tuple[Fault, ...]
+    of_tokens: tuple[CacheFault, ...]
     """Slots of no token, and tokens without a slot."""
-    of_axes: tuple[Fault, ...] = ()
+    of_axes: tuple[CacheFault, ...] = ()
     unread: tuple[str, ...] = ()
     """What is not told, and why."""
     order: str = STOCK
@@ -122,7 +122,7 @@ def _read_layer(
         few = off & (off.sum(-1, keepdim=True) < _FEW)
         at, lost = at.masked_fill(few, torch.nan), lost & ~few
     nothing[..., own.numpy()] = at.numpy()
-    faults = tuple(Fault(*vars(fault).values()) for fault in axis_faults(turns, at, lost))
+    faults = tuple(CacheFault(*vars(fault).values()) for fault in axis_faults(turns, at, lost))
     # A layer that tells less than the first one, and nothing else, has its mistakes
     if known is not None and not bool(lost.any()) and _agree(nothing, known.positions):
         faults = known.of_axes

@@ -33,10 +33,10 @@ from repo_interp.plugins.verify_cache.axis_readings import (
     read_by_axis,
     verdicts_by_axis,
 )
+from repo_interp.plugins.verify_cache.cache_faults import CacheFault, faults_of
+from repo_interp.plugins.verify_cache.cache_readings import Reading, read_cache
 from repo_interp.plugins.verify_cache.cached_keys import read_keys
-from repo_interp.plugins.verify_cache.faults import Fault, faults_of
 from repo_interp.plugins.verify_cache.pieces import Piece
-from repo_interp.plugins.verify_cache.readings import Reading, read_cache
 from repo_interp.plugins.verify_cache.reference_keys import (
     ReferenceKeys,
     keys_of_vocabulary,
@@ -190,7 +190,7 @@ def _tree(
     shape = (len(readings), heads, slots)
     by_head = {name: np.full(shape, np.nan) for name in ("position", "wanted", "agreement")}
     token = np.full((len(readings), slots), -1)
-    faults: dict[Fault, list[int]] = {}
+    faults: dict[CacheFault, list[int]] = {}
     unread: dict[str, list[int]] = {}
     firsts: dict[int, Reading] = {}
     for row, reading in enumerate(readings):
@@ -225,7 +225,7 @@ def _tree_by_axis(decoder: Decoder, readings: Sequence[AxisReading]) -> xr.DataT
     shape = (len(readings), heads, slots, len(AXES))
     position, wanted = np.full(shape, np.nan), np.full(shape, np.nan)
     token = np.full((len(readings), slots), -1)
-    faults: dict[Fault, list[int]] = {}
+    faults: dict[CacheFault, list[int]] = {}
     unread: dict[str, list[int]] = {}
     for row, reading in enumerate(readings):
         _, rows, count = reading.positions.shape
@@ -259,7 +259,7 @@ def _dataset(
     decoder: Decoder,
     variables: Mapping[str, tuple[tuple[str, ...], np.ndarray]],
     coords: Mapping[str, Any],
-    faults: Mapping[Fault, list[int]],
+    faults: Mapping[CacheFault, list[int]],
     unread: Mapping[str, list[int]],
     order: str,
 ) -> xr.DataTree:
@@ -298,7 +298,7 @@ def _unclear(reading: Reading) -> str:
     return f"{unknown.mean():.0%} of keys are too far from those of a dense pass"
 
 
-def _line(fault: Fault, where: Sequence[int], layers: Sequence[int]) -> str:
+def _line(fault: CacheFault, where: Sequence[int], layers: Sequence[int]) -> str:
     heads = f", head{'s' * (len(fault.heads) > 1)} {format_ranges(fault.heads)}" * bool(fault.heads)
     return f"{fault.kind}: {fault.text} ({_layers(where, layers)}{heads})"
 

@@ -43,7 +43,7 @@ _BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
-class Turns:
+class KeyPhases:
     """Phases of cached keys beside unrotated ones."""
 
     products: Complex[Tensor, "head slot pair"]
@@ -53,17 +53,17 @@ class Turns:
     tolerance: Float[Tensor, "head slot"]
 
     @property
-    def of_layer(self) -> Turns:
+    def of_layer(self) -> KeyPhases:
         """All heads as one, since heads of a layer mostly stand alike."""
         weights = self.sizes / self.sizes.sum(0).clamp_min(1e-30)
-        return Turns(
+        return KeyPhases(
             self.products.sum(0, keepdim=True),
             self.sizes.sum(0, keepdim=True),
             self.frequencies,
             (weights * self.tolerance).sum(0, keepdim=True),
         )
 
-    def head(self, head: int) -> Turns:
+    def head(self, head: int) -> KeyPhases:
         """Phases of one head.
 
         Args:
@@ -73,9 +73,9 @@ class Turns:
             Its phases, with an axis of one head.
         """
         one = slice(head, head + 1)
-        return Turns(self.products[one], self.sizes[one], self.frequencies, self.tolerance[one])
+        return KeyPhases(self.products[one], self.sizes[one], self.frequencies, self.tolerance[one])
 
-    def at(self, slots: Tensor) -> Turns:
+    def at(self, slots: Tensor) -> KeyPhases:
         """Phases of some slots.
 
         Args:
@@ -84,7 +84,7 @@ class Turns:
         Returns:
             Their phases.
         """
-        return Turns(
+        return KeyPhases(
             self.products[:, slots],
             self.sizes[:, slots],
             self.frequencies,
@@ -171,12 +171,12 @@ class Turns:
         return positions[torch.cat(places)]
 
 
-def turns(
+def key_phases(
     cached: Complex[Tensor, "head slot pair"],
     plain: Complex[Tensor, "head slot pair"],
     frequencies: Float[Tensor, "pair"],
     tolerance: float,
-) -> Turns:
+) -> KeyPhases:
     """Compare cached keys with the unrotated keys of their tokens.
 
     Args:
@@ -194,11 +194,11 @@ def turns(
     sizes = cached.abs().square().sum(-1).sqrt() * plain.abs().square().sum(-1).sqrt()
     radial = 1 - products.abs().sum(-1) / sizes.clamp_min(1e-30)
     typical = radial.median(1, keepdim=True).values
-    return Turns(products, sizes, frequencies, tolerance + ALLOWED * radial.maximum(typical))
+    return KeyPhases(products, sizes, frequencies, tolerance + ALLOWED * radial.maximum(typical))
 
 
 def stand_at(
-    phases: Turns,
+    phases: KeyPhases,
     tokens: Int[np.ndarray, "slot"],
     reach: int,
     expected: Int[Tensor, "slot"] | None = None,

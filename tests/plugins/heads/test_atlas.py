@@ -25,7 +25,7 @@ from repo_interp.plugins.head_tables.head_columns import add_columns
 from repo_interp.plugins.head_tables.overview import clustered, standardised
 from repo_interp.plugins.heads import atlas as atlas_experiment
 from repo_interp.plugins.heads.head_names import RULES, Rule, name_heads, null_of
-from repo_interp.plugins.heads.view import VIEW, embed
+from repo_interp.plugins.heads.view import VIEW, atlas_data
 from repo_interp.run import TABLES
 from repo_interp.storage.store import Damaged
 from repo_interp.tasks import make_task
@@ -400,7 +400,7 @@ def alone(run, variables):
 
 
 def test_the_page_has_the_rules(run):
-    assert embed(run, None)[1] == (), "nothing is left out"
+    assert atlas_data(run, None)[1] == (), "nothing is left out"
     (table,) = VIEW.tables(run)
     rows = {row[0]: row[1:] for row in table.rows}
     assert [*rows] == [rule.name for rule in RULES]

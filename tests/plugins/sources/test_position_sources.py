@@ -22,7 +22,7 @@ from repo_interp.plugins.sources import explained
 from repo_interp.plugins.sources import view as view
 from repo_interp.plugins.sources.explained import Samples, _frequent, piecewise
 from repo_interp.plugins.sources.held_out import HeldOut
-from repo_interp.plugins.sources.names import REST, SOURCES, name_rows, near_threshold
+from repo_interp.plugins.sources.names import REST, SOURCES, named_rows, near_threshold
 from repo_interp.plugins.sources.position_sources import FOLLOWS, PositionSources
 from repo_interp.plugins.sources.position_texts import clearest
 from repo_interp.plugins.sources.rows_picture import COLOURS
@@ -252,7 +252,7 @@ def test_a_name_needs_its_null_its_threshold_and_the_largest_share():
     nothing = np.full(1, np.nan)
 
     def named(resolution=nothing, **values):
-        return name_rows(resolution, rows(1, **values))[0]
+        return named_rows(resolution, rows(1, **values))[0]
 
     at = np.s_[:, token]
     assert named(alone=(at, 0.31)) == "places words" and named(alone=(at, 0.29)) == "other"
@@ -265,7 +265,7 @@ def test_a_name_needs_its_null_its_threshold_and_the_largest_share():
     assert named(alone=(inside, 0.5), share=(inside, 0.2)) == "places in segments"
     steps = {"alone": (np.s_[:, 0], 0.8), "segments_ahead": (0, 0.18)}
     assert named(**steps) == named(np.array([15.0]), **steps) == "places in segments"
-    clocks = name_rows(np.array([1, 4, 5, 32, 33, 128, 129, np.nan]), rows(8)).tolist()
+    clocks = named_rows(np.array([1, 4, 5, 32, 33, 128, 129, np.nan]), rows(8)).tolist()
     kinds = ("counts tokens", "fine clock", "middle clock", "slow clock")
     assert clocks == [name for name in kinds for _ in range(2 - (name == "slow clock"))] + ["other"]
     assert named(constant=(0, True)) == "constant"

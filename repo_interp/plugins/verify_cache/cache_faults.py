@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from repo_interp.plugins.verify_cache.cache_readings import EXCHANGED, Reading
 from repo_interp.plugins.verify_cache.pieces import Piece, pieces_of
-from repo_interp.plugins.verify_cache.readings import EXCHANGED, Reading
-from repo_interp.plugins.verify_cache.turned import Turns
+from repo_interp.plugins.verify_cache.turned import KeyPhases
 from repo_interp.values import format_ranges
 
 _NAMED = 5
@@ -31,7 +31,7 @@ _LEARNED = 1e-2
 
 
 @dataclass(frozen=True)
-class Fault:
+class CacheFault:
     """One fault of some slots."""
 
     kind: str
@@ -41,7 +41,7 @@ class Fault:
     """None named: all."""
 
 
-def faults_of(reading: Reading, first: Reading, needed: int) -> Iterator[Fault]:
+def faults_of(reading: Reading, first: Reading, needed: int) -> Iterator[CacheFault]:
     """Find what is wrong in one layer.
 
     Args:
@@ -55,10 +55,12 @@ def faults_of(reading: Reading, first: Reading, needed: int) -> Iterator[Fault]:
     """
     yield from token_faults(reading.tokens, needed)
     if reading.order == EXCHANGED:
-        yield Fault("other pairs", "keys are turned in other pairs of entries than the model's")
+        yield CacheFault(
+            "other pairs", "keys are turned in other pairs of entries than the model's"
+        )
     if reading.phases is not None and abs(reading.length - 1) > _LENGTH:
         text = f"keys are {reading.length:.3g} times as long as the model's (attention factor)"
-        yield Fault("other length", text)
+        yield CacheFault("other length", text)
     if reading.phases is None:
         off = (np.abs(reading.positions - reading.wanted) > _LEARNED) & (reading.tokens >= 0)
         yield from _of_learned(reading, off)
@@ -76,16 +78,18 @@ def faults_of(reading: Reading, first: Reading, needed: int) -> Iterator[Fault]:
         heads = tuple(head for head, found in enumerate(by_head) if found == faults)
         for fault in faults:
             some = heads if len(heads) < len(by_head) else ()
-            yield Fault(fault.kind, fault.text, some)
+            yield CacheFault(fault.kind, fault.text, some)
 
 
-def _of_learned(reading: Reading, off: np.ndarray) -> Iterator[Fault]:
+def _of_learned(reading: Reading, off: np.ndarray) -> Iterator[CacheFault]:
     if off.any():
         found = _tokens(reading.tokens[off.any(0)])
-        yield Fault("other positions", f"in a dense pass other positions are learned for {found}")
+        yield CacheFault(
+            "other positions", f"in a dense pass other positions are learned for {found}"
+        )
 
 
-def token_faults(tokens: Int[np.ndarray, "slot"], needed: int) -> Iterator[Fault]:
+def token_faults(tokens: Int[np.ndarray, "slot"], needed: int) -> Iterator[CacheFault]:
     """Find slots of no token, and tokens without a slot, or with several.
 
     Args:
@@ -98,25 +102,25 @@ def token_faults(tokens: Int[np.ndarray, "slot"], needed: int) -> Iterator[Fault
     held = tokens[tokens >= 0]
     if (strange := np.flatnonzero(tokens < 0)).size:
         slots = f"slot{'s' * (len(strange) > 1)} {format_ranges(strange.tolist())}"
-        yield Fault("wrong token", f"keys of none of the tokens in {slots}")
+        yield CacheFault("wrong token", f"keys of none of the tokens in {slots}")
     if not held.size:
         return
     # A cache may end before the tokens do; the last one of generated text never is cached.
     missing = [token for token in range(needed, int(held.max())) if token not in {*held.tolist()}]
     if missing and not strange.size:
-        yield Fault("evicted", f"the cache lacks {_tokens(missing)}")
+        yield CacheFault("evicted", f"the cache lacks {_tokens(missing)}")
     values, counts = np.unique(held, return_counts=True)
     if (counts > 1).any():
-        yield Fault("repeated", f"several slots hold {_tokens(values[counts > 1])}")
+        yield CacheFault("repeated", f"several slots hold {_tokens(values[counts > 1])}")
 
 
-def _of_head(reading: Reading, head: int, elsewhere: np.ndarray) -> Iterator[Fault]:
+def _of_head(reading: Reading, head: int, elsewhere: np.ndarray) -> Iterator[CacheFault]:
     lost = reading.unexplained[head]
     if lost.any():
         where = _tokens(reading.tokens[lost])
         assert reading.phases is not None
         said = _frequencies(reading.phases.head(head), reading.tokens)
-        yield Fault("other angles", f"no position explains the phases of {where}{said}")
+        yield CacheFault("other angles", f"no position explains the phases of {where}{said}")
         if 2 * lost.sum() >= (~np.isnan(reading.positions[head])).sum():
             return  # a position that fits by chance
     untold = np.isnan(reading.positions[head]) & ~lost
@@ -136,12 +140,12 @@ def _of_head(reading: Reading, head: int, elsewhere: np.ndarray) -> Iterator[Fau
             "turned back": "backwards, from {0} on",
         }[kind]
         tokens = [token for piece in some for token in range(piece.tokens[0], piece.tokens[1] + 1)]
-        yield Fault(kind, f"{_tokens(tokens)} {means.format(some[0].positions[0])}")
+        yield CacheFault(kind, f"{_tokens(tokens)} {means.format(some[0].positions[0])}")
     if moved:
         yield _moved(moved, pieces)
 
 
-def _moved(moved: Sequence[Piece], pieces: Sequence[Piece]) -> Fault:
+def _moved(moved: Sequence[Piece], pieces: Sequence[Piece]) -> CacheFault:
     """The fault of pieces that stand together or apart from their own positions."""
     by = {piece.moved for piece in moved}
     texts = [
@@ -153,14 +157,14 @@ def _moved(moved: Sequence[Piece], pieces: Sequence[Piece]) -> Fault:
     more = f"; and {len(texts) - _NAMED} more pieces" if len(texts) > _NAMED else ""
     text = "; ".join(texts[:_NAMED]) + more
     if len(by) == 1 and len(moved) == len(pieces):
-        return Fault(f"shifted by {by.pop():+,}", text)
+        return CacheFault(f"shifted by {by.pop():+,}", text)
     ends = sorted(piece.positions for piece in pieces)
     dense = all(after[0] == before[1] + 1 for before, after in pairwise(ends))
     note = "; positions run on without a gap" if dense else ""
-    return Fault("fragments", text + note)
+    return CacheFault("fragments", text + note)
 
 
-def _frequencies(phases: Turns, tokens: np.ndarray) -> str:
+def _frequencies(phases: KeyPhases, tokens: np.ndarray) -> str:
     """What the frequencies are, where turns from token to token agree."""
     products = phases.products[0]
     follows = torch.as_tensor(np.diff(tokens) == 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from repo_interp.plugins.verify_cache.alignment import FARTHEST, choose_tokens, match_tokens
 from repo_interp.plugins.verify_cache.pieces import Piece, pieces_of
 from repo_interp.plugins.verify_cache.reference_keys import ReferenceKeys, pairs
-from repo_interp.plugins.verify_cache.turned import UNCLEAR, Turns, stand_at, turns
+from repo_interp.plugins.verify_cache.turned import UNCLEAR, KeyPhases, key_phases, stand_at
 
 _PRECISION = {torch.bfloat16: (4e-3, 3e-2), torch.float16: (5e-4, 5e-3)}
 _WIDE = (1e-4, 2e-3)
@@ -42,7 +42,7 @@ class Reading:
     order: str
     length: float
     """Of cached keys over what the model makes of them."""
-    phases: Turns | None = None
+    phases: KeyPhases | None = None
     unread: str = ""
     """Why positions are not known, if they are not."""
 
@@ -154,7 +154,7 @@ def read_layer(
     if known is None:
         at = told = None
         if rotates and not learned:
-            nearest = turns(cached, plain[:, match.nearest], reference.frequencies, tolerance)
+            nearest = key_phases(cached, plain[:, match.nearest], reference.frequencies, tolerance)
             at, agreement = nearest.search(reach, match.nearest)
             allowed = nearest.of_layer.tolerance[0]
             # Farther ones may be multiples of all turns
@@ -177,7 +177,7 @@ def read_layer(
     if len(reference.positions) > heads:
         return replace(reading, unread="its heads share keys and have positions of their own")
     assert reference.frequencies is not None
-    phases = turns(cached, plain[:, held], reference.frequencies, tolerance)
+    phases = key_phases(cached, plain[:, held], reference.frequencies, tolerance)
     ratio = cached.abs().square().sum(-1) / plain[:, held].abs().square().sum(-1).clamp_min(1e-30)
     reading = replace(reading, phases=phases, length=float(ratio.sqrt().median()))
     clear = (phases.tolerance < UNCLEAR) & torch.as_tensor(tokens >= 0)
@@ -210,7 +210,9 @@ def _whole(positions: np.ndarray, tokens: np.ndarray) -> Tensor:
     return torch.as_tensor(with_tokens[first, np.arange(len(tokens))]).long()
 
 
-def _of_heads(phases: Turns, tokens: np.ndarray, reach: int, expected: Tensor | None) -> np.ndarray:
+def _of_heads(
+    phases: KeyPhases, tokens: np.ndarray, reach: int, expected: Tensor | None
+) -> np.ndarray:
     """Positions of all heads together, and of those apart that stand elsewhere."""
     joint = stand_at(phases, tokens, reach, expected)
     here = _whole(joint[None].numpy(), tokens)
