@@ -184,7 +184,7 @@ def with_schemes(
     """
     if "layer" not in group.dims:
         return group
-    names = [schemes[int(layer)] for layer in group.layer.values]
+    names = [schemes[int(layer)] for layer in group.variables["layer"].values]
     foreign = ",".join(sorted({*learned} & {*names} - {*LEARNED}))
     scheme = xr.Variable("layer", names, {"learned": foreign} if foreign else {})
     # assign_coords would align all labels again, in twice the time

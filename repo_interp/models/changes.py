@@ -151,9 +151,11 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     # Tensors of one shape are stacked, so an accelerator computes few sums
     alike: dict[tuple[Any, ...], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        alike.setdefault((tensor.device, tensor.dtype, tensor.shape), {})[name] = tensor
+        # Where one begins, eight bytes may be no word
+        begins = tensor.is_contiguous() and tensor.storage_offset() * tensor.element_size() % 8
+        alike.setdefault((tensor.device, tensor.dtype, tensor.shape, begins), {})[name] = tensor
     lines: dict[torch.device, list[tuple[list[str], Tensor]]] = {}
-    for (device, _, shape), some in alike.items():
+    for (device, _, shape, _), some in alike.items():
         at_once = max(1, memory_for(device, SHARED) * _SUMMED // (8 * max(1, shape.numel())))
         for start in range(0, len(some), at_once):
             names = list(some)[start : start + at_once]
@@ -171,11 +173,11 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _words(tensors: Tensor) -> Int[Tensor, "tensor word"]:
     """The bits of stacked tensors as whole numbers, eight bytes each where one has as many."""
-    width, numbers = tensors.element_size(), tensors[0].numel()
-    flat = tensors.contiguous().view(len(tensors), numbers)
-    if numbers * width % 8:
-        return flat.view(_WHOLE[width])
-    return (flat.clone() if flat.storage_offset() * width % 8 else flat).view(torch.int64)
+    width, size = tensors.element_size(), tensors.nbytes // len(tensors)
+    flat = tensors.contiguous().view(-1)
+    wide = size % 8 == 0 and flat.storage_offset() * width % 8 == 0
+    word = 8 if wide else width
+    return flat.view(_WHOLE[word]).view(len(tensors), size // word)
 
 
 def _lines(tensors: Sequence[Tensor]) -> Int[Tensor, "tensor number"]:

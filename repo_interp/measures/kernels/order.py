@@ -172,5 +172,5 @@ def told_by(
     known = tells & (order == order)
     parts = [order.nan_to_num() * known, (order > 0) & known, known, spans * known]
     sums = order.new_zeros((len(parts), order.shape[1], len(DISTANCES)))
-    sums[..., places] = torch.stack([part.double().sum(0) for part in parts])
+    sums[..., places] = torch.stack([part.double() for part in parts]).sum(1)
     return order[..., doubling], sums

@@ -350,13 +350,16 @@ def _squares(
 ) -> np.ndarray:
     """Sums of |o' - o|^2 and |o|^2 [2, layer, head] over `compared` tokens [prompt, token]."""
     # By index: selecting by a mask would wait for an accelerator.
-    chosen, sums = [torch.from_numpy(places) for places in compared.nonzero()], []
+    chosen, sums = torch.from_numpy(np.flatnonzero(compared)), []
     for attention in decoder.layers:
         before, after = (
-            outputs[tuple(places.to(outputs.device) for places in chosen)]
+            (outputs if compared.all() else outputs[chosen.to(outputs.device)])
             .double()
             .unflatten(-1, (attention.heads, -1))
-            for outputs in (plain[attention.layer_idx], changed.pop(attention.layer_idx))
+            for outputs in (
+                of_layers.flatten(0, 1)
+                for of_layers in (plain[attention.layer_idx], changed.pop(attention.layer_idx))
+            )
         )
         # Over tokens and d_head: one sum per head.
         sums.append(torch.stack([(values**2).sum((0, 2)) for values in (after - before, before)]))

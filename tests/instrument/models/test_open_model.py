@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp.checkpoint_files.stored import StoredWeight
 from repo_interp.checkpoint_files.weights import read_weights
-from repo_interp.models.changes import changes, remember_weights
+from repo_interp.models.changes import changes, fingerprints, remember_weights
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.wrapped import model_of
 
@@ -93,3 +93,19 @@ def test_every_edit_of_a_weight_is_told(dtype):
             assert changes(as_decoder(model)) == f"other weights in {name}"
             tensor.copy_(before)
     assert changes(as_decoder(model)) == ""
+
+
+@pytest.mark.parametrize("numbers", [0, 1, 7, 4096, 16_287, 16_288, 40_001])
+def test_a_checksum_is_that_of_the_tensor_alone(numbers):
+    """Others of its shape, which are summed with it, and how it is stored make no difference."""
+    drawn = torch.randn(3, numbers, 2, generator=torch.Generator().manual_seed(0))
+    apart = drawn.transpose(0, 2).contiguous().transpose(0, 2)
+    given = {f"{place}": tensor for place, tensor in enumerate((*drawn, *apart))}
+    together = fingerprints(given | {"number": torch.tensor(2.0)})
+    assert together == {
+        name: fingerprints({name: tensor.clone()})[name]
+        for name, tensor in (given | {"number": torch.tensor(2.0)}).items()
+    }
+    assert len({*together.values()}) == (4 if numbers else 2)
+    odd = torch.cat([drawn[0].flatten()[:1], drawn.flatten()])[1:].view(drawn.shape)
+    assert list(fingerprints(dict(enumerate(odd)))) == [0, 1, 2]
