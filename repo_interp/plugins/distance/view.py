@@ -135,8 +135,9 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
         if len(named) == 1
         else f"and {counted(len(named) - 1, 'other')} are sinks"
     )
+    which = "it" if len(named) == 1 else f"token {token}"
     sentence = (
-        f"T{named[token][1:]} {kinds}, beside the first token: it draws {share} of later tokens' "
+        f"T{named[token][1:]} {kinds}, beside the first token: {which} draws {share} of later tokens' "
         f"attention in L{layer}"
     )
     yield Finding(

@@ -407,7 +407,7 @@ def test_the_map_has_the_colour_of_the_leading_source_and_the_table_every_share(
 
 def test_findings_name_whole_layers_what_they_do_and_how_much(run):
     kinds, tokens, previous, segments = (finding.sentence for finding in view.VIEW.findings(run))
-    for part in ("Of 16 heads", "(9 rows of", "of 1 order two tokens rightly", "of 11 depend"):
+    for part in ("Of 16 heads", "(9 rows of", "positions 1 order two tokens rightly", " 11 depend"):
         assert part in kinds
     assert tokens.startswith("L1 H0, L1 H5, L1 H7, L2: the word explains")
     assert previous.startswith("L1 H3: the previous word explains 100 %")
