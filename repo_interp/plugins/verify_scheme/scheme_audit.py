@@ -14,20 +14,25 @@
     rows        the same, row by row against all rows at once
     long        p' of the first tokens of a prompt of 64, against all of them
     packed      p' of two documents in one row, whose position ids begin again
+    grouped     p' of heads that have keys of their own, equal where the others share one
+    half        logits of layers in bfloat16 and float16, against float64 from the same numbers
+    chunks      logits of layers of two prompts in several calls, with a cache, one behind padding,
+                in float32 and bfloat16
     reference   logits or weights of attention, against a slow formula of the user in float64
 
 Weights of the scheme are drawn widely before, since a scheme that is drawn as almost nothing hides
 its faults; less widely where rounding alone would then change predictions. Findings too are a
 parameter of the scheme that the loss does not reach, and a tensor that the scheme is given and
-changes in place. Knows no scheme by name.
+changes in place. A difference is named with the first layer, token and head where it shows. Knows
+no scheme by name.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +42,7 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedModel
 from transformers.modeling_utils import local_torch_dtype
 
 from repo_interp.entry_points import failure_of
@@ -50,12 +55,23 @@ from repo_interp.models.lasting import patch_attribute
 from repo_interp.models.precision import float32_by_default
 from repo_interp.models.reposition import reposition
 from repo_interp.models.saving import save
+from repo_interp.plugins.verify_scheme.chunks import in_chunks
+from repo_interp.plugins.verify_scheme.grouped_heads import grouped_heads
+from repo_interp.plugins.verify_scheme.half_precision import half_precision
+from repo_interp.plugins.verify_scheme.passes import (
+    TOLERANCE,
+    Pass,
+    first_difference,
+    first_place,
+    joined,
+    largest_difference,
+    run_pass,
+    trace,
+)
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.logits import PositionLogits
 from repo_interp.positions.rotary import expand_heads
 
-TOLERANCE = 1e-3
-"""Nats, or attention: a larger difference is a finding."""
 DEVIATIONS = (0.3, 0.1, 0.03)
 """Standard deviation of the normal numbers that are added to weights of the scheme: the first with
 which a rounding of embeddings changes predictions by less than a tenth of the tolerance.
@@ -134,8 +150,8 @@ def verify_scheme(
         def run(action: str, function: Callable[..., Any], *arguments: Any) -> Any:
             return _running(partial(function, *arguments), layout, action)
 
-        def build(deviation: float) -> PreTrainedModel:
-            return run("be built", _drawn, layout, options, deviation)
+        def build(deviation: float, **config: int) -> PreTrainedModel:
+            return run("be built", partial(_drawn, **config), layout, options, deviation)
 
         deviation = next(
             (
@@ -148,14 +164,17 @@ def verify_scheme(
         model, twin = build(deviation), build(deviation)
         # Weights that a scheme draws otherwise than by torch
         run("be built", twin.load_state_dict, model.state_dict())
-        return _audited(layout, model, twin, tokens, reference)
+        ungrouped = partial(build, deviation, num_key_value_heads=_CONFIG["num_attention_heads"])
+        return _audited(layout, model, twin, ungrouped, tokens, reference)
 
 
-def _drawn(layout: str, options: dict[str, Any], deviation: float) -> PreTrainedModel:
+def _drawn(
+    layout: str, options: dict[str, Any], deviation: float, **config: int
+) -> PreTrainedModel:
     """A decoder with the scheme, the same at every call."""
     torch.manual_seed(0)
     plain = AutoModelForCausalLM.from_config(
-        LlamaConfig(**_CONFIG), attn_implementation="eager", dtype=torch.float32
+        LlamaConfig(**_CONFIG | config), attn_implementation="eager", dtype=torch.float32
     )
     model = reposition(plain.eval(), layout, **options)
     of_scheme = as_decoder(model).scheme_parameters
@@ -168,29 +187,31 @@ def _drawn(layout: str, options: dict[str, Any], deviation: float) -> PreTrained
 @torch.no_grad()
 def _rounding(model: PreTrainedModel, tokens: Tensor) -> float:
     """How much predictions change where embeddings are rounded otherwise."""
-    exact, embeddings = _predicted(model, tokens), cast(nn.Embedding, model.get_input_embeddings())
+    exact, embeddings = run_pass(model, tokens), cast(nn.Embedding, model.get_input_embeddings())
     noise = torch.finfo(torch.float32).eps * torch.randn_like(embeddings.weight)
     embeddings.weight *= 1 + noise
-    return float((_predicted(model, tokens) - exact).abs().max())
+    return float((run_pass(model, tokens).predictions - exact.predictions).abs().max())
 
 
 def _audited(
     layout: str,
     model: PreTrainedModel,
     twin: PreTrainedModel,
+    ungrouped: Callable[[], PreTrainedModel],
     tokens: Tensor,
     reference: Callable[..., Tensor] | None,
 ) -> xr.DataTree:
     differences: dict[str, float] = {}
     findings = []
     with torch.no_grad():
-        alone = torch.cat(
-            [_running(partial(_predicted, model, row[None]), layout, "run") for row in tokens]
+        alone = joined(
+            [_running(partial(run_pass, model, row[None]), layout, "run") for row in tokens], 0
         )
         checks = {**_predictions(model, twin, tokens, alone), **_attention(model, tokens[:1])}
+        places: dict[str, str] = {}
         for check, measure in checks.items():
             try:
-                differences[check] = measure()
+                differences[check], places[check] = measure()
             except NotFinite:  # of a whole prompt, which names the part
                 raise
             except Exception as error:  # of code that is not ours
@@ -202,20 +223,21 @@ def _audited(
             unit = "" if check in ("observed", "rows") else " nats"
             advice = _advice(model, wrong) if check == "cache" else ""
             findings.append(
-                f"{check}: {_FINDINGS[check]}, by up to {differences[check]:.2g}{unit}{advice}"
+                f"{check}: {_FINDINGS[check]}, by up to {differences[check]:.2g}{unit}, "
+                f"{places[check]}{advice}"
             )
+        try:
+            findings += _changed_in_place(model, tokens)
+        except Exception as error:
+            findings.append(f"in_place: {_said(error)}")
         # They would only say again what is wrong already.
-        following = {} if findings else _following(model, tokens)
-        for check in ("long", "packed"):
+        sound = not findings
+        for check, measure in _following(model, ungrouped, tokens).items():
             differences[check] = float("nan")
             try:
-                if check in following:
-                    differences[check], token = following[check]()
-                    if differences[check] > TOLERANCE:
-                        findings.append(
-                            f"{check}: {_FINDINGS[check]}, by up to {differences[check]:.2g} nats "
-                            f"at token {token}"
-                        )
+                if sound:
+                    differences[check], said = measure()
+                    findings += said
             except Exception as error:
                 findings.append(f"{check}: {_said(error)}")
         if reference is not None:
@@ -225,7 +247,7 @@ def _audited(
             except Exception as error:
                 differences["reference"] = float("nan")
                 findings.append(f"reference: {_said(error)}")
-    more = {"in_place": _changed_in_place, "gradient": _untrained, "learned": _misstated}
+    more = {"gradient": _untrained, "learned": _misstated}
     for check, find in more.items():
         try:
             findings += find(model, tokens)
@@ -255,124 +277,122 @@ def _said(error: Exception) -> str:
     return one_line(f"{kind}{error}", 200)
 
 
-def _predicted(model: PreTrainedModel, tokens: Tensor, **arguments: Tensor) -> Tensor:
-    return model(input_ids=tokens, use_cache=False, **arguments).logits.log_softmax(-1)
-
-
 def _predictions(
-    model: PreTrainedModel, twin: PreTrainedModel, tokens: Tensor, alone: Tensor
-) -> dict[str, Callable[[], float]]:
-    """Checks of log-probabilities against those of every row `alone`."""
+    model: PreTrainedModel, twin: PreTrainedModel, tokens: Tensor, alone: Pass
+) -> dict[str, Callable[[], tuple[float, str]]]:
+    """Checks of log-probabilities against those of every row `alone`: difference, and its place."""
     one, padding = tokens[:1], 5
 
-    def changed() -> Iterator[Tensor]:
+    def changed() -> Iterator[Pass]:
         for start in range(TOKENS - 1, 0, -1):
             later = (one[:, start:] + 1) % _CONFIG["vocab_size"]
-            yield _predicted(model, torch.cat([one[:, :start], later], 1))[:, :start]
-            yield _predicted(model, one[:, :start])
+            yield run_pass(model, torch.cat([one[:, :start], later], 1)).cut(0, start)
+            yield run_pass(model, one[:, :start])
 
-    def cached() -> Iterator[Tensor]:
+    def cached() -> Iterator[Pass]:
         for split in _SPLITS:
             # Several prompts, so that each must find its own memory
-            cache, steps = None, []
-            for part in tokens.split(split, 1):
-                step = model(input_ids=part, past_key_values=cache, use_cache=True)
-                cache, steps = step.past_key_values, [*steps, step.logits.log_softmax(-1)]
-            yield torch.cat(steps, 1)
+            cache = DynamicCache()
+            yield joined([run_pass(model, part, cache) for part in tokens.split(split, 1)], 1)
 
-    def padded() -> Iterator[Tensor]:
+    def padded() -> Iterator[Pass]:
         valid = (torch.arange(TOKENS + padding) >= padding).long()[None]
         # As `generate` gives them: the index counts tokens that are no padding.
         index = (valid.cumsum(1) - 1).clamp_min(0)
         behind = F.pad(one, (padding, 0))
-        yield _predicted(model, behind, attention_mask=valid, position_ids=index)[:, padding:]
+        yield run_pass(model, behind, attention_mask=valid, position_ids=index).cut(padding)
 
-    def first() -> Iterator[Tensor]:
-        _predicted(twin, tokens[1:2, : TOKENS // 2])
-        yield _predicted(twin, one)
+    def first() -> Iterator[Pass]:
+        run_pass(twin, tokens[1:2, : TOKENS // 2])
+        yield run_pass(twin, one)
 
-    def saved() -> Iterator[Tensor]:
+    def saved() -> Iterator[Pass]:
         with TemporaryDirectory() as directory:
             path = Path(directory) / "model"
             save(model, path)
-            yield _predicted(load_model(path), one)
+            loaded = load_model(path)
+            # Its attention is fused, unless scores are asked for.
+            predictions = loaded(one, use_cache=False).logits.log_softmax(-1)
+            yield replace(run_pass(loaded, one), predictions=predictions)
 
-    def difference(predict: Callable[[], Iterable[Tensor]]) -> float:
-        largest = 0.0
+    def difference(run: Callable[[], Iterable[Pass]]) -> tuple[float, str]:
+        largest, place = 0.0, ""
         try:
-            for found in predict():
-                error = float((found - alone[: found.shape[0], : found.shape[1]]).abs().max())
-                if not math.isfinite(error):
-                    raise FloatingPointError("predictions are NaN or infinite")
+            for found in run():
+                error = largest_difference(found, alone)
                 largest = max(largest, error)
+                if error > TOLERANCE and not place:
+                    place = first_difference(found, alone, TOLERANCE / 10)
         except Exception:
             # What differs already says more: that a scheme fails for a single token follows from it
             if largest <= TOLERANCE:
                 raise
-        return largest
+        return largest, place
 
     checks = {
-        "repeated": lambda: [_predicted(model, one)],
+        "repeated": lambda: [run_pass(model, one)],
         "first": first,
         "causal": changed,
         "cache": cached,
         "padding": padded,
-        "batch": lambda: [_predicted(model, tokens)],
+        "batch": lambda: [run_pass(model, tokens)],
         "saved": saved,
     }
-    return {check: partial(difference, predict) for check, predict in checks.items()}
+    return {check: partial(difference, run) for check, run in checks.items()}
 
 
 def _following(
-    model: PreTrainedModel, tokens: Tensor
-) -> dict[str, Callable[[], tuple[float, int]]]:
-    """Checks that are made where no other finds anything: the largest difference and its token."""
-    first, second = tokens[:1, :_DOCUMENT], tokens[:1, _DOCUMENT:]
+    model: PreTrainedModel, build: Callable[[], PreTrainedModel], tokens: Tensor
+) -> dict[str, Callable[[], tuple[float, list[str]]]]:
+    """Checks that are made where no other finds anything: the largest difference, and findings."""
+    prompt = tokens.flatten()[:LONG][None]
 
-    def largest(found: Tensor, wanted: Tensor) -> tuple[float, int]:
-        by_token = (found - wanted).abs().amax((0, 2))
-        if not by_token.isfinite().all():
-            raise FloatingPointError("predictions are NaN or infinite")
-        return float(by_token.max()), int(by_token.argmax())
+    def found(check: str, pairs: Iterable[tuple[Pass, Pass]]) -> tuple[float, list[str]]:
+        largest, place = 0.0, ""
+        for ours, wanted in pairs:
+            error = largest_difference(ours, wanted)
+            largest = max(largest, error)
+            if error > TOLERANCE and not place:
+                place = first_difference(ours, wanted, TOLERANCE / 10)
+        said = f"{check}: {_FINDINGS[check]}, by up to {largest:.2g} nats, {place}"
+        return largest, [said] if place else []
 
-    def long() -> tuple[float, int]:
-        prompt = tokens.flatten()[:LONG][None]
-        whole = _predicted(model, prompt)
-        ends = range(TOKENS + 1, LONG, 6)
-        return max(largest(_predicted(model, prompt[:, :end]), whole[:, :end]) for end in ends)
+    def long() -> Iterator[tuple[Pass, Pass]]:
+        whole = run_pass(model, prompt)
+        for end in range(TOKENS + 1, LONG, 6):
+            yield run_pass(model, prompt[:, :end]), whole
 
-    def packed() -> tuple[float, int]:
-        index = torch.cat([torch.arange(part.shape[1]) for part in (first, second)])[None]
-        alone = torch.cat([_predicted(model, part) for part in (first, second)], 1)
-        return largest(_predicted(model, tokens[:1], position_ids=index), alone)
+    def packed() -> Iterator[tuple[Pass, Pass]]:
+        parts = tokens[:1, :_DOCUMENT], tokens[:1, _DOCUMENT:]
+        index = torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
+        both = run_pass(model, tokens[:1], position_ids=index)
+        alone = [run_pass(model, part) for part in parts]
+        scores = [each.clone() for each in both.scores]
+        for place, wanted in enumerate(scores):
+            for rows, of_part in zip(
+                (slice(_DOCUMENT), slice(_DOCUMENT, None)), alone, strict=True
+            ):
+                wanted[:, :, rows, rows] = of_part.scores[place]
+        yield both, Pass(joined(alone, 1).predictions, scores, both.layers)
 
-    return {"long": long, "packed": packed}
+    return {
+        "long": lambda: found("long", long()),
+        "packed": lambda: found("packed", packed()),
+        "grouped": lambda: grouped_heads(model, build, tokens[:1]),
+        "half": lambda: half_precision(model, prompt),
+        "chunks": lambda: in_chunks(model, prompt),
+    }
 
 
 def _referenced(
     model: PreTrainedModel, tokens: Tensor, reference: Callable[..., Tensor]
 ) -> tuple[float, list[str]]:
     """The largest difference of attention from a formula of the user, and the finding about it."""
-    layers, kept = as_decoder(model).layers, [{} for _ in as_decoder(model).layers]
-    sites = ("positions", "key_positions", "scores", "pattern")
-    with ExitStack() as undo:
-        for layer, found in zip(layers, kept, strict=True):
-            for name in ("q_proj", "k_proj"):
-                hook = getattr(layer.module, name).register_forward_hook(
-                    lambda part, given, made, name=name, found=found: found.update({name: made})
-                )
-                undo.callback(hook.remove)
-            for name in sites:
-                undo.callback(
-                    layer.sites.call(
-                        name, lambda made, name=name, found=found: found.update({name: made})
-                    )
-                )
-        model(input_ids=tokens, use_cache=False)
     seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     worst, said = 0.0, []
     excess = 1.0
-    for layer, found in zip(layers, kept, strict=True):
+    for each in trace(model, tokens, use_cache=False):
+        layer, found = each.layer, each.tensors
         queries, keys = (
             expand_heads(
                 found[name].double().unflatten(-1, (-1, layer.d_head)).transpose(1, 2), layer.heads
@@ -465,21 +485,26 @@ def _changed_in_place(model: PreTrainedModel, tokens: Tensor) -> list[str]:
     return list(dict.fromkeys(found))  # the same of every layer
 
 
-def _attention(model: PreTrainedModel, tokens: Tensor) -> dict[str, Callable[[], float]]:
+def _attention(
+    model: PreTrainedModel, tokens: Tensor
+) -> dict[str, Callable[[], tuple[float, str]]]:
     """Checks of the attention of layers against what their inputs give, over all layers."""
 
-    def largest(of_layer: Callable[[AttentionInputs], Tensor]) -> float:
-        found: list[Tensor] = []
+    def largest(of_layer: Callable[[AttentionInputs], Tensor]) -> tuple[float, str]:
+        found: dict[int, Tensor] = {}
         capture(
             as_decoder(model),
             tokens,
             tokens >= 0,
             torch.zeros(1, dtype=torch.long),
-            lambda inputs: found.append(of_layer(inputs).abs().max()),
+            lambda inputs: found.update({inputs.layer: of_layer(inputs).abs()}),
         )
-        return float(torch.stack(found).max())
+        wrong = {layer: error > TOLERANCE for layer, error in found.items()}
+        first = next((layer for layer, differs in wrong.items() if bool(differs.any())), None)
+        place = "" if first is None else f"first in layer {first} at {first_place(wrong[first])}"
+        return float(torch.stack([error.max() for error in found.values()]).max()), place
 
-    def observed() -> float:
+    def observed() -> tuple[float, str]:
         weights = model(tokens, output_attentions=True, use_cache=False).attentions
         return largest(lambda inputs: inputs.pattern(torch.arange(TOKENS)) - weights[inputs.layer])
 

@@ -90,12 +90,12 @@ class Planes(nn.Module):
         self.a, self.b = (nn.Parameter(torch.randn(rows, 1, d_head) / 3) for _ in range(2))
 
     def turned(self, x, z):
-        a, b = (part.repeat_interleave(x.shape[1] // len(part), 0) for part in (self.a, self.b))
+        a, b = (exact(p).repeat_interleave(x.shape[1] // len(p), 0) for p in (self.a, self.b))
         s = ((a * a).sum(-1) * (b * b).sum(-1) - (a * b).sum(-1) ** 2).sqrt()
         once = (x * b).sum(-1, True) * a - (x * a).sum(-1, True) * b  # L x
         twice = (once * b).sum(-1, True) * a - (once * a).sum(-1, True) * b
-        turn = (z.to(x.dtype) * s)[..., None]
-        return x + turn.sin() / s[..., None] * once + (1 - turn.cos()) / s[..., None] ** 2 * twice
+        turn, s = (z.to(s.dtype) * s)[..., None], s[..., None]
+        return (x + turn.sin() / s * once + (1 - turn.cos()) / s**2 * twice).to(x.dtype)
 
     def forward(self, queries, keys, positions):
         return self.turned(queries, positions), self.turned(keys, positions)
