@@ -27,13 +27,14 @@ from position_papers.card.encodings import (
 )
 from position_papers.card.filling import fill
 from position_papers.card.intervals import LOSS, WIN
-from position_papers.card.records import Compared, Row, known_encodings
+from position_papers.card.records import NINE, Compared, Row, known_encodings
 from repo_interp.storage.files import write_text
 
 PAGE = Path(__file__).with_suffix(".md")
 TABLE = PAGE.with_suffix(".csv")
 TEMPLATE = Path(encodings.__file__).with_suffix(".md.jinja")
 RUNS = Path("runs") / "encodings"
+SCHEMES = PAGE.with_name("nine_schemes.py")
 
 
 def page_of(found: Sequence[Cell], rows: Mapping[str, Mapping[str, Row]]) -> str:
@@ -146,7 +147,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.fill:
         empty = in_order(cells())
         chosen = empty if given.fill < 0 else empty[: given.fill]
-        if not fill(chosen, RUNS, given.jobs, on_record=lambda cell: list(faults(False))):
+        whole = fill(
+            *(chosen, RUNS, given.jobs),
+            on_record=lambda cell: list(faults(False)),
+            scheme_files=[f"{SCHEMES}:{name}" for name in NINE],
+        )
+        if not whole:
             return 130
     found = list(faults(given.check))
     sys.stderr.write("".join(f"{fault}\n" for fault in found))

@@ -631,7 +631,7 @@ def test_options_are_declared_and_refused_without_torch(tmp_path):
 def test_the_command_prints_the_card_of_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(
-        "from repo_interp.models.attention import SchemeParts\n"
+        "from repo_interp.models.scheme_parts import SchemeParts\n"
         "from repo_interp.positions.assigners import TokenIndex\n"
         "def build(b, r, d): return SchemeParts('mine', TokenIndex(), r.frequencies)\n"
     )

@@ -23,6 +23,7 @@ from position_papers.card.columns import COLUMNS, Column, plain_layout
 from position_papers.card.intervals import LOSS, UNDECIDED, WIN
 from position_papers.card.records import (
     FILLED,
+    NINE,
     VERSIONS,
     Compared,
     Row,
@@ -44,6 +45,7 @@ FIRST = ("reversal", "flip_flop", "selective_copy")
 WANTED = (
     *("rope", "nope", "alibi", "cope", "repo", "hope", "fire", "kerple", "learned"),
     *("selective_rope", "forgetting", "path", "pope", "repo_alibi"),
+    *NINE,
 )
 """Encodings whose cells are filled first."""
 BASE = "rope"

@@ -17,6 +17,7 @@ from position_papers.training.folder import TrainingFolder
 from position_papers.training.loop import train_side_by_side
 from position_papers.training.trained import made_with, require_begun
 from position_papers.zoo_directory import DIRECTORY
+from repo_interp.cli.scheme_files import read_scheme_files
 
 COMMAND = "python docs/encodings.py --fill"
 
@@ -28,6 +29,7 @@ def fill(
     device: str = "cpu",
     zoo: Path = DIRECTORY,
     on_record: Callable[[Cell], object] = lambda cell: None,
+    scheme_files: Sequence[str] = (),
 ) -> bool:
     """Train empty cells in their order.
 
@@ -38,6 +40,7 @@ def fill(
         device: Where they are trained.
         zoo: Directory of the records.
         on_record: Called with a cell when its record is written.
+        scheme_files: Every FILE.py:FUNCTION that gives an encoding, which each process runs.
 
     Returns:
         Whether all were filled; False after an interrupt.
@@ -46,6 +49,7 @@ def fill(
         InputError: A cell cannot be trained.
         Taken: A directory has another run.
     """
+    read_scheme_files(scheme_files)
     # Of cells of one kind: what a run goes on from has to be finished before it is begun
     for _, group in groupby(empty, key=lambda cell: bool(cell.column.start)):
         planned = [(cell, trainings(cell, out, device)) for cell in group]
@@ -69,7 +73,7 @@ def fill(
             for training in waiting.values():
                 _begin(training)
             runs = [(each.configuration, directory) for directory, each in waiting.items()]
-            ended = not runs or train_side_by_side(runs, jobs, keep)
+            ended = not runs or train_side_by_side(runs, jobs, keep, scheme_files=scheme_files)
             keep()
             if not ended:
                 return False

@@ -35,6 +35,11 @@ FILLED = "encodings"
 plan of checkpoints.
 """
 PERIODS = ("r2n1", "n2r1")
+NINE = (
+    *("adarope", "adarope_scaled", "carope", "tapa", "grape", "harope", "wavelet", "stick"),
+    "prope",
+)
+"""Schemes of docs/nine_schemes.py, which no package gives."""
 
 
 @dataclass(frozen=True)
@@ -263,9 +268,9 @@ def rivals(column: Column, configuration: TrainingConfiguration, zoo: Path) -> d
 
 
 def known_encodings() -> tuple[str, ...]:
-    """List every scheme of the packages, and the periods that RePo's paper compares."""
+    """List every scheme of the packages, the periods that RePo's paper compares, and `NINE`."""
     packaged = [name for name in names(SCHEME_GROUP) if not _registered(name)]
-    return (*SCHEMES, *packaged, *PERIODS)
+    return (*SCHEMES, *packaged, *PERIODS, *NINE)
 
 
 def _registered(name: str) -> bool:

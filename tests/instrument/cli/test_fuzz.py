@@ -30,8 +30,8 @@ from repo_interp.cli.arguments import name_list, number_list, setting
 from repo_interp.cli.scheme_files import layout_of_files
 from repo_interp.errors import InputError, Note
 from repo_interp.measures.measure_catalogue import measure_named, measure_names
-from repo_interp.models.attention import SchemeParts
 from repo_interp.models.configuration import identify
+from repo_interp.models.scheme_parts import SchemeParts
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.layouts import NO_ATTENTION, SCHEMES, parse_layout
 from repo_interp.run import make_run, read_run, write_run

@@ -26,7 +26,7 @@ from repo_interp.models.decoder import as_decoder
 ADAROPE = """
 import torch
 from torch import nn
-from repo_interp.models.attention import SchemeParts
+from repo_interp.models.scheme_parts import SchemeParts
 
 
 class HeadFrequencies(nn.Module):

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import repo_interp as ri
 from repo_interp import installed_points
-from repo_interp.models.attention import SchemeParts
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.scheme_parts import SchemeParts
 from repo_interp.plugins.verify_scheme.chunks import in_chunks
 from repo_interp.plugins.verify_scheme.grouped_heads import grouped_heads
 from repo_interp.plugins.verify_scheme.half_precision import (

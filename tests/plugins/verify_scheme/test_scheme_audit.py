@@ -316,7 +316,9 @@ REFUSED = {
     ),
     "has function as assigner; wanted an nn.Module": built(lambda *given: (rotating, None)),
     "cannot be built: TypeError": lambda builder, rotation: None,
-    "cannot run: code of the scheme 'mine' failed (test_scheme_audit.py, line ": rotating(lambda h, i: raising()),
+    "cannot run: code of the scheme 'mine' failed (test_scheme_audit.py, line ": rotating(
+        lambda h, i: raising()
+    ),
     "gave NoneType; wanted a function": lambda builder, rotation, d_head: None,
 }
 
