@@ -7,12 +7,14 @@ holds a smaller one, and counts no others: tests that were written for the survi
 judged by the next. `--minutes` ends earlier; mutants of fast tests are then among those that were
 tried. A mutant whose tests do not end is killed by a limit of CPU time, never by the clock.
 
-survivors.toml says why survivors live. One that nobody could notice, of which it says `equivalent`,
-counts as held; every other survivor counts as a gap.
+survivors.toml says why survivors live, by the function and what stands there instead: numbers of
+mutants move with every edit. One that nobody could notice, of which it says `equivalent`, counts as
+held; every other survivor counts as a gap.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import signal
@@ -20,6 +22,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pandas
@@ -56,16 +59,19 @@ def mutants(given: Namespace) -> Iterator[Row]:
         next(row for begin, row in FLOORS.items() if name.startswith(begin))
         for name in table["name"]
     ]
-    reasons = {
-        name: reason
-        for reason, names in read_toml(Path(__file__).with_name("survivors")).items()
-        for name in names
-    }
-    table["reason"] = table["name"].map(reasons)
-    table["killed"] = table["code"].isin(KILLED)
-    table["equivalent"] = ~table["killed"] & table["reason"].str.startswith(EQUIVALENT).eq(True)
     every = table.groupby("floor").size()
     table = table[table["name"].isin(chosen) & table["code"].notna()]
+    table["killed"] = table["code"].isin(KILLED)
+    reasons = {
+        change: reason
+        for reason, changes in read_toml(Path(__file__).with_name("survivors")).items()
+        for change in changes
+    }
+    table["reason"] = [
+        None if killed else reasons.get(changed(here, name))
+        for name, killed in zip(table["name"], table["killed"], strict=True)
+    ]
+    table["equivalent"] = table["reason"].str.startswith(EQUIVALENT).eq(True)
     for floor, rows in table.groupby("floor", sort=False):
         killed, equivalent = rows["killed"].sum(), rows["equivalent"].sum()
         note = f"of {every[floor]:,} mutants; tests notice {killed}, {equivalent} are equivalent"
@@ -83,6 +89,36 @@ def mutants(given: Namespace) -> Iterator[Row]:
 def drawn(name: str, share: float, draw: int) -> bool:
     """Whether a mutant is of the share: by the draw and its name alone."""
     return int(hashlib.sha256(f"{draw} {name}".encode()).hexdigest()[:8], 16) < share * 2**32
+
+
+def changed(directory: Path, name: str) -> str:
+    """What a mutant changes: its function, and the statements that the original has not.
+
+    Args:
+        directory: Where mutmut has put the mutants.
+        name: Name of the mutant, without "repo_interp.".
+
+    Returns:
+        "module.function: statement; ...", as `ast` writes them.
+    """
+    module, _, mutant = name.rpartition(".")
+    function = mutant.rpartition("__mutmut_")[0]
+    file = (directory / "repo_interp" / module.replace(".", "/")).with_suffix(".py")
+    known = _functions(file if file.exists() else file.with_suffix("") / "__init__.py")
+    original = known[f"{function}__mutmut_orig"]
+    lines = [line for line in known[mutant] if line not in original]
+    return f"{module}.{function}: {'; '.join(lines)}"
+
+
+@cache
+def _functions(file: Path) -> dict[str, list[str]]:
+    """Lines of the body of every function, in the form that `ast` gives them."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {
+        node.name: [line.strip() for line in ast.unparse(node).splitlines()[1:]]
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, kinds)
+    }
 
 
 def verdicts(directory: Path) -> dict[str, int | None]:

@@ -79,3 +79,13 @@ def test_pairs_in_order_and_pairs_in_cells_are_counted_alike(per_side):
     with working_memory(2**31):  # as on an accelerator
         in_cells = rotation_angles(positions, *sampled)
     assert_close((in_order.pairs, in_order.difference), (in_cells.pairs, in_cells.difference))
+
+
+def test_an_angle_on_an_edge_lies_in_the_bin_that_begins_there():
+    positions = torch.tensor([[[0.0, EDGES[1], EDGES[1] + EDGES[4]]]], dtype=torch.float64)
+    given = positions, torch.ones(1), torch.ones(1, 3, dtype=torch.bool)
+    # Three of no angle, those of two neighbors on edges, and that of the first and the last
+    expected = [3, 1, 0, 0, 2, 0, 0, 0, 0, 0]
+    assert rotation_angles(*given).pairs[0, 0].tolist() == expected
+    with working_memory(2**31):
+        assert rotation_angles(*given).pairs[0, 0].tolist() == expected
