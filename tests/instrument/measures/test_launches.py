@@ -140,7 +140,7 @@ TEXTS = {
 """Measures of a few rows, heads or words by name, or of what a prompt says, which numpy knows; what
 reads files, and what experiments add up on the processor.
 """
-AUDITS = ("verify_axes", "verify_cache")
+AUDITS = ("verify_axes", "verify_cache", "verify_scheme")
 """Plug-ins that compare single numbers with one another, on the processor."""
 ALLOWED = {
     # Once per batch: masks and spans are the same in all its layers.
