@@ -256,9 +256,10 @@ class Explored:
 
     def _open(self, asked: Asked, check: Callable[[], None]) -> dict[str, Any]:
         table = None
-        view = None if self.run is None else view_of_heads(self.run)
-        if view is not None and view.heads is not None:
-            frame = view.heads(self.run)
+        run = self.run
+        view = None if run is None else view_of_heads(run)
+        if run is not None and view is not None and view.heads is not None:
+            frame = view.heads(run)
             if view.head_columns:
                 columns = ("layer", "head", *view.head_columns)
                 frame = frame[[name for name in columns if name in frame]]

@@ -113,6 +113,9 @@ def run_in_precision(
 
     Returns:
         The copy, the position of the first token, and by prompt a trace of every layer.
+
+    Raises:
+        AssertionError: Not reached; an error of the scheme is raised as it is.
     """
     starts = [0] if as_decoder(model).longest_prompt else [far, 0]
     ways = [(start, maps) for start in starts for maps in dict.fromkeys((torch.float32, dtype))]

@@ -140,7 +140,7 @@ TEXTS = {
 """Measures of a few rows, heads or words by name, or of what a prompt says, which numpy knows; what
 reads files, and what experiments add up on the processor.
 """
-AUDITS = ("verify_axes", "verify_cache")
+AUDITS = ("verify_axes", "verify_cache", "verify_scheme")
 """Plug-ins that compare single numbers with one another, on the processor."""
 ALLOWED = {
     # Once per batch: masks and spans are the same in all its layers.
@@ -162,9 +162,9 @@ ALLOWED = {
     "capture.py _run_stack": "tolist",
     "capture.py _require_taken": "int",
     # Once per layer, where prompts have position ids: whether the pass follows them.
-    "capture.py _with_documents": "bool",
+    "observing.py _with_documents": "bool",
     # Once per layer that attends in chunks or selects keys: whether it hid any.
-    "capture.py observing.observe": "bool",
+    "observing.py observing.observe": "bool",
     # Once per layer, or less: sizes of what is made next.
     "closed_form.py ClosedForm.most": "int",
     "closed_form.py ClosedForm.by_rows": "nonzero",
@@ -236,7 +236,8 @@ def test_nothing_waits_for_a_device_but_where_a_line_says_why():
         if path.stem not in TEXTS and path.parent.name not in AUDITS and is_arithmetic(path)
     ]
     found = {}
-    for path in (*files, ROOT / "models" / "capture.py"):
+    of_passes = [ROOT / "models" / f"{name}.py" for name in ("capture", "observing")]
+    for path in (*files, *of_passes):
         for function, word in waits(ast.parse(path.read_text())):
             found.setdefault(f"{path.name} {function}", set()).add(word)
     assert found == {function: set(words.split()) for function, words in ALLOWED.items()}
