@@ -30,8 +30,6 @@ from repo_interp.models.rotation_numbers import rows_of
 from repo_interp.positions.assigners import RememberingAssigner, TokenIndex
 from repo_interp.positions.rotary import expand_heads
 
-KEY_NUMBERS = "key_numbers"
-"""Attribute of a layer of a cache that drops keys: the numbers of those that it returned last."""
 _BY_AXIS = "repo_interp_by_axis"
 """Attribute of a cache whose tokens have a position per axis."""
 _QUANTIZED = getattr(cache_utils, "BaseQuantizedLayer", cache_utils.QuantizedLayer)
@@ -65,15 +63,16 @@ class CacheOfPositions:
             stored in the pass.
         """
         attention, current = self._attention, self._attention.active_pass
+        # Of a cache that drops keys: those that it returns here do not follow each other
+        numbers_of = getattr(_layer_of(self._cache, layer), "numbers_of", lambda _: None)
+        current.key_numbers = numbers_of(current)
         if (keys.shape[1], keys.shape[-1]) == (attention.kv_heads, attention.d_head):
             keys, values = attention.process_new(keys, values)
             if self._keeps_rotated(layer):
                 keys = attention.rotate_new(keys)
-                stored, values = self._cache.update(
+                return self._cache.update(
                     attention.stock_order(keys), values, layer, *arguments, **keywords
                 )
-                self._number_keys(layer)
-                return stored, values
             keys = attention.stock_order(keys)
         # Otherwise latents; keys are made from them later, before the hooks on keys
         parts = [keys]
@@ -103,7 +102,6 @@ class CacheOfPositions:
         stored, values = self._cache.update(
             torch.cat(parts, dim=-1), values, layer, *arguments, **keywords
         )
-        self._number_keys(layer)
         keys, *beside = stored.split(sizes, dim=-1)
         if positions is not None and shape is not None:
             # The original tensors have a gradient; reinterpreted bits do not
@@ -119,27 +117,6 @@ class CacheOfPositions:
         if current.gate_keys is not None:
             current.gate_keys = beside[0]
         return keys, values
-
-    def _number_keys(self, layer: int) -> None:
-        """Keep the numbers of the keys of a cache that drops some: they do not follow each other.
-
-        Raises InputError where what is left of the dropped tokens is not enough.
-        """
-        current = self._attention.active_pass
-        numbers = getattr(_layer_of(self._cache, layer), KEY_NUMBERS, None)
-        if numbers is None:
-            return
-        if current.memory is not None:
-            raise InputError(
-                f"layer {layer} ({self._attention.scheme}) reads its memory of all earlier tokens, "
-                f"and the {type(self._cache).__name__} drops some; choose another cache"
-            )
-        if bool((current.index[:, -1] != numbers[-1]).any()):
-            raise InputError(
-                f"the {type(self._cache).__name__} counts tokens without padding, from 0 on; give "
-                "prompts of one length, one after the other"
-            )
-        current.key_numbers = numbers
 
     def _keeps_rotated(self, layer: int) -> bool:
         """Whether the cache has keys of this layer in the form of the stock model."""

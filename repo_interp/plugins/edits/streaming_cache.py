@@ -11,13 +11,14 @@ for the index grow; `distances` caps what lies beyond the training length.
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Interval
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from repo_interp.errors import InputError
 from repo_interp.values import Count, checked
 
 NotNegative = Annotated[int, Interval(ge=0)]
@@ -57,26 +58,41 @@ class _Layer(DynamicLayer):
     def __init__(self, window: int, sinks: int) -> None:
         super().__init__()
         self.window, self.sinks, self.seen = window, sinks, 0
-        self.key_numbers: Tensor = torch.empty(0, dtype=torch.long)
-        """Of the keys that the last `update` returned."""
-        self._kept = self.key_numbers
+        self.kept = torch.empty(0, dtype=torch.long)
+        """Numbers of the keys that are kept."""
+
+    def numbers_of(self, current: Any) -> Tensor:
+        """Return the numbers of the keys that `update` returns in a pass, which has their positions."""
+        if current.memory is not None:
+            raise InputError(
+                "a StreamingCache drops earlier tokens, and the scheme of this layer remembers all "
+                "of them; choose another cache"
+            )
+        if bool((current.index[:, -1] + 1 != self.seen + current.index.shape[-1]).any()):
+            raise InputError(
+                "a StreamingCache counts tokens from 0 on without padding; give prompts of one "
+                "length, one token after the other"
+            )
+        return self._with_new(current.index.shape[-1])
+
+    def _with_new(self, count: int) -> Tensor:
+        new = torch.arange(self.seen, self.seen + count, device=self.device)
+        return torch.cat([self.kept.to(self.device), new])
 
     def reset(self) -> None:
         """Forget all tokens."""
         super().reset()
-        self.seen, self._kept = 0, self._kept[:0]
+        self.seen, self.kept = 0, self.kept[:0]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Return the kept keys and values and the new ones, and keep those that are seen later."""
         keys, values = super().update(key_states, value_states)
-        new = torch.arange(self.seen, self.seen + key_states.shape[2], device=keys.device)
-        self.seen += len(new)
-        self.key_numbers = torch.cat([self._kept.to(keys.device), new])
-        stays = (self.key_numbers < self.sinks) | (self.key_numbers > self.seen - self.window)
-        self._kept = self.key_numbers[stays]
-        self.keys, self.values = keys[:, :, stays], values[:, :, stays]
+        numbers = self._with_new(key_states.shape[2])
+        self.seen += key_states.shape[2]
+        stays = (numbers < self.sinks) | (numbers > self.seen - self.window)
+        self.kept, self.keys, self.values = numbers[stays], keys[:, :, stays], values[:, :, stays]
         return keys, values
 
     def get_seq_length(self) -> int:
@@ -85,4 +101,4 @@ class _Layer(DynamicLayer):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the keys of the next pass, as if the kept ones were the last ones."""
-        return len(self._kept) + query_length, self.seen - len(self._kept)
+        return len(self.kept) + query_length, self.seen - len(self.kept)

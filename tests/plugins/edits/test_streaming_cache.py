@@ -31,7 +31,7 @@ def test_kept_keys_are_the_first_and_the_last(model):
     with torch.no_grad(), iv.hidden_keys(model, lost):
         model(TOKENS, past_key_values=cache)
     # the next query, token 20, sees itself and those less than 8 before it
-    assert cache.layers[0]._kept.tolist() == [0, 1, 2, *range(13, 20)]
+    assert cache.layers[0].kept.tolist() == [0, 1, 2, *range(13, 20)]
     assert cache.layers[0].keys.shape[2] == WINDOW - 1 + SINKS
     assert cache.get_seq_length() == 20
 
@@ -118,11 +118,12 @@ def test_what_it_cannot_do_is_refused():
     for sizes, words in (((0, 4), "the window"), ((8, -1), "the sinks"), ((2.5, 4), "the window")):
         with refused(words):
             ri.StreamingCache(*sizes)
+    options = {"max_new_tokens": 3, "pad_token_id": 0}
     padded = torch.ones_like(TOKENS)
     padded[0, :3] = 0
-    with refused("give prompts of one length"), torch.no_grad():
-        index = (padded.cumsum(1) - 1).clamp(min=0)
-        cache = ri.StreamingCache(WINDOW, SINKS)
-        model(TOKENS, attention_mask=padded, position_ids=index, past_key_values=cache)
-    with refused("reads its memory of all earlier tokens"), torch.no_grad():
-        repositioned("repo_attention")(TOKENS, past_key_values=ri.StreamingCache(WINDOW, SINKS))
+    cache = ri.StreamingCache(WINDOW, SINKS)
+    with refused("give prompts of one length"):
+        model.generate(TOKENS, attention_mask=padded, past_key_values=cache, **options)
+    remembering = repositioned("repo_attention")
+    with refused("the scheme of this layer remembers all"):
+        remembering.generate(TOKENS, past_key_values=ri.StreamingCache(WINDOW, SINKS), **options)
