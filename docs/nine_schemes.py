@@ -120,7 +120,7 @@ class Wavelets(PositionLogits):
         distance = (rows[:, :, None] - columns[:, None]).to(q.dtype)[..., None]
         t = (distance - number // 8) / 2.0 ** (number % 8)
         psi = 2 / (math.sqrt(3) * math.pi**0.25) * (1 - t * t) * torch.exp(-t * t / 2)
-        return scale * torch.einsum("bhid,cijd->bhij", q, psi) * visible
+        return scale * torch.einsum("bhid,bijd->bhij", q, psi) * visible
 
 
 def wavelet(builder, rotation, d_head):

@@ -70,12 +70,13 @@ def _repeat(grouped: PreTrainedModel, ungrouped: PreTrainedModel, outermost: boo
     ours, theirs = as_decoder(grouped), as_decoder(ungrouped)
     of_scheme = {id(part) for module in theirs.scheme_modules for part in _tensors(module).values()}
     for mine, yours in zip(ours.layers, theirs.layers, strict=True):
-        fixed = not isinstance(yours.frequencies, torch.nn.Parameter)
-        if yours.frequencies is not None and fixed and mine.module.rotation_parameters is None:
-            made = _repeated(mine.frequencies, yours.frequencies, mine.kv_heads, True)
-            if made is None:
-                return False
-            yours.frequencies = made
+        learned = mine.module.rotation_parameters or {}
+        if yours.frequencies is None or "frequencies" in learned:
+            continue
+        made = _repeated(mine.frequencies, yours.frequencies, mine.kv_heads, True)
+        if made is None:
+            return False
+        yours.frequencies = made
     sources = _tensors(grouped)
     for name, target in _tensors(ungrouped).items():
         first = outermost or id(target) not in of_scheme
