@@ -135,6 +135,10 @@ def test_a_difference_is_taught_where_it_is_decided_after_holms_correction():
     # RoPE has not learned copying
     assert not found["copying"].tested
     assert "rope" not in reversal.tested
+    # one seed decides nothing, though RoPE's three of selective_copy are all at 0
+    seeds = {name: len(row.runs) for name, row in rows_of()["selective_copy"].items()}
+    assert "repo" in seeds and {"cope", "selective_rope"} <= set(found["selective_copy"].tested)
+    assert all(seeds[name] > 1 for name in found["selective_copy"].tested)
 
 
 TINY = Column(

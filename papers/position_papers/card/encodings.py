@@ -3,7 +3,7 @@
     cell      an encoding on a task with a seed, trained by the task's recipe; empty until a record
               of equal budget is there
     taught    encodings that differ from RoPE beyond the training length at 5 %, after Holm's
-              correction over the encodings of the task, where both have learned
+              correction over the encodings of the task, where both have learned and have two seeds
 
 A filled cell is a line of ZOO/encodings/TASK/runs.jsonl; weights stay in the directory of the run.
 Knows nothing about pages.
@@ -204,7 +204,7 @@ class Taught:
     decided: Mapping[str, Compared]
     """By encoding, where the difference is decided."""
     tested: Mapping[str, Compared]
-    """Where both have learned the task and there is an interval."""
+    """Where both have learned the task, with two seeds or more, and there is an interval."""
 
 
 def taught(rows: Mapping[str, Mapping[str, Row]]) -> Iterator[Taught]:
@@ -223,7 +223,10 @@ def taught(rows: Mapping[str, Mapping[str, Row]]) -> Iterator[Taught]:
         tested = {
             name: one
             for name, one in found.items()
-            if one.verdict in (WIN, LOSS, UNDECIDED) and np.isfinite(one.limits[0])
+            if one.verdict in (WIN, LOSS, UNDECIDED)
+            and np.isfinite(one.limits[0])
+            # What one seed scores says too little of the next one where RoPE's do not spread
+            and min(len(own[name].runs), len(own[BASE].runs)) > 1
         }
         adjusted = holm(np.array([one.p_value for one in tested.values()]))
         decided = {

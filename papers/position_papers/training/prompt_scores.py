@@ -28,7 +28,7 @@ def stated(scores: Mapping[str, Float[np.ndarray, " prompt"]]) -> dict[str, str 
     return {
         name: "".join(f"{value:.0f}" for value in values)
         if np.isin(values, (0, 1)).all()
-        else [round(float(value), 4) for value in values]
+        else [int(value) if value in (0, 1) else round(float(value), 4) for value in values]
         for name, values in scores.items()
         if np.ptp(values) > 0
     }
