@@ -16,7 +16,7 @@ from matplotlib.colors import CenteredNorm
 from repo_interp.errors import InputError, quoted
 
 
-def require_result(result: Any, variables: Iterable[str], what: str, function: str) -> None:
+def require_result(result: Any, variables: Iterable[str], what: str, function: str) -> xr.Dataset:
     """Refuse what is not the dataset that a function returns.
 
     Args:
@@ -25,11 +25,15 @@ def require_result(result: Any, variables: Iterable[str], what: str, function: s
         what: The dataset in words, with its verb: "costs of edits are".
         function: Name of the function in `ri`.
 
+    Returns:
+        The dataset.
+
     Raises:
         InputError: `result` is not a dataset, or lacks a variable.
     """
     if not isinstance(result, xr.Dataset) or not {*variables} <= {*result.variables}:
         raise InputError(f"{what} what ri.{function} returns; got {quoted(result)}")
+    return result
 
 
 def bar_lengths(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -48,7 +48,7 @@ def position_probe(found: xr.Dataset | xr.DataTree) -> PaperFigure:
     """
     if isinstance(found, xr.DataTree) and "position_probe" in found.children:
         found = group(found, "position_probe")
-    require_result(found, ("null_high",), "a probe of positions is", "position_probe")
+    found = require_result(found, ("null_high",), "a probe of positions is", "position_probe")
     figure = paper_figure(4.2, 2.4)
     ax = figure.subplots()
     layers = found["layer"].values

@@ -170,7 +170,7 @@ def verify_scheme(
 
 
 def _drawn(
-    layout: str, options: dict[str, Any], deviation: float, **config: int
+    layout: str, options: dict[str, Any], deviation: float, **config: Any
 ) -> PreTrainedModel:
     """A decoder with the scheme, the same at every call."""
     torch.manual_seed(0)

@@ -217,6 +217,8 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
         words = shlex.split(line, comments=True)[1:]
         if words[0] == "analyze" and "--prompts" not in words:
             words += ["--count", "2"]  # in place of twenty
+        if words[0] == "train":
+            words += ["--steps", "2"]  # in place of minutes
         assert main(words) == 0, line
     written = {file.name for file in (tmp_path / "runs" / "mine").iterdir()}
     assert written == {"run.nc", "report.html", "figures"}
