@@ -254,7 +254,7 @@ def disk(given: Namespace, name: str) -> Iterator[Row]:
 def _complaints(done: Done, place: Path, stood: dict[str, str]) -> list[str]:
     """The first thing that is not as it must be after a command that may have found no room."""
     there = files(place / "out")
-    said = [line for line in done.errors.splitlines() if "s so far" not in line]
+    said = [line for line in done.errors.splitlines() if "so far" not in line]
     if done.code == 2:
         if there != stood:
             return [

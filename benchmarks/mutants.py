@@ -60,7 +60,9 @@ def mutants(given: Namespace) -> Iterator[Row]:
         for name in table["name"]
     ]
     every = table.groupby("floor").size()
-    table = table[table["name"].isin(chosen) & table["code"].notna()]
+    table = table[table["name"].isin(chosen)]
+    of_draw = table.groupby("floor").size()
+    table = table[table["code"].notna()]
     table["killed"] = table["code"].isin(KILLED)
     reasons = {
         change: reason
@@ -74,7 +76,8 @@ def mutants(given: Namespace) -> Iterator[Row]:
     table["equivalent"] = table["reason"].str.startswith(EQUIVALENT).eq(True)
     for floor, rows in table.groupby("floor", sort=False):
         killed, equivalent = rows["killed"].sum(), rows["equivalent"].sum()
-        note = f"of {every[floor]:,} mutants; tests notice {killed}, {equivalent} are equivalent"
+        note = f"of {of_draw[floor]} drawn of {every[floor]:,} mutants; tests notice {killed}, "
+        note += f"{equivalent} are equivalent"
         yield row(floor, tried=len(rows), held=killed + equivalent, needed=0.85, note=note)
     survivors = table[~table["killed"]]
     unknown = survivors["code"].map(

@@ -48,15 +48,13 @@ def catalogue(given: Namespace) -> Iterator[Row]:
 
 
 def fuzz(given: Namespace) -> Iterator[Row]:
-    """Layouts, prompts, config.json, runs, flags: a value or a refusal, and what is written is read
-    back.
+    """Layouts, prompts, config.json, runs, schemes of a file, cards, edits, caches, flags: a value or
+    a refusal; what is written is read back, and of what is kept nothing damaged is believed.
     """
-    yield _tested(
-        "fuzzing",
-        ["instrument/cli/test_fuzz"],
-        HYPOTHESIS_PROFILE="fuzz",
-        FUZZ_EXAMPLES=str(given.examples),
-    )
+    properties = ["instrument/cli/test_fuzz"]
+    variables = {"HYPOTHESIS_PROFILE": "fuzz", "FUZZ_EXAMPLES": str(given.examples)}
+    tried = _tested("properties", properties, **variables)
+    yield tried | {"note": f"{tried['note']}, {given.examples:,} examples of each"}
 
 
 def versions(given: Namespace, end: str) -> Iterator[Row]:

@@ -242,12 +242,15 @@ def _limits(bands: Any, prompts: Sequence[Prompt], answered: bool) -> list[tuple
     if answered:
         raise InputError("bands are of texts, and the answers of these prompts are judged")
     found = []
-    for band in bands:
-        pair = checked(tuple(band), tuple[int, ...], "a band")
+    wanted = "a band is the numbers of its first and last token, (0, 255)"
+    try:
+        given = [tuple(band) for band in bands]
+    except TypeError:
+        raise InputError(f"{wanted}; got {quoted(bands)} as bands") from None
+    for band in given:
+        pair = checked(band, tuple[int, ...], "a band")
         if len(pair) != 2 or not 0 <= pair[0] <= pair[1]:
-            raise InputError(
-                f"a band is the numbers of its first and last token, (0, 255); got {quoted(band)}"
-            )
+            raise InputError(f"{wanted}; got {quoted(band)}")
         if max(1, pair[0]) >= longest or pair[1] == 0:
             raise InputError(
                 f"the band {pair[0]}-{pair[1]} has no token with a loss: prompts have up to "

@@ -405,6 +405,8 @@ pairs = st.lists(st.tuples(numbers, numbers) | any_json, max_size=2) | any_json
 
 @given(pairs, numbers | any_json, numbers | st.sampled_from(["auto", "x", None]))
 @example([(0, 3), (4, 7)], 4, 1)
+@example(True, 4, 1)
+@example([3], 4, 1)
 def test_bands_and_blocks_of_edits(small, bands, block, batch_size):
     found = value_or_refusal(
         lambda: ri.try_edits(

@@ -8,7 +8,11 @@ from causal_reference import component_maps, diagonal_sums, inputs_of, random_fe
 from torch.testing import assert_close
 
 from repo_interp.measures.kernels.heads import head_blocks, reduced
-from repo_interp.measures.kernels.rotary_components import ComponentSums, component_moments
+from repo_interp.measures.kernels.rotary_components import (
+    ComponentSums,
+    component_moments,
+    pair_components,
+)
 from repo_interp.runtime.memory import working_memory
 
 FEW, NONE, ALL = [1, 1, 0, 0, 0, 0], [0] * 6, [1] * 6
@@ -74,6 +78,14 @@ def test_profiles_moments_and_vaf_are_those_of_the_whole_maps(tokens, kv_heads, 
         found = of_heads(moments, **given, memory=memory).unbind(-1)
         for one, other in zip(found, expected.values(), strict=True):
             assert_close(one, other.expand_as(one), **close)
+
+
+def test_components_of_one_pair_are_those_of_the_map():
+    queries, keys, _ = random_features(9, kv_heads=2)
+    maps = component_maps(queries, keys)
+    for query, key in ((7, 2), (2, 7)):
+        found = pair_components(inputs_of(queries, keys), query, key)
+        assert_close(found, maps[..., query, key], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

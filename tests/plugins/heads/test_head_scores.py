@@ -316,3 +316,8 @@ def test_prompts_that_share_a_pass_have_the_scores_of_single_ones(
     for name, scores in alone.items():
         np.testing.assert_allclose(together[name], scores, rtol=close, atol=close, err_msg=name)
         np.testing.assert_allclose(in_parts[name], scores, rtol=close, atol=close, err_msg=name)
+
+
+def test_copies_of_one_position_have_no_correlation_with_sources_that_differ():
+    found = mirror(np.array([0.0, 1, 2, 5, 5, 5]), [*"abcabc"], [0, 1, 2], [3, 4, 5])
+    assert np.isnan(found.correlation) and found.copies == 4.0
