@@ -80,9 +80,7 @@ def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
         yield unmeasured(C5_WINDOWS, own.name, missing([CALLED[OPEN]], "language"))
         return
     short, long = own.training_length, max(int(name) for name in own.test_sets)
-    samples = [
-        (each.sample((str(short),)), each.sample((str(long),))) for each in (rival, own)
-    ]
+    samples = [(each.sample((str(short),)), each.sample((str(long),))) for each in (rival, own)]
     difference = between_rises(*samples)
     yield evidence(
         C5_WINDOWS,
