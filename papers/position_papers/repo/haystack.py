@@ -194,10 +194,7 @@ def at_training_length(own: Searched, rope: Searched, nope: float, why_not: str)
     }
     left_out = LEFT_OUT.get(needles_of(own.subject))
     no_room = f"{NO_ROOM} ({left_out})" if left_out else NO_ROOM
-    lost = (
-        f"it finds {mine.mean:.3f} of them and RoPE {theirs.mean:.3f}, so it has not the task "
-        f"(wanted at least {FINDS.bound:g})"
-    )
+    lost = f"it finds {mine.mean:.3f} of them, so it has not the task (wanted at least {FINDS.bound:g})"
     reason = why_not or next(
         (
             text
