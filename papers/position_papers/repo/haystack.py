@@ -18,6 +18,7 @@ import numpy as np
 import xarray as xr
 
 from position_papers.kit import (
+    NORMAL_95,
     PLAIN,
     Above,
     All,
@@ -168,7 +169,7 @@ def tabulate(searched: Sequence[Searched]) -> Iterator[Evidence]:
     for own in searched:
         if rope is not None and own.subject.learned:
             reason = why_not or (f"{own.name} {UNUSED}" if own.is_unused else "")
-            yield _at_training_length(own, rope, nope, reason)
+            yield at_training_length(own, rope, nope, reason)
             yield _longer(own, rope, nope, reason)
     if rope is not None and "r2n1" in by_layout:
         yield _hybrids(by_layout["r2n1"], by_layout.get("n2r1"), rope, nope, why_not)
@@ -179,7 +180,7 @@ def tabulate(searched: Sequence[Searched]) -> Iterator[Evidence]:
         yield from _start_layers(dict(sorted(starts.items())), nope, why_not)
 
 
-def _at_training_length(own: Searched, rope: Searched, nope: float, why_not: str) -> Evidence:
+def at_training_length(own: Searched, rope: Searched, nope: float, why_not: str) -> Evidence:
     """R9: needles found at the training length, beside RoPE."""
     length = own.subject.training_length
     mine, theirs = own.sample([length], PLAIN), rope.sample([length], PLAIN)
@@ -202,7 +203,10 @@ def _at_training_length(own: Searched, rope: Searched, nope: float, why_not: str
         ),
         "",
     )
-    text = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}; {in_words(difference, 'above', '')}"
+    low, high = difference["RoPE"].limits(NORMAL_95)
+    interval = f"; 95 %: {low:+.3f} to {high:+.3f}" if np.isfinite([low, high]).all() else ""
+    above = in_words(difference, "above", "")
+    text = f"{mine.mean:.3f} and {rope.name} {theirs.mean:.3f}; {above}{interval}"
     return _beside_rope(R9, own, rope, [length], PLAIN, values, text, reason)
 
 
@@ -368,18 +372,21 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
     first = searched[0].subject
     length, count = first.training_length, searched[0].scores.sizes["prompt"]
     data = _by_length(searched)
-    left_out = LEFT_OUT.get(needles_of(first))
-    extended = (
+    recorded = all(each.recorded is not None and each.recorded.live is None for each in searched)
+    told = [
         "; YaRN by the factor n / L beyond the training length L (dotted), of seeds whose weights "
         "are at hand; bars of a single seed: standard error over prompts"
-    )
+        if YARN in _methods(searched)
+        else "",
+        "; as recorded when training ended" if recorded else "",
+        f"; {left_out}" if (left_out := LEFT_OUT.get(needles_of(first))) else "",
+    ]
     yield Drawing(
         f"haystack_by_length_{needles_of(first)}_{length}",
         partial(method_panels, data),
         f"Needles found by context length (RePo table 1, fig. 1, 4, 5), {count} prompts "
-        "each. Mean over seeds, small dots: "
-        f"each{extended if YARN in _methods(searched) else ''}{f'; {left_out}' if left_out else ''}. {OF_PAPER} Marks of one length stand "
-        "beside each other so that equal ones can be seen.",
+        f"each. Mean over seeds, small dots: each{''.join(told)}. {OF_PAPER} Marks of one length "
+        "stand beside each other so that equal ones can be seen.",
         data,
     )
 
@@ -410,9 +417,12 @@ def _by_length(searched: Sequence[Searched]) -> xr.Dataset:
 
 
 def _methods(searched: Sequence[Searched]) -> dict[str, str]:
-    """Titles of the methods that are drawn: YaRN where there are lengths that it is for."""
+    """Titles of the methods that are drawn: YaRN where there are lengths that it is for, and it was
+    measured.
+    """
     longer = searched[0].lengths[-1] > searched[0].subject.training_length
-    return {name: title for name, title in METHODS.items() if longer or name == PLAIN}
+    measured = {name for each in searched if longer for name in each.scores["method"].values}
+    return {name: title for name, title in METHODS.items() if name in {PLAIN, *measured}}
 
 
 HAYSTACK = Experiment(

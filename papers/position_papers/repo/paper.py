@@ -4,7 +4,7 @@
     learned positions      R2, R3, R5 when positions are taken away                    causes
     needle in a haystack   R4 attention mass, R5 ranges, R6 chunks, R9 scores          attention, ranges, chunks, haystack
     language               R5, R6, and R8 segments; R10 inputs of f_phi                ranges, chunks, segments, assigners
-    training runs          R11 layers that learn positions                             placement
+    training runs          R9 where RoPE does not find all, R11 layers that learn      harder_needles, placement
     fresh models           R7 cost                                                     efficiency
     every training seed    R2, R3, R5, R6 and R8, by seed                              seeds
 
@@ -23,6 +23,7 @@ from position_papers.repo.attention import ATTENTION
 from position_papers.repo.causes import CAUSES
 from position_papers.repo.chunks import CHUNKS
 from position_papers.repo.efficiency import EFFICIENCY
+from position_papers.repo.harder_needles import HARDER_NEEDLES
 from position_papers.repo.haystack import HAYSTACK
 from position_papers.repo.mirror import MIRROR
 from position_papers.repo.options import Options
@@ -43,6 +44,7 @@ PAPER = Paper(
         CHUNKS,
         EFFICIENCY,
         SEGMENTS,
+        HARDER_NEEDLES,
         HAYSTACK,
         ASSIGNERS,
         PLACEMENT,

@@ -182,7 +182,11 @@ def _test_sets(scored: Sequence[Scored]) -> list[str]:
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
-    """Draw the share of needles by length, of RoPE and of RePo in some of the layers."""
+    """Draw the share of needles by length, of RoPE and of RePo in some of the layers, where there
+    are such.
+    """
+    if not {place_of(each) for each in scored} & {"few", "lower"}:
+        return
     sets = _test_sets(scored)
     table = score_table(scored, sets)
     labels = [
