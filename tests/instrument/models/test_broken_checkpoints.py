@@ -127,8 +127,9 @@ def test_broken_checkpoints_are_refused_in_one_line(
     before = sorted(tmp_path.rglob("*"))
     assert main([command, str(checkpoint)]) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-    assert captured.err.startswith(f"repo-interp {command}: ") and said in captured.err
+    # Beside how far it has come, where the machine is slow
+    (line,) = (each for each in captured.err.splitlines() if not each.endswith(" so far"))
+    assert captured.out == "" and line.startswith(f"repo-interp {command}: ") and said in line
     assert sorted(tmp_path.rglob("*")) == before
 
 
