@@ -73,7 +73,7 @@ def test_a_paper_takes_only_checkpoints_that_are_planned():
 
 
 def test_the_zoos_are_small():
-    for zoo, most_bytes, most_files in ((shipped.DIRECTORY, 2e6, 12), (DIRECTORY, 53 * 2**20, 180)):
+    for zoo, most_bytes, most_files in ((shipped.DIRECTORY, 2e6, 12), (DIRECTORY, 53 * 2**20, 240)):
         files = [file for file in zoo.rglob("*") if file.is_file()]
         assert sum(file.stat().st_size for file in files) < most_bytes and len(files) <= most_files
 
@@ -132,7 +132,8 @@ def test_a_plan_is_trained_in_order_resumed_and_installed(tmp_path, monkeypatch)
     assert left - {"."} == kept | {"runs.jsonl", *TOKENIZER}
     for run in runs:
         (ours,), (theirs,) = recorded_scores(zoo / run.shipped), recorded_scores(run.directory)
-        assert dataclasses.replace(ours, weights=theirs.weights) == theirs
+        # losses on the way stand in the zoo's lines alone
+        assert ours.log and dataclasses.replace(ours, weights=theirs.weights, log=()) == theirs
     stored, exact = (load_model(at) for at in (zoo / "reversal" / "repo", runs[-1].directory))
     for name in TOKENIZER:
         assert (zoo / "reversal" / name).read_bytes() == (runs[-1].directory / name).read_bytes()

@@ -40,7 +40,6 @@ def html_of(made: Card) -> str:
         title=f"{made.layout}: a card",
         facts=facts,
         findings=[],
-        openings=[],
         warnings=[],
         sides=[],
         sections=list(_sections(made)),

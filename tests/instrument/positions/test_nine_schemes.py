@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import math
+import sys
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from repo_interp.positions.rotary import expand_heads
 specification = importlib.util.spec_from_file_location("nine_schemes", DOCS / "nine_schemes.py")
 assert specification is not None and specification.loader is not None
 nine = importlib.util.module_from_spec(specification)
+sys.modules["nine_schemes"] = nine  # where inspect looks for a class
 specification.loader.exec_module(nine)
 
 

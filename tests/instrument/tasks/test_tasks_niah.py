@@ -75,7 +75,7 @@ def test_ruler_s_facts(variant):
         assert len(keys) == facts.queries and asked == join_names(keys)
         found = tuple(value for key in keys for name, value in needles if name == key)
         assert prompt.answers == found and len(found) == facts.values * facts.queries
-        assert prompt.text.endswith(f"{prefix} {joined(prompt.answers)}")
+        assert prompt.text.endswith(f"{prefix} {join_names(prompt.answers)}")
 
 
 @pytest.mark.parametrize("variant", ["single_1", "multikey_3", "multivalue"])

@@ -14,7 +14,7 @@ import repo_interp as ri
 from benchmarks.families import scaled_configuration
 from benchmarks.tiny_models import small_model
 from repo_interp.cli import main
-from repo_interp.plugins.verify.layer_rotation import tested_distances
+from repo_interp.plugins.verify.layer_rotation import tested_distances as distances_of
 
 YARN = {
     "rope_type": "yarn",
@@ -48,7 +48,7 @@ def findings(*models, **options):
 
 
 def test_distances_are_powers_of_two_and_their_neighbours():
-    assert tested_distances(10) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
+    assert distances_of(10) == [1, 2, 3, 4, 5, 7, 8, 9, 10]
 
 
 @pytest.mark.parametrize(
