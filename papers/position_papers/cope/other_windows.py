@@ -35,11 +35,10 @@ from position_papers.kit import (
     missing,
     note,
     of_tasks,
-    records_of,
+    scores_on_record,
     trained_alike,
     unmeasured,
 )
-from position_papers.training.trained import configured_task, recorded_scores
 
 C5_WINDOWS = Claim(
     "C5",
@@ -53,19 +52,7 @@ C5_WINDOWS = Claim(
 
 def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
     """What training recorded of every checkpoint and its seeds."""
-    return [
-        Scored(
-            subject.name,
-            subject.layout,
-            subject.configuration,
-            (task := configured_task(subject.configuration)).training_length,
-            task.metric,
-            None,
-            tuple(recorded),
-        )
-        for subject in subjects
-        if subject.configuration is not None and (recorded := recorded_scores(records_of(subject)))
-    ]
+    return [scored for scored in scores_on_record(subjects) if scored.recorded]
 
 
 def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:

@@ -82,6 +82,7 @@ from position_papers.kit.scores import (
     sample_table,
     score_subject,
     score_table,
+    scores_on_record,
     with_methods,
 )
 from position_papers.kit.seeds import over_seeds

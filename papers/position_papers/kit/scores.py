@@ -171,6 +171,26 @@ def score_subject(
     )
 
 
+def scores_on_record(subjects: Sequence[Subject]) -> list[Scored]:
+    """What training recorded of every checkpoint and its seeds; nothing is scored anew.
+
+    A checkpoint without training.toml is left out.
+    """
+    return [
+        Scored(
+            subject.name,
+            subject.layout,
+            subject.configuration,
+            (task := configured_task(subject.configuration)).training_length,
+            task.metric,
+            None,
+            tuple(recorded_scores(records_of(subject))),
+        )
+        for subject in subjects
+        if subject.configuration is not None
+    ]
+
+
 def _scored(
     subject: Subject, options: ScoreOptions, cache: Cache, methods: Sequence[str]
 ) -> xr.Dataset:

@@ -37,15 +37,14 @@ from position_papers.kit import (
     note,
     numbers_of,
     of_tasks,
-    records_of,
     score_by_length,
     score_table,
+    scores_on_record,
     trained_alike,
     unmeasured,
 )
 from position_papers.repo.checkpoints import OLMO
 from position_papers.repo.options import Options
-from position_papers.training.trained import configured_task, recorded_scores
 from repo_interp.positions.layouts import parse_layout
 
 TASK = "niah_keys"
@@ -90,19 +89,7 @@ def place_of(scored: Scored) -> str:
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Scored]:
     """What training recorded of every checkpoint and its seeds; nothing is scored anew."""
-    return [
-        Scored(
-            subject.name,
-            subject.layout,
-            subject.configuration,
-            (task := configured_task(subject.configuration)).training_length,
-            task.metric,
-            None,
-            tuple(recorded_scores(records_of(subject))),
-        )
-        for subject in subjects
-        if subject.configuration is not None
-    ]
+    return scores_on_record(subjects)
 
 
 def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
