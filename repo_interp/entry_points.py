@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import EntryPoint
@@ -112,7 +113,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Our names and objects by group; views are in the order of the page."""
-_STATED = r'^    {}: ClassVar\[str\] = "(.*)"$'
+_STATED = r'^    {}: ClassVar\[str\] = (".*"|\((?:\n        ".*")+\n    \))$'
 
 
 def names(group: str) -> tuple[str, ...]:
@@ -129,16 +130,24 @@ def names(group: str) -> tuple[str, ...]:
     return (*ours, *sorted({point.name for point in installed_points(group)} - set(ours)))
 
 
-def descriptions(group: str) -> dict[str, str]:
-    """Read the descriptions (`describes`) of our objects in a group; imports nothing.
+def attribute_texts(group: str, word: str) -> dict[str, str]:
+    """Read the texts that our objects in a group assign to an attribute; imports nothing.
 
     Args:
         group: Group of entry points.
+        word: Name of the attribute, such as "describes".
 
     Returns:
-        A few words by name, for objects with a description.
+        Texts by name, for objects with one.
     """
-    return _stated(group, "describes")
+    found, pattern = {}, re.compile(_STATED.format(word), re.MULTILINE)
+    for name, place in OWN[group].items():
+        # From the source, since importing a measure imports torch, too slow for `--help`
+        module = Path(__file__).parents[1].joinpath(*place.partition(":")[0].split("."))
+        text = module.with_suffix(".py").read_text(encoding="utf-8")
+        if (said := pattern.search(text)) is not None:
+            found[name] = literal_eval(said[1])
+    return found
 
 
 def topics(group: str) -> dict[str, tuple[str, ...]]:
@@ -151,7 +160,7 @@ def topics(group: str) -> dict[str, tuple[str, ...]]:
         Names by topic.
     """
     by_topic: dict[str, tuple[str, ...]] = {}
-    for name, topic in _stated(group, "topic").items():
+    for name, topic in attribute_texts(group, "topic").items():
         by_topic[topic] = (*by_topic.get(topic, ()), name)
     return by_topic
 
@@ -185,18 +194,6 @@ def _of_others(group: str, topic: str) -> tuple[str, ...]:
             if getattr(find(group, name), "topic", "") == topic:
                 found.append(name)
     return tuple(found)
-
-
-def _stated(group: str, word: str) -> dict[str, str]:
-    """Texts by name that our objects in a group assign to `word`."""
-    found, pattern = {}, re.compile(_STATED.format(word), re.MULTILINE)
-    for name, place in OWN[group].items():
-        # From the source, since importing a measure imports torch, too slow for `--help`
-        module = Path(__file__).parents[1].joinpath(*place.partition(":")[0].split("."))
-        text = module.with_suffix(".py").read_text(encoding="utf-8")
-        if (said := pattern.search(text)) is not None:
-            found[name] = said[1]
-    return found
 
 
 def find(group: str, name: str) -> Any:
