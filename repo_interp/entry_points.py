@@ -31,7 +31,7 @@ MEASURES, EXPERIMENTS, VIEWS = (
 SCHEMES, TASKS = "repo_interp.schemes", "repo_interp.tasks"
 COMMANDS, CHECKPOINTS = "repo_interp.commands", "repo_interp.checkpoints"
 SUGGESTIONS = "repo_interp.suggestions"
-READERS = "repo_interp.readers"
+READERS, LOADERS = "repo_interp.readers", "repo_interp.loaders"
 
 OWN: Mapping[str, Mapping[str, str]] = {
     MEASURES: {
@@ -104,6 +104,11 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "kinds": "repo_interp.plugins.sources.kind_suggestions:kinds",
     },
     READERS: {"gguf": "repo_interp.plugins.gguf"},
+    # By the field of a `Checkpoint` that such checkpoints have
+    LOADERS: {
+        "base": "repo_interp.plugins.adapters.adapters",
+        "larger": "repo_interp.plugins.text_parts.text_part",
+    },
     COMMANDS: {
         **{
             name: f"repo_interp.cli.{name}_command"
