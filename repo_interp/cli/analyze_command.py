@@ -36,12 +36,11 @@ from repo_interp.entry_points import (
     MEASURES,
     TASKS,
     attribute_texts,
-    expand_topics,
     names,
     require_names,
-    topics,
 )
 from repo_interp.errors import InputError, Unfinished
+from repo_interp.measures.topics import expand_topics, topics
 from repo_interp.runtime import processes
 from repo_interp.runtime.failures import is_out_of_memory
 from repo_interp.values import field_value, with_field
