@@ -132,7 +132,7 @@ def checked_group(given: Any, source: str) -> xr.Dataset:
         if "long_name" not in array.attrs or "units" not in array.attrs:
             raise InputError(
                 f"{source} gives {variable!r} without long_name or units; describe it, as "
-                "measures.labels.described does"
+                "measures.labels.with_attrs does"
             )
         # Object arrays are how xarray has texts; other objects no file holds.
         if array.dtype.kind == "O" and not all(
