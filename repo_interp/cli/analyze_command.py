@@ -44,7 +44,7 @@ from repo_interp.errors import InputError, Unfinished
 from repo_interp.measures.topics import expand_topics, topics
 from repo_interp.runtime import processes
 from repo_interp.runtime.failures import is_out_of_memory
-from repo_interp.values import field_value, with_field
+from repo_interp.runtime.option_texts import field_value, with_field
 
 if TYPE_CHECKING:
     import xarray as xr

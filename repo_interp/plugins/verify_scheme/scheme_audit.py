@@ -45,7 +45,6 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedModel
 from transformers.modeling_utils import local_torch_dtype
 
-from repo_interp.entry_points import failure_of
 from repo_interp.errors import InputError, NotFinite, one_line
 from repo_interp.inputs import AttentionInputs
 from repo_interp.models.capture import capture, layers_by_pair
@@ -71,6 +70,7 @@ from repo_interp.plugins.verify_scheme.traced_passes import (
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.logits import PositionLogits
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.runtime.failures import failure_of
 
 DEVIATIONS = (0.3, 0.1, 0.03)
 """Standard deviation of the normal numbers that are added to weights of the scheme: the first with
