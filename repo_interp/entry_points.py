@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import re
 import traceback
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ MEASURES, EXPERIMENTS, VIEWS = (
 SCHEMES, TASKS = "repo_interp.schemes", "repo_interp.tasks"
 COMMANDS, CHECKPOINTS = "repo_interp.commands", "repo_interp.checkpoints"
 SUGGESTIONS = "repo_interp.suggestions"
-READERS = "repo_interp.readers"
+READERS, LOADERS = "repo_interp.readers", "repo_interp.loaders"
 
 OWN: Mapping[str, Mapping[str, str]] = {
     MEASURES: {
@@ -103,6 +103,11 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "kinds": "repo_interp.plugins.sources.kind_suggestions:kinds",
     },
     READERS: {"gguf": "repo_interp.plugins.gguf"},
+    # By the field of a `Checkpoint` that such checkpoints have
+    LOADERS: {
+        "base": "repo_interp.plugins.adapters.adapters",
+        "larger": "repo_interp.plugins.text_parts.text_part",
+    },
     COMMANDS: {
         **{
             name: f"repo_interp.cli.{name}_command"
@@ -112,7 +117,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Our names and objects by group; views are in the order of the page."""
-_STATED = r'^    {}: ClassVar\[str\] = "(.*)"$'
+_STATED = r'^    {}: ClassVar\[str\] = (".*"|\((?:\n        ".*")+\n    \))$'
 
 
 def names(group: str) -> tuple[str, ...]:
@@ -129,73 +134,23 @@ def names(group: str) -> tuple[str, ...]:
     return (*ours, *sorted({point.name for point in installed_points(group)} - set(ours)))
 
 
-def descriptions(group: str) -> dict[str, str]:
-    """Read the descriptions (`describes`) of our objects in a group; imports nothing.
+def attribute_texts(group: str, word: str) -> dict[str, str]:
+    """Read the texts that our objects in a group assign to an attribute; imports nothing.
 
     Args:
         group: Group of entry points.
+        word: Name of the attribute, such as "describes".
 
     Returns:
-        A few words by name, for objects with a description.
+        Texts by name, for objects with one.
     """
-    return _stated(group, "describes")
-
-
-def topics(group: str) -> dict[str, tuple[str, ...]]:
-    """Collect our objects of a group by the topic that they state; imports nothing.
-
-    Args:
-        group: Group of entry points.
-
-    Returns:
-        Names by topic.
-    """
-    by_topic: dict[str, tuple[str, ...]] = {}
-    for name, topic in _stated(group, "topic").items():
-        by_topic[topic] = (*by_topic.get(topic, ()), name)
-    return by_topic
-
-
-def expand_topics(group: str, given: Iterable[Any]) -> list[Any]:
-    """Replace each topic by its names.
-
-    Args:
-        group: Group of entry points.
-        given: Names, topics, and other values, which stay.
-
-    Returns:
-        Names; names that are in `given` already are not added again. Unknown names stay.
-    """
-    expanded, given = [], list(given)
-    named = {value for value in given if isinstance(value, str)}
-    for value in given:
-        if not isinstance(value, str) or value in OWN[group] or value in names(group):
-            expanded.append(value)
-            continue
-        members = topics(group).get(value, ()) + _of_others(group, value)
-        expanded += [name for name in members if name not in (*named, *expanded)] or [value]
-    return expanded
-
-
-def _of_others(group: str, topic: str) -> tuple[str, ...]:
-    """Names from other packages for objects with a topic; broken packages are skipped."""
-    found = []
-    for name in names(group)[len(OWN[group]) :]:
-        with suppress(InputError):
-            if getattr(find(group, name), "topic", "") == topic:
-                found.append(name)
-    return tuple(found)
-
-
-def _stated(group: str, word: str) -> dict[str, str]:
-    """Texts by name that our objects in a group assign to `word`."""
     found, pattern = {}, re.compile(_STATED.format(word), re.MULTILINE)
     for name, place in OWN[group].items():
         # From the source, since importing a measure imports torch, too slow for `--help`
         module = Path(__file__).parents[1].joinpath(*place.partition(":")[0].split("."))
         text = module.with_suffix(".py").read_text(encoding="utf-8")
         if (said := pattern.search(text)) is not None:
-            found[name] = said[1]
+            found[name] = literal_eval(said[1])
     return found
 
 

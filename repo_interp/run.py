@@ -29,8 +29,10 @@ from repo_interp.positions.layouts import LEARNED
 from repo_interp.storage.files import file_to_write, path_of, replace_whole, sealed, unsealed
 from repo_interp.values import shortened
 
-TABLES = ("atlas.csv", "atlas.parquet")
-"""Tables of the atlas next to a run file; the second one needs pyarrow."""
+BLOCK_SIZE = "block_size"
+"""The variable of a group that sets the unit of its axes of blocks: where it differs, equal labels
+mean different things.
+"""
 _ENGINE = "h5netcdf"
 _ESCAPED = "escaped"
 """Attribute of a variable with escaped texts."""
@@ -130,7 +132,7 @@ def checked_group(given: Any, source: str) -> xr.Dataset:
         if "long_name" not in array.attrs or "units" not in array.attrs:
             raise InputError(
                 f"{source} gives {variable!r} without long_name or units; describe it, as "
-                "measures.labels.described does"
+                "measures.labels.with_attrs does"
             )
         # Object arrays are how xarray has texts; other objects no file holds.
         if array.dtype.kind == "O" and not all(

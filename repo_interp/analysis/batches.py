@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from repo_interp.inputs import Spans
-from repo_interp.measures.labels import described, described_group
+from repo_interp.measures.labels import described_group, with_attrs
 from repo_interp.measures.statistics import Measure
 from repo_interp.models import side_by_side
 from repo_interp.models.side_by_side import BatchSize
@@ -310,7 +310,7 @@ def describe_predictions(
         for token in np.unique(ids)
     }
     texts = np.array([named[token] for token in ids.values.flat], dtype=object).reshape(ids.shape)
-    return group.assign(next_text=described(ids.copy(data=texts), "text of the next token", "1"))
+    return group.assign(next_text=with_attrs(ids.copy(data=texts), "text of the next token", "1"))
 
 
 def texts_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[str]:

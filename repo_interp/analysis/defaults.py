@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from repo_interp.analysis.gaps import Gaps
 from repo_interp.analysis.training_record import task_of_record
-from repo_interp.entry_points import MEASURES, expand_topics, require_once
+from repo_interp.entry_points import MEASURES, require_once
 from repo_interp.errors import InputError, quoted, warn
 from repo_interp.experiments.experiment import Experiment, Plan
 from repo_interp.experiments.experiment_catalogue import experiment_named, experiment_names, planned
@@ -26,6 +26,7 @@ from repo_interp.measures.border import as_measure
 from repo_interp.measures.fitting import Layers
 from repo_interp.measures.measure_catalogue import measure_named, measure_names
 from repo_interp.measures.statistics import Measure
+from repo_interp.measures.topics import expand_topics
 from repo_interp.models.decoder import Decoder
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.layouts import SCHEMES

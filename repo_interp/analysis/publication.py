@@ -1,6 +1,7 @@
 """A directory of results, to which one process at a time writes.
 
-It holds run.nc or compare.nc, report.html, figures/, and atlas.csv and .parquet.
+It holds run.nc or compare.nc, report.html, figures/, and the table of heads as
+.csv and .parquet, by the name of its group.
 
     with claim_results(out, "niah-repo", overwrite) as results:
             refused where it holds other things or another process writes
@@ -28,8 +29,9 @@ from typing import Any, Literal
 
 import xarray as xr
 
+from repo_interp.entry_points import VIEWS, names
 from repo_interp.errors import InputError, Taken, Unfinished
-from repo_interp.run import TABLES, write_run
+from repo_interp.run import write_run
 from repo_interp.runtime import processes
 from repo_interp.storage.claims import Claim, claim
 from repo_interp.storage.files import (
@@ -44,9 +46,10 @@ from repo_interp.storage.files import (
 RUN, COMPARISON = "run.nc", "compare.nc"
 """Data files of the two kinds of results."""
 NO_PARQUET = (
-    "atlas.parquet was not written: it needs pyarrow (pip install "
-    "'repo-interp[tables]'); atlas.csv has the same table"
+    "{name}.parquet was not written: it needs pyarrow (pip install "
+    "'repo-interp[tables]'); {name}.csv has the same table"
 )
+_TABLES = (".csv", ".parquet")
 _PAGE, _FIGURES = "report.html", "figures"
 _STORE = ".batches"
 # No space, quota exceeded, file too large: the user can make room and go on
@@ -70,7 +73,7 @@ class Published:
     @property
     def tables(self) -> tuple[Path, ...]:
         """The tables among the files."""
-        return tuple(file for file in self.files if file.name in TABLES)
+        return tuple(file for file in self.files if file.name in _known_tables())
 
     @property
     def figures(self) -> int:
@@ -130,7 +133,7 @@ class Results:
                 "was changed"
             ) from None
         # They show the older run, and a crash before `draw` must not leave them with the new one
-        for path in (self.page, self.figures, *(self.directory / name for name in TABLES)):
+        for path in (self.page, self.figures, *map(self.directory.joinpath, _known_tables())):
             remove(path)
 
     def draw(self, run: xr.DataTree, draw: Draw) -> Published:
@@ -166,8 +169,10 @@ class Results:
 
         view = view_of_heads(run)
         table = None if view is None or view.heads is None else view.heads(run)
+        if view is None or table is None:
+            return [], []
         try:
-            return ([], []) if table is None else write_table(table, self.directory)
+            return write_table(table, self.directory, view.group)
         except OSError as error:
             return [], [f"the table of heads cannot be written ({error.strerror or error})"]
 
@@ -182,24 +187,30 @@ class Results:
             self._claim.release()
 
 
-def write_table(table: Any, directory: Path) -> tuple[list[Path], list[str]]:
+def _known_tables() -> set[str]:
+    """Names of files of tables that a view can give."""
+    return {f"{group}{ending}" for group in names(VIEWS) for ending in _TABLES}
+
+
+def write_table(table: Any, directory: Path, name: str) -> tuple[list[Path], list[str]]:
     """Write a table of heads as CSV and Parquet.
 
     Args:
         table: A pandas DataFrame.
         directory: Directory of the files, which exists.
+        name: Name of the files without their endings.
 
     Returns:
         The files; and a line for the Parquet file where pyarrow is not installed.
     """
-    file, parquet = (directory / name for name in TABLES)
+    file, parquet = (directory / f"{name}{ending}" for ending in _TABLES)
     write_text(file, table.to_csv(index=False, lineterminator="\n"))
     # pyarrow is optional; the CSV is enough without it.
     try:
         with replace_whole(parquet) as unfinished:
             table.to_parquet(unfinished, index=False, engine="pyarrow")
     except ImportError:
-        return [file], [NO_PARQUET]
+        return [file], [NO_PARQUET.format(name=name)]
     return [file, parquet], []
 
 
@@ -343,17 +354,17 @@ def _require_free(directory: Path, data_file: str, overwrite: bool) -> None:
     if not directory.is_dir():
         raise Taken(f"{directory} is a file; wanted a directory for the results")
     # Half-written files of a process that was killed are no results; `_claim` removes them
-    names = {path.name for path in directory.iterdir() if not is_left_behind(path.name)}
+    there = {path.name for path in directory.iterdir() if not is_left_behind(path.name)}
     if not overwrite and data_file == RUN and stage(directory) == "measured":
         raise Taken(
             f"{directory} holds numbers without a page; give --resume to draw it, another --out, or "
             "--overwrite to measure again"
         )
-    if not overwrite and names & {data_file, _PAGE, _FIGURES}:
+    if not overwrite and there & {data_file, _PAGE, _FIGURES}:
         raise Taken(
             f"{directory} holds results already; give another --out, or --overwrite to replace them"
         )
-    foreign = sorted(names - {data_file, _PAGE, _FIGURES, _STORE, *TABLES})
+    foreign = sorted(there - {data_file, _PAGE, _FIGURES, _STORE} - _known_tables())
     if foreign:
         raise Taken(
             f"{directory} holds other things ({foreign[0]}); give --out a directory of its own"

@@ -31,7 +31,7 @@ _WRAPPERS = ("_orig_mod.", "module.")
 _INTEGERS = (".num_batches_tracked", ".summary_idxs")
 """Ends of the names of integers (I64) of encoders of images and sound, which are no weights."""
 ADAPTER = "adapter_model.safetensors"
-"""The file of an adapter, which replaces whole weights (see `models.adapters`)."""
+"""The file of an adapter, which replaces whole weights (see `plugins.adapters`)."""
 
 
 def _beside(name: str) -> str:

@@ -35,13 +35,12 @@ from repo_interp.entry_points import (
     EXPERIMENTS,
     MEASURES,
     TASKS,
-    descriptions,
-    expand_topics,
+    attribute_texts,
     names,
     require_names,
-    topics,
 )
 from repo_interp.errors import InputError, Unfinished
+from repo_interp.measures.topics import expand_topics, topics
 from repo_interp.runtime import processes
 from repo_interp.runtime.failures import is_out_of_memory
 from repo_interp.values import field_value, with_field
@@ -74,7 +73,14 @@ _VARIANTS = (
 
 
 def _described(group: str) -> str:
-    return "; ".join(f"{name} ({said})" for name, said in descriptions(group).items())
+    return "; ".join(
+        f"{name} ({said})" for name, said in attribute_texts(group, "describes").items()
+    )
+
+
+def _options_of_measures() -> dict[str, list[str]]:
+    """By measure with an option, the option, the field that it sets, and an example of its value."""
+    return {name: text.split() for name, text in attribute_texts(MEASURES, "option").items()}
 
 
 def _topics() -> str:
@@ -131,12 +137,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompts, and prompts of a file by their generated tokens or, without these, by log "
         "perplexity",
     )
-    parser.add_argument(
-        "--save-maps",
-        metavar="5:0-3,7:2",
-        help="keep pictures of these LAYERS:HEADS, or of all heads of LAYERS such as 10-13,24: the "
-        "logits of the first prompt as means over blocks, beside the measures",
-    )
+    helps = attribute_texts(MEASURES, "option_help")
+    for name, (option, _, example) in _options_of_measures().items():
+        parser.add_argument(option, metavar=example, help=helps[name])
     add_settings(
         parser,
         "parameters",
@@ -296,6 +299,15 @@ def _require_given(arguments: argparse.Namespace, name: str) -> None:
             _require_within(arguments, read_checkpoint(path, configure).config)
 
 
+def _given_options(arguments: argparse.Namespace) -> list[tuple[str, str, str]]:
+    """Measure, field and value of the options that measures state, where one was given."""
+    return [
+        (owner, field, value)
+        for owner, (option, field, _) in _options_of_measures().items()
+        if (value := getattr(arguments, option.removeprefix("--").replace("-", "_"))) is not None
+    ]
+
+
 def _require_within(arguments: argparse.Namespace, config: Any) -> None:
     """Raise InputError for layers and heads that a configuration does not have."""
     for chosen, field, kind in (
@@ -326,9 +338,10 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     for owner, _, option, text in settings:
         if owner in names(MEASURES):
             field_value(measure_named(owner), option, text, owner, fixed=("name",))
-    if arguments.save_maps is not None:
-        maps: Any = measure_named("maps")
-        with_field(maps, "heads", arguments.save_maps, "maps")
+    further = _given_options(arguments)
+    for owner, field, value in further:
+        asked_for: Any = measure_named(owner)
+        with_field(asked_for, field, value, owner)
     from repo_interp.experiments.experiment_catalogue import experiment_named, experiments_named
     from repo_interp.plots.view_catalogue import view_of
 
@@ -366,10 +379,10 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
     measures, experiments = choose(
         as_decoder(bridge), prompts, arguments.measures, layers, arguments.experiments, task
     )
-    if arguments.save_maps is not None:
-        # Pictures are a measure like others, added on request and only once.
-        measures = tuple(dict.fromkeys((*measures, "maps")))
-        parameters = [*parameters, ("maps.heads", arguments.save_maps)]
+    for owner, field, value in further:
+        # A measure like others, added on request and only once
+        measures = tuple(dict.fromkeys((*measures, owner)))
+        parameters = [*parameters, (f"{owner}.{field}", value)]
     measures, experiments = _with_parameters(
         resolve_measures(measures), experiments_named(experiments), parameters
     )

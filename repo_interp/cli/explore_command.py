@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default=DEFAULT,
         help="a directory, a hub id, a GGUF file, or the name of a zoo checkpoint; or a "
-        "run.nc or its directory, whose prompts and atlas "
+        "run.nc or its directory, whose prompts and table of heads "
         f"are shown (default: {DEFAULT})",
     )
     parser.add_argument(

@@ -301,7 +301,7 @@ def print_results(console: Console, results: Results, published: Published) -> i
     console.print(f"{on_one_line(results.figures)}  {figures}")
     if published.tables:
         console.print(
-            f"{', '.join(on_one_line(file) for file in published.tables)}  the atlas of heads as a table"
+            f"{', '.join(on_one_line(file) for file in published.tables)}  the heads as a table"
         )
     for line in (*published.notes, *(f"not drawn: {failure}" for failure in published.failures)):
         console.print(line, style="yellow")

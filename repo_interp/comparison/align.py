@@ -35,12 +35,7 @@ from repo_interp.comparison.comparison_notes import (
 from repo_interp.comparison.named_runs import Run, layout_of, runs_by_name, training_steps
 from repo_interp.comparison.performance import performance
 from repo_interp.errors import InputError
-from repo_interp.run import DESCRIBED, versions
-
-_BLOCK = "block_size"
-"""The variable that sets the unit of axes of blocks: where it differs, equal labels mean different
-things.
-"""
+from repo_interp.run import BLOCK_SIZE, DESCRIBED, versions
 
 
 def compare(runs: Sequence[Run] | Mapping[str, Run]) -> xr.DataTree:
@@ -188,16 +183,16 @@ def _comparable(measure: str, groups: Mapping[str, xr.Dataset]) -> tuple[list[Ha
     if (
         len(
             {
-                float(group[_BLOCK])
+                float(group[BLOCK_SIZE])
                 for group in groups.values()
-                if _BLOCK in group and not group[_BLOCK].ndim
+                if BLOCK_SIZE in group and not group[BLOCK_SIZE].ndim
             }
         )
         > 1
     ):
         return [], [
             *lines,
-            f"{measure}: {_BLOCK} differs, so that labels do not mean the same; not compared",
+            f"{measure}: {BLOCK_SIZE} differs, so that labels do not mean the same; not compared",
         ]
     comparable: list[Hashable] = []
     alone: dict[str, list[str]] = {}

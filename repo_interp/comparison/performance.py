@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import xarray as xr
 
+from repo_interp.entry_points import EXPERIMENTS, attribute_texts
 from repo_interp.intervals import paired_difference, same_prompts
 
 _ANSWER = "log p of the answer (nats per token)"
@@ -28,7 +29,10 @@ _SOURCES: tuple[tuple[str, dict[str, str]], ...] = (
         },
     ),
     ("predictions", {"loss": "loss (nats per token)"}),
-    ("effects", {"clean_log_probability": _ANSWER, "clean_score": "{metric}"}),
+    *(
+        (name, dict(variable.split(": ") for variable in text.split("; ")))
+        for name, text in attribute_texts(EXPERIMENTS, "performance").items()
+    ),
     ("scores", {"score": "{metric}"}),
 )
 """Groups of a run, and their variables in words; `metric` is an attribute of the group."""

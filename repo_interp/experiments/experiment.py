@@ -66,6 +66,10 @@ class Experiment(ABC):
     """Name of the experiment and of its main group."""
     describes: ClassVar[str] = ""
     """A few words on the result, for `--help`."""
+    performance: ClassVar[str] = ""
+    """Variables of its group that say how well a model does its task, each with words ("{metric}":
+    the attribute `metric` of the group): "variable: words; variable: words".
+    """
     by_pair: ClassVar[bool] = False
     """Whether it supports positions that differ by rotary pair."""
 

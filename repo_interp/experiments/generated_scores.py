@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from repo_interp.experiments.test_set_scores import Cost, cost_of, labelled_scores, score_map
 from repo_interp.interventions.replacing import require_named_tokens
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.generation import continue_greedily, end_tokens
 from repo_interp.models.side_by_side import BatchSize, batches, by_prompt, restore_order
@@ -72,7 +72,7 @@ def answer_scores(
     result = labelled_scores(asked, scores, metric, "1")
     mapped = score_map(flat, scores.ravel(), axes)
     if mapped is not None:
-        result["score_map"] = described(mapped, f"{metric}, by {' and '.join(axes)}", "1")
+        result["score_map"] = with_attrs(mapped, f"{metric}, by {' and '.join(axes)}", "1")
     return result.assign_attrs(
         task=flat[0].attributes["task"],
         metric=metric,

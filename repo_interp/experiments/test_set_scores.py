@@ -23,7 +23,7 @@ from jaxtyping import Float
 from repo_interp.errors import InputError, quoted, renumber_prompts
 from repo_interp.experiments.responses import forced_responses, generated_responses
 from repo_interp.interventions.replacing import require_named_tokens
-from repo_interp.measures.labels import described, described_group
+from repo_interp.measures.labels import described_group, with_attrs
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.side_by_side import BatchSize, batches, by_prompt
 from repo_interp.storage.store import NOT_KEPT, Store
@@ -146,12 +146,12 @@ def _scored(
         mean = xr.DataArray(
             [_log_perplexity(responses) for responses in answered.values()], dims="test_set"
         )
-        result["log_perplexity"] = described(mean, "mean of -log p over all targets", "nat")
+        result["log_perplexity"] = with_attrs(mean, "mean of -log p over all targets", "nat")
     mapped = score_map(
         [prompt for prompts in asked.values() for prompt in prompts], by_prompt.ravel(), task.axes
     )
     if mapped is not None:
-        result["score_map"] = described(
+        result["score_map"] = with_attrs(
             mapped, f"{task.metric} by {' and '.join(task.axes)}", task.units
         )
     return result

@@ -43,7 +43,7 @@ from repo_interp.explorer.session_edits import MEANS, Edit, listed
 from repo_interp.inputs import AttentionInputs, weights_of
 from repo_interp.measures.kernels.heads import WHOLE_PATTERN
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
-from repo_interp.measures.labels import described, described_group
+from repo_interp.measures.labels import described_group, with_attrs
 from repo_interp.models.attention import cache_argument
 from repo_interp.models.capture import next_token_logits
 from repo_interp.models.decoder import Decoder, as_decoder
@@ -229,8 +229,8 @@ class Session:
             .rename(token="point")
         )
         named = {
-            "head_score": described(stacked, "score of each head", "1"),
-            "outline": described(sampled, "position at evenly spaced tokens", "positions"),
+            "head_score": with_attrs(stacked, "score of each head", "1"),
+            "outline": with_attrs(sampled, "position at evenly spaced tokens", "positions"),
         }
         decoder = self.decoder
         return with_schemes(xr.Dataset(named), decoder.schemes, decoder.learned_schemes)
@@ -346,7 +346,7 @@ class Session:
             ("layer", "head"),
         )
         whence = "the answer" if token is None else f"token {token}"
-        return described(shares, f"attention from {whence} to tokens {first} to {last}", "1")
+        return with_attrs(shares, f"attention from {whence} to tokens {first} to {last}", "1")
 
     def continuation(self, edited: bool = True, most: int | None = None) -> Iterator[int]:
         """Generate greedy tokens after the prompt, or in place of its answer; close it to stop.

@@ -347,7 +347,7 @@ def of_layer(
     return labelled.dataset()["values"].rename(None)
 
 
-def described(array: xr.DataArray, long_name: str, units: str) -> xr.DataArray:
+def with_attrs(array: xr.DataArray, long_name: str, units: str) -> xr.DataArray:
     """Set the long name and the units of an array.
 
     Args:

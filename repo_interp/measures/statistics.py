@@ -171,6 +171,12 @@ class Measure(ABC):
     """A few words on the measured quantity, for `--help`."""
     topic: ClassVar[str] = ""
     """A name by which `--measures` asks for it and all others of that topic; empty: none."""
+    option: ClassVar[str] = ""
+    """An option of `repo-interp analyze` that takes the measure in addition to others and sets one
+    of its fields: "--option field EXAMPLE"; empty: none.
+    """
+    option_help: ClassVar[str] = ""
+    """The help of that option."""
     _stated: ClassVar[Needs] = Needs()
 
     def __init_subclass__(cls, needs: Needs | None = None, **further: Any) -> None:

@@ -39,7 +39,6 @@ from repo_interp.checkpoint_files.stated import (
     Checkpoint,
     json_object,
     plain_keys,
-    read_base,
     stated,
     text_keys,
     tokens_of,
@@ -52,8 +51,8 @@ from repo_interp.checkpoint_files.weights import (
     loaded_by_transformers,
     read_weights,
 )
+from repo_interp.entry_points import LOADERS, find, names
 from repo_interp.errors import InputError, as_input_errors, one_line, quoted
-from repo_interp.models.adapters import base_of, fitting_changes, merge_adapter
 from repo_interp.models.configuration import (
     RepositionedConfig,
     identify,
@@ -73,7 +72,6 @@ from repo_interp.models.reposition import (
     with_layout,
 )
 from repo_interp.models.repositioned_config import REGISTER, own_layout_of, stock_config
-from repo_interp.models.text_part import larger_config, text_model
 from repo_interp.positions.layouts import format_layout
 from repo_interp.storage.records import validate
 
@@ -145,18 +143,17 @@ def load_model(
             "bfloat16",
         )
         dtype = "bfloat16" if half else "float32"
-    precision, of_positions = (_dtype_named(name) for name in (dtype, positions_dtype or dtype))
-    # Merging reads and writes all weights, which offloaded ones do not allow.
-    if checkpoint.base is not None and device_map is not None:
-        raise InputError(
-            f"{checkpoint.directory} is an adapter, which is merged in memory; save it "
-            "whole, then give a device map"
-        )
-    if checkpoint.base is not None:
-        return merge_adapter(
-            load_model(base_of(checkpoint), device, dtype, rope_scaling), checkpoint, of_positions
-        )
-    place, generation = device_named(device), _generation_of(checkpoint.directory)
+    precision, of_positions = (dtype_named(name) for name in (dtype, positions_dtype or dtype))
+    loader = _loader_of(checkpoint)
+    if loader is not None:
+        options: LoadOptions = {
+            "rope_scaling": rope_scaling,
+            "device_map": device_map,
+            "most_memory": most_memory,
+            "positions_dtype": positions_dtype,
+        }
+        return loader.load(checkpoint, device, dtype, options)
+    place, generation = device_named(device), generation_settings(checkpoint.directory)
     config = checkpoint.config
     if rope_scaling is not None:
         config = scaled_configuration(config, rope_scaling)
@@ -164,14 +161,11 @@ def load_model(
         "device_map": place if device_map is None else device_map,
         "max_memory": most_memory,
     }
-    if checkpoint.larger is not None:
-        text = text_model(checkpoint, config, precision, **placement)
-        return _ready(with_layout(text, None), generation)
     model, stored = _skeleton(checkpoint, config)
     # Only stock checkpoints have weights that transformers converts on loading.
     if stored is None:
         loaded = loaded_by_transformers(checkpoint.directory, config, precision, **placement)
-        return _ready(with_layout(loaded, None), generation)
+        return ready_model(with_layout(loaded, None), generation)
     places: dict[str, Any] = dict.fromkeys(stored, place)
     if device_map is not None:
         places = device_of_weights(model, device_map, most_memory, precision)
@@ -179,13 +173,13 @@ def load_model(
     # in half precision would give wrong angles at long distances.
     decoder, values = as_decoder(model), {}
     exact, turning = decoder.assigner_parameters, decoder.rotation_parameters
-    for names, wanted in (
+    for chosen, wanted in (
         (stored.keys() - exact.keys() - turning, precision),
         (stored.keys() & exact.keys(), of_positions),
         (stored.keys() & turning, torch.promote_types(precision, torch.float32)),
     ):
         values |= read_weights(
-            {name: stored[name] for name in stored if name in names}, wanted, places
+            {name: stored[name] for name in stored if name in chosen}, wanted, places
         )
     _resolve_tied(model, values)
     # assign: the skeleton has no memory to copy into. Names were compared before, and of tied
@@ -195,18 +189,42 @@ def load_model(
     # Otherwise it would state the precision of the files.
     model.config.dtype = precision
     model = model.to(place) if device_map is None else dispatch(model, stored, places, precision)  # pyright: ignore[reportArgumentType]
-    return _ready(model, generation)
+    return ready_model(model, generation)
 
 
-def _ready(model: PreTrainedModel, generation: GenerationConfig) -> PreTrainedModel:
-    """Set evaluation mode; `generate` uses the checkpoint's sampling settings, measures do not."""
+def _loader_of(checkpoint: Checkpoint) -> Any:
+    """Module of a plug-in that loads such checkpoints, by the field that they have; else None."""
+    having = (name for name in names(LOADERS) if getattr(checkpoint, name, None) is not None)
+    return next((find(LOADERS, name) for name in having), None)
+
+
+def ready_model(model: PreTrainedModel, generation: GenerationConfig) -> PreTrainedModel:
+    """Set evaluation mode; `generate` uses the checkpoint's sampling settings, measures do not.
+
+    Args:
+        model: Model that was loaded.
+        generation: Settings of the checkpoint.
+
+    Returns:
+        The model.
+    """
     if model.generation_config is not None:  # a model that generates
         model.generation_config = generation
     return model.eval()
 
 
-def _generation_of(directory: Path) -> GenerationConfig:
-    """Generation settings as in transformers: without a file, from config.json, old names too."""
+def generation_settings(directory: Path) -> GenerationConfig:
+    """Read generation settings as transformers does: without a file, from config.json, old names too.
+
+    Args:
+        directory: Directory of the checkpoint.
+
+    Returns:
+        The settings.
+
+    Raises:
+        InputError: The file holds no such settings.
+    """
     name: str = "generation_config.json"
     options: dict[str, Any] = {}
     if not (directory / name).is_file():
@@ -220,7 +238,18 @@ def _generation_of(directory: Path) -> GenerationConfig:
         )
 
 
-def _dtype_named(name: str) -> torch.dtype:
+def dtype_named(name: str) -> torch.dtype:
+    """Return the precision of a name.
+
+    Args:
+        name: Such as "bfloat16".
+
+    Returns:
+        The precision.
+
+    Raises:
+        InputError: The name is unknown.
+    """
     name = str(name).removeprefix("torch.")
     if name not in DTYPES:
         raise InputError(f"dtype {quoted(name)} is unknown; wanted one of {', '.join(DTYPES)}")
@@ -316,17 +345,11 @@ def require_fitting_headers(checkpoint: Checkpoint) -> None:
     """
     directory, source = checkpoint.directory, str(checkpoint.directory / "config.json")
     config = make_config(plain_keys(text_keys(stated(directory), source), source), source)
-    if checkpoint.base is not None:
-        base = read_base(directory, checkpoint.base, make_config)
-        require_fitting_headers(base)
-        fitting_changes(empty_model(config, checkpoint.layout, checkpoint.options), directory)
-        return
-    if checkpoint.larger is not None:
-        config = larger_config(checkpoint, config)
-    elif _skeleton(replace(checkpoint, config=config), config)[1] is not None:
-        return
-    meta = torch.device("meta")
-    loaded_by_transformers(directory, config, torch.float32, device_map=meta)
+    loader, meta = _loader_of(checkpoint), torch.device("meta")
+    if loader is not None:
+        loader.require_headers(checkpoint, config)
+    elif _skeleton(replace(checkpoint, config=config), config)[1] is None:
+        loaded_by_transformers(directory, config, torch.float32, device_map=meta)
 
 
 def _resolve_tied(model: PreTrainedModel, values: dict[str, Tensor]) -> None:

@@ -12,6 +12,8 @@ of a comparison begin with the scores of the runs on their task.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from itertools import count
 
@@ -20,6 +22,7 @@ import xarray as xr
 from repo_interp.errors import InputError, warn
 from repo_interp.plots.lacking import reading
 from repo_interp.plots.marks import Finding, has_runs
+from repo_interp.plots.view import View
 from repo_interp.plots.view_catalogue import views_of
 from repo_interp.values import CountOrNone, checked
 
@@ -72,13 +75,16 @@ def findings(run: xr.DataTree, most: int | None = None) -> Findings:
         group = "predictions" if "predictions" in run.children else next(iter(run.children))
         opening = [Finding(str(run.attrs["performance"]), _OPENING, 1, group)]
     ranked: list[tuple[bool, bool, float, int, Finding]] = []
-    order = count()
-    for view in views_of(run):
+    order, views = count(), views_of(run)
+    for view in views:
         if opening and view.group == opening[0].group == "predictions":
             continue  # the opening says it
         try:
             with reading(run, view.group):
-                given = sorted(view.findings(run), key=lambda finding: -finding.weight)
+                given = sorted(
+                    (_completed(run, views, finding) for finding in view.findings(run)),
+                    key=lambda finding: -finding.weight,
+                )
         except InputError as error:
             # Of a run that lacks something the rest is found
             warn(f"no findings of {view.group}: {error}")
@@ -102,3 +108,9 @@ def findings(run: xr.DataTree, most: int | None = None) -> Findings:
     for finding in (*opening, *(entry[-1] for entry in ranked)):
         by_sentence.setdefault(finding.sentence, finding)
     return Findings([*by_sentence.values()][:most])
+
+
+def _completed(run: xr.DataTree, views: Sequence[View], finding: Finding) -> Finding:
+    """The finding with the clauses that other groups of the run add to it."""
+    clauses = "".join(view.clause(run, finding) for view in views if view.group != finding.group)
+    return replace(finding, sentence=finding.sentence + clauses)

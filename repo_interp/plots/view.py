@@ -86,6 +86,8 @@ class View:
     """The same rows for the page, the terminal and the notebook."""
     findings: Callable[[xr.DataTree], Iterable[Finding]] = _nothing
     """Findings: sentences that passed a threshold or a null."""
+    clause: Callable[[xr.DataTree, Finding], str] = lambda run, finding: ""
+    """What this group adds to the sentence of a finding of another group; "": nothing."""
     informative: Callable[[xr.DataTree], bool] = lambda run: True
     """Whether figures and tables are worth reading for this run.
 

@@ -225,7 +225,7 @@ import sys
 import numpy as np
 import xarray as xr
 from repo_interp.experiments import Experiment, Plan
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import with_attrs, of_layer
 from repo_interp.measures.statistics import Measure, Statistics
 from repo_interp.plots.style import paper_figure, style
 
@@ -240,7 +240,7 @@ def observe(self, inputs, spans):
 
 
 def conclude(self, statistics):
-    return xr.Dataset({"square": described(statistics.per_prompt["square"], "square", "1")})
+    return xr.Dataset({"square": with_attrs(statistics.per_prompt["square"], "square", "1")})
 
 
 def measure(name, base=object, **parts):

@@ -268,7 +268,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import torch
 import xarray as xr
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import with_attrs, of_layer
 from repo_interp.measures.statistics import Statistics
 
 HERE = Path(__file__).parent
@@ -288,7 +288,7 @@ class Late:
     def conclude(self, statistics):
         if statistics.per_prompt.sizes["prompt"] == 3 and not (HERE / "mended").exists():
             raise KeyError("no such\\nname")
-        return xr.Dataset({"one": described(statistics.per_prompt["one"], "one", "1")})
+        return xr.Dataset({"one": with_attrs(statistics.per_prompt["one"], "one", "1")})
 ''',
 }
 

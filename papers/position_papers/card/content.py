@@ -11,7 +11,7 @@ import xarray as xr
 
 from position_papers.card.columns import Column
 from position_papers.card.records import Compared, Row
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 
 PARTS = ("training length", "beyond")
 
@@ -85,15 +85,15 @@ def as_dataset(made: Card) -> xr.Dataset:
         "high": "upper limit of 95 %",
     }
     data = {
-        name: described(xr.DataArray(values, over, tuple(over)), names[name], "1")
+        name: with_attrs(xr.DataArray(values, over, tuple(over)), names[name], "1")
         for name, values in numbers.items()
     }
     axes = {"encoding": encodings, "task": tasks, "part": list(PARTS), "seed": seeds}
     by_run = {name: axes[name] for name in ("encoding", "task", "seed")}
-    data["loss"] = described(
+    data["loss"] = with_attrs(
         xr.DataArray(loss, by_run, tuple(by_run)), "loss of the last steps", "nat"
     )
-    data["score"] = described(xr.DataArray(score, axes, tuple(axes)), "mean score", "1")
+    data["score"] = with_attrs(xr.DataArray(score, axes, tuple(axes)), "mean score", "1")
     data["verdict"] = xr.DataArray(verdicts.astype(str), over, tuple(over))
     return xr.Dataset(
         data,

@@ -58,7 +58,7 @@ from position_papers.kit import (
 )
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
 from repo_interp.plugins.cope.gates import KINDS, Gates
@@ -168,7 +168,7 @@ def measure_gates(subject: Subject, options: GateOptions) -> xr.Dataset:
     )
     first = {name: datasets["trained"][name].isel(prompt=0, drop=True) for name in _OF_FIRST_TEXT}
     words = xr.DataArray(list(prompts[0].token_text or map(str, prompts[0].tokens)), dims="key")
-    return by_head.assign(first).assign(text=described(words, "text of a token", "1"))
+    return by_head.assign(first).assign(text=with_attrs(words, "text of a token", "1"))
 
 
 # ---- the place that stands out on even prompts, judged on odd ones -------------------------------

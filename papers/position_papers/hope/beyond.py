@@ -46,7 +46,7 @@ from position_papers.kit import (
     Subject,
     beside_null,
 )
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.tasks.random_tokens import Kind
 
 TOLERANCE = 0.05
@@ -214,10 +214,10 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     name, length, band = data.attrs["checkpoint"], data.attrs["length"], bands(data)
     trained = data.sel(weights="trained").mean("repeat")
     drawn = band.assign(
-        component_by_distance=described(
+        component_by_distance=with_attrs(
             trained["first_layer_by_distance"], "mean component", "q·k"
         ),
-        logit_by_distance=described(trained["logit"], "mean logit", "q·k"),
+        logit_by_distance=with_attrs(trained["logit"], "mean logit", "q·k"),
     )
     near, far = (half.sel(weights="trained", drop=True) for half in _activated(data))
     found = shares(near.mean("repeat").values, far.mean("repeat").values)
@@ -239,7 +239,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     )
     # On an axis of its own, since a table of all components would be too large.
     judged = xr.concat([near, far], "middle").rename(component="chosen")
-    judged = described(judged, "activated component of the first layer, smoothed over L/16", "q·k")
+    judged = with_attrs(judged, "activated component of the first layer, smoothed over L/16", "q·k")
     yield Drawing(
         f"beyond_training_length_{name}",
         partial(beyond_training_length, drawn, length),

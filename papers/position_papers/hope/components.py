@@ -29,7 +29,7 @@ from position_papers.kit import (
     beside_null,
     over_seeds,
 )
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.plots.views.component_bands import FEW_PAIRS
 
 SWING = (
@@ -100,7 +100,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Fig. 3a: every component by distance, averaged over layers and heads."""
     name, band = data.attrs["checkpoint"], bands(data)
     curves = data["component_by_distance"].sel(weights="trained").mean("repeat")
-    drawn = band.assign(component_by_distance=described(curves, "mean component", "q·k"))
+    drawn = band.assign(component_by_distance=with_attrs(curves, "mean component", "q·k"))
     caption = (
         f"Rotary components of {name} by distance, averaged over layers, heads and "
         f"{data.attrs['sequences']} sequences of random "

@@ -52,7 +52,7 @@ from position_papers.kit import (
     together,
     unmeasured,
 )
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.plots.views.component_bands import FEW_PAIRS
 from repo_interp.positions.layouts import format_layout
 from repo_interp.tasks.random_tokens import Kind
@@ -226,7 +226,7 @@ def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
     logit = xr.concat(
         [_by_length(lengths) for lengths in data], dim="checkpoint", join="outer", **_JOINED
     )
-    logit = described(logit, "mean logit of the pairs at a distance", "q·k")
+    logit = with_attrs(logit, "mean logit of the pairs at a distance", "q·k")
     notes = (capped_caption(lengths[0]) + parts_caption(lengths[0]) for lengths in data)
     caps = "".join(dict.fromkeys(notes))
     longer = "" if all(len(lengths) == 1 for lengths in data) else " and, paler, 2L"
@@ -272,7 +272,7 @@ def _judged_curves(measured: Sequence[xr.DataTree]) -> dict[str, xr.DataArray]:
     curves = [_curves(each).expand_dims(checkpoint=[each.attrs["checkpoint"]]) for each in data]
     if not curves:
         return {}
-    smooth = described(
+    smooth = with_attrs(
         xr.concat(curves, dim="checkpoint", join="outer", **_JOINED),
         "mean logit, smoothed over L/16",
         "q·k",

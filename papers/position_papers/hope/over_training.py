@@ -49,7 +49,7 @@ from position_papers.training.trained import trained_configuration
 from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
 from repo_interp.errors import InputError
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.models.checkpoints import identify
 from repo_interp.models.load import load
 from repo_interp.run import read_netcdf, write_netcdf
@@ -110,7 +110,7 @@ def measure_steps(directory: str | os.PathLike[str], length: int, sampling: Samp
 
     steps = joined({step: of_step(place) for step, place in saved.items()}, "step")
     steps["step"].attrs.update(units="steps", long_name="training step")
-    vaf = described(steps["vaf"], _VAF, "%").assign_attrs(sequences=sampling.step_sequences)
+    vaf = with_attrs(steps["vaf"], _VAF, "%").assign_attrs(sequences=sampling.step_sequences)
     return steps.isel(step=0, drop=True).assign(vaf=vaf)
 
 
@@ -242,7 +242,7 @@ def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
     """Fig. 3b: VAF of every component over the saved steps of training."""
     name, band = data.attrs["checkpoint"], data.drop_vars("vaf").drop_attrs(deep=False)
-    drawn = band.assign(vaf=described(data["vaf"].mean("repeat"), _VAF, "%"))
+    drawn = band.assign(vaf=with_attrs(data["vaf"].mean("repeat"), _VAF, "%"))
     caption = (
         f"VAF of every component of {name} over training, on {data['vaf'].attrs['sequences']} "
         f"sequences at each saved step (HoPE fig. 3b). {named_bands(band, data)}"

@@ -26,7 +26,7 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.rotary_components import pair_components
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import of_layer, with_attrs
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
@@ -62,7 +62,7 @@ def components_of_pair(bridge: Any, tokens: Sequence[int], query: int, key: int)
     batch = torch.tensor([tokens], device=decoder.device)
     capture(decoder, batch, torch.ones_like(batch, dtype=torch.bool), torch.tensor([0]), receive)
     components = xr.concat(by_layer, dim="layer", join="exact", coords="minimal", compat="override")
-    return described(components, "component of the logit of a pair", "q·k")
+    return with_attrs(components, "component of the logit of a pair", "q·k")
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.DataTree:
@@ -99,7 +99,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     if "pair" in tree:
         query, key = _query_and_key(length)
         of_heads = tree["pair"].to_dataset()["logit_of_head"]
-        logit = described(
+        logit = with_attrs(
             of_heads.mean(("layer", "head")),
             "component of the logit of a pair, mean over heads",
             "q·k",
@@ -118,7 +118,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
     if "turns" in tree:
         turns = tree["turns"].to_dataset()
         share = turns["turn_share"].mean(("repeat", "layer", "head"))
-        share = described(share, "share of pairs by the angle that they turn", "1")
+        share = with_attrs(share, "share of pairs by the angle that they turn", "1")
         drawn = bands(turns).assign(
             turn_share=share, turn_upper=turns["turn_upper"].isel(repeat=0, drop=True)
         )

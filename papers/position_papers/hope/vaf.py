@@ -36,7 +36,7 @@ from position_papers.kit import (
     beside_null,
     over_seeds,
 )
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.plots.marks.drawing import counted
 
 HEIGHT = "their mean VAF above the mean of the other components, in standard deviations of these,"
@@ -123,17 +123,17 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     shares = mean_curve_vaf(data["component_by_distance"])
     of_pairs = data["vaf"].mean(("repeat", "layer", "head"))
     drawn = band.assign(
-        vaf=described(
+        vaf=with_attrs(
             shares.mean("repeat"),
             "variance of the mean logit by distance that a component accounts for",
             "%",
         ),
-        spread=described(
+        spread=with_attrs(
             shares.sel(weights="trained").std("repeat", ddof=1),
             "standard deviation over replicates",
             "%",
         ),
-        vaf_of_pairs=described(of_pairs, "the same of all pairs' logits, mean over heads", "%"),
+        vaf_of_pairs=with_attrs(of_pairs, "the same of all pairs' logits, mean over heads", "%"),
     )
     caption = (
         f"Variance of the mean logit by distance that each component of {name} accounts for (HoPE "

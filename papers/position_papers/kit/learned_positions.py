@@ -33,7 +33,7 @@ from repo_interp.errors import InputError
 from repo_interp.experiments.prompt_sets import Windows
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import frozen, linearised
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.load import load
 from repo_interp.tasks.task import log_perplexity
@@ -150,14 +150,14 @@ def _measure(subject: Subject, options: Any) -> xr.Dataset:
     }
     return xr.Dataset(
         {
-            "range": described(
+            "range": with_attrs(
                 xr.DataArray(spans, dims=axes), "range of positions, mean over prompts", "positions"
             ),
-            "from_token": described(
+            "from_token": with_attrs(
                 xr.DataArray(shares, dims=axes), "share of the variance between equal tokens", "1"
             ),
             **{
-                name: described(xr.DataArray(loss_of(changed), dims="prompt"), words, "nat")
+                name: with_attrs(xr.DataArray(loss_of(changed), dims="prompt"), words, "nat")
                 for name, (changed, words) in changes.items()
             },
         },

@@ -24,7 +24,7 @@ from position_papers.kit.experiment import Drawing, Experiment, Needs, alike
 from position_papers.kit.subjects import Subject, records_of
 from position_papers.training.trained import read_runs, seed_of
 from repo_interp.errors import InputError
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.plots.marks.drawing import legend_below
 from repo_interp.plots.marks.reading import unit_label
 from repo_interp.plots.marks.scores import looks
@@ -57,8 +57,8 @@ def measure(subjects: Sequence[Subject], *_: Any) -> xr.Dataset:
     layouts = ("checkpoint", [subject.layout for subject in subjects])
     return (
         data.assign(
-            loss=described(data["loss"], "training loss", "nat per target"),
-            score=described(data["score"], task.metric, task.units),
+            loss=with_attrs(data["loss"], "training loss", "nat per target"),
+            score=with_attrs(data["score"], task.metric, task.units),
         )
         .assign_coords(layout=layouts)
         .assign_attrs(task=task.name)

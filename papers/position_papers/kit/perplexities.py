@@ -17,7 +17,7 @@ import xarray as xr
 
 from position_papers.kit.judge.differences import between
 from position_papers.kit.scores import PLAIN, Scored, in_layers, score_table
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 
 
 def on_the_same_windows(scored: Sequence[Scored]) -> list[Scored]:
@@ -38,12 +38,12 @@ def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Datase
         layout=("checkpoint", [in_layers(each) for each in scored])
     )
     values = xr.apply_ufunc(np.exp, table["score"])
-    error = described(
+    error = with_attrs(
         values.mean("seed") * table["standard_error"],
         "standard error of the perplexity over windows",
         "1",
     )
-    table = table.assign(score=described(values, "perplexity", "1"), standard_error=error)
+    table = table.assign(score=with_attrs(values, "perplexity", "1"), standard_error=error)
     return table.assign_coords(test_set=table["test_set"].astype(int)).sortby("test_set")
 
 
@@ -65,12 +65,12 @@ def differences(
                 )
     axes = {axis: table[axis].values for axis in ("checkpoint", "test_set")}
     margin, error = (xr.DataArray(each, axes, tuple(axes)) for each in values)
-    above = described(margin, f"log perplexity above that of {name}", "nat per token").assign_attrs(
-        {"from": name}
-    )
+    above = with_attrs(
+        margin, f"log perplexity above that of {name}", "nat per token"
+    ).assign_attrs({"from": name})
     return {
         "difference": above,
-        "difference_error": described(
+        "difference_error": with_attrs(
             error, "standard error of the difference over seeds or windows", "nat per token"
         ),
     }

@@ -34,7 +34,7 @@ from position_papers.training.trained import (
 from repo_interp.errors import InputError
 from repo_interp.experiments.test_set_scores import task_scores
 from repo_interp.interventions.extension import extended
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.scores import layout_name
@@ -276,8 +276,8 @@ def sample_table(
     error = xr.DataArray(errors, axes, tuple(axes))
     return xr.Dataset(
         {
-            "score": described(score, metric, "nat" if "log" in metric else "1"),
-            "standard_error": described(error, f"standard error of {metric} over prompts", "1"),
+            "score": with_attrs(score, metric, "nat" if "log" in metric else "1"),
+            "standard_error": with_attrs(error, f"standard error of {metric} over prompts", "1"),
         }
     )
 

@@ -49,11 +49,11 @@ from position_papers.position_generalization.measured import (
     prompts_of,
     task_of,
 )
-from repo_interp.experiments.prompt_sets import cut
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plugins.lengths.extrapolation import Extrapolation, output_traces
 from repo_interp.plugins.lengths.extrapolation_view import output_traces as traces_in_plane
+from repo_interp.plugins.lengths.prompt_lengths import cut
 from repo_interp.storage.store import Store
 from repo_interp.tasks import Prompt, digest
 

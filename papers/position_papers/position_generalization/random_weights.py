@@ -37,7 +37,7 @@ from position_papers.kit import (
 from position_papers.position_generalization.fits import by_chance
 from position_papers.position_generalization.measured import MODEL, SOURCE, Options
 from repo_interp.analysis.analyze import analyze
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.fresh_weights import load_fresh
 from repo_interp.plots.marks.drawing import legend_below
@@ -100,7 +100,7 @@ def measure_random(subject: Subject, options: Options) -> xr.Dataset:
         "layer": np.arange(len(subject.schemes)),
     }
     array = xr.DataArray(r, coords, tuple(coords))
-    return described(
+    return with_attrs(
         array, "r of the three-axis fit with random weights, mean over heads", "1"
     ).to_dataset(name="r")
 

@@ -48,7 +48,7 @@ from position_papers.position_generalization.measured import (
     is_language_model,
 )
 from repo_interp.checkpoint_files.inspected import inspect_checkpoint
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.models.configuration import make_config
 from repo_interp.plots.marks.drawing import counted
 from repo_interp.plugins.rotation.view import CHOICES, rotating_heads, rotation_grid
@@ -222,7 +222,7 @@ def _finite_means(twins: Sequence[xr.Dataset]) -> list[float]:
 def _slow_shares(measured: Measured, rotation: xr.Dataset) -> xr.DataArray:
     """The share of slow dominating components, of every head of the layers that rotate."""
     slow = _slow(measured, rotation)[0].sel(layer=rotating_layers(measured))
-    return described(
+    return with_attrs(
         slow.mean("component").reset_coords(drop=True), "slow dominating components of a head", "1"
     )
 

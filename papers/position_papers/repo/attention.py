@@ -58,7 +58,7 @@ from position_papers.repo.needles import NEEDS_POSITIONS, NOPE, found_without_po
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.measures.attention_mass import ROWS, AttentionMass
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.models.load import load
 from repo_interp.plots.marks.scores import layout_name
 
@@ -178,7 +178,7 @@ def _mass(subject: Subject, options: Options) -> xr.Dataset:
         rows: part.reindex(span=[name for name in SPANS if name in part["span"].values])
         for rows, part in by_rows.items()
     }
-    return described(joined(parts, "rows"), "attention mass per token", "0.01").to_dataset(
+    return with_attrs(joined(parts, "rows"), "attention mass per token", "0.01").to_dataset(
         name="mass"
     )
 
@@ -326,7 +326,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
     length, silent = data.attrs["training_length"], data.attrs["silent"]
     mass = data["mass_per_token"].sel(rows=list(TITLES)).rename(rows="method", span="test_set")
     mass = mass.assign_coords(method=list(TITLES.values()))
-    score = described(
+    score = with_attrs(
         mass.mean("prompt").transpose(..., "seed"), "attention mass per token", "0.01"
     ).to_dataset(name="score")
     error = mass.isel(seed=0).std("prompt", ddof=1) / np.sqrt(mass.sizes["prompt"])

@@ -47,7 +47,7 @@ from position_papers.repo.mirror import measure as measure_mirror
 from position_papers.repo.options import Options
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import frozen, linearised, permuted
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.models.checkpoints import load_model
 from repo_interp.plots.marks.drawing import counted
 
@@ -129,8 +129,8 @@ def _scores(subject: Subject, options: Options) -> xr.Dataset:
     array = xr.DataArray(np.array(changed).reshape(shape), coords, ("kind", "where", "prompt"))
     return xr.Dataset(
         {
-            "score": described(array, task.metric, task.units),
-            "plain": described(
+            "score": with_attrs(array, task.metric, task.units),
+            "plain": with_attrs(
                 xr.DataArray(plain, dims="prompt"),
                 f"{task.metric}, positions as they are",
                 task.units,

@@ -40,7 +40,7 @@ from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_l
 from position_papers.repo.options import Options
 from position_papers.repo.pattern_figures import stacked_shares
 from repo_interp.analysis.analyze import analyze
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.plots.views.patterns import pattern_sensitivity
 from repo_interp.run import make_run
 
@@ -125,7 +125,7 @@ def _patterns(subject: Subject, options: Options) -> xr.Dataset:
         for weights, bridge in subject.bridges(options)
     )
     random = xr.concat([twin["pattern_share_all"] for twin in twins], dim="weights")
-    return trained.assign(random_share=described(random, "the same with random weights", "1"))
+    return trained.assign(random_share=with_attrs(random, "the same with random weights", "1"))
 
 
 def tabulate(data: xr.Dataset) -> Iterator[Evidence]:
@@ -187,7 +187,7 @@ def _by_prompt(data: xr.Dataset) -> xr.DataArray:
         pattern: (labels == place).sum(axes) / (labels >= 0).sum(axes)
         for place, pattern in enumerate(PATTERNS)
     }
-    return described(joined(shares, "pattern"), "share of a prompt's chunks", "1")
+    return with_attrs(joined(shares, "pattern"), "share of a prompt's chunks", "1")
 
 
 def units(data: xr.Dataset) -> xr.Dataset:

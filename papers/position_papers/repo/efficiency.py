@@ -39,7 +39,7 @@ from position_papers.kit import (
 )
 from position_papers.repo.checkpoints import OLMO
 from position_papers.repo.options import Options
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.reposition import added_parameters, reposition
@@ -91,7 +91,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     coords = {"size": list(sizes), "scheme": ["rope", "repo"]}
     array = xr.DataArray(np.array(list(sizes.values()), dtype=float), coords, ("size", "scheme"))
     return measured.assign(
-        parameters=described(array, "parameters beside the input embedding", "1")
+        parameters=with_attrs(array, "parameters beside the input embedding", "1")
     ).assign_attrs(timed)
 
 
@@ -151,11 +151,11 @@ def _times(options: Options) -> xr.Dataset:
     )
     return xr.Dataset(
         {
-            "seconds": described(seconds, "time per generated token", "s"),
-            "ratio": described(
+            "seconds": with_attrs(seconds, "time per generated token", "s"),
+            "ratio": with_attrs(
                 xr.DataArray(2 * learned / (first + second), dims="round"), "RePo over RoPE", "1"
             ),
-            "repeat_ratio": described(
+            "repeat_ratio": with_attrs(
                 xr.DataArray(second / first, dims="round"),
                 "RoPE over RoPE, later over earlier",
                 "1",
@@ -251,7 +251,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
 
 def times_in_turns(data: xr.Dataset) -> PaperFigure:
     """Time per token of both schemes, round by round."""
-    times = described(
+    times = with_attrs(
         1e3 * data["seconds"].transpose("scheme", "round"), "time per token", "ms"
     ).rename(scheme="checkpoint", round="seed")
     table = times.expand_dims(test_set=["rounds in turns"]).to_dataset(name="score")

@@ -63,7 +63,7 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.experiments.prompt_sets import Answers
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.measures.kernels.mirror import Mirror, mirror
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.load import load
 from repo_interp.plots.marks.drawing import contiguous, legend_below
@@ -183,7 +183,7 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> xr.D
     )
     longer = next((float(np.mean([means[length] for length in beyond])) for means in known), np.nan)
     return data.assign(
-        longer=described(
+        longer=with_attrs(
             xr.DataArray(longer), f"exact match, {beyond[0]} to {beyond[-1]} words", "1"
         )
     ).assign_attrs(
@@ -232,18 +232,18 @@ def _of_texts(subject: Subject, options: Options) -> xr.Dataset:
         "source": (sources, "token that a copy copies, else -1"),
     }
     return data.assign(
-        reversed=described(
+        reversed=with_attrs(
             xr.DataArray(right, dims="prompt"),
             "share of the answer's tokens that are likeliest",
             "1",
         ),
-        example=described(
+        example=with_attrs(
             shown.isel(prompt=0, drop=True).mean("head").transpose("layer", "token"),
             "position, mean over heads",
             "positions",
         ),
         **{
-            f"example_{name}": described(xr.DataArray(of, dims="token"), what, "1")
+            f"example_{name}": with_attrs(xr.DataArray(of, dims="token"), what, "1")
             for name, (of, what) in of_example.items()
         },
     )
@@ -360,7 +360,7 @@ def strengths(data: xr.Dataset) -> xr.DataArray:
     than 0 of the trained weights.
     """
     means = data["mirror"].sel(weights="trained", layer=data["layer"] > 0, drop=True).mean("prompt")
-    return described(1 / nearness(means), "strength of the mirror", "1")
+    return with_attrs(1 / nearness(means), "strength of the mirror", "1")
 
 
 def _lost(data: xr.Dataset) -> str:

@@ -36,7 +36,7 @@ from position_papers.kit import (
 from position_papers.repo.checkpoints import longest_trained, needles, omits_positions, reads_text
 from position_papers.repo.options import Options
 from repo_interp.experiments.generated_scores import found_needles
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 
@@ -145,7 +145,7 @@ def _ruler(subject: Subject, options: Options, lengths: Sequence[int], rotates: 
     values = with_methods(model, methods, plain, lengths, subject.training_length, found)
     coords = {"method": [PLAIN, *methods], "length": list(lengths), "prompt": np.arange(count)}
     score = xr.DataArray(values, coords, tuple(coords))
-    return described(score, "share of the needles found", "1").to_dataset(name="score")
+    return with_attrs(score, "share of the needles found", "1").to_dataset(name="score")
 
 
 def found_without_positions(searched: Sequence[Searched]) -> tuple[float, str]:

@@ -46,7 +46,7 @@ from position_papers.repo.checkpoints import LEARNED, NO_LEARNED, OLMO, learns_l
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.plots.marks.axis_scales import plain_decades
 from repo_interp.plots.marks.drawing import counted, legend_below
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, scheme_colour, style
@@ -131,11 +131,11 @@ def _ranges(subject: Subject, options: Options) -> xr.Dataset:
             of_judged = {length: prompts[length][: options.control_prompts] for length in judged}
             found = _by_length(bridge, of_judged, subject.learned, options)
             random.append(found.rename(length="judged"))
-    data = {"range": described(own, "largest minus smallest position of a prompt", "positions")}
+    data = {"range": with_attrs(own, "largest minus smallest position of a prompt", "positions")}
     if random:
         # NaN for the prompts that random weights were not given
         beside = xr.concat(random, "weights", coords="minimal").reindex(prompt=own["prompt"])
-        data["random_range"] = described(beside, "the same with random weights", "positions")
+        data["random_range"] = with_attrs(beside, "the same with random weights", "positions")
     return xr.Dataset(data, {"judged": judged})
 
 

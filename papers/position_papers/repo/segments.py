@@ -52,7 +52,7 @@ from position_papers.repo.checkpoints import OLMO, learns_from_hidden_states
 from position_papers.repo.options import Options
 from repo_interp.analysis.analyze import analyze
 from repo_interp.errors import InputError
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 from repo_interp.measures.positions import Positions
 from repo_interp.plugins.segments.segments import Segments
 from repo_interp.plugins.segments.view import segment_positions, segment_scores
@@ -218,7 +218,7 @@ def first_of_row(position: xr.DataArray) -> xr.DataArray:
         for heads in z.values
     ]
     axes = {axis: z[axis].values for axis in ("layer", "head")}
-    return described(
+    return with_attrs(
         xr.DataArray(first, axes, ("layer", "head")), "first head of a row of positions", "1"
     )
 
@@ -245,8 +245,8 @@ def _outlying(position: xr.DataArray, prompts: Sequence[Prompt], tokenizer: Any)
     negative = (z < 0).sum(("prompt", "token")) / z.count(("prompt", "token"))
     return xr.Dataset(
         {
-            "function_words": described(words, "share of punctuation and function words", "1"),
-            "negative": described(negative, "share of positions below 0", "1"),
+            "function_words": with_attrs(words, "share of punctuation and function words", "1"),
+            "negative": with_attrs(negative, "share of positions below 0", "1"),
         }
     )
 

@@ -39,10 +39,10 @@ from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.cli.scheme_files import read_scheme_files
 from repo_interp.errors import InputError, Unfinished
 from repo_interp.experiments.responses import forced_responses, prompts_of
-from repo_interp.models.adapter_training import round_trained
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import mix_with_index
 from repo_interp.models.side_by_side import SideBySide
+from repo_interp.plugins.adapters.adapter_training import round_trained
 from repo_interp.runtime import processes
 from repo_interp.runtime.failures import is_out_of_memory
 

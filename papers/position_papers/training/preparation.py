@@ -26,8 +26,6 @@ from position_papers.training.trained import configured_task
 from repo_interp.analysis.trained_task import in_tokens_of
 from repo_interp.checkpoint_files.fields import Base
 from repo_interp.errors import InputError, one_line
-from repo_interp.models.adapter_training import attach, save_adapter
-from repo_interp.models.adapters import base_reference
 from repo_interp.models.checkpoints import (
     device_named,
     identify,
@@ -37,6 +35,8 @@ from repo_interp.models.checkpoints import (
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.reposition import with_layout
 from repo_interp.models.saving import save
+from repo_interp.plugins.adapters.adapter_training import attach, save_adapter
+from repo_interp.plugins.adapters.adapters import base_reference
 from repo_interp.tasks import Prompt, Task
 from repo_interp.tasks.vocabulary import PAD
 

@@ -35,7 +35,6 @@ from repo_interp.plots.marks import (
     learned_layers,
     nanmean,
     over_prompts,
-    percent,
     strongest_head,
 )
 from repo_interp.plots.style import (
@@ -49,8 +48,6 @@ from repo_interp.plots.view import View
 
 ORDERED, NEAR = 0.8, 0.05
 """Order at which 90 % of pairs have one order, and the largest distance from it that is near."""
-STEPS = 0.15
-"""Share of variance by which segments lead the slow part where a head steps with them."""
 
 
 @style()
@@ -328,35 +325,13 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     )
     weight = 0.58
     yield Finding(
-        sentence + _by_spans(run, resolution.notnull()),
+        sentence,
         evidence,
         weight,
         "patterns",
         layer,
         head,
         variable="resolution",
-    )
-
-
-def _by_spans(run: xr.DataTree, found: xr.DataArray) -> str:
-    """Return a clause for heads that step with the parts of a prompt rather than run through it."""
-    if "position_sources" not in run.children:
-        return ""
-    sources = group(run, "position_sources")
-    if not {"alone", "segments_ahead"} <= sources.variables.keys():
-        return ""
-    slow = sources["alone"].sel(source="slow").where(found)
-    segments = (slow.clip(0) + sources["segments_ahead"]).where(sources["segments_ahead"] >= STEPS)
-    heads = heads_where(segments.notnull())
-    if not heads:
-        return ""
-    explains = " to ".join(
-        dict.fromkeys(percent(float(end)) for end in (segments.min(), segments.max()))
-    )
-    return (
-        f"; {heads_named(heads, per_layer=found.sizes['head'])} by steps: line, sentence or span "
-        f"explain {explains} of the variance, a slow function of the index "
-        f"{percent(float(slow.where(segments.notnull()).max()))} or less"
     )
 
 

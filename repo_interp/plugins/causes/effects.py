@@ -287,6 +287,9 @@ class Effects(Experiment):
     """Seed of permutations and controls."""
     name: ClassVar[str] = "effects"
     describes: ClassVar[str] = "of changed positions of heads, on these prompts"
+    performance: ClassVar[str] = (
+        "clean_log_probability: log p of the answer (nats per token); clean_score: {metric}"
+    )
 
     def unasked(self, layers: Layers, task: Scoring | None) -> Unasked | None:
         """Return it where positions are learned or counted, and prompts of a task have answers."""

@@ -36,6 +36,7 @@ from repo_interp.plugins.fake_distance.fake_distance import (
     bias_by_distance,
     last_queries,
 )
+from repo_interp.run import BLOCK_SIZE
 from repo_interp.values import CountOrNone, value_of
 
 _DESCRIBED = {
@@ -44,7 +45,7 @@ _DESCRIBED = {
         "mean fake-distance logit of the last query of the first prompt, over a block of "
         "distances and keys [logits]"
     ),
-    "block_size": "tokens, or distances, a block [tokens]",
+    BLOCK_SIZE: "tokens, or distances, a block [tokens]",
 }
 _BLOCKS = ("query_block", "distance_block", "key_block")
 _AXES = {"logit_map": "query_block key_block", "fake_map": "distance_block key_block"}
@@ -64,6 +65,11 @@ class Maps(Measure):
     """
     name: str = "maps"
     describes: ClassVar[str] = "pictures of logits"
+    option: ClassVar[str] = "--save-maps heads 5:0-3,7:2"
+    option_help: ClassVar[str] = (
+        "keep pictures of these LAYERS:HEADS, or of all heads of LAYERS such as 10-13,24: the "
+        "logits of the first prompt as means over blocks, beside the measures"
+    )
 
     def __post_init__(self) -> None:
         """Validate the fields.
@@ -113,7 +119,7 @@ class Maps(Measure):
         labels = dict.fromkeys(_BLOCKS, starts)
         return Statistics(
             first_prompt=arrays(
-                inputs, record | {"block_size": ("layer", torch.tensor(size))}, **labels
+                inputs, record | {BLOCK_SIZE: ("layer", torch.tensor(size))}, **labels
             )
         )
 
@@ -121,7 +127,7 @@ class Maps(Measure):
         """The group `maps` of a run."""
         measured = statistics.first_prompt
         group = described_group(
-            measured.assign(block_size=measured["block_size"].max()), _DESCRIBED
+            measured.assign({BLOCK_SIZE: measured[BLOCK_SIZE].max()}), _DESCRIBED
         )
         return group.assign_coords({axis: group[axis].astype("int64") for axis in _BLOCKS})
 

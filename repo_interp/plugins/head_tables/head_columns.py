@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from repo_interp.measures.labels import described
+from repo_interp.measures.labels import with_attrs
 
 GROUP = "atlas"
 HEAD = ("layer", "head")
@@ -73,7 +73,7 @@ def _band(by_band: xr.DataArray) -> xr.DataArray:
     largest = np.where(np.isfinite(by_band.values), by_band.values, -np.inf).argmax(-1)
     text = np.where(known, by_band["band"].values.astype(object)[largest], "")
     band = by_band.isel(band=0, drop=True).copy(data=text)
-    return described(
+    return with_attrs(
         band, "band of rotary components that accounts for most of the variance of the logits", "1"
     )
 
@@ -81,7 +81,7 @@ def _band(by_band: xr.DataArray) -> xr.DataArray:
 def _slow_pairs(slow: xr.DataArray) -> xr.DataArray:
     # -1 marks layers without rotary pairs: their count is NaN, not 0
     count = (slow == 1).sum("component").where((slow >= 0).any("component"))
-    return described(count, "slow dominating rotary pairs", "pairs")
+    return with_attrs(count, "slow dominating rotary pairs", "pairs")
 
 
 _TAKEN: tuple[tuple[str, str, str, Callable[[xr.DataArray], xr.DataArray] | None], ...] = (

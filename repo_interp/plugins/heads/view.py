@@ -8,7 +8,7 @@ about how scores are measured and names given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -347,9 +347,16 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         )
     for name in filter(atlas.__contains__, MAPPED):
         over = "random tokens" if name in ON_RANDOM_TOKENS else _texts(atlas)
-        yield Heads(atlas[name].assign_attrs({MEAN: f"mean over {over}"}))
+        values = atlas[name].assign_attrs({MEAN: f"mean over {over}"})
+        yield Heads(values, looks_at=_LOOKS_AT.get(name, ""))
 
 
+_LOOKS_AT: Mapping[str, Any] = {
+    "sink": "first",
+    "previous_token": "previous",
+    "duplicate_token": "copy",
+    "induction": "after a copy",
+}
 _FILES = files("repo_interp.plugins.heads")
 _FOUND = {
     "mirror": (

@@ -56,7 +56,6 @@ from repo_interp.experiments.experiment import (
     standard_error,
 )
 from repo_interp.experiments.grid import Grid
-from repo_interp.experiments.prompt_sets import LEAST, prompts_by_length
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.intervals import student_quantile
 from repo_interp.interventions.extension import GLOBAL_TOKENS, Method, allowed_methods, extended
@@ -74,6 +73,7 @@ from repo_interp.plugins.lengths.gaussians import (
     principal_plane,
     vector_sums,
 )
+from repo_interp.plugins.lengths.prompt_lengths import LEAST, prompts_by_length
 from repo_interp.run import with_schemes
 from repo_interp.storage.store import NOT_KEPT, Store
 from repo_interp.tasks import Prompt, Response

@@ -39,7 +39,7 @@ from repo_interp.inputs import AttentionInputs, select_heads
 from repo_interp.measures.kernels.heads import WHOLE_PATTERN
 from repo_interp.measures.kernels.logit_sums import logit_sums
 from repo_interp.measures.kernels.solvers import Axes
-from repo_interp.measures.labels import described, described_group
+from repo_interp.measures.labels import described_group, with_attrs
 from repo_interp.models.capture import decode
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.observing import observing, require_finite
@@ -127,7 +127,7 @@ def attention_pattern(
     if head is not None:
         named = named.isel(head=0, drop=True)
     which = "" if head is None else f", head {head}"
-    return described(named, f"attention of layer {layer}{which}", "1").assign_attrs(labels)
+    return with_attrs(named, f"attention of layer {layer}{which}", "1").assign_attrs(labels)
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ from repo_interp.plots.marks import (
     learned_layers,
     number,
     over_prompts,
+    percent,
     runs_of,
     schemes,
     shared_rows,
@@ -52,6 +53,8 @@ from repo_interp.plugins.sources.position_texts import TEXTS as COLOURED_TEXTS
 from repo_interp.plugins.sources.rows_picture import COLOURS, rows_charts
 
 _KINDS = [*NAMES, OTHER, CONSTANT]
+STEPS = 0.15
+"""Share of variance by which segments lead the slow part where a head steps with them."""
 SMALL = 1.0
 """Range in positions, and so the largest angle in radians, of a head without large rotations."""
 
@@ -248,6 +251,29 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         yield Finding(sentence, evidence, 0.57, "position_sources", *heads[0])
 
 
+def _by_steps(run: xr.DataTree, finding: Finding) -> str:
+    """Name the ordered heads that step with the parts of a prompt rather than run through it."""
+    if (finding.group, finding.variable) != ("patterns", "resolution"):
+        return ""
+    patterns, sources = group(run, "patterns"), group(run, "position_sources")
+    if not {"alone", "segments_ahead"} <= sources.variables.keys():
+        return ""
+    found = patterns["resolution"].sel(layer=learned_layers(patterns)).notnull()
+    slow = sources["alone"].sel(source="slow").where(found)
+    segments = (slow.clip(0) + sources["segments_ahead"]).where(sources["segments_ahead"] >= STEPS)
+    heads = heads_where(segments.notnull())
+    if not heads:
+        return ""
+    explains = " to ".join(
+        dict.fromkeys(percent(float(end)) for end in (segments.min(), segments.max()))
+    )
+    return (
+        f"; {heads_named(heads, per_layer=found.sizes['head'])} by steps: line, sentence or span "
+        f"explain {explains} of the variance, a slow function of the index "
+        f"{percent(float(slow.where(segments.notnull()).max()))} or less"
+    )
+
+
 def _small(run: xr.DataTree, found: xr.DataArray) -> str:
     """Report heads in `found` whose range of positions is so small that no pair rotates far."""
     if "positions" not in run.children or "position_range" not in group(run, "positions"):
@@ -339,6 +365,7 @@ VIEW = View(
     _charts,
     tables=lambda run: (source_table(run),),
     findings=_findings,
+    clause=_by_steps,
     informative=_informative,
     interactive=COLOURED_TEXTS,
     beside=Beside(

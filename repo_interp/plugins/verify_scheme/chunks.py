@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel
 
 from repo_interp.plugins.verify_scheme.half_precision import compare_with_float64, run_in_precision
-from repo_interp.plugins.verify_scheme.passes import TOLERANCE, first_place, trace
+from repo_interp.plugins.verify_scheme.traced_passes import TOLERANCE, first_place, trace
 
 _PADDING = 5
 _CHUNKS = (20, 1, 1, 17, 1, 8, 1, 15)
@@ -27,7 +27,7 @@ _FAR = 384
 """Position of the first token: bfloat16 has no odd numbers there."""
 
 
-def in_chunks(model: PreTrainedModel, tokens: Tensor) -> tuple[float, list[str]]:
+def compare_chunks(model: PreTrainedModel, tokens: Tensor) -> tuple[float, list[str]]:
     """Compare prompts in chunks with prompts as a whole, in float32 and bfloat16.
 
     Args:

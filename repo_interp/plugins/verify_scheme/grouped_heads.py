@@ -16,12 +16,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.models.decoder import as_decoder
-from repo_interp.plugins.verify_scheme.passes import (
+from repo_interp.plugins.verify_scheme.traced_passes import (
     TOLERANCE,
-    Pass,
+    TracedPass,
     differing_scores,
     first_difference,
-    largest_difference,
+    pass_difference,
     run_pass,
 )
 
@@ -42,15 +42,15 @@ def grouped_heads(
     """
     wanted, ungrouped = run_pass(model, tokens), build()
     # Entries may go head by head, or heads may lie innermost.
-    found: list[Pass] = []
+    found: list[TracedPass] = []
     for outermost in (True, False):
         if not _repeat(model, ungrouped, outermost):
             return float("nan"), []
         found.append(run_pass(ungrouped, tokens))
-        if largest_difference(found[-1], wanted) <= TOLERANCE:
+        if pass_difference(found[-1], wanted) <= TOLERANCE:
             break
-    best = min(found, key=lambda each: largest_difference(each, wanted))
-    difference = largest_difference(best, wanted)
+    best = min(found, key=lambda each: pass_difference(each, wanted))
+    difference = pass_difference(best, wanted)
     if difference <= TOLERANCE:
         return difference, []
     _, differs = next(differing_scores(best, wanted, TOLERANCE / 10), (0, torch.zeros(1, 0, 1, 1)))

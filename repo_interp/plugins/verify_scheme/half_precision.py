@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from repo_interp.models.decoder import as_decoder
-from repo_interp.plugins.verify_scheme.passes import LayerTrace, first_place, trace
+from repo_interp.plugins.verify_scheme.traced_passes import LayerTrace, first_place, trace
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
 

@@ -55,16 +55,16 @@ from repo_interp.models.lasting import patch_attribute
 from repo_interp.models.precision import float32_by_default
 from repo_interp.models.reposition import reposition
 from repo_interp.models.saving import save
-from repo_interp.plugins.verify_scheme.chunks import in_chunks
+from repo_interp.plugins.verify_scheme.chunks import compare_chunks
 from repo_interp.plugins.verify_scheme.grouped_heads import grouped_heads
 from repo_interp.plugins.verify_scheme.half_precision import half_precision
-from repo_interp.plugins.verify_scheme.passes import (
+from repo_interp.plugins.verify_scheme.traced_passes import (
     TOLERANCE,
-    Pass,
+    TracedPass,
     first_difference,
     first_place,
     joined,
-    largest_difference,
+    pass_difference,
     run_pass,
     trace,
 )
@@ -280,35 +280,35 @@ def _said(error: Exception) -> str:
 
 
 def _predictions(
-    model: PreTrainedModel, twin: PreTrainedModel, tokens: Tensor, alone: Pass
+    model: PreTrainedModel, twin: PreTrainedModel, tokens: Tensor, alone: TracedPass
 ) -> dict[str, Callable[[], tuple[float, str]]]:
     """Checks of log-probabilities against those of every row `alone`: difference, and its place."""
     one, padding = tokens[:1], 5
 
-    def changed() -> Iterator[Pass]:
+    def changed() -> Iterator[TracedPass]:
         for start in range(TOKENS - 1, 0, -1):
             later = (one[:, start:] + 1) % _CONFIG["vocab_size"]
             yield run_pass(model, torch.cat([one[:, :start], later], 1)).cut(0, start)
             yield run_pass(model, one[:, :start])
 
-    def cached() -> Iterator[Pass]:
+    def cached() -> Iterator[TracedPass]:
         for split in _SPLITS:
             # Several prompts, so that each must find its own memory
             cache = DynamicCache()
             yield joined([run_pass(model, part, cache) for part in tokens.split(split, 1)], 1)
 
-    def padded() -> Iterator[Pass]:
+    def padded() -> Iterator[TracedPass]:
         valid = (torch.arange(TOKENS + padding) >= padding).long()[None]
         # As `generate` gives them: the index counts tokens that are no padding.
         index = (valid.cumsum(1) - 1).clamp_min(0)
         behind = F.pad(one, (padding, 0))
         yield run_pass(model, behind, attention_mask=valid, position_ids=index).cut(padding)
 
-    def first() -> Iterator[Pass]:
+    def first() -> Iterator[TracedPass]:
         run_pass(twin, tokens[1:2, : TOKENS // 2])
         yield run_pass(twin, one)
 
-    def saved() -> Iterator[Pass]:
+    def saved() -> Iterator[TracedPass]:
         with TemporaryDirectory() as directory:
             path = Path(directory) / "model"
             save(model, path)
@@ -317,11 +317,11 @@ def _predictions(
             predictions = loaded(one, use_cache=False).logits.log_softmax(-1)
             yield replace(run_pass(loaded, one), predictions=predictions)
 
-    def difference(run: Callable[[], Iterable[Pass]]) -> tuple[float, str]:
+    def difference(run: Callable[[], Iterable[TracedPass]]) -> tuple[float, str]:
         largest, place = 0.0, ""
         try:
             for found in run():
-                error = largest_difference(found, alone)
+                error = pass_difference(found, alone)
                 largest = max(largest, error)
                 if error > TOLERANCE and not place:
                     place = first_difference(found, alone, TOLERANCE / 10)
@@ -349,22 +349,24 @@ def _following(
     """Checks that are made where no other finds anything: the largest difference, and findings."""
     prompt = tokens.flatten()[:LONG][None]
 
-    def found(check: str, pairs: Iterable[tuple[Pass, Pass]]) -> tuple[float, list[str]]:
+    def found(
+        check: str, pairs: Iterable[tuple[TracedPass, TracedPass]]
+    ) -> tuple[float, list[str]]:
         largest, place = 0.0, ""
         for ours, wanted in pairs:
-            error = largest_difference(ours, wanted)
+            error = pass_difference(ours, wanted)
             largest = max(largest, error)
             if error > TOLERANCE and not place:
                 place = first_difference(ours, wanted, TOLERANCE / 10)
         said = f"{check}: {_FINDINGS[check]}, by up to {largest:.2g} nats, {place}"
         return largest, [said] if place else []
 
-    def long() -> Iterator[tuple[Pass, Pass]]:
+    def long() -> Iterator[tuple[TracedPass, TracedPass]]:
         whole = run_pass(model, prompt)
         for end in range(TOKENS + 1, LONG, 6):
             yield run_pass(model, prompt[:, :end]), whole
 
-    def packed() -> Iterator[tuple[Pass, Pass]]:
+    def packed() -> Iterator[tuple[TracedPass, TracedPass]]:
         parts = tokens[:1, :_DOCUMENT], tokens[:1, _DOCUMENT:]
         index = torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
         both = run_pass(model, tokens[:1], position_ids=index)
@@ -375,14 +377,14 @@ def _following(
                 (slice(_DOCUMENT), slice(_DOCUMENT, None)), alone, strict=True
             ):
                 wanted[:, :, rows, rows] = of_part.scores[place]
-        yield both, Pass(joined(alone, 1).predictions, scores, both.layers)
+        yield both, TracedPass(joined(alone, 1).predictions, scores, both.layers)
 
     return {
         "long": lambda: found("long", long()),
         "packed": lambda: found("packed", packed()),
         "grouped": lambda: grouped_heads(model, build, tokens[:1]),
         "half": lambda: half_precision(model, prompt),
-        "chunks": lambda: in_chunks(model, prompt),
+        "chunks": lambda: compare_chunks(model, prompt),
     }
 
 

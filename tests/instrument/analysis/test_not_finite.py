@@ -19,7 +19,7 @@ from repo_interp.analysis.memory_needed import require_memory
 from repo_interp.analysis.notes import RoundedPositions, SilentMeasure, notes_on
 from repo_interp.errors import NotFinite
 from repo_interp.experiments.responses import forced_responses, generated_responses
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import of_layer, with_attrs
 from repo_interp.measures.statistics import Statistics
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.rescaling import IdleScaling
@@ -57,7 +57,7 @@ class Spoiled:
         return Statistics(**{self.part: xr.Dataset({"x": of_layer(inputs, dims, values)})})
 
     def conclude(self, statistics):
-        return xr.Dataset({"x": described(getattr(statistics, self.part)["x"], "x", "1")})
+        return xr.Dataset({"x": with_attrs(getattr(statistics, self.part)["x"], "x", "1")})
 
 
 def spoil(model, layer, head, token, value, prompt_length):

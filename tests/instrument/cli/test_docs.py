@@ -15,7 +15,7 @@ import repo_interp as ri
 from repo_interp.checkpoint_files.options import SchemeOptions
 from repo_interp.cli import _parser, main
 from repo_interp.cli.results import _REMEDY
-from repo_interp.entry_points import COMMANDS, EXPERIMENTS, MEASURES, OWN, descriptions, names
+from repo_interp.entry_points import COMMANDS, EXPERIMENTS, MEASURES, OWN, attribute_texts, names
 from repo_interp.experiments.experiment_catalogue import experiment_named, experiment_names
 from repo_interp.measures.measure_catalogue import measure_named, measure_names
 from repo_interp.plugins.causes import effects
@@ -255,4 +255,4 @@ def test_pictures_are_small_and_all_shown():
 )
 def test_help_says_what_every_measure_and_experiment_is(group, made):
     said = {name: made(name).describes for name in OWN[group]}
-    assert descriptions(group) == said and all(said.values())
+    assert attribute_texts(group, "describes") == said and all(said.values())

@@ -34,9 +34,9 @@ from repo_interp.analysis.trained_task import trained_task
 from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.cli import _parser, main
 from repo_interp.cli.explore_command import _explored, _given
-from repo_interp.models.adapter_training import attach, save_adapter
-from repo_interp.models.adapters import base_reference
 from repo_interp.models.checkpoints import identify, load_model
+from repo_interp.plugins.adapters.adapter_training import attach, save_adapter
+from repo_interp.plugins.adapters.adapters import base_reference
 from repo_interp.storage.files import sealed
 
 WORD = "quetzalcoatlus"

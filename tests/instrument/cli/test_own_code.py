@@ -15,10 +15,10 @@ import repo_interp as ri
 from repo_interp.checkpoint_files.directories import FETCHED
 from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.cli import main
-from repo_interp.models.adapter_training import attach, save_adapter
-from repo_interp.models.adapters import base_reference
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.configuration import identify
+from repo_interp.plugins.adapters.adapter_training import attach, save_adapter
+from repo_interp.plugins.adapters.adapters import base_reference
 from repo_interp.plugins.gguf import VERSION
 
 CODE = """

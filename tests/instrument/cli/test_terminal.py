@@ -23,8 +23,9 @@ from repo_interp.analysis.analyze import analyze
 from repo_interp.analysis.defaults import default_measures, measured_layers
 from repo_interp.cli import main
 from repo_interp.cli.console_tables import MOST_ROWS, print_notes, print_table, print_tables
-from repo_interp.entry_points import MEASURES, expand_topics, topics
+from repo_interp.entry_points import MEASURES
 from repo_interp.measures.positions import Positions
+from repo_interp.measures.topics import expand_topics, topics
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.table import Table
 from repo_interp.runtime.console import Console as OurConsole

@@ -18,9 +18,10 @@ from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.cli import main
 from repo_interp.experiments import Atlas, Effects, Extrapolation, Kinds, Perturbation, Saliency
 from repo_interp.experiments.experiment_catalogue import experiment_named, experiment_names, planned
-from repo_interp.experiments.prompt_sets import prompts_by_length, scoring_of
+from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.models.checkpoints import identify, load_model
 from repo_interp.models.decoder import as_decoder
+from repo_interp.plugins.lengths.prompt_lengths import prompts_by_length
 from repo_interp.plugins.three_axis.three_axis import ThreeAxis
 from repo_interp.storage.store import Store
 from repo_interp.tasks import Prompt, Response, make_task

@@ -14,7 +14,7 @@ import repo_interp as ri
 from repo_interp.experiments import Experiment, Plan
 from repo_interp.measures.border import as_measure
 from repo_interp.measures.kernels.logit_sums import LogitSums, logit_sums
-from repo_interp.measures.labels import described, of_layer
+from repo_interp.measures.labels import of_layer, with_attrs
 from repo_interp.measures.measure_catalogue import measure_named
 from repo_interp.measures.statistics import Measure, Needs, Statistics, merge, of_training_length
 from repo_interp.tasks import Prompt
@@ -80,7 +80,7 @@ class Foreign(Measure):
         return Statistics(per_prompt=xr.Dataset({"square": labelled}))
 
     def conclude(self, statistics):
-        squares = described(statistics.per_prompt["square"], "square", "1")
+        squares = with_attrs(statistics.per_prompt["square"], "square", "1")
         return xr.Dataset({self.variable: squares})
 
 

@@ -16,9 +16,9 @@ from repo_interp.checkpoint_files.fields import Base
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.experiments.generated_scores import generated_texts
 from repo_interp.explorer import Session
-from repo_interp.models.adapter_training import attach, save_adapter
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily, end_tokens
+from repo_interp.plugins.adapters.adapter_training import attach, save_adapter
 from repo_interp.tasks import Prompt
 
 SETTINGS = {

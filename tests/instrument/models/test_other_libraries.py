@@ -18,10 +18,10 @@ import repo_interp as ri
 from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
 from repo_interp.checkpoint_files.position_layout import COUNTED
 from repo_interp.checkpoint_files.shipped import shipped_directories, zoo_path
-from repo_interp.models.adapter_training import attach, save_adapter
-from repo_interp.models.adapters import base_reference
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.configuration import identify
+from repo_interp.plugins.adapters.adapter_training import attach, save_adapter
+from repo_interp.plugins.adapters.adapters import base_reference
 
 PROGRAM = """
 import json, sys, warnings

@@ -26,7 +26,6 @@ from repo_interp.plugins.head_tables.overview import clustered, standardised
 from repo_interp.plugins.heads import atlas as atlas_experiment
 from repo_interp.plugins.heads.head_names import RULES, Rule, name_heads, null_of
 from repo_interp.plugins.heads.view import VIEW, atlas_data
-from repo_interp.run import TABLES
 from repo_interp.storage.store import Damaged
 from repo_interp.tasks import make_task
 
@@ -263,7 +262,7 @@ def test_what_f_phi_reads_and_effects_of_interventions_become_columns(run):
 
 def test_csv_and_parquet_hold_the_table(run, tmp_path, monkeypatch):
     table = pd.DataFrame(ri.atlas(run))
-    text, parquet = write_table(ri.atlas(run), tmp_path)[0]
+    text, parquet = write_table(ri.atlas(run), tmp_path, "atlas")[0]
     pd.testing.assert_frame_equal(pd.read_parquet(parquet), table)
     from_text = pd.read_csv(text, keep_default_na=False, na_values=[""]).fillna({"name": ""})
     pd.testing.assert_frame_equal(from_text, table, check_dtype=False)
@@ -273,7 +272,10 @@ def test_csv_and_parquet_hold_the_table(run, tmp_path, monkeypatch):
         raise ImportError("no pyarrow")
 
     monkeypatch.setattr(pd.DataFrame, "to_parquet", missing)
-    assert write_table(ri.atlas(run), tmp_path) == ([text], [NO_PARQUET])
+    assert write_table(ri.atlas(run), tmp_path, "atlas") == (
+        [text],
+        [NO_PARQUET.format(name="atlas")],
+    )
     assert [*tmp_path.iterdir()] == [text]
 
 
@@ -348,7 +350,6 @@ def test_results_with_a_table_can_be_replaced_and_lose_it(run, tmp_path):
         with claim_results(out, "x", overwrite=True) as claim:
             published = claim.publish(tree, lambda run, page, figures: [])
         assert len(published.tables) == expected == len(list(out.glob("atlas.*")))
-    assert TABLES == ("atlas.csv", "atlas.parquet")
 
 
 def test_what_cannot_be_asked_is_refused():

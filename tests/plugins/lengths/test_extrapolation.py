@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.errors import Note
-from repo_interp.experiments.prompt_sets import cut, prompts_by_length, scoring_of
+from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import infllm, interpolated, lm_infinite, pair_distances, yarn
 from repo_interp.interventions.extension import METHODS, extended
@@ -37,6 +37,7 @@ from repo_interp.plugins.lengths.gaussians import (
     principal_plane,
     vector_sums,
 )
+from repo_interp.plugins.lengths.prompt_lengths import cut, prompts_by_length
 from repo_interp.run import make_run
 from repo_interp.storage.store import NOT_KEPT
 from repo_interp.tasks import Prompt, make_task

@@ -12,7 +12,7 @@ import repo_interp as ri
 from repo_interp import installed_points
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.scheme_parts import SchemeParts
-from repo_interp.plugins.verify_scheme.chunks import in_chunks
+from repo_interp.plugins.verify_scheme.chunks import compare_chunks
 from repo_interp.plugins.verify_scheme.grouped_heads import grouped_heads
 from repo_interp.plugins.verify_scheme.half_precision import (
     compare_with_float64,
@@ -82,7 +82,7 @@ def parts(assigner=TokenIndex, logits=None, transform=None, frequencies=True):
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, "forgetting", "path", "pope", "selective_rope"])
 def test_schemes_that_come_with_the_packages_pass_with_a_margin(scheme):
-    for check in (half_precision, grouped_heads, in_chunks):
+    for check in (half_precision, grouped_heads, compare_chunks):
         line, difference = found(check, scheme)
         assert line == ""
         assert (difference > 0) == (check is not grouped_heads) or difference < 1e-5
@@ -353,12 +353,12 @@ class Remembered(RememberingAssigner):
 
 def test_memories_that_are_wrong_beyond_short_prompts_are_found():
     short = parts(lambda: Remembered(lambda past: past[:, -1:] * (past.shape[1] < 32)))
-    line, _ = found(in_chunks, short)
+    line, _ = found(compare_chunks, short)
     assert line.startswith(
         "chunks: 64 tokens in calls of up to 20, with a cache and behind padding"
     )
     assert "in float32, first in layer 0 at token " in line
-    assert found(in_chunks, parts(Remembered))[0] == ""
+    assert found(compare_chunks, parts(Remembered))[0] == ""
 
 
 class OneByOne(nn.Module):
@@ -371,7 +371,7 @@ class OneByOne(nn.Module):
 
 def test_a_mistake_of_half_precision_in_calls_of_one_token_is_found():
     assert found(half_precision, parts(OneByOne))[0] == ""
-    line, _ = found(in_chunks, parts(OneByOne))
+    line, _ = found(compare_chunks, parts(OneByOne))
     # 384 and 20: even, and held by bfloat16; token 21 is not, nor are those of later such calls.
     assert "in bfloat16, first in layer 0 at token 21 of head 0" in line
 
@@ -380,7 +380,7 @@ def test_positions_that_count_padding_are_found_in_chunks():
     def counted(memory, seen):
         return torch.arange(memory.shape[1])[None, :, None].expand_as(memory) ** 1.5
 
-    line, _ = found(in_chunks, parts(lambda: Remembered(place=counted)))
+    line, _ = found(compare_chunks, parts(lambda: Remembered(place=counted)))
     assert "first in layer 0 at token 1 of head 0" in line
 
 

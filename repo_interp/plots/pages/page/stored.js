@@ -5,12 +5,12 @@ import { differing } from "./map.js";
 
 const MOST_AROUND = 4000; // points of all tokens in the chart of logits by distance
 const NOTHING = 65535; // a cell of an image without a value
-// By score: whether a head that has it looks at `key` from `token`.
-const TELLING = {
-  induction: (texts, key, token) => key > 0 && key <= token && texts[token] !== undefined && texts[key - 1] === texts[token] && key - 1 < token && /\w/.test(texts[token]),
-  duplicate_token: (texts, key, token) => key < token && texts[key] !== undefined && texts[key] === texts[token],
-  previous_token: (texts, key, token) => key === token - 1 && key > 0,
-  sink: (texts, key, token) => key === 0 && token > 0,
+// By what a map's values are shares of attention to: whether `key` is such a one for `token`.
+const LOOKS_AT = {
+  "after a copy": (texts, key, token) => key > 0 && key <= token && texts[token] !== undefined && texts[key - 1] === texts[token] && key - 1 < token && /\w/.test(texts[token]),
+  copy: (texts, key, token) => key < token && texts[key] !== undefined && texts[key] === texts[token],
+  previous: (texts, key, token) => key === token - 1 && key > 0,
+  first: (texts, key, token) => key === 0 && token > 0,
 };
 const refused = (line) => Object.assign(new Error(line), { refused: true });
 const nearest = (tokens, token) => tokens.reduce((best, one) => (Math.abs(one - token) < Math.abs(best - token) ? one : best));
@@ -205,7 +205,7 @@ export class StoredSource {
 
   // The prompt and the token in which a head does most clearly what the score of a finding names; null where no row of it is kept.
   telling([layer, head], variable, prompts = null) {
-    const shows = TELLING[variable], own = this.rows && placeIn(this.rows, [layer, head]);
+    const map = this.maps.find((one) => one.variable === variable), shows = map && LOOKS_AT[map.looks_at], own = this.rows && placeIn(this.rows, [layer, head]);
     let best = null;
     for (const kept of own && shows ? this.rows.prompts : []) {
       const prompt = this.data.prompts.find((one) => one.prompt === kept.prompt);

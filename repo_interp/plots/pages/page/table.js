@@ -8,7 +8,7 @@ export function headTable(place, { heads, schemes, columns, open }) {
   const names = columns.find((column) => column.name === "name");
   const namesOf = (row) => (names && names.values[row] ? names.values[row].split(", ").filter(Boolean) : []);
   const known = [...new Set(heads.flatMap((_, row) => namesOf(row)))].sort();
-  const filter = el("input", { type: "search", className: "filter", spellcheck: false, autocomplete: "off", placeholder: "needle   induction>0.2   L3", oninput: draw });
+  const filter = el("input", { type: "search", className: "filter", spellcheck: false, autocomplete: "off", placeholder: ["L3", ...known.slice(0, 1), ...columns.filter((column) => !column.text).slice(0, 1).map((column) => column.name + ">0.2")].join("   "), oninput: draw });
   const name = el("select", { onchange: draw }, option("", "any"), ...known.map((one) => option(one, one)), option("-", "none"));
   const told = el("output", { "aria-live": "polite" }), body = el("tbody");
 

@@ -17,10 +17,61 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from repo_interp.checkpoint_files.stated import Checkpoint
 from repo_interp.checkpoint_files.weights import loaded_by_transformers
 from repo_interp.errors import InputError, as_input_errors
+from repo_interp.models.checkpoints import (
+    LoadOptions,
+    device_named,
+    dtype_named,
+    generation_settings,
+    ready_model,
+)
+from repo_interp.models.configuration import scaled_configuration
+from repo_interp.models.reposition import with_layout
 
 _TOKENS = 12
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 0.05
 """Largest difference of logits over the largest logit; the same modules run twice."""
+
+
+def load(checkpoint: Checkpoint, device: str, dtype: str, options: LoadOptions) -> PreTrainedModel:
+    """Load the text part of a larger model, with the checkpoint's positions.
+
+    Args:
+        checkpoint: A checkpoint with `larger`.
+        device: See `load_model`, as all that follows.
+        dtype: Precision of the weights.
+        options: Further options.
+
+    Returns:
+        The model in evaluation mode.
+
+    Raises:
+        InputError: The weights do not fit, or an argument is invalid.
+    """
+    place, generation = device_named(device), generation_settings(checkpoint.directory)
+    config, scaling = checkpoint.config, options.get("rope_scaling")
+    if scaling is not None:
+        config = scaled_configuration(config, scaling)
+    several = options.get("device_map")
+    placement = {
+        "device_map": place if several is None else several,
+        "max_memory": options.get("most_memory"),
+    }
+    text = text_model(checkpoint, config, dtype_named(dtype), **placement)
+    return ready_model(with_layout(text, None), generation)
+
+
+def require_headers(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
+    """Refuse a larger model if weights in its headers do not fit; reads no values.
+
+    Args:
+        checkpoint: A checkpoint with `larger`.
+        config: Configuration of the text part.
+
+    Raises:
+        InputError: Names or shapes differ.
+    """
+    larger, meta = larger_config(checkpoint, config), torch.device("meta")
+    loaded_by_transformers(checkpoint.directory, larger, torch.float32, device_map=meta)
 
 
 def larger_config(checkpoint: Checkpoint, config: PretrainedConfig) -> PretrainedConfig:

@@ -26,13 +26,13 @@ from repo_interp.analysis.trained_task import trained_task
 from repo_interp.checkpoint_files.shipped import shipped_names, zoo_names, zoo_path
 from repo_interp.checkpoint_files.stored import ADAPTER
 from repo_interp.cli import main
-from repo_interp.models import adapter_training, adapters
-from repo_interp.models.adapter_training import attach, round_trained, save_adapter
-from repo_interp.models.adapters import fitting_changes
 from repo_interp.models.checkpoints import load_model, load_tokenizer
 from repo_interp.models.configuration import identify
 from repo_interp.models.reposition import layout, reposition, with_layout
 from repo_interp.models.saving import save
+from repo_interp.plugins.adapters import adapter_training, adapters
+from repo_interp.plugins.adapters.adapter_training import attach, round_trained, save_adapter
+from repo_interp.plugins.adapters.adapters import fitting_changes
 from repo_interp.tasks import make_task
 
 LAYERS = 3

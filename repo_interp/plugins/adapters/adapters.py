@@ -24,18 +24,23 @@ import torch
 from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, model_validator
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from repo_interp.checkpoint_files.fields import Base, Fields, SpecialTokens
 from repo_interp.checkpoint_files.stated import Checkpoint, read_base, require_base
 from repo_interp.checkpoint_files.stored import StoredWeight, stored_digest, stored_weights
 from repo_interp.checkpoint_files.weights import read_weights
 from repo_interp.errors import InputError
+from repo_interp.models.checkpoints import (
+    LoadOptions,
+    dtype_named,
+    empty_model,
+    load_model,
+    require_fitting_headers,
+)
 from repo_interp.models.configuration import make_config
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.reposition import (
-    with_layout,
-)
+from repo_interp.models.reposition import with_layout
 from repo_interp.storage.records import abbreviate, read_json, validate
 from repo_interp.values import shortened
 
@@ -95,6 +100,47 @@ class _LoRA(BaseModel):
                 "wanted it off"
             )
         return self
+
+
+def load(checkpoint: Checkpoint, device: str, dtype: str, options: LoadOptions) -> PreTrainedModel:
+    """Load the base of an adapter, and merge the adapter into it.
+
+    Args:
+        checkpoint: An adapter.
+        device: See `load_model`, as all that follows.
+        dtype: Precision of the weights.
+        options: Further options.
+
+    Returns:
+        The model, with the layout and weights of the adapter.
+
+    Raises:
+        InputError: The base or the adapter does not fit, or a device map is given.
+    """
+    # Merging reads and writes all weights, which offloaded ones do not allow.
+    if options.get("device_map") is not None:
+        raise InputError(
+            f"{checkpoint.directory} is an adapter, which is merged in memory; save it "
+            "whole, then give a device map"
+        )
+    base = load_model(base_of(checkpoint), device, dtype, options.get("rope_scaling"))
+    return merge_adapter(base, checkpoint, dtype_named(options.get("positions_dtype") or dtype))
+
+
+def require_headers(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
+    """Refuse an adapter if weights in its headers, or its base's, do not fit; reads no values.
+
+    Args:
+        checkpoint: An adapter.
+        config: Configuration of the decoder.
+
+    Raises:
+        InputError: Names or shapes differ.
+    """
+    assert checkpoint.base is not None
+    require_fitting_headers(read_base(checkpoint.directory, checkpoint.base, make_config))
+    model = empty_model(config, checkpoint.layout, checkpoint.options)
+    fitting_changes(model, checkpoint.directory)
 
 
 @dataclass(frozen=True)

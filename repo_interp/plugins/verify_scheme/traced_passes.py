@@ -39,7 +39,7 @@ class LayerTrace:
 
 
 @dataclass(frozen=True)
-class Pass:
+class TracedPass:
     """What a model computes of prompts."""
 
     predictions: Tensor
@@ -49,7 +49,7 @@ class Pass:
     layers: Sequence[int]
     """Their numbers."""
 
-    def cut(self, start: int, stop: int | None = None) -> Pass:
+    def cut(self, start: int, stop: int | None = None) -> TracedPass:
         """Return the tokens from `start` to `stop` alone, as queries and as keys.
 
         Args:
@@ -60,12 +60,12 @@ class Pass:
             Their part of the pass.
         """
         some = slice(start, stop)
-        return Pass(
+        return TracedPass(
             self.predictions[:, some], [each[:, :, some, some] for each in self.scores], self.layers
         )
 
 
-def joined(passes: Sequence[Pass], axis: int) -> Pass:
+def joined(passes: Sequence[TracedPass], axis: int) -> TracedPass:
     """Join passes over prompts (axis 0), or over tokens (axis 1), each of which sees the former.
 
     Args:
@@ -77,7 +77,7 @@ def joined(passes: Sequence[Pass], axis: int) -> Pass:
     """
     keys = max(each.scores[0].shape[3] for each in passes)
     by_layer = zip(*(each.scores for each in passes), strict=True)
-    return Pass(
+    return TracedPass(
         torch.cat([each.predictions for each in passes], axis),
         [
             torch.cat([F.pad(part, (0, keys - part.shape[3])) for part in parts], 2 * axis)
@@ -149,7 +149,9 @@ def trace(
     return traces
 
 
-def run_pass(model: PreTrainedModel, tokens: Tensor, cache: Any = None, **arguments: Any) -> Pass:
+def run_pass(
+    model: PreTrainedModel, tokens: Tensor, cache: Any = None, **arguments: Any
+) -> TracedPass:
     """Run a model.
 
     Args:
@@ -167,10 +169,10 @@ def run_pass(model: PreTrainedModel, tokens: Tensor, cache: Any = None, **argume
             undo.callback(layer.sites.call("scores", scores.append))
         given = {"use_cache": cache is not None, "past_key_values": cache} | arguments
         predictions = model(input_ids=tokens, **given).logits.log_softmax(-1)
-    return Pass(predictions, scores, [layer.layer_idx for layer in layers])
+    return TracedPass(predictions, scores, [layer.layer_idx for layer in layers])
 
 
-def largest_difference(found: Pass, wanted: Pass) -> float:
+def pass_difference(found: TracedPass, wanted: TracedPass) -> float:
     """Return the largest difference of log-probabilities, in nats.
 
     Args:
@@ -191,7 +193,7 @@ def largest_difference(found: Pass, wanted: Pass) -> float:
 
 
 def differing_scores(
-    found: Pass, wanted: Pass, tolerance: float
+    found: TracedPass, wanted: TracedPass, tolerance: float
 ) -> Iterator[tuple[int, Bool[Tensor, "prompt head query key"]]]:
     """Find layers whose scores differ between two passes.
 
@@ -212,7 +214,7 @@ def differing_scores(
             yield layer, differs
 
 
-def first_difference(found: Pass, wanted: Pass, tolerance: float) -> str:
+def first_difference(found: TracedPass, wanted: TracedPass, tolerance: float) -> str:
     """Say where two passes first differ.
 
     Args:

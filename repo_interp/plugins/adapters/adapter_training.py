@@ -18,11 +18,11 @@ from repo_interp.checkpoint_files.fields import Base
 from repo_interp.checkpoint_files.position_layout import OURS
 from repo_interp.checkpoint_files.stored import ADAPTER
 from repo_interp.errors import InputError
-from repo_interp.models.adapters import CONFIGURATION, POSITIONED, PREFIX
 from repo_interp.models.configuration import written_configuration
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.scheme_parts import PARTS
 from repo_interp.models.tables import TABLE
+from repo_interp.plugins.adapters.adapters import CONFIGURATION, POSITIONED, PREFIX
 from repo_interp.storage.files import replace_whole, write_text
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

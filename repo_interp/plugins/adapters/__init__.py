@@ -1,0 +1,1 @@
+"""Adapters: small changes of a base checkpoint, loaded, merged, trained and saved."""

@@ -1,0 +1,1 @@
+"""Text parts of larger models."""
