@@ -1,5 +1,6 @@
-"""One bar over the steps of long work, or lines without a terminal: about every ten seconds at
-first, then whenever a tenth of the time so far has passed.
+"""One bar over the steps of long work; without a terminal, a line now and then.
+
+A line comes about every ten seconds at first, then whenever a tenth of the time so far has passed.
 
 with steps(console) as step:
     step("observing layers", 3, 60)      step 3 of 60

@@ -492,7 +492,7 @@ def test_every_plugin_has_a_readme_of_a_screen_and_tests():
 
 
 DOORS = {
-    "analysis/analyze.py": (104, 103_800),
+    "analysis/analyze.py": (104, 104_000),
     "models/load.py": (70, 69_000),
     "measures/patterns.py": (21, 25_600),
     "plots/views/patterns.py": (33, 34_700),
