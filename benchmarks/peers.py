@@ -312,13 +312,8 @@ def _saliency(model: Any, tokens: list[int]) -> Numbers:
 
 def _tolerance(model: Any, tokens: list[int]) -> Numbers:
     from benchmarks.experiment_scripts import tolerance
-    from repo_interp.plugins.lengths.perturbation import (
-        GAMMAS,
-        L_MAX,
-        PAPER_KINDS,
-        offset,
-        transposed,
-    )
+    from repo_interp.plugins.lengths.disturbance import offset, transposed
+    from repo_interp.plugins.lengths.perturbation import GAMMAS, L_MAX, PAPER_KINDS
 
     points = [*product(PAPER_KINDS, GAMMAS[1:], L_MAX)]
     draw = dict.fromkeys(PAPER_KINDS, transposed) | {"position_offset": offset}

@@ -42,7 +42,7 @@ from position_papers.training.configuration import TrainingConfiguration
 from position_papers.zoo_directory import DIRECTORY
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
-from repo_interp.plugins.lengths import perturbation
+from repo_interp.plugins.lengths import disturbance, perturbation
 from repo_interp.tasks import Prompt, Task, make_task
 
 LENGTH = 32
@@ -259,8 +259,8 @@ def test_accuracy_is_that_of_the_targets_that_no_move_touched(made):
     model, prompts = load_model(rope.path, "cpu"), prompts_of(rope, options)
     for draw in range(options.draws):
         places = tuple(range(len(as_decoder(model).layers)))
-        moves = perturbation.Disturbance(*point, places, "range", options.seed + 1 + draw)
-        changed, _, moved = perturbation.disturbed(
+        moves = disturbance.Disturbance(*point, places, "range", options.seed + 1 + draw)
+        changed, _, moved = disturbance.disturbed(
             as_decoder(model), prompts, range(len(prompts)), moves
         )
         right = {"accuracy": [], "accuracy_before": []}

@@ -33,13 +33,8 @@ from position_papers.position_generalization.measured import (
 from repo_interp.experiments.responses import forced_responses
 from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
-from repo_interp.plugins.lengths.perturbation import (
-    PAPER_KINDS,
-    Disturbance,
-    Kind,
-    Perturbation,
-    answers_at,
-)
+from repo_interp.plugins.lengths.disturbance import Disturbance, Kind
+from repo_interp.plugins.lengths.perturbation import PAPER_KINDS, Perturbation, answers_at
 from repo_interp.tasks import Prompt, Response, digest
 from repo_interp.tasks.task import Scoring
 

@@ -19,14 +19,14 @@ from repo_interp.experiments.responses import forced_responses
 from repo_interp.interventions import exchanged_keys, moved_keys
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plugins.lengths import perturbation
-from repo_interp.plugins.lengths.perturbation import (
+from repo_interp.plugins.lengths.disturbance import (
     KINDS,
     Disturbance,
-    Perturbation,
     disturbed,
     offset,
     transposed,
 )
+from repo_interp.plugins.lengths.perturbation import Perturbation
 from repo_interp.tasks import make_task
 
 TASK = make_task("reversal", longest=6)
