@@ -50,7 +50,7 @@ from repo_interp.run import KEPT, checked_group, make_run, require_name
 from repo_interp.runtime import processes
 from repo_interp.runtime.console import Console
 from repo_interp.runtime.processes import from_first
-from repo_interp.runtime.progress import steps
+from repo_interp.runtime.progress import Step, steps
 from repo_interp.storage.store import Progress, Store
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Task
@@ -121,8 +121,22 @@ def analyze(
     with ExitStack() as shown:
         if progress is None and experiment_progress is None:
             step = shown.enter_context(steps(Console(stderr=True)))
-            progress, experiment_progress = partial(step, "observing layers"), step
+            progress, experiment_progress = partial(layers_step, step), step
         return execute(job, store, store_every, progress, experiment_progress, finished=finished)
+
+
+def layers_step(step: Step, done: int, total: int) -> None:
+    """Report layers observed, and after the last that measures conclude, which may take minutes.
+
+    Args:
+        step: Function of `steps`.
+        done: Layers observed so far.
+        total: Layers in all.
+    """
+    if done < total:
+        step("observing layers", done, total)
+    else:
+        step("concluding measures")
 
 
 def execute(
@@ -338,8 +352,9 @@ def _run_experiment(
     name, parameters = plan.experiment.name, parameter_attributes(plan.experiment.parameters)
     source = called(EXPERIMENTS, name)
     if progress is not None:
-        # Its first point may take minutes, under the name of the step before
-        progress(name, 0, len(plan.passes))
+        # Its first point may take minutes, under the name of the step before; how many there are
+        # is only known to it
+        progress(name, 0, 0)
     groups = plan.run(
         job.batch_size if isinstance(job.batch_size, int) else 1,
         store.part(name),

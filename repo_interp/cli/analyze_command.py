@@ -395,7 +395,7 @@ def _announce(console: Console, name: str, job: Job) -> None:
 
 def _execute(job: Job, results: Results, step: Step, attributes: dict[str, str]) -> xr.DataTree:
     """Return the run, written to `results`."""
-    from repo_interp.analysis.analyze import execute
+    from repo_interp.analysis.analyze import execute, layers_step
     from repo_interp.analysis.notes import Remark
     from repo_interp.cli.results import KEEP_EVERY
 
@@ -410,7 +410,7 @@ def _execute(job: Job, results: Results, step: Step, attributes: dict[str, str])
                 job,
                 results.store,
                 KEEP_EVERY,
-                partial(step, "observing layers"),
+                partial(layers_step, step),
                 experiment_progress=step,
                 finished=write,
             )

@@ -1,4 +1,6 @@
-"""One bar over the steps of long work, or lines about every ten seconds without a terminal.
+"""One bar over the steps of long work; without a terminal, a line now and then.
+
+A line comes about every ten seconds at first, then whenever a tenth of the time so far has passed.
 
 with steps(console) as step:
     step("observing layers", 3, 60)      step 3 of 60
@@ -21,7 +23,9 @@ from repo_interp.runtime.console import Console
 from repo_interp.values import duration
 
 FIRST, EVERY = 1.5, 10.0
-"""Seconds until the first plain line, and between the others."""
+"""Seconds until the first plain line, and at least between the others."""
+STILL = 6
+"""Lines that are left out where nothing has changed since the last one."""
 
 _showing: ContextVar[bool] = ContextVar("showing", default=False)
 Step = Callable[..., None]
@@ -36,7 +40,7 @@ def steps(console: Console, every: float = EVERY) -> Iterator[Step]:
 
     Args:
         console: Where the bar is drawn.
-        every: Seconds between lines where there is no terminal.
+        every: Seconds between lines where there is no terminal, at the beginning.
 
     Yields:
         Function that takes the name of the step, the count that is done, the total, and further
@@ -71,11 +75,12 @@ def _bar(console: Console) -> Iterator[Step]:
         def step(
             name: str, done: int | None = None, total: int | None = None, text: str = ""
         ) -> None:
-            nonlocal current
+            nonlocal bar, current
             if name != current:  # the time that remains is that of this step
-                progress.reset(bar, description=name, total=total, completed=0, count="")
-                current = name
-            progress.update(bar, completed=done, total=total, count=f"{_count(done, total)} {text}")
+                progress.remove_task(bar)
+                bar, current = progress.add_task(name, total=total or None, count=""), name
+            count = f"{_count(done, total)} {text}"
+            progress.update(bar, completed=done, total=total or None, count=count)
 
         yield step
 
@@ -85,31 +90,37 @@ def _lines(every: float) -> Iterator[Step]:
     """Write lines from a thread: one operation may take longer than ten seconds."""
     lock, ended = Lock(), Event()
     name, done, total, text, first = "working", None, None, "", 0
-    begun = since = time.monotonic()
+    begun = since = at = time.monotonic()
 
     def step(
         current: str, so_far: int | None = None, in_all: int | None = None, more: str = ""
     ) -> None:
-        nonlocal name, done, total, text, since, first
+        nonlocal name, done, total, text, since, first, at
         with lock:
             # Time left is estimated within a step, as steps differ in speed, and by items done
             # now: resumed work begins with others done already.
             if current != name:
                 since, first = time.monotonic(), so_far or 0
+            at = time.monotonic()
             name, done, total, text = current, so_far, in_all, more
 
     def write_lines() -> None:
-        pause = min(FIRST, every)
+        pause, said, silent = min(FIRST, every), "", 0
         # wait returns at once when the work ends, so no line is late.
         while not ended.wait(pause):
-            pause = every
             now = time.monotonic()
+            pause = max(every, (now - begun) / 10)
             with lock:
                 line = " ".join(filter(None, (name, _count(done, total), text)))
+                if line == said and silent < STILL:
+                    silent += 1
+                    continue
+                said, silent = line, 0
                 if done and total:
                     line += f" ({100 * done // total} %)"
-                    if first < done < total:
-                        left = (now - since) * (total - done) / (done - first)
+                    # By the time of the last item: while one is worked on, less is left, not more
+                    left = (at - since) * (total - done) / max(1, done - first) - (now - at)
+                    if first < done < total and left > 0:
                         line += f", about {duration(left)} left"
                 line += f", {duration(now - begun)} so far"
             sys.stderr.write(f"{line}\n")
@@ -126,4 +137,4 @@ def _lines(every: float) -> Iterator[Step]:
 
 
 def _count(done: int | None, total: int | None) -> str:
-    return "" if done is None or total is None else f"{done:,}/{total:,}"
+    return "" if done is None or not total else f"{done:,}/{total:,}"

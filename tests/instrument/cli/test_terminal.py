@@ -240,6 +240,15 @@ def test_without_a_terminal_a_line_says_what_is_being_done(capsys):
     assert {f"{words}, 1 s so far" for words in others} <= {*said}
 
 
+def test_without_a_terminal_a_line_that_says_nothing_new_is_rare(capsys):
+    """Found: "observing layers 300/300 (100 %)" twenty times, and ever more time left."""
+    work = [lambda step: step("effects", 0, 9), lambda step: step("effects", 1, 9)]
+    said = heard(capsys, [*work, *[lambda step: None] * 3])
+    assert 1 <= sum(line.startswith("effects 1/9 (11 %)") for line in said) <= 4
+    left = [int(one[1]) for line in said if (one := re.search(r"about (\d+) s left", line))]
+    assert left == sorted(left, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("written", "imported", "line"),
     [
