@@ -29,6 +29,7 @@ SCHEMES, TASKS = "repo_interp.schemes", "repo_interp.tasks"
 COMMANDS, CHECKPOINTS = "repo_interp.commands", "repo_interp.checkpoints"
 SUGGESTIONS = "repo_interp.suggestions"
 READERS, LOADERS = "repo_interp.readers", "repo_interp.loaders"
+ATTENTIONS = "repo_interp.attentions"
 
 OWN: Mapping[str, Mapping[str, str]] = {
     MEASURES: {
@@ -101,6 +102,8 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "kinds": "repo_interp.plugins.sources.kind_suggestions:kinds",
     },
     READERS: {"gguf": "repo_interp.plugins.gguf"},
+    # Called with a decoder whose attention modules do not call transformers' interface
+    ATTENTIONS: {"own": "repo_interp.plugins.own_attention.own_attention:use_interface"},
     # By the field of a `Checkpoint` that such checkpoints have
     LOADERS: {
         "base": "repo_interp.plugins.adapters.adapters",

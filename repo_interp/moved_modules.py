@@ -82,6 +82,7 @@ MOVED = {
     "models.batch_audit": "plugins.verify_batch.batch_audit",
     "models.direct_path": "plugins.paths.direct_path",
     "models.dumped_tables": "plugins.verify.dumped_tables",
+    "models.own_attention": "plugins.own_attention.own_attention",
     "models.scheme_audit": "plugins.verify_scheme.scheme_audit",
     "models.text_part": "plugins.text_parts.text_part",
     "plain_hdf5": "storage.plain_hdf5",

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from repo_interp.checkpoint_files.architectures import require_family
 from repo_interp.checkpoint_files.options import require_useful, scheme_options
+from repo_interp.entry_points import ATTENTIONS, find, names
 from repo_interp.errors import InputError, quoted, warn
 from repo_interp.models.attention import RepositionedAttention, cache_argument, remember_index
 from repo_interp.models.attention_modules import attends, attention_modules
@@ -201,9 +202,8 @@ def _rotations(decoder: Decoder) -> dict[Any, Rotation]:
         )
     # Importing the families that compute attention themselves takes a tenth of a second.
     if not any(attends(type(module)) for module in stack.modules()):
-        from repo_interp.models.own_attention import use_interface
-
-        use_interface(stack)
+        for name in names(ATTENTIONS):
+            find(ATTENTIONS, name)(stack)
     prober = Prober(stack)
     attending = list(attention_modules(stack))
     if sum(module in attending for block in decoder.blocks for module in block.modules()) > len(
