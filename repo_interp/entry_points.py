@@ -29,7 +29,7 @@ SCHEMES, TASKS = "repo_interp.schemes", "repo_interp.tasks"
 COMMANDS, CHECKPOINTS = "repo_interp.commands", "repo_interp.checkpoints"
 SUGGESTIONS = "repo_interp.suggestions"
 READERS, LOADERS = "repo_interp.readers", "repo_interp.loaders"
-ATTENTIONS = "repo_interp.attentions"
+ATTENTIONS, PLACEMENTS = "repo_interp.attentions", "repo_interp.placements"
 
 OWN: Mapping[str, Mapping[str, str]] = {
     MEASURES: {
@@ -104,6 +104,8 @@ OWN: Mapping[str, Mapping[str, str]] = {
     READERS: {"gguf": "repo_interp.plugins.gguf"},
     # Called with a decoder whose attention modules do not call transformers' interface
     ATTENTIONS: {"own": "repo_interp.plugins.own_attention.own_attention:use_interface"},
+    # By the option of `load_model` that asks for it
+    PLACEMENTS: {"device_map": "repo_interp.plugins.placement.dispatch"},
     # By the field of a `Checkpoint` that such checkpoints have
     LOADERS: {
         "base": "repo_interp.plugins.adapters.adapters",

@@ -81,6 +81,7 @@ MOVED = {
     "models.batch_arguments": "plugins.verify_batch.batch_arguments",
     "models.batch_audit": "plugins.verify_batch.batch_audit",
     "models.direct_path": "plugins.paths.direct_path",
+    "models.dispatch": "plugins.placement.dispatch",
     "models.dumped_tables": "plugins.verify.dumped_tables",
     "models.own_attention": "plugins.own_attention.own_attention",
     "models.scheme_audit": "plugins.verify_scheme.scheme_audit",

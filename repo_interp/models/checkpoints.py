@@ -51,7 +51,7 @@ from repo_interp.checkpoint_files.weights import (
     loaded_by_transformers,
     read_weights,
 )
-from repo_interp.entry_points import LOADERS, find, names
+from repo_interp.entry_points import LOADERS, PLACEMENTS, find, names
 from repo_interp.errors import InputError, as_input_errors, one_line, quoted
 from repo_interp.models.configuration import (
     RepositionedConfig,
@@ -60,12 +60,6 @@ from repo_interp.models.configuration import (
     scaled_configuration,
 )
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.dispatch import (
-    DeviceMap,
-    MostMemory,
-    device_of_weights,
-    dispatch,
-)
 from repo_interp.models.precision import float32_by_default
 from repo_interp.models.reposition import (
     reposition,  # noqa: F401 - `ri.reposition` is found here
@@ -74,6 +68,11 @@ from repo_interp.models.reposition import (
 from repo_interp.models.repositioned_config import REGISTER, own_layout_of, stock_config
 from repo_interp.positions.layouts import format_layout
 from repo_interp.storage.records import validate
+
+DeviceMap = str | Mapping[str, str | int]
+"""`auto`, or a device for every part of the model by the name of its module."""
+MostMemory = Mapping[str | int, str | int]
+"""Bytes, or a text such as "20GiB", by device: the number of an accelerator, or "cpu"."""
 
 
 class LoadOptions(TypedDict, total=False):
@@ -124,7 +123,7 @@ def load_model(
         rope_scaling: Replaces how frequencies are scaled, such as {"rope_type": "yarn", "factor":
             2.0, "original_max_position_embeddings": 4096}, in every layer that rotates; None: as
             configured.
-        device_map: "auto", or a device for every module, instead of `device` (`models.dispatch`).
+        device_map: "auto", or a device for every module, instead of `device` (`plugins.placement`).
         most_memory: Largest memory by device, with `device_map`.
         positions_dtype: Precision of the maps that assign positions, and of positions; None:
             `dtype`.
@@ -167,8 +166,9 @@ def load_model(
         loaded = loaded_by_transformers(checkpoint.directory, config, precision, **placement)
         return ready_model(with_layout(loaded, None), generation)
     places: dict[str, Any] = dict.fromkeys(stored, place)
-    if device_map is not None:
-        places = device_of_weights(model, device_map, most_memory, precision)
+    placing = None if device_map is None else find(PLACEMENTS, "device_map")
+    if placing is not None:
+        places = placing.device_of_weights(model, device_map, most_memory, precision)
     # Maps of positions may have a higher precision than other weights. Frequencies, learned or not,
     # in half precision would give wrong angles at long distances.
     decoder, values = as_decoder(model), {}
@@ -188,7 +188,10 @@ def load_model(
     model.tie_weights()
     # Otherwise it would state the precision of the files.
     model.config.dtype = precision
-    model = model.to(place) if device_map is None else dispatch(model, stored, places, precision)  # pyright: ignore[reportArgumentType]
+    if placing is None:
+        model = model.to(place)  # pyright: ignore[reportArgumentType]
+    else:
+        model = placing.dispatch(model, stored, places, precision)
     return ready_model(model, generation)
 
 

@@ -493,7 +493,7 @@ def test_every_plugin_has_a_readme_of_a_screen_and_tests():
 
 DOORS = {
     "analysis/analyze.py": (104, 102_300),
-    "models/load.py": (69, 66_150),
+    "models/load.py": (68, 65_450),
     "measures/patterns.py": (21, 25_000),
     "plots/views/patterns.py": (33, 34_000),
     "plots/pages/report.py": (42, 42_800),

@@ -25,12 +25,9 @@ from transformers import PreTrainedModel
 from repo_interp.checkpoint_files.architectures import tied_parameters
 from repo_interp.checkpoint_files.stored import StoredWeight
 from repo_interp.errors import InputError, quoted
+from repo_interp.models.checkpoints import DeviceMap, MostMemory
 from repo_interp.models.decoder import as_decoder
 
-DeviceMap = str | Mapping[str, str | int]
-"""`auto`, or a device for every part of the model by the name of its module."""
-MostMemory = Mapping[str | int, str | int]
-"""Bytes, or a text such as "20GiB", by device: the number of an accelerator, or "cpu"."""
 _OFFLOADED = ("cpu", "disk")
 
 

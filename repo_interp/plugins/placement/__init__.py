@@ -1,0 +1,1 @@
+"""Models that are larger than a device."""
