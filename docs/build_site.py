@@ -32,7 +32,11 @@ GROUPS = {
     "Prompts": ("repo_interp.tasks", "repo_interp.analysis.coercion"),
     "Change a model": ("repo_interp.interventions",),
     "Score": ("repo_interp.analysis.score", "repo_interp.plugins.results.failing_cell"),
-    "During training": ("repo_interp.plugins.training.training",),
+    "During training": (
+        "repo_interp.plugins.training.training",
+        "repo_interp.plugins.training.measured_step",
+        "repo_interp.plugins.training.scalars",
+    ),
     "Runs": (
         "repo_interp.run",
         "repo_interp.comparison",

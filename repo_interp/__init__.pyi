@@ -47,9 +47,9 @@ from .plugins.probe.position_probe import position_probe as position_probe
 from .plugins.results.failing_cell import explain_cell as explain_cell
 from .plugins.reuse.reuse_by_head import reuse_cost_by_head as reuse_cost_by_head
 from .plugins.reuse.reuse_cost import reuse_cost as reuse_cost
+from .plugins.training.measured_step import measure_step as measure_step
+from .plugins.training.scalars import training_scalars as training_scalars
 from .plugins.training.training import PositionsCallback as PositionsCallback
-from .plugins.training.training import measure_step as measure_step
-from .plugins.training.training import training_scalars as training_scalars
 from .plugins.verify.audit import verify as verify
 from .plugins.verify_batch.batch_audit import verify_batch as verify_batch
 from .plugins.verify_cache.cache_audit import verify_cache as verify_cache

@@ -10,9 +10,7 @@ objects.
 
 from __future__ import annotations
 
-import os
 import re
-import traceback
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint
@@ -176,7 +174,7 @@ def find(group: str, name: str) -> Any:
     if len(points) > 1:
         packages = " and ".join(sorted(package_of(point) for point in points))
         raise InputError(
-            f"the {_kind(group)} {name!r} is given by {packages}; uninstall one of them"
+            f"the {kind_of(group)} {name!r} is given by {packages}; uninstall one of them"
         )
     try:
         return points[0].load()
@@ -208,7 +206,7 @@ def require_names(group: str, given: Iterable[str], *more: str) -> None:
         known = (*more, *names(group))
         if not isinstance(name, str) or name not in known:
             raise InputError(
-                f"there is no {_kind(group)} {quoted(name)}; "
+                f"there is no {kind_of(group)} {quoted(name)}; "
                 f"{nearest(str(name), known)}there are "
                 f"{', '.join(known)}"
             )
@@ -226,7 +224,7 @@ def require_once(group: str, given: Sequence[str]) -> None:
     """
     twice = [name for place, name in enumerate(given) if name in given[:place]]
     if twice:
-        raise InputError(f"the {_kind(group)} {twice[0]!r} was asked for twice; name it once")
+        raise InputError(f"the {kind_of(group)} {twice[0]!r} was asked for twice; name it once")
 
 
 def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> Any:
@@ -275,7 +273,7 @@ def called(group: str, name: str) -> str:
     Returns:
         Kind, name, and the package where that is another.
     """
-    return f"the {_kind(group)} {name!r}{given_by(group, name)}"
+    return f"the {kind_of(group)} {name!r}{given_by(group, name)}"
 
 
 def given_by(group: str, name: str) -> str:
@@ -296,45 +294,15 @@ def given_by(group: str, name: str) -> str:
     return f" of the package {package_of(others[0])}"
 
 
-def failure_of(error: BaseException) -> str | None:
-    """Describe a failure in the code of another package.
+def kind_of(group: str) -> str:
+    """Return what a group has, for messages.
 
     Args:
-        error: An error with its traceback.
+        group: Group of entry points, such as "repo_interp.measures".
 
     Returns:
-        Package, place and reason; None where no such code was called.
+        One of its kind in words, such as "measure".
     """
-    owners = {
-        point.module.partition(".")[0]: _owner(group, point)
-        for group in OWN
-        for point in installed_points(group)
-    }
-    # Entry points may refer to our package; our bugs keep their traceback.
-    of_ours = __name__.partition(".")[0]
-    # From the innermost frame outwards: the deepest code of another package is at fault.
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package in owners and package != of_ours:
-            place = (
-                f"{os.path.basename(frame.f_code.co_filename)}, line {line}, in "
-                f"{frame.f_code.co_name}"
-            )
-            reason = one_line(f"{type(error).__name__}: {error}", 200)
-            owner, remedy = owners[package]
-            return f"code of the {owner} failed ({place}): {reason}; {remedy}"
-    return None
-
-
-def _owner(group: str, point: EntryPoint | RegisteredPoint) -> tuple[str, str]:
-    """The owner of an entry point's code, and a remedy."""
-    if isinstance(point, RegisteredPoint):
-        return f"{_kind(group)} {point.name!r}", "fix it"
-    return f"package {package_of(point)}", "fix or uninstall it"
-
-
-def _kind(group: str) -> str:
-    # "repo_interp.measures" -> "measure", for messages
     return group.rpartition(".")[2].removesuffix("s")
 
 

@@ -1,7 +1,6 @@
-"""Values from outside: types and ranges stated once, text as values, and every refusal as one line.
+"""Values from outside: types and ranges stated once, and every refusal as one line.
 
     epsilon: Annotated[float, Interval(ge=0, le=1e6)] = 0.2      type and range of a field
-    "0.1,0.2" as tuple[float, ...] -> (0.1, 0.2)        95 seconds -> "2 min"        NaN -> None
 
 Ranges use `annotated_types`, and pydantic checks them; this module writes the errors, for options.
 No number is NaN or infinite. This module knows nothing about the meaning of values.
@@ -11,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from types import NoneType, UnionType
@@ -21,7 +19,6 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -35,8 +32,6 @@ from repo_interp.errors import InputError, quoted
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from pydantic import TypeAdapter
-
-Options = TypeVar("Options", bound="DataclassInstance")
 
 Count = Annotated[int, Interval(ge=1, le=1_000_000)]
 """How many of something, at least one."""
@@ -53,50 +48,6 @@ Finite = Annotated[float, Interval(ge=-1e9, le=1e9)]
 PositiveOrZero = Annotated[float, Interval(ge=0, le=1e9)]
 _SHOWN = 80
 """Characters of a value in a message."""
-
-
-def value_of(text: str, kind: Any, name: str) -> Any:
-    """Convert text to a value of a type.
-
-    Args:
-        text: Items of a tuple are separated by commas, and "3-7" are the whole numbers from 3 to 7;
-            "none" is None if `kind` allows it.
-        kind: Type with its range.
-        name: Name of the option, for the message.
-
-    Returns:
-        The value.
-
-    Raises:
-        InputError: The text is of another type, or out of range.
-    """
-    from pydantic import ValidationError
-
-    # Before the type is checked: "none" would pass as a word.
-    if _may_be_none(kind) and text.strip().lower() == "none":
-        return None
-    is_tuple = get_origin(_bare(kind)) is tuple
-    parsed = _items(text, _bare(get_args(_bare(kind))[0]) is int) if is_tuple else text.strip()
-    try:
-        # Not strict: "3" becomes 3, as text of a command line needs.
-        return adapter(_without_none(kind), strict=False).validate_python(parsed)
-    except ValidationError:
-        raise InputError(f"{name}={shortened(text)}: wanted {in_words(kind)}") from None
-
-
-def _items(text: str, whole: bool) -> tuple[str | int, ...]:
-    """The items between commas; a range of whole numbers is expanded."""
-    items: list[str | int] = []
-    for part in filter(None, map(str.strip, text.split(","))):
-        first, dash, last = part.partition("-")
-        bounds = (first.strip(), last.strip())
-        # Short numbers only, so that a range cannot become a list of billions
-        if whole and dash and all(re.fullmatch("[0-9]{1,5}", bound) for bound in bounds):
-            numbers = range(int(bounds[0]), int(bounds[1]) + 1)
-            items += numbers or [part]  # a range that runs backwards is refused as it is
-        else:
-            items.append(part)
-    return tuple(items)
 
 
 def checked(value: Any, kind: Any, name: str) -> Any:
@@ -133,7 +84,7 @@ def check_fields(options: DataclassInstance, called: str = "") -> None:
     Raises:
         InputError: A field does not hold.
     """
-    kinds = _kinds(type(options))
+    kinds = field_kinds(type(options))
     for field in dataclasses.fields(options):
         # Fields whose types are unknown here, such as those of another package, pass.
         if field.init and field.name in kinds:
@@ -146,64 +97,6 @@ def check_fields(options: DataclassInstance, called: str = "") -> None:
                 object.__setattr__(options, field.name, value)
 
 
-def field_value(
-    options: Any, name: str, text: str, called: str, fixed: Collection[str] = ()
-) -> Any:
-    """Convert text to a value of a field.
-
-    Args:
-        options: A dataclass, or an instance.
-        name: Name of the field.
-        text: The text.
-        called: Name that the user has for `options`.
-        fixed: Fields that cannot be set.
-
-    Returns:
-        The value.
-
-    Raises:
-        InputError: There is no such field, or the text is of another type.
-    """
-    fields = dataclasses.fields(options) if dataclasses.is_dataclass(options) else ()
-    known = [field.name for field in fields if field.init and field.name not in fixed]
-    if name not in known:
-        raise InputError(
-            f"{called} has no option {quoted(name)}; it has {', '.join(known) or 'none'}"
-        )
-    return value_of(
-        text,
-        # A class, or one of its instances
-        _kinds(options if isinstance(options, type) else type(options))[name],
-        f"{called}.{name}",
-    )
-
-
-def with_field(
-    options: Options, name: str, text: str, called: str, fixed: Collection[str] = ()
-) -> Options:
-    """Replace a field of a dataclass by text.
-
-    Args:
-        options: The dataclass.
-        name: Name of the field.
-        text: The text.
-        called: Name that the user has for `options`.
-        fixed: Fields that cannot be set.
-
-    Returns:
-        A new dataclass.
-
-    Raises:
-        InputError: As `field_value`, or `options` refuses the value.
-    """
-    value = field_value(options, name, text, called, fixed)
-    try:
-        # replace runs __post_init__, which may refuse the value.
-        return dataclasses.replace(options, **{name: value})
-    except ValueError as error:
-        raise InputError(f"{called}.{name}={shortened(text)}: {error}") from None
-
-
 def in_words(kind: Any) -> str:
     """Describe a type and its range: "a whole number from 1 on", "a word or none".
 
@@ -214,15 +107,15 @@ def in_words(kind: Any) -> str:
         The words.
     """
     # Types with None are described without it first, so that "or none" is at the end.
-    if _may_be_none(kind):
-        return f"{in_words(_without_none(kind))} or none"
+    if may_be_none(kind):
+        return f"{in_words(without_none(kind))} or none"
     fewest = (
         any(isinstance(part, MinLen) for part in get_args(kind)[1:])
         if _is_annotated(kind)
         else False
     )
     # Bounds belong to the annotation, the rest to the type inside.
-    bounds, kind = _bounds(kind), _bare(kind)
+    bounds, kind = _bounds(kind), bare_type(kind)
     if get_origin(kind) is tuple:
         return (
             _several(get_args(kind)[0])
@@ -280,51 +173,16 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def json_number(value: float, digits: int = 6) -> float | None:
-    """Round a number for JSON.
-
-    Args:
-        value: The number.
-        digits: Significant digits.
-
-    Returns:
-        The number; None for NaN and infinities.
-    """
-    # Rounded for size: a page holds thousands of such numbers.
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
-
-
-def as_json(value: Any) -> Any:
-    """Return a value as JSON has it.
-
-    Args:
-        value: Mappings, lists and arrays of numbers and texts.
-
-    Returns:
-        Dictionaries and lists of Python's numbers; None for NaN and infinities.
-    """
-    # JSON has no NaN, and `JSON.parse` in a browser refuses Python's spelling of it.
-    if getattr(getattr(value, "dtype", None), "kind", "") == "f":
-        # Here, since `--help` loads this module
-        import numpy as np
-
-        finite: Any = np.isfinite(value)
-        if finite.all():
-            return value.tolist()
-        numbers = value.astype(object)
-        numbers[~finite] = None
-        return numbers.tolist()
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, Mapping):
-        return {str(name): as_json(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 @cache
-def _kinds(options: type) -> dict[str, Any]:
-    """Types and ranges of the fields of a dataclass; empty where names of types are unknown."""
+def field_kinds(options: type) -> dict[str, Any]:
+    """Return the types and ranges of the fields of a dataclass.
+
+    Args:
+        options: The class.
+
+    Returns:
+        Types by field; empty where names of types are unknown.
+    """
     try:
         return get_type_hints(options, include_extras=True)
     # Names that are imported for type checkers only do not exist here.
@@ -368,7 +226,7 @@ def _as_python(value: Any) -> Any:
 
 
 def _several(kind: Any) -> str:
-    bounds, bare = _bounds(kind), _bare(kind)
+    bounds, bare = _bounds(kind), bare_type(kind)
     if get_origin(bare) is Literal:
         return f"some of {', '.join(map(str, get_args(bare)))}"
     return {int: "whole numbers", float: "numbers"}.get(bare, "words") + bounds
@@ -407,19 +265,41 @@ def _is_annotated(kind: Any) -> bool:
     return get_origin(kind) is Annotated
 
 
-def _may_be_none(kind: Any) -> bool:
+def may_be_none(kind: Any) -> bool:
+    """Tell whether a type allows None.
+
+    Args:
+        kind: Type with its range.
+
+    Returns:
+        Whether it is a union with None.
+    """
     return get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind)
 
 
-def _without_none(kind: Any) -> Any:
-    """`int | None` -> `int`; any other type as it is."""
-    if not _may_be_none(kind):
+def without_none(kind: Any) -> Any:
+    """Return `int` for `int | None`, any other type as it is.
+
+    Args:
+        kind: Type with its range.
+
+    Returns:
+        The type without None.
+    """
+    if not may_be_none(kind):
         return kind
     # A union of one member is that member.
     return Union[tuple(member for member in get_args(kind) if member is not NoneType)]  # noqa: UP007
 
 
-def _bare(kind: Any) -> Any:
-    """A type without None and without its range."""
-    kind = _without_none(kind)
+def bare_type(kind: Any) -> Any:
+    """Return a type without None and without its range.
+
+    Args:
+        kind: Type with its range.
+
+    Returns:
+        The type.
+    """
+    kind = without_none(kind)
     return get_args(kind)[0] if _is_annotated(kind) else kind

@@ -19,7 +19,7 @@ from repo_interp.errors import InputError
 from repo_interp.storage.files import cache_directory, digest_of, write_text
 
 KEPT = 2**26
-"""Bytes of weights from which on a digest is kept: hashing them takes a twentieth of a second."""
+"""Least bytes of weights for which a digest is kept: hashing them takes a twentieth of a second."""
 SETTLED = 2 * 10**9
 """Nanoseconds since a file was last written to, from which on its digest is kept."""
 
@@ -44,7 +44,7 @@ def checkpoint_digest(directory: Path) -> str:
         return digest_of(config, *files)
     try:
         kept = cache_directory() / "digests" / digest_of(config, repr(before).encode())
-    except InputError:  # no home
+    except InputError:  # There is no home directory
         return digest_of(config, *files)
     with suppress(OSError, ValueError):
         found = kept.read_text(encoding="ascii")
@@ -52,7 +52,7 @@ def checkpoint_digest(directory: Path) -> str:
             return found
     digest = digest_of(config, *files)
     if _states(files) == before:
-        with suppress(OSError):  # a full or read-only disk
+        with suppress(OSError):  # The disk is full or read-only
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_text(kept, digest)
     return digest

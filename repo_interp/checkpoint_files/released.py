@@ -33,7 +33,7 @@ _KEYS = (
         for key in ("start_layer", "layer_ids")
     ),
     "dynamic_pe_init_pdrop",
-    "dynamic_pe_dropout_anneal_step",  # of training alone
+    "dynamic_pe_dropout_anneal_step",  # Used by training alone
 )
 
 

@@ -110,7 +110,7 @@ def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: A
     raw = text_keys(whole, file)
     # A message about a key must name the object that holds it.
     source = file if raw is whole else f"{file}, text_config"
-    # first, because other keys of another family may mean something else
+    # First, since keys of another family may mean something else
     plain = plain_keys(raw, source)
     base = validate(raw, Fields, source).adapter
     if base is None and (directory / _ADAPTER).is_file():
@@ -268,7 +268,7 @@ def base_directory(adapter: Path, base: Base) -> Path:
 
 @contextmanager
 def _on_top_of(adapter: Path, base: Base) -> Iterator[None]:
-    """Say of an InputError which adapter asks for the base."""
+    """Name the adapter in an InputError about its base."""
     try:
         yield
     except InputError as error:
@@ -309,7 +309,7 @@ def stated(directory: Path) -> dict[str, Any]:
         InputError: There is no config.json, or it is no object.
     """
     file = directory / "config.json"
-    # Before the missing config.json is reported, since its remedy would be the wrong one.
+    # Checked first: the message about a missing config.json would suggest the wrong fix.
     if not file.exists() and (directory / _ADAPTER).is_file():
         raise InputError(
             f"{directory} is an adapter of peft, no whole checkpoint; load it with peft, and "
@@ -397,7 +397,7 @@ def light_config(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
 
 
 def require_keys(raw: Mapping[str, Any], source: str) -> None:
-    """Hold the keys of a decoder to the types and ranges of `Fields`, by whatever names it has.
+    """Check the keys of a decoder, under any of their names, by the types and ranges of `Fields`.
 
     Args:
         raw: Keys of config.json; its `model_type` is a decoder's.
@@ -413,7 +413,7 @@ def require_keys(raw: Mapping[str, Any], source: str) -> None:
 
 
 def require_decoder(raw: Mapping[str, Any], config: Any, source: str) -> None:
-    """Refuse keys that fit their types and ranges, but not one another.
+    """Refuse keys that contradict one another.
 
     Args:
         raw: Keys of config.json.
@@ -503,7 +503,7 @@ def _defaults(raw: Mapping[str, Any], config: Any) -> dict[str, float]:
     defaults = {
         name: theta
         for name, theta in _thetas(config).items()
-        # A base that stands nowhere in the file is transformers' own.
+        # A base that the file does not state is transformers' default.
         if theta is not None and theta not in thetas
     }
     if not set(LENGTHS) & raw.keys() and hasattr(config, "max_position_embeddings"):

@@ -35,7 +35,7 @@ ADAPTER = "adapter_model.safetensors"
 
 
 def _beside(name: str) -> str:
-    # A path in an index could name any file of this machine.
+    # A path in an index could name any file of the machine.
     if (
         os.path.basename(name) != name
         or not name.endswith(".safetensors")

@@ -109,7 +109,7 @@ def is_converted(model: PreTrainedModel, directory: Path) -> bool:
     Returns:
         Whether names or shapes in the files are not those of `model`.
     """
-    # refuses other than floating point
+    # Refuses types that are not floating point
     keys = {weight.key for weight in stored_weights(directory)}
     # Without a name in common transformers knows them by another prefix.
     return (
@@ -174,7 +174,7 @@ def loaded_by_transformers(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' bars and tables out of what a command shows."""
+    """Hide transformers' progress bars and tables."""
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -289,7 +289,7 @@ def _read(weight: StoredWeight, device: torch.device, dtype: torch.dtype, memory
             if bytes_read != part.numel() * part.dtype.itemsize:
                 raise _cut_off(weight)
             smallest, largest = require_finite_weight(part, weight.key, weight.file.parent)
-            # Cast to a narrower dtype, such numbers would become infinite without a word.
+            # A cast to a narrower dtype would silently make such numbers infinite.
             if max(-float(smallest), float(largest)) > torch.finfo(dtype).max:
                 raise InputError(
                     f"{weight.file.parent}: {weight.key} holds values too large for {dtype}; "

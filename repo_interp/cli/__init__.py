@@ -24,10 +24,10 @@ from threading import Timer
 from typing import Any, NoReturn
 
 from repo_interp import __version__
-from repo_interp.entry_points import COMMANDS, OWN, called, failure_of, find, names
+from repo_interp.entry_points import COMMANDS, OWN, called, find, names
 from repo_interp.errors import InputError, Note, one_line, shown_as
 from repo_interp.runtime import processes
-from repo_interp.runtime.failures import is_out_of_memory
+from repo_interp.runtime.failures import failure_of, is_out_of_memory
 from repo_interp.runtime.interruptible import abandoned
 
 SILENCE = 1.0

@@ -16,7 +16,8 @@ from annotated_types import Interval
 
 from repo_interp.errors import InputError
 from repo_interp.installed_points import installed_points
-from repo_interp.values import Count, Seed, Tokens, field_value, in_words, shortened, value_of
+from repo_interp.runtime.option_texts import field_value, value_of
+from repo_interp.values import Count, Seed, Tokens, in_words, shortened
 
 _FORMATS = ("png", "svg", "pdf")
 """Equal to the formats of `plots.style`, which would import matplotlib."""

@@ -30,7 +30,8 @@ from repo_interp.cli.scheme_files import add_scheme_files, read_scheme_files
 from repo_interp.entry_points import TASKS, require_names
 from repo_interp.errors import InputError
 from repo_interp.runtime import processes
-from repo_interp.values import Count, value_of
+from repo_interp.runtime.option_texts import value_of
+from repo_interp.values import Count
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -51,10 +51,10 @@ from repo_interp.plots.marks.reading import described_prompts, ordered_spans, pr
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
 from repo_interp.plots.view_catalogue import view_of_heads
 from repo_interp.run import require_run
+from repo_interp.storage.json_values import as_json
 from repo_interp.storage.records import validate
 from repo_interp.tasks import Prompt, prompt_from_text
 from repo_interp.tasks.prompt import GENERATED, REST, main_span
-from repo_interp.values import as_json
 
 MOST_TOKENS = 8192
 """Tokens of a prompt."""

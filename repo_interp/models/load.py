@@ -21,11 +21,11 @@ from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
 from repo_interp.checkpoint_files.shipped import training_record, zoo_path
 from repo_interp.checkpoint_files.stated import Checkpoint, tokens_of
 from repo_interp.errors import warn
-from repo_interp.models.changes import remember_computation, remember_weights
 from repo_interp.models.checkpoints import LoadOptions, load_model, load_tokenizer
 from repo_interp.models.configuration import identify
 from repo_interp.models.decoder import Decoder, Origin, as_decoder
 from repo_interp.models.parity import require_parity
+from repo_interp.models.remembered import remember_computation, remember_weights
 from repo_interp.models.rescaling import IdleScaling, scaling_remark
 from repo_interp.models.tokenizing import set_tokenizer
 from repo_interp.runtime.collection import collection_paused

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from repo_interp.checkpoint_files.architectures import tied_parameters
-from repo_interp.models.changes import changes, fingerprints
+from repo_interp.models.changes import changes
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.offloading import parameter_value
+from repo_interp.models.remembered import fingerprints
 from repo_interp.models.rescaling import acting_scaling
 
 

@@ -28,11 +28,11 @@ from repo_interp.checkpoint_files.options import require_useful, scheme_options
 from repo_interp.errors import InputError, quoted, warn
 from repo_interp.models.attention import RepositionedAttention, cache_argument, remember_index
 from repo_interp.models.attention_modules import attends, attention_modules
-from repo_interp.models.changes import remember_scheme
 from repo_interp.models.decoder import Decoder, as_decoder, require_model
 from repo_interp.models.lasting import require_weights
 from repo_interp.models.offloading import stores_of
 from repo_interp.models.precision import float32_by_default
+from repo_interp.models.remembered import remember_scheme
 from repo_interp.models.repositioned_config import repositioned
 from repo_interp.models.rotation import (
     OF_TABLES,

@@ -20,7 +20,7 @@ _PLACES = {
     "plots.views.attention_mass": ("heads_ranked", "mass_by_span"),
     "plots.views.components": ("figures_of_components",),
     "plots.views.patterns": ("pattern_sensitivity", "pattern_shares"),
-    "plots.views.positions": ("position_grid", "position_lines"),
+    "plots.views.position_figures": ("position_grid", "position_lines"),
     "plots.views.ranges": ("position_ranges",),
     "plugins.causes.effects_view": ("effect_maps", "effects_of_sets"),
     "plugins.causes.saliency_view": ("heads_by_saliency", "saliency_text"),

@@ -15,8 +15,8 @@ from repo_interp.plots.views.attention_mass import mass_by_span as mass_by_span
 from repo_interp.plots.views.components import figures_of_components as figures_of_components
 from repo_interp.plots.views.patterns import pattern_sensitivity as pattern_sensitivity
 from repo_interp.plots.views.patterns import pattern_shares as pattern_shares
-from repo_interp.plots.views.positions import position_grid as position_grid
-from repo_interp.plots.views.positions import position_lines as position_lines
+from repo_interp.plots.views.position_figures import position_grid as position_grid
+from repo_interp.plots.views.position_figures import position_lines as position_lines
 from repo_interp.plots.views.ranges import position_ranges as position_ranges
 from repo_interp.plugins.causes.effects_view import effect_maps as effect_maps
 from repo_interp.plugins.causes.effects_view import effects_of_sets as effects_of_sets

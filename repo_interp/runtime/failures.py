@@ -10,11 +10,16 @@ none. This module knows nothing about the parts that fail.
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import EntryPoint
 from typing import TypeVar
 
+from repo_interp.entry_points import OWN, kind_of, package_of
 from repo_interp.errors import InputError, one_line
+from repo_interp.installed_points import RegisteredPoint, installed_points
 
 Item = TypeVar("Item")
 
@@ -87,3 +92,40 @@ def _line(name: str, error: BaseException) -> str:
     if isinstance(error, InputError):
         return f"{name}: {one_line(error)}"
     return f"{name}: {one_line(f'{type(error).__name__}: {error}')}"
+
+
+def failure_of(error: BaseException) -> str | None:
+    """Describe a failure in the code of another package.
+
+    Args:
+        error: An error with its traceback.
+
+    Returns:
+        Package, place and reason; None where no such code was called.
+    """
+    owners = {
+        point.module.partition(".")[0]: _owner(group, point)
+        for group in OWN
+        for point in installed_points(group)
+    }
+    # Entry points may refer to our package; our bugs keep their traceback.
+    of_ours = __name__.partition(".")[0]
+    # From the innermost frame outwards: the deepest code of another package is at fault.
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package in owners and package != of_ours:
+            place = (
+                f"{os.path.basename(frame.f_code.co_filename)}, line {line}, in "
+                f"{frame.f_code.co_name}"
+            )
+            reason = one_line(f"{type(error).__name__}: {error}", 200)
+            owner, remedy = owners[package]
+            return f"code of the {owner} failed ({place}): {reason}; {remedy}"
+    return None
+
+
+def _owner(group: str, point: EntryPoint | RegisteredPoint) -> tuple[str, str]:
+    """The owner of an entry point's code, and a remedy."""
+    if isinstance(point, RegisteredPoint):
+        return f"{kind_of(group)} {point.name!r}", "fix it"
+    return f"package {package_of(point)}", "fix or uninstall it"

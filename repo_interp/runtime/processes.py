@@ -32,8 +32,8 @@ from datetime import timedelta
 from itertools import count as numbers
 from typing import Any, TypeVar
 
-from repo_interp.entry_points import failure_of
 from repo_interp.errors import InputError, one_line
+from repo_interp.runtime.failures import failure_of
 from repo_interp.runtime.launcher import is_first, launched, local_count, number_of_launcher
 
 Item = TypeVar("Item")

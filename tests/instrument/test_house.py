@@ -492,12 +492,12 @@ def test_every_plugin_has_a_readme_of_a_screen_and_tests():
 
 
 DOORS = {
-    "analysis/analyze.py": (104, 104_000),
-    "models/load.py": (70, 69_000),
-    "measures/patterns.py": (21, 25_600),
-    "plots/views/patterns.py": (33, 34_700),
-    "plots/pages/report.py": (42, 43_300),
-    "explorer/session.py": (95, 108_600),
+    "analysis/analyze.py": (105, 103_600),
+    "models/load.py": (70, 67_650),
+    "measures/patterns.py": (21, 25_000),
+    "plots/views/patterns.py": (33, 34_000),
+    "plots/pages/report.py": (42, 42_800),
+    "explorer/session.py": (96, 108_100),
 }
 """By door, most files and code tokens that it needs by imports, wherever in a file these stand."""
 LARGEST = 12_650

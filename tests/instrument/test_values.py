@@ -16,6 +16,8 @@ from annotated_types import MinLen
 from refusals import refused
 
 from repo_interp.errors import one_line, quoted
+from repo_interp.plots.marks.arrays import json_number
+from repo_interp.runtime.option_texts import value_of, with_field
 from repo_interp.values import (
     Count,
     Positive,
@@ -25,9 +27,6 @@ from repo_interp.values import (
     checked,
     duration,
     in_words,
-    json_number,
-    value_of,
-    with_field,
 )
 
 READ = [

@@ -27,7 +27,7 @@ from repo_interp.errors import InputError
 from repo_interp.run import versions
 from repo_interp.runtime import processes
 from repo_interp.runtime.memory import machine_memory
-from repo_interp.values import value_of
+from repo_interp.runtime.option_texts import value_of
 
 LIBRARIES, COPIES = 2 * 2**30, 6
 """Memory of a process that measures: bytes beside the model, and how many times what the stored

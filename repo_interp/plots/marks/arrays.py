@@ -10,14 +10,13 @@ Fewer than six values: no range is suggested. This module knows no measure.
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
-
-from repo_interp.values import json_number
 
 MEAN = "mean"
 """Attribute of a mean over prompts: "mean over 20 prompts". Only prompts with a value count; these
@@ -273,3 +272,17 @@ def quantile_ends(values: np.ndarray, below: float) -> tuple[np.ndarray, np.ndar
     # Rows of only NaN would warn: they are 0 here and NaN again below
     low, high = np.nanquantile(np.where(known[:, None], values, 0.0), (below, 1 - below), axis=1)
     return np.where(known, low, np.nan), np.where(known, high, np.nan)
+
+
+def json_number(value: float, digits: int = 6) -> float | None:
+    """Round a number for JSON.
+
+    Args:
+        value: The number.
+        digits: Significant digits.
+
+    Returns:
+        The number; None for NaN and infinities.
+    """
+    # Rounded for size: a page holds thousands of such numbers.
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None

@@ -37,7 +37,8 @@ from repo_interp.plugins.fake_distance.fake_distance import (
     last_queries,
 )
 from repo_interp.run import BLOCK_SIZE
-from repo_interp.values import CountOrNone, value_of
+from repo_interp.runtime.option_texts import value_of
+from repo_interp.values import CountOrNone
 
 _DESCRIBED = {
     "logit_map": "mean logit over a block of queries and keys of the first prompt [logits]",

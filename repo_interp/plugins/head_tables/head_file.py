@@ -25,7 +25,8 @@ import xarray as xr
 from repo_interp.errors import InputError
 from repo_interp.positions.layouts import NO_ATTENTION
 from repo_interp.storage.files import write_text
-from repo_interp.values import Tokens, TokensOrNone, as_json, checked
+from repo_interp.storage.json_values import as_json
+from repo_interp.values import Tokens, TokensOrNone, checked
 
 SCORE = "retrieval"
 """Default column for the formats of other libraries."""

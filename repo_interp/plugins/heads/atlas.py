@@ -310,7 +310,7 @@ class Atlas(Experiment):
                     [rule.name for rule in rules],
                     largest,
                 )
-            # A rule whose score was not asked for has no null.
+            # Without its score a rule has no null.
             return {rule.name: found.get(rule.name, np.nan) for rule in RULES}
 
         of_head, seeds = ("layer", "head"), range(self.seed, self.seed + twins)

@@ -76,12 +76,12 @@ def kept_scores(
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
     try:
         file = cache_directory() / "twins" / f"{digest}.json"
-    except InputError:  # no home
+    except InputError:  # There is no home directory
         return compute()
     if file.is_file():
         try:
             point = POINTS.read(file)
-            # a file of another version may hold other names
+            # A file of another version may hold other names
             if point.keys() != set(names) or not all(
                 isinstance(number, float) for number in point.values()
             ):
@@ -94,7 +94,7 @@ def kept_scores(
                 Damaged,
             )
     point = compute()
-    with suppress(OSError):  # a full or read-only disk
+    with suppress(OSError):  # The disk is full or read-only
         file.parent.mkdir(parents=True, exist_ok=True)
         POINTS.write(point, file)
     return point

@@ -86,7 +86,7 @@ COLUMNS = 4
 def atlas_names(run: xr.DataTree) -> PaperFigure:
     """Draw the names of heads, a cell per layer and head.
 
-    A cell has the colour of the first name and the number of further ones. Several runs have a
+    A cell has the color of the first name and the number of further ones. Several runs have a
     panel for every run.
 
     Args:
@@ -173,7 +173,7 @@ def names_grid(
     colours = colours_of_names(labels)
     places = {label: place for place, label in enumerate(colours)}
     look = {
-        # A colour map needs one colour at least, also where no name exists.
+        # A color map needs at least one color, also where no name exists.
         "cmap": ListedColormap([*colours.values()] or [MISSING]),
         "vmin": -0.5,
         "vmax": max(1, len(colours)) - 0.5,
@@ -405,11 +405,11 @@ _COUNTED = {
 positions.
 """
 IN_SHORT = 0.3
-"""Part of its weight that a name keeps which `_in_short` has counted."""
+"""Factor on the weight of a name that `_in_short` has counted already."""
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """Names that some heads have: their scores are beyond those of random weights."""
+    """Report names that some heads have: their scores exceed those of random weights."""
     atlas = group(run, "atlas")
     texts, short = _texts(atlas), _in_short(atlas)
     if short is not None:
@@ -425,7 +425,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
             continue
         threshold, shown = float(atlas["threshold"].sel(label=label)), atlas[score]
         on_prompts, where, further = atlas.get(f"{score}_on_prompts"), "on random tokens", ""
-        # its rule is one half, whatever the text: the prompts come first
+        # The rule of a sink is one half on any text, so prompts come first
         if label == "sink" and on_prompts is not None and (on_prompts > threshold).any():
             further, where = f"; on random tokens {_many(has)} do", f"in {texts}"
             shown, has = on_prompts, on_prompts > threshold
@@ -457,7 +457,7 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
 
 
 def _controls(atlas: xr.Dataset, label: str) -> str:
-    """What models with random weights reach for a name, in words."""
+    """Scores of models with random weights for a name, in words."""
     null, twins = float(_reached(atlas.sel(label=label))), atlas.sizes["twin"]
     if not twins:
         return "no models with random weights were asked for"
@@ -465,7 +465,7 @@ def _controls(atlas: xr.Dataset, label: str) -> str:
 
 
 def _in_short(atlas: xr.Dataset) -> Finding | None:
-    """Count the heads of a model without learned positions by what they are, where it has two kinds."""
+    """Count heads by name, for a model without learned positions that has two kinds."""
     if "name" not in atlas or learned_layers(atlas):
         return None
     labels = [label for label in _COUNTED if label in atlas["label"].values]
@@ -488,7 +488,7 @@ def _in_short(atlas: xr.Dataset) -> Finding | None:
 
 
 def _texts(atlas: xr.Dataset) -> str:
-    """The prompts that scores are means over, in words."""
+    """Say which prompts the scores are means over."""
     count = atlas.attrs.get("prompts", 1)
     return "the prompt" if count == 1 else f"the first {count} prompts"
 

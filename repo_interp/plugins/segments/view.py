@@ -53,7 +53,7 @@ from repo_interp.plots.style import (
     style,
 )
 from repo_interp.plots.view import View
-from repo_interp.plots.views.positions import draw_positions
+from repo_interp.plots.views.position_figures import draw_positions
 
 HEADS = 3
 """Heads with a figure."""

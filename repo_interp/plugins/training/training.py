@@ -16,8 +16,8 @@ gradients.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -25,15 +25,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 import xarray as xr
-from accelerate.utils import extract_model_from_parallel
 from torch import nn
 from transformers import Trainer, TrainerCallback
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
-from repo_interp.analysis.analyze import Results, analyze, execute
+from repo_interp.analysis.analyze import Results, execute
 from repo_interp.analysis.batches import PaddedBatch, make_batch
 from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.defaults import choose, resolve_measures
@@ -41,24 +39,21 @@ from repo_interp.analysis.job import Job, results_of
 from repo_interp.errors import InputError, warn
 from repo_interp.measures.border import as_measure
 from repo_interp.measures.statistics import Measure
-from repo_interp.models.decoder import as_decoder, require_model
+from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import patch_attribute
 from repo_interp.models.offloading import device_of
-from repo_interp.models.parity import require_parity
-from repo_interp.models.reposition import with_layout
-from repo_interp.models.wrapped import model_of
-from repo_interp.plots.findings import findings
-from repo_interp.positions.layouts import FIXED
-from repo_interp.run import require_run, write_run
-from repo_interp.runtime.processes import alone
-from repo_interp.storage.files import path_of, require_directory
+from repo_interp.plugins.training.measured_step import (
+    finished_run,
+    inner_model,
+    measure_step,
+    observable,
+    run_directory,
+    undisturbed,
+)
+from repo_interp.plugins.training.scalars import training_scalars
 from repo_interp.tasks.prompt import Prompt
-from repo_interp.values import Count, CountOrNone, checked
+from repo_interp.values import Count, checked
 
-_FUSED = ("eager", "sdpa")
-"""Attention implementations for weights of any precision; others need the half precision of a
-training step.
-"""
 _OWNERS = "_repo_interp_positions"
 """Attribute of a Trainer's state with the callbacks by the directory of their runs."""
 
@@ -104,7 +99,7 @@ class PositionsCallback(TrainerCallback):
             if isinstance(prompts, str) or hasattr(prompts, "tokens")
             else list(cast(Any, prompts))
         )
-        self.out = None if out is None else _directory(out)
+        self.out = None if out is None else run_directory(out)
         # Refused here: a wrong name must not come up after hours of training
         self.measures = measures if measures is None else resolve_measures(measures)
         self._reporters: list[Any] | None = None
@@ -186,7 +181,7 @@ class PositionsCallback(TrainerCallback):
                 )
         if self._evaluation is not None:
             self._evaluation.end()
-        self._evaluation = _Evaluation(trainer, _inner(model), self.measures, self.evaluated)
+        self._evaluation = _Evaluation(trainer, inner_model(model), self.measures, self.evaluated)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure prompts every `every` steps."""
@@ -222,7 +217,9 @@ class PositionsCallback(TrainerCallback):
             run = (
                 measure_step(model, step, self.prompts, self.out, self.measures)
                 if self._evaluation is None
-                else _finished(self._evaluation.conclude(), self._evaluation.model, step, self.out)
+                else finished_run(
+                    self._evaluation.conclude(), self._evaluation.model, step, self.out
+                )
             )
             scalars = training_scalars(run)
             # The log of a resumed Trainer already has the first step; entries of others stay.
@@ -323,7 +320,7 @@ class _Evaluation:
         """Return the run of the kept rows."""
         if self._refused is not None:
             raise self._refused
-        with _undisturbed(self.model), _observable(self.model):
+        with undisturbed(self.model), observable(self.model):
             job = self._job(self.prompts)
             job.observed = self.observed
             return execute(job)
@@ -340,9 +337,9 @@ class _Evaluation:
             return
         try:
             with ExitStack() as stack:
-                with _undisturbed(model):
+                with undisturbed(model):
                     prompts, width = _rows(keywords)
-                    stack.enter_context(_observable(model))
+                    stack.enter_context(observable(model))
                     job, begun = self._job(prompts), len(self.prompts)
                 numbers, device = range(len(prompts)), device_of(model)
                 batch = make_batch(prompts, numbers, width, device, job.structure)
@@ -404,222 +401,3 @@ def _rows(keywords: Mapping[str, Any]) -> tuple[list[Prompt], int]:
     # Without a mask transformers reads every jump of position ids as the start of a document
     apart = rows if mask is not None else [replace(r, documents=1 + len(r.jumps)) for r in rows]
     return apart, tokens.shape[1]
-
-
-def measure_step(
-    model: nn.Module,
-    step: int,
-    prompts: Prompts,
-    out: str | PathLike[str] | None = None,
-    measures: Sequence[str | Measure] | None = None,
-) -> xr.DataTree:
-    """Measure prompts on a model after a step of its training.
-
-        for step, batch in enumerate(batches):
-            ...
-            if step % 200 == 0:
-                run = ri.measure_step(model, step, prompts, out="runs/mine")
-
-    The model may be in training mode, under autocast or hold gradients; nothing of this changes. A
-    peft model is measured with its adapter; DistributedDataParallel and torch.compile are
-    unwrapped.
-
-    Args:
-        model: Hugging Face decoder, stock or repositioned.
-        step: Number of finished training steps.
-        prompts: Token ids or Prompts; the model has no tokenizer.
-        out: Directory; the run is written to `out`/step-K/run.nc. None: nothing is written.
-        measures: Names and objects; None: the defaults of the command `analyze` for the model.
-
-    Returns:
-        The run.
-
-    Raises:
-        InputError: As `analyze`; or `reposition` refuses the decoder, or its weights are spread
-            over processes (FSDP, ZeRO-3).
-        NotFinite: All measures stopped.
-    """
-    step = checked(step, CountOrNone, "step")
-    inner = _inner(model)
-    given = as_prompts(prompts, getattr(inner, "tokenizer", None))
-    with _undisturbed(inner), _observable(inner):
-        inner.eval()
-        # `as_before` restores the setting
-        if inner.config._attn_implementation not in _FUSED:
-            inner.config._attn_implementation = "sdpa"
-        require_parity(as_decoder(inner))
-        run = analyze(inner, given, measures, experiments=())
-    return _finished(run, inner, step, out)
-
-
-def _inner(model: nn.Module) -> Any:
-    """The model inside wrappers, whose weights this process has."""
-    inner = (
-        model
-        if not isinstance(model, nn.Module)
-        else extract_model_from_parallel(model, keep_torch_compile=False)
-    )
-    require_model(inner)
-    inner = cast(Any, model_of(inner))
-    _require_whole(inner)
-    return inner
-
-
-@contextmanager
-def _undisturbed(model: Any) -> Iterator[None]:
-    """Compute for this process alone, in full precision; random numbers stay as they were."""
-    kind = device_of(model).type
-    devices = sorted(
-        {part.device.index or 0 for part in model.parameters() if part.device.type == kind}
-    )
-    forked: dict[str, Any] = (
-        {"devices": devices, "device_type": kind} if kind != "cpu" else {"devices": []}
-    )
-    with (
-        # Dropout of the next training step must draw the same numbers as without the callback
-        torch.random.fork_rng(**forked),
-        torch.autocast(kind, enabled=False),
-        torch.no_grad(),
-        # The other processes are in their training step and share no batches
-        alone(),
-    ):
-        yield
-
-
-@contextmanager
-def _observable(model: Any) -> Iterator[None]:
-    """Give a model hook sites while the context lasts."""
-    with as_before(model):
-        if not as_decoder(model).repositioned:
-            # No other layout: a stock model keeps its positions and gets hook sites alone
-            with_layout(model, None)
-        yield
-
-
-def _finished(
-    run: xr.DataTree, model: Any, step: int, out: str | PathLike[str] | None
-) -> xr.DataTree:
-    """Name the step of a run, and write it."""
-    name = Path(getattr(model.config, "name_or_path", "") or "").name
-    run.attrs |= {
-        "training_step": step,
-        "checkpoint": f"{name}/step-{step}" if name else f"step-{step}",
-    }
-    if out is not None:
-        directory = _directory(out) / f"step-{step}"
-        directory.mkdir(parents=True, exist_ok=True)
-        write_run(run, directory / "run.nc")
-    return run
-
-
-def training_scalars(run: xr.DataTree) -> dict[str, float]:
-    """Return a few numbers of a run for the log of a training.
-
-        positions_range           of learned positions, mean over prompts and heads
-        positions_hybrid_share    of chunks, mean over heads with learned positions
-        positions_NAME_mass       attention from generated tokens to the prompts' main span:
-                                  mean over prompts, of the head with most
-        positions_findings        number of findings (`ri.findings`)
-        positions_valid_cells     values per layer and head, and per prompt where there are such,
-                                  that are finite and no other head's of the layer
-        positions_tied_cells      those that another head of the layer has, too
-        positions_undefined_cells those that are NaN or infinite
-
-    Args:
-        run: Run of `measure_step` or `analyze`.
-
-    Returns:
-        Numbers by name, those that the groups of the run allow.
-    """
-    require_run(run)
-    found: dict[str, float] = {}
-    for name, group, variable, chosen in (
-        ("range", "positions", "position_range", {}),
-        ("hybrid_share", "patterns", "pattern_share", {"pattern": "hybrid"}),
-    ):
-        if group in run.children:
-            values = run[group].to_dataset()[variable].sel(chosen)
-            learned = ~values["scheme"].isin(FIXED)
-            found |= {name: float(values.isel(layer=learned).mean())} if learned.any() else {}
-    span = str(run.attrs.get("main_span", ""))
-    if span and "attention_mass" in run.children:
-        found[f"{span}_mass"] = float(
-            run["attention_mass"].to_dataset()["mass"].sel(span=span).mean("prompt").max()
-        )
-    found["findings"] = float(len(findings(run)))
-    cells = [
-        # [..., head], for the comparison of heads below
-        array.transpose(..., "head").values
-        for group in run.children.values()
-        for array in group.to_dataset().data_vars.values()
-        if array.dtype.kind == "f"
-        and {"layer", "head"} <= {*array.dims} <= {"prompt", "layer", "head"}
-    ]
-    counts = np.zeros(3)
-    for values in cells:
-        finite = np.isfinite(values)
-        # [..., head, head]: every head equals itself, so another one that equals it makes two
-        tied = finite & ((values[..., None] == values[..., None, :]).sum(-1) > 1)
-        counts += [(finite & ~tied).sum(), tied.sum(), (~finite).sum()]
-    kinds = ("valid_cells", "tied_cells", "undefined_cells")
-    found |= dict(zip(kinds, counts.tolist(), strict=True))
-    return {f"positions_{name}": value for name, value in found.items()}
-
-
-@contextmanager
-def as_before(model: nn.Module) -> Iterator[None]:
-    """Restore the modules and the configuration of a model after the context.
-
-    Every module has the attributes, children, buffers and hooks that it had before, less hooks that
-    were removed inside. Tensors are not copied: their values must stay as they are inside.
-
-    Args:
-        model: Model with a configuration.
-
-    Yields:
-        Nothing.
-    """
-    owners: list[Any] = [*model.modules(), model.config]
-    kinds = type(model.config)
-    # The attributes and, one level deeper, the dictionaries that torch keeps children, buffers and
-    # hooks in, since those are changed in place
-    before = [
-        (
-            owner,
-            dict(vars(owner)),
-            [
-                # A hook that its owner removes stays away: another evaluation's, interrupted as well
-                (table, {} if "_hooks" in name else dict(table), set(table))
-                for name, table in vars(owner).items()
-                if isinstance(table, dict)
-            ],
-        )
-        for owner in owners
-    ]
-    try:
-        yield
-    finally:
-        # `vars` lacks the class: `reposition` exchanged it on the object that the user's
-        # model holds.
-        model.config.__class__ = kinds  # pyright: ignore[reportAttributeAccessIssue]
-        for owner, attributes, tables in before:
-            for table, content, names in [(vars(owner), attributes, {*attributes}), *tables]:
-                for name in [name for name in table if name not in names]:
-                    del table[name]
-                table.update(content)
-
-
-def _directory(given: str | PathLike[str]) -> Path:
-    directory = path_of(given, "a directory for the runs of a training")
-    require_directory(directory)
-    return directory
-
-
-def _require_whole(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        # ZeRO-3 leaves empty parameters in place, and FSDP makes DTensors, which have a device mesh
-        if parameter.numel() == 0 or hasattr(parameter, "device_mesh"):
-            raise InputError(
-                f"{name} is spread over processes (FSDP, ZeRO-3), and the first process "
-                "alone measures; save checkpoints and analyze these"
-            )

@@ -1,4 +1,4 @@
-"""Whether a position scheme is causal, and computes the same in every way of running it.
+"""Check that a position scheme is causal, and that every way of running it computes the same.
 
     difference(check) = max | log p - log p' |   in nats, over next tokens of a small random decoder
 
@@ -20,7 +20,7 @@
                 in float32 and bfloat16
     reference   logits or weights of attention, against a slow formula of the user in float64
 
-Weights of the scheme are drawn widely before, since a scheme that is drawn as almost nothing hides
+Weights of the scheme are drawn widely before, since a scheme that starts near zero hides
 its faults; less widely where rounding alone would then change predictions. Findings too are a
 parameter of the scheme that the loss does not reach, and a tensor that the scheme is given and
 changes in place. A difference is named with the first layer, token and head where it shows. Knows
@@ -45,7 +45,6 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedModel
 from transformers.modeling_utils import local_torch_dtype
 
-from repo_interp.entry_points import failure_of
 from repo_interp.errors import InputError, NotFinite, one_line
 from repo_interp.inputs import AttentionInputs
 from repo_interp.models.capture import capture, layers_by_pair
@@ -71,6 +70,7 @@ from repo_interp.plugins.verify_scheme.traced_passes import (
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.logits import PositionLogits
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.runtime.failures import failure_of
 
 DEVIATIONS = (0.3, 0.1, 0.03)
 """Standard deviation of the normal numbers that are added to weights of the scheme: the first with
@@ -122,7 +122,7 @@ _FINDINGS = {
 def verify_scheme(
     layout: str, *, reference: Callable[..., Tensor] | None = None, **options: str | float
 ) -> xr.DataTree:
-    """Find out whether a scheme is causal, and computes the same in every way of running it.
+    """Check that a scheme is causal, and that every way of running it computes the same.
 
     Args:
         layout: Name of a scheme, or a layout of two layers that has it.
@@ -143,7 +143,7 @@ def verify_scheme(
         InputError: The layout or an option is refused, the scheme cannot be built or run, or its
             numbers are not finite.
     """
-    # Whatever the default of the process is, differences are judged in float32.
+    # In float32, whatever the default of the process is
     with torch.random.fork_rng(devices=[]), local_torch_dtype(torch.float32):
         torch.manual_seed(1)
         tokens = torch.randint(1, _CONFIG["vocab_size"], (3, TOKENS))
@@ -163,7 +163,7 @@ def verify_scheme(
             DEVIATIONS[-1],
         )
         model, twin = build(deviation), build(deviation)
-        # Weights that a scheme draws otherwise than by torch
+        # Schemes may draw weights by other libraries than torch
         run("be built", twin.load_state_dict, model.state_dict())
         ungrouped = partial(build, deviation, num_key_value_heads=_CONFIG["num_attention_heads"])
         return _audited(layout, model, twin, ungrouped, tokens, reference)
@@ -187,7 +187,7 @@ def _drawn(
 
 @torch.no_grad()
 def _rounding(model: PreTrainedModel, tokens: Tensor) -> float:
-    """How much predictions change where embeddings are rounded otherwise."""
+    """Change of predictions when embeddings are rounded differently."""
     exact, embeddings = run_pass(model, tokens), cast(nn.Embedding, model.get_input_embeddings())
     noise = torch.finfo(torch.float32).eps * torch.randn_like(embeddings.weight)
     embeddings.weight *= 1 + noise
@@ -231,12 +231,12 @@ def _audited(
             findings += _changed_in_place(model, tokens)
         except Exception as error:
             findings.append(f"in_place: {_said(error)}")
-        # They would only say again what is wrong already.
+        # These checks would repeat an earlier finding.
         sound = not findings
         for check, measure in _following(model, ungrouped, tokens).items():
             differences[check] = float("nan")
             try:
-                # Chunks of a prompt show what its length or half precision do, too.
+                # Chunks also show faults of the length and of half precision.
                 if sound and not (check == "chunks" and findings):
                     differences[check], said = measure()
                     findings += said
@@ -282,7 +282,7 @@ def _said(error: Exception) -> str:
 def _predictions(
     model: PreTrainedModel, twin: PreTrainedModel, tokens: Tensor, alone: TracedPass
 ) -> dict[str, Callable[[], tuple[float, str]]]:
-    """Checks of log-probabilities against those of every row `alone`: difference, and its place."""
+    """Compare log-probabilities with those of every row `alone`: difference, and its place."""
     one, padding = tokens[:1], 5
 
     def changed() -> Iterator[TracedPass]:
@@ -326,7 +326,7 @@ def _predictions(
                 if error > TOLERANCE and not place:
                     place = first_difference(found, alone, TOLERANCE / 10)
         except Exception:
-            # What differs already says more: that a scheme fails for a single token follows from it
+            # A failure for a single token follows from the difference, which says more
             if largest <= TOLERANCE:
                 raise
         return largest, place
@@ -346,7 +346,7 @@ def _predictions(
 def _following(
     model: PreTrainedModel, build: Callable[[], PreTrainedModel], tokens: Tensor
 ) -> dict[str, Callable[[], tuple[float, list[str]]]]:
-    """Checks that are made where no other finds anything: the largest difference, and findings."""
+    """Make the checks that need all others to pass: the largest difference, and findings."""
     prompt = tokens.flatten()[:LONG][None]
 
     def found(
@@ -391,7 +391,7 @@ def _following(
 def _referenced(
     model: PreTrainedModel, tokens: Tensor, reference: Callable[..., Tensor]
 ) -> tuple[float, list[str]]:
-    """The largest difference of attention from a formula of the user, and the finding about it."""
+    """Compare attention with the user's formula: the largest difference, and the finding."""
     seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     worst, said = 0.0, []
     excess = 1.0
@@ -422,7 +422,7 @@ def _referenced(
         errors = (ours - made).abs()
         error, tolerance = float(errors.max()), TOLERANCE * max(1.0, float(made.abs().max()))
         worst = max(worst, error)
-        if error / tolerance > excess:  # of all layers the one that is farthest from its reference
+        if error / tolerance > excess:  # The layer that is farthest from its reference
             excess = error / tolerance
             head, query, key = (int(n) for n in torch.unravel_index(errors.argmax(), shape)[1:])
             said = [
@@ -434,7 +434,7 @@ def _referenced(
 
 
 def _advice(model: PreTrainedModel, wrong: list[str]) -> str:
-    """What to do about differences with a cache, by other faults and by what the scheme keeps."""
+    """Suggest a fix for differences with a cache, by other faults and by what the scheme keeps."""
     if others := [check for check in ("first", "causal") if check in wrong]:
         return f"; look at {others[0]} first, which a cache shows too"
     kept = {
@@ -457,7 +457,7 @@ def _advice(model: PreTrainedModel, wrong: list[str]) -> str:
 
 @torch.no_grad()
 def _changed_in_place(model: PreTrainedModel, tokens: Tensor) -> list[str]:
-    """Findings about tensors that parts of the scheme are given and change."""
+    """Find arguments that parts of the scheme change in place."""
     found: list[str] = []
 
     def watch(part: nn.Module, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -492,7 +492,7 @@ def _changed_in_place(model: PreTrainedModel, tokens: Tensor) -> list[str]:
 def _attention(
     model: PreTrainedModel, tokens: Tensor
 ) -> dict[str, Callable[[], tuple[float, str]]]:
-    """Checks of the attention of layers against what their inputs give, over all layers."""
+    """Compare the attention of all layers with attention recomputed from their inputs."""
 
     def largest(of_layer: Callable[[AttentionInputs], Tensor]) -> tuple[float, str]:
         found: dict[int, Tensor] = {}
@@ -520,7 +520,7 @@ def _attention(
 
 
 def _untrained(model: PreTrainedModel, tokens: Tensor) -> list[str]:
-    """Findings about parameters of the scheme that no training changes."""
+    """Find parameters of the scheme that get no gradient."""
     model.zero_grad()
     model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
     of_scheme = as_decoder(model).scheme_parameters
@@ -533,11 +533,11 @@ def _untrained(model: PreTrainedModel, tokens: Tensor) -> list[str]:
 
 
 def _misstated(model: PreTrainedModel, tokens: Tensor) -> list[str]:
-    """Findings about parts that say of themselves what they are not."""
+    """Find parts whose declared properties are wrong."""
     found, decoder = [], as_decoder(model)
     of_scheme, by_pair = decoder.scheme_parameters, layers_by_pair(decoder)
     for layer, attention in decoder.by_layer.items():
-        # Of positions by pair nothing is said as of learned positions.
+        # Positions by pair are not described as learned positions.
         learns = layer not in by_pair and any(
             weight in of_scheme for weight in (attention.assigner or nn.Module()).parameters()
         )

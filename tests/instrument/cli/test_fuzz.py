@@ -35,10 +35,10 @@ from repo_interp.models.scheme_parts import SchemeParts
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.layouts import NO_ATTENTION, SCHEMES, parse_layout
 from repo_interp.run import make_run, read_run, write_run
+from repo_interp.runtime.option_texts import with_field
 from repo_interp.storage.store import Store
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
-from repo_interp.values import with_field
 
 LONGEST_LINE = 2000
 TOKENS = torch.arange(3, 11)[None]

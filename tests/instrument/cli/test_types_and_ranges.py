@@ -27,10 +27,10 @@ from repo_interp.experiments.experiment_catalogue import experiment_named, exper
 from repo_interp.explorer.messages import Asked
 from repo_interp.explorer.session_edits import Edit
 from repo_interp.measures.measure_catalogue import measure_named, measure_names
+from repo_interp.runtime.option_texts import with_field
 from repo_interp.storage.records import validate
 from repo_interp.tasks import make_task, task_names
 from repo_interp.tasks.prompt.jsonl import TextLine, TokenLine
-from repo_interp.values import with_field
 
 OTHER = {
     int: ("1.5", 1.5, True),

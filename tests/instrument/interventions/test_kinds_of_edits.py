@@ -49,7 +49,7 @@ from repo_interp.explorer.messages import Explored, message
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plugins.causes.effects_view import effect_tables
 from repo_interp.tasks import make_task
-from repo_interp.values import value_of
+from repo_interp.runtime.option_texts import value_of
 
 iv, bridge = ri.interventions, ri.load("reversal/repo")
 task = make_task("reversal")

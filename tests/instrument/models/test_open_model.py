@@ -11,8 +11,9 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp.checkpoint_files.stored import StoredWeight
 from repo_interp.checkpoint_files.weights import read_weights
-from repo_interp.models.changes import changes, fingerprints, remember_weights
+from repo_interp.models.changes import changes
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.remembered import fingerprints, remember_weights
 from repo_interp.models.wrapped import model_of
 
 

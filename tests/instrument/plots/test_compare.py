@@ -19,7 +19,7 @@ from repo_interp.cli import main
 from repo_interp.comparison.align import compare_named
 from repo_interp.comparison.comparison_notes import notes
 from repo_interp.plots.view_catalogue import tables
-from repo_interp.plots.views.positions import positions_beside
+from repo_interp.plots.views.positions_beside import positions_beside
 
 
 def tree_of(checkpoint, digest, groups, layout="rope", **attributes):
