@@ -589,9 +589,9 @@ def _by_index(heads: xr.Dataset) -> xr.DataArray:
 
 
 def _scores(heads: xr.Dataset) -> xr.DataArray:
-    """Scores [score, layer, head], where some heads have other positions than the token index
-    without the range of those that have the index: it is the length of the prompt, beside which
-    learned ranges are all next to 0.
+    """Scores [score, layer, head], without the ranges that hide those of learned positions.
+
+    The token index ranges over the prompt, beside which learned ranges are next to 0.
     """
     scores, index = heads["head_score"], _by_index(heads)
     return scores if index.all() else scores.where(~(index & (scores["score"] == RANGE)))

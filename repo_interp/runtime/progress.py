@@ -1,5 +1,4 @@
-"""One bar over the steps of long work, or lines without a terminal: about every ten seconds at
-first, then whenever a tenth of the time so far has passed.
+"""One bar over the steps of long work, or lines where there is no terminal.
 
 with steps(console) as step:
     step("observing layers", 3, 60)      step 3 of 60
@@ -22,7 +21,9 @@ from repo_interp.runtime.console import Console
 from repo_interp.values import duration
 
 FIRST, EVERY = 1.5, 10.0
-"""Seconds until the first plain line, and at least between the others."""
+"""Seconds until the first plain line, and at least between the others: a tenth of the time so far
+is, too.
+"""
 STILL = 6
 """Lines that are left out where nothing has changed since the last one."""
 
