@@ -167,7 +167,7 @@ class AttentionInputs:
 
     @cached_property
     def logits_by_content(self) -> bool:
-        """Whether logits depend on contents and positions otherwise than by the rotation."""
+        """Whether logits depend on contents and positions other than through the rotation."""
         probed = self.reads_content is not None and self.reads_content()
         return self.gate_features is not None or probed
 

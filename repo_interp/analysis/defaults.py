@@ -38,7 +38,7 @@ COUNT = 20
 """Prompts of a task."""
 
 ANY = Layers()
-"""Layers of which nothing is known."""
+"""Unknown layers."""
 Offer = TypeVar("Offer")
 
 
@@ -90,7 +90,7 @@ def origin_of(task: Task | None) -> str:
 def default_experiments(
     decoder: Decoder, prompts: Sequence[Prompt], task: Task | None
 ) -> list[Experiment]:
-    """Return the experiments that offer themselves unasked (`Experiment.unasked`).
+    """Return the experiments that run without being named (`Experiment.unasked`).
 
     One that cannot work on the model or its prompts, or takes more work than it allows itself, is
     left out.

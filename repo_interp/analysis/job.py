@@ -89,7 +89,7 @@ class Job:
             InputError: If prompts, layers or heads do not fit the model, the measures or the
                 experiments, or if an intervention changes attention where a measure cannot see it.
         """
-        # names first: the rest may take long
+        # Names first, since the rest may take long
         measures = None if measures is None else resolve_measures(measures)
         experiments = None if experiments is None else experiments_named(experiments)
         decoder = self.decoder = as_decoder(observable(bridge))
@@ -191,7 +191,7 @@ class Job:
 
     @property
     def question(self) -> dict[str, Any]:
-        """Everything but the model that decides the numbers, for the digest of a store."""
+        """All inputs of the numbers except the model, for the digest of a store."""
         task, sources = self.task, {}
         if copies_next(self.prompts):
             # A digest of prompts knows no attributes
@@ -308,7 +308,7 @@ class Job:
         def receive(inputs: AttentionInputs) -> None:
             nonlocal observed
             going_on = [measure for measure in measures if measure.name not in faults]
-            # Such layers have NaN in numbers about positions or pairs, which is no fault of theirs
+            # Such layers have NaN in numbers about positions or pairs, which is no error
             unplaced = not inputs.has_frequencies or not inputs.one_position
             # Measures may compare token ids, which a layer does not see.
             whole = replace(inputs, tokens=batch.tokens.to(inputs.queries.device))

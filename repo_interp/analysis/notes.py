@@ -29,7 +29,7 @@ class RoundedPositions(Remark):
 
 
 class SilentMeasure(Remark):
-    """A measure gives nothing of any layer."""
+    """A measure has no result in any layer."""
 
 
 def notes_on(

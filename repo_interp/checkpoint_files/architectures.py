@@ -280,7 +280,7 @@ def native_layout(config: Any) -> tuple[str, ...]:
     )
     rotates = [family not in (*_DO_NOT_ROTATE, *_LEARNED_AT_INPUT, *_SLOPES)] * layers
     if family in _HONOURS_NO_ROPE_LAYERS and getattr(config, "no_rope_layers", None):
-        # The key says 1 for a layer that rotates, in spite of its name.
+        # The key says 1 for a layer that rotates, despite its name.
         rotates = [bool(turns) for turns in config.no_rope_layers]
     windowless = family in _WINDOWLESS_ROTATE and config.sliding_window is None
     if family in _FULL_LAYERS_DO_NOT_ROTATE and not windowless:

@@ -89,7 +89,7 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
     try:
         if directory.is_dir():
             for file in directory.iterdir():
-                regular(file)  # A library would wait for a pipe for ever
+                regular(file)  # A library would wait for a pipe forever
             return directory
         exists = directory.exists()
     except (OSError, ValueError) as error:

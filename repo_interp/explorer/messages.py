@@ -182,7 +182,7 @@ class Explored:
         model = self._model(asked)
         session = model.session(asked, check)
         if asked.ask == "suggest":
-            # Closed also where the page stops asking: the thread of the work would wait for ever
+            # Closed also where the page stops asking: the thread of the work would wait forever
             with closing(Steps(session.suggest)) as steps:
                 yield from ({"done": done, "total": total} for done, total in steps)
             suggested = steps.result

@@ -158,7 +158,7 @@ def keys_apart(attention: RepositionedAttention) -> bool:
 
 @torch.no_grad()
 def logits_by_content(attention: RepositionedAttention) -> bool:
-    """Return whether logits depend on contents and positions otherwise than by the rotation.
+    """Return whether logits depend on contents and positions other than through the rotation.
 
     Args:
         attention: A layer.

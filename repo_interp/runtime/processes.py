@@ -208,7 +208,7 @@ def share_work(
             done = store.add(f"{section}/done", 1)
             if progress is not None:
                 progress(done, len(items))
-    # Also after a failure: every process must come here, or the others wait for ever.
+    # Also after a failure: every process must come here, or the others wait forever.
     found = _gathered((mine, None if failure is None else (failure[0], _portable(failure[1]))))
     # The failure of the first item, so that all processes raise the same one
     failures = sorted(

@@ -820,7 +820,7 @@ def long_prompts(pages) -> xr.DataTree:
     run = measured("rope", (AttentionRows(rows=count, keys=6), "components"), tuple(prompts))
     with without_pictures(), pytest.MonkeyPatch.context() as patch:
         induction = Finding(
-            "Induction heads: L1 H2.", "above .1", 0.9, "atlas", 1, 2, variable="induction"
+            "Induction heads: L1 H2.", "above .1", 0.9, "atlas", 1, 2, looks_at="after a copy"
         )
         patch.setattr(report, "findings", lambda *_: [induction])
         report_page(run, pages / "induction.html")

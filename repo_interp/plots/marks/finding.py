@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
 import xarray as xr
 
@@ -33,6 +34,10 @@ class Finding:
     variable: str = ""
     """The variable of the group that the page colors heads by; empty: that of the group's first
     map.
+    """
+    looks_at: Literal["first", "previous", "copy", "after a copy", ""] = ""
+    """The keys that the sentence is about: the first token, the token before, earlier copies of the
+    token, tokens after these; empty: others. The page opens at the token that looks there most.
     """
 
     def __str__(self) -> str:

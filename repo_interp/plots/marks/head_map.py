@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import matplotlib as mpl
 import numpy as np
@@ -76,11 +76,6 @@ class Heads(Drawing):
     """Texts [layer, head] that `values` are numbers of, such as kinds, and "" for none."""
     meanings: Mapping[str, str] = field(default_factory=dict)
     """What a text says of a head, by text; a page without positions opens with such a map."""
-    looks_at: Literal["first", "previous", "copy", "after a copy", ""] = ""
-    """The keys that `values` are shares of attention to: the first token, the token before, earlier
-    copies of the token, tokens after these; "": others. A finding about such a head opens at the
-    token that looks there most.
-    """
     live: bool = field(default=True, kw_only=True)
 
     @style()
@@ -115,7 +110,6 @@ class Heads(Drawing):
             if self.texts is None
             else self.texts.transpose("layer", "head").values.tolist(),
             "meanings": dict(self.meanings) or None,
-            "looks_at": self.looks_at,
             "mean": str(values.attrs.get(MEAN, "")),
             **head_axes(values),
             "values": nested_digits(data),

@@ -16,8 +16,8 @@ window.reportSections.positions = window.reportSections.attention_rows = functio
   };
   page.follow = explored.follow;
   // Show what a finding names: its prompt, head and token, and its group's map.
-  page.choose = async ({ group, variable, ...place }, colored = true) => {
-    const telling = place.token === undefined && place.layer !== undefined && page.source.telling([place.layer, place.head], variable, place.prompt === undefined ? null : [place.prompt]);
+  page.choose = async ({ group, variable, looksAt, ...place }, colored = true) => {
+    const telling = place.token === undefined && place.layer !== undefined && page.source.telling([place.layer, place.head], looksAt, place.prompt === undefined ? null : [place.prompt]);
     await page.follow({ ...place, ...telling });
     const map = page.headMaps.find((one) => one.group === group && one.variable === variable) || page.headMaps.find((one) => one.group === group);
     if (map && colored) explored.arrange({ score: map.title, of: place.prompt === undefined ? "mean" : "chosen" });

@@ -347,8 +347,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
         )
     for name in filter(atlas.__contains__, MAPPED):
         over = "random tokens" if name in ON_RANDOM_TOKENS else _texts(atlas)
-        values = atlas[name].assign_attrs({MEAN: f"mean over {over}"})
-        yield Heads(values, looks_at=_LOOKS_AT.get(name, ""))
+        yield Heads(atlas[name].assign_attrs({MEAN: f"mean over {over}"}))
 
 
 _LOOKS_AT: Mapping[str, Any] = {
@@ -452,7 +451,14 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
         if short is not None and label in _COUNTED:
             weight *= IN_SHORT
         yield Finding(
-            sentence.format(**words), evidence, weight, "atlas", layer, head, variable=score
+            sentence.format(**words),
+            evidence,
+            weight,
+            "atlas",
+            layer,
+            head,
+            variable=score,
+            looks_at=_LOOKS_AT.get(score, ""),
         )
 
 

@@ -109,7 +109,7 @@ import { MAP, headMap } from "./map.js";
 
   // What a button names: a group, a head, and where it has them a prompt and a token.
   function placeOf(button) {
-    const place = { group: button.dataset.group, variable: button.dataset.variable };
+    const place = { group: button.dataset.group, variable: button.dataset.variable, looksAt: button.dataset.looksAt };
     for (const name of ["layer", "head", "prompt", "token"]) if (name in button.dataset) place[name] = Number(button.dataset[name]);
     return place;
   }

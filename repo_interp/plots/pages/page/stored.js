@@ -5,7 +5,7 @@ import { differing } from "./map.js";
 
 const MOST_AROUND = 4000; // points of all tokens in the chart of logits by distance
 const NOTHING = 65535; // a cell of an image without a value
-// By what a map's values are shares of attention to: whether `key` is such a one for `token`.
+// By what a finding is about: whether `key` is such a key for `token`.
 const LOOKS_AT = {
   "after a copy": (texts, key, token) => key > 0 && key <= token && texts[token] !== undefined && texts[key - 1] === texts[token] && key - 1 < token && /\w/.test(texts[token]),
   copy: (texts, key, token) => key < token && texts[key] !== undefined && texts[key] === texts[token],
@@ -203,9 +203,9 @@ export class StoredSource {
     return "This run does not hold where it looks: analyze again with the measure attention_rows.";
   }
 
-  // The prompt and the token in which a head does most clearly what the score of a finding names; null where no row of it is kept.
-  telling([layer, head], variable, prompts = null) {
-    const map = this.maps.find((one) => one.variable === variable), shows = map && LOOKS_AT[map.looks_at], own = this.rows && placeIn(this.rows, [layer, head]);
+  // The prompt and the token in which a head looks most at the keys that a finding is about; null where no row of it is kept.
+  telling([layer, head], looksAt, prompts = null) {
+    const shows = LOOKS_AT[looksAt], own = this.rows && placeIn(this.rows, [layer, head]);
     let best = null;
     for (const kept of own && shows ? this.rows.prompts : []) {
       const prompt = this.data.prompts.find((one) => one.prompt === kept.prompt);
