@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 import xarray as xr
@@ -48,12 +48,13 @@ from repo_interp.models.lasting import at_rest
 from repo_interp.models.side_by_side import BatchSize
 from repo_interp.run import KEPT, checked_group, make_run, require_name
 from repo_interp.runtime import processes
-from repo_interp.runtime.console import Console
 from repo_interp.runtime.processes import from_first
-from repo_interp.runtime.progress import Step, steps
 from repo_interp.storage.store import Progress, Store
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.task import Task
+
+if TYPE_CHECKING:
+    from repo_interp.runtime.progress import Step
 from repo_interp.values import PositiveOrZero, checked
 
 Results = Mapping[str, Statistics | Fault]
@@ -120,6 +121,10 @@ def analyze(
     job = Job(bridge, prompts, measures, layers, heads, experiments, task, batch_size)
     with ExitStack() as shown:
         if progress is None and experiment_progress is None:
+            # Only who sees a bar imports what draws it
+            from repo_interp.runtime.console import Console
+            from repo_interp.runtime.progress import steps
+
             step = shown.enter_context(steps(Console(stderr=True)))
             progress, experiment_progress = partial(layers_step, step), step
         return execute(job, store, store_every, progress, experiment_progress, finished=finished)

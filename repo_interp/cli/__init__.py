@@ -55,7 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # pyright: ignore  # of a terminal in another encoding than UTF-8
     try:
         _require_no_nul(given)
-        options = _parser(given).parse_args(given)
+        options, strays = _parser(given).parse_known_args(given)
+        if strays:
+            said = f"unrecognized arguments: {' '.join(strays)}"
+            meant = getattr(_module(options.command), "CALL", None)
+            said += f"; a call is {meant}" if meant else ""
+            raise _WrongUsage(f"repo-interp {options.command}", said)
     except _WrongUsage as error:
         return _report(error.command, str(error), 2)
     except KeyboardInterrupt:  # while the modules of the commands are imported

@@ -32,7 +32,7 @@ from repo_interp.analysis.coercion import indexed_prompts, require_known_tokens
 from repo_interp.analysis.memory_needed import require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.explorer.passes import Passes
-from repo_interp.explorer.session import LOOKS, NEXT, Session
+from repo_interp.explorer.session import LOOKS, NEXT, RANGE, Session
 from repo_interp.explorer.session_edits import (
     POSITIONS,
     Edit,
@@ -46,7 +46,7 @@ from repo_interp.measures.kernels.mirror import MEANING
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.arrays import ranked_heads
 from repo_interp.plots.marks.drawing import contiguous
-from repo_interp.plots.marks.panels import MISSING, scale
+from repo_interp.plots.marks.panels import MISSING, scale, shades
 from repo_interp.plots.marks.reading import described_prompts, ordered_spans, prompt_tokens
 from repo_interp.plots.style import scheme_colour, scheme_name, span_colours
 from repo_interp.plots.view_catalogue import view_of_heads
@@ -66,7 +66,10 @@ PROMPTS = 2
 """Prompts whose passes are kept."""
 PROBED: tuple[tuple[Any, float | None], ...] = (("ranked", None), ("linear", 1.0), ("yarn", 1.0))
 """Edits whose refusals, by layer, stand for those of all kinds: a kind and its value."""
-MEANINGS = {"mirror": MEANING}
+MEANINGS = {
+    "mirror": MEANING,
+    RANGE: "the largest less the smallest position that the head gives",
+}
 """Scores of the map of heads whose name does not say what they are."""
 
 
@@ -302,7 +305,7 @@ class Explored:
         spans = prompt.all_spans()
         names = [name for name in ordered_spans(spans) if name != REST]
         colours = span_colours(names)
-        scores = heads["head_score"]
+        scores = _scores(heads)
         about = ("" if self.run is None else self.run.attrs.get("main_span")) or main_span([prompt])
         known = [
             str(name)
@@ -313,7 +316,7 @@ class Explored:
         first = next(
             (
                 name
-                for name in ("mirror", f"attention to {about}", "position range", LOOKS[1])
+                for name in ("mirror", f"attention to {about}", RANGE, LOOKS[1])
                 if name in known
             ),
             LOOKS[1],
@@ -554,7 +557,7 @@ def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
     scores = {}
     # [score, layer, head] each. Both states share a scale, or halving all scores would leave the
     # map as it was
-    states = [state["head_score"].values for state in (heads, clean) if state is not None]
+    states = [_scores(state).values for state in (heads, clean) if state is not None]
     for number, name in enumerate(heads["score"].values):
         values, *others = (state[number] for state in states)
         color_map, norm = scale(np.stack([values, *others]))
@@ -566,14 +569,29 @@ def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
         scores[str(name)] = {
             "values": as_json(values),
             "colours": colors,
+            "scale": shades(color_map),
             "ends": [float(norm.vmin or 0.0), float(norm.vmax or 0.0)],
             "meaning": MEANINGS.get(str(name), ""),
         }
-    outline = heads["outline"]
-    # Positions that are the token index are one line in all heads, which tells nothing
-    index = (outline == outline["point"]).all("point")
+    outline, index = heads["outline"], _by_index(heads)
     return {
         "scores": scores,
+        # One line in all heads tells nothing
         "outlines": as_json(outline.where(~index).values),
-        "by_index": index.transpose("layer", "head").values.tolist(),
+        "by_index": index.values.tolist(),
     }
+
+
+def _by_index(heads: xr.Dataset) -> xr.DataArray:
+    """Whether positions are the token index [layer, head]."""
+    outline = heads["outline"]
+    return (outline == outline["point"]).all("point").transpose("layer", "head")
+
+
+def _scores(heads: xr.Dataset) -> xr.DataArray:
+    """Scores [score, layer, head], without the ranges that hide those of learned positions.
+
+    The token index ranges over the prompt, beside which learned ranges are next to 0.
+    """
+    scores, index = heads["head_score"], _by_index(heads)
+    return scores if index.all() else scores.where(~(index & (scores["score"] == RANGE)))

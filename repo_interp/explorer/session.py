@@ -66,6 +66,8 @@ MOST_NEW = 512
 STATES = ("clean", "changed")
 LOOKS = ("attention to token 0", "attention to the previous token")
 """Scores of `passes.looked`."""
+RANGE = "position range"
+"""Score of the measure `positions`."""
 _TEXTS = {
     "position": ("position of each token", "positions"),
     "logit": ("logit of each key", "logits"),
@@ -196,9 +198,7 @@ class Session:
         position = groups["positions"]["position"].isel(prompt=0)
         axes = ("prompt", "layer", "head")
         # By name, [layer, head]
-        scores = {
-            "position range": groups["positions"]["position_range"].transpose(*axes)[0].values
-        }
+        scores = {RANGE: groups["positions"]["position_range"].transpose(*axes)[0].values}
         if "attention_mass" in groups:
             mass = groups["attention_mass"]["mass"].transpose(..., "span").transpose(*axes, ...)
             scores |= {

@@ -44,7 +44,7 @@ from repo_interp.models.cached import (
     index_by_axis,
     positions_of_keys,
 )
-from repo_interp.models.identity_tables import first_table, identity_tables
+from repo_interp.models.identity_tables import first_table, identity_tables, skip_rotation
 from repo_interp.models.layer_pass import Content, HookSites, LayerPass, LogitsOfRows
 from repo_interp.models.masks import CallMask, apply_mask, call_mask, chunk_of, visible, window_of
 from repo_interp.models.recomputed import require_same_interventions
@@ -139,6 +139,7 @@ class RepositionedAttention:
         # the user's.
         stock.config = copy.copy(self.config)
         stock.config._attn_implementation_internal = NAME
+        skip_rotation(type(stock).forward)
         setattr(stock, _ATTACHED, self)
         self._handles = [
             stock.register_forward_pre_hook(self._before, with_kwargs=True),

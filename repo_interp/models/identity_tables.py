@@ -5,11 +5,16 @@
 A stock module that is given these tables leaves its queries and keys as they are. It rotates by
 products and sums over all heads; with these tables each returns its other operand, or a 0 that
 takes no memory. Every other operation sees an ordinary tensor of ones or zeros.
+
+What is left is the swap of halves, which a module makes before it meets a table: `skip_rotation`
+leaves out the whole function, where it was seen to return the queries and keys that it was given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +40,9 @@ _SHAPED = {
     torch.unsqueeze,
 }
 """Functions that keep ones ones, and zeros zeros."""
+_ROTATE = "apply_rotary_pos_emb"
+"""The function by which families of transformers rotate queries and keys."""
+_SKIPS = "repo_interp_skips"
 
 
 class IdentityTable(Tensor):
@@ -131,3 +139,47 @@ def identity_tables(tables: Any) -> Any:
     if isinstance(plain, Tensor):
         return plain.as_subclass(Ones)
     return plain[0].as_subclass(Ones), plain[1].as_subclass(Zeros)
+
+
+def skip_rotation(forward: Callable[..., Any]) -> None:
+    """Let a family's modules leave out their rotation where they are given identity tables.
+
+    Replaces the function that `forward` finds by its name, once per family and process. With any
+    other tables it is the family's own.
+
+    Args:
+        forward: Function of an attention module's class.
+    """
+    names = inspect.unwrap(forward).__globals__
+    rotate = names.get(_ROTATE)
+    if rotate is not None and not hasattr(rotate, _SKIPS):
+        names[_ROTATE] = _skipping(rotate)
+
+
+def _skipping(rotate: Callable[..., Any]) -> Callable[..., Any]:
+    """`rotate`, not called where it returned its queries and keys for such tensors before."""
+    idle: dict[tuple[Any, ...], bool] = {}
+
+    @functools.wraps(rotate)
+    def turned(*given: Any, **keywords: Any) -> Any:
+        if (
+            torch.compiler.is_compiling()
+            or keywords
+            or len(given) != 4
+            or not (isinstance(given[2], Ones) and isinstance(given[3], Zeros))
+        ):
+            return rotate(*given, **keywords)
+        queries, keys, cosines, _ = given
+        # All that decides whether the function hands on its very arguments: some families
+        # reorder or split them, or compute in another precision
+        batches = len(cosines) == 1 or len(cosines) == len(queries)
+        forms = ((part.dtype, part.ndim, part.shape[-1]) for part in given)
+        form = batches, *forms
+        if idle.get(form):
+            return queries, keys
+        made = rotate(*given)
+        idle[form] = made[0] is queries and made[1] is keys
+        return made
+
+    setattr(turned, _SKIPS, True)
+    return turned

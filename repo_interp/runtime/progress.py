@@ -23,7 +23,9 @@ from repo_interp.runtime.console import Console
 from repo_interp.values import duration
 
 FIRST, EVERY = 1.5, 10.0
-"""Seconds until the first plain line, and at least between the others."""
+"""Seconds until the first plain line, and at least between the others: a tenth of the time so far
+is, too.
+"""
 STILL = 6
 """Lines that are left out where nothing has changed since the last one."""
 

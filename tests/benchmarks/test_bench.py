@@ -177,8 +177,18 @@ MOST = {
 """Operators, launches, waits and uploads of one more layer, or of a call beside its layers."""
 
 
-def test_a_layer_asks_no_more_of_an_accelerator():
-    """On an emulated card; 2,496 operators and 1,807 launches of three axes by default were found."""
+def test_a_layer_asks_no_more_of_an_accelerator(monkeypatch):
+    """On an emulated card; 2,496 operators and 1,807 launches of three axes by default were found.
+
+    Measures that are a part of these analyses are not counted by themselves, but for one.
+    """
+    made = cost._analyses
+    wanted = {cost.FORWARD, cost.BARE, "attention_mass", *MOST}
+
+    def some(*given):
+        return {name: call for name, call in made(*given).items() if name in wanted}
+
+    monkeypatch.setattr(cost, "_analyses", some)
     rows = {row["what"]: row for row in cost.launches(GIVEN, 256, "repo layer")}
     found = {what: tuple(rows[what][kind] for kind in launches.KINDS) for what in MOST}
     above = {what: some for what, some in found.items() if any(np.greater(some, MOST[what]))}

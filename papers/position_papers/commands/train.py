@@ -53,6 +53,8 @@ SUMMARY = (
     "with another scheme."
 )
 
+CALL = "repo-interp train reversal --scheme repo --out runs/own"
+"""A call as an example, for errors of wrong words."""
 EVERY = 60.0
 """Seconds between the lines where there is no terminal."""
 _SHORT = {"index_share_until": ("--index-share-until", "--p-drop")}
@@ -188,10 +190,16 @@ def _require_known_names(arguments: argparse.Namespace) -> None:
     """Raise InputError for a task, a size, a scheme, a device or a checkpoint that there is not,
     before anything heavy is imported.
     """
-    from repo_interp.positions.layouts import named_schemes
-    from repo_interp.tasks import make_task
+    from repo_interp.positions.layouts import SCHEMES, named_schemes
+    from repo_interp.tasks import make_task, task_names
 
     if arguments.task is not None:
+        if arguments.task in SCHEMES and arguments.task not in task_names():
+            call = CALL.replace("--scheme repo", f"--scheme {arguments.task}")
+            raise InputError(
+                f"{arguments.task} is a position scheme, and the first word is a task, one of "
+                f"{', '.join(task_names())}, as in {call} (see repo-interp train --help)"
+            )
         make_task(arguments.task, arguments.task_size or "small")
     find_checkpoint(arguments.continue_from or "")
     require_device_kind(arguments.device or "cpu")
@@ -333,7 +341,10 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
     }
     named = {"task_size": "small", **stored, **written, **given}
     if not named.get("task"):
-        raise InputError(f"no task was named; give one of {', '.join(task_names())}")
+        raise InputError(
+            f"no task was named; give one of {', '.join(task_names())}, as in {CALL} "
+            "(see repo-interp train --help)"
+        )
     of_scheme = [
         (name, text) for name, text in arguments.task_options if name.startswith("scheme.")
     ]

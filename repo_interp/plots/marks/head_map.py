@@ -33,7 +33,7 @@ from repo_interp.plots.marks.drawing import (
     scheme_handles,
     scheme_swatches,
 )
-from repo_interp.plots.marks.panels import MISSING, WRITTEN, draw_cells, scale
+from repo_interp.plots.marks.panels import MISSING, WRITTEN, draw_cells, scale, shades
 from repo_interp.plots.marks.reading import head_axes, schemes, unit_label
 from repo_interp.plots.marks.table import Cell, Table, cells
 from repo_interp.plots.style import (
@@ -57,8 +57,6 @@ TICK = 0.18
 ROW = 3
 """Panels of dots in a row."""
 _LEVEL: Mapping[str, Any] = {"color": "#222222", "linestyle": "--", "linewidth": 0.7}
-SHADES = 9
-"""Colors of the scale in the page."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Heads(Drawing):
         data = values.values.astype(float)
         colours, norm = scale(data)
         # [layer, head] of texts, from [layer, head, rgba]
-        shades = np.vectorize(to_hex, signature="(n)->()")(mpl.colormaps[colours](norm(data)))
+        cells = np.vectorize(to_hex, signature="(n)->()")(mpl.colormaps[colours](norm(data)))
         control = None if self.control is None else self.control.transpose("layer", "head")
         prompts = (
             None if self.prompts is None else self.prompts.transpose("prompt", "layer", "head")
@@ -116,11 +114,9 @@ class Heads(Drawing):
             **head_axes(values),
             "values": nested_digits(data),
             "colours": np.where(
-                np.isfinite(data), shades if self.colours is None else self.colours, MISSING
+                np.isfinite(data), cells if self.colours is None else self.colours, MISSING
             ).tolist(),
-            "scale": [to_hex(shade) for shade in mpl.colormaps[colours](np.linspace(0, 1, SHADES))]
-            if self.colours is None
-            else None,
+            "scale": shades(colours) if self.colours is None else None,
             "ends": digits_of([norm.vmin, norm.vmax]),
             "prompts": {
                 "numbers": prompts["prompt"].values.tolist(),

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
+from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm, to_hex
 from matplotlib.image import AxesImage
 from matplotlib.patches import Patch, Rectangle
 
@@ -41,6 +42,8 @@ MISSING = "#D9D9D9"
 """Color of a cell without a value."""
 WRITTEN = (16, 8)
 """Most layers and heads of a map with values written in the cells."""
+SHADES = 9
+"""Colors of a scale beside a map in a page."""
 UPPER = 0.5
 """Share of the largest value above which all others lie where a scale does not start at 0."""
 FEW, CLIPPED = 1024, 99.5
@@ -191,6 +194,18 @@ def scale(data: np.ndarray) -> tuple[str, Normalize]:
     start = low if high > low > UPPER * high else min(0.0, low)
     # A scale needs two different ends, also where all values are 0 or one negative number
     return "cividis", Normalize(start, high if high > low or high > 0 else low + 1)
+
+
+def shades(name: str) -> list[str]:
+    """Sample a color map.
+
+    Args:
+        name: Name of the color map.
+
+    Returns:
+        `SHADES` colors from its lower to its upper end, as "#rrggbb".
+    """
+    return [to_hex(shade) for shade in mpl.colormaps[name](np.linspace(0, 1, SHADES))]
 
 
 def reach(finite: np.ndarray) -> float:

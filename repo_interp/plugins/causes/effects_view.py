@@ -13,6 +13,7 @@ Draws the group `effects`. This module knows nothing about how positions were ch
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -257,6 +258,7 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
     )
     means = [column.mean({*column.dims} - {"kind"}) for column in columns]
     heads: list[tuple[Cell, ...]] = []
+    few = int((effects["effect"] > -LEAST).sum())
     for kind in effects["kind"].values.tolist():
         of_kind = effects.sel(kind=kind)
         changes = (
@@ -264,7 +266,7 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
         )
         of_heads = head_rows(
             [of_kind["effect"], of_kind["effect_spread"], *changes],
-            ranked_heads(-of_kind["effect"])[:LISTED],
+            ranked_heads(-of_kind["effect"].where(of_kind["effect"] <= -LEAST))[:LISTED],
         )
         heads += [(_word(effects, kind), *row) for row in of_heads]
     size = counted(int(effects.attrs["set_heads"]), "head")
@@ -293,14 +295,24 @@ def effect_tables(run: xr.DataTree) -> tuple[Table, ...]:
         "Mean changes when the positions of this head alone are changed, "
         f"{about} ±: standard deviation over prompts."
     )
+    # Of less than that, the order of heads is rounding
+    left_out = (
+        f" {few} of {int(effects['effect'].count())} changes of one head cost less than {LEAST:g} "
+        "nats and are not listed."
+        if few
+        else ""
+    )
+    sets_table = table_of("effects", title, [*zip(_COLUMNS, means, strict=True)], note, names)
+    if not heads:
+        return (replace(sets_table, note=note + left_out),)
     return (
-        table_of("effects", title, [*zip(_COLUMNS, means, strict=True)], note, names),
+        sets_table,
         Table(
             "effects_by_head",
             "Heads whose positions the answer needs most",
             _OF_HEADS,
             tuple(heads),
-            note_of_heads,
+            note_of_heads + left_out,
         ),
     )
 

@@ -15,13 +15,13 @@ import hashlib
 import json
 import operator
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 
 from repo_interp.errors import InputError, quoted
 
@@ -314,55 +314,53 @@ def check_spans(spans: Mapping[str, Places], generated: Places, length: int, uni
     for name in spans:
         _check_name(name)
     # One owner per place: overlaps of all spans in one pass
-    owner = np.full(length, -1)
+    owner: dict[int, str] = {}
     names = [name for name in spans if "." not in name]
-    for label, (name, places) in enumerate(
-        [*((name, spans[name]) for name in names), (GENERATED, generated)]
-    ):
-        if name == GENERATED and not len(places):
+    for name, given in [*((name, spans[name]) for name in names), (GENERATED, generated)]:
+        if name == GENERATED and not len(given):
             continue
-        indices = _places(name, places, length, unit)
-        taken = indices[owner[indices] >= 0]
-        if len(taken):
-            other = names[owner[taken[0]]]
+        places = _places(name, given, length, unit)
+        if not owner.keys().isdisjoint(places):
+            taken = next(place for place in places if place in owner)
             advice = (
                 "generated places are a span of their own, leave them out of the others"
                 if name == GENERATED
                 else "top-level spans are disjoint, name a part of one like needle.1"
             )
-            raise InputError(f'the spans "{other}" and "{name}" share {unit} {taken[0]}; {advice}')
-        owner[indices] = label
+            raise InputError(
+                f'the spans "{owner[taken]}" and "{name}" share {unit} {taken}; {advice}'
+            )
+        owner |= dict.fromkeys(places, name)
     for name in spans:
         if "." in name:
             _check_part(name, spans, length, unit)
 
 
-def _places(name: str, places: Places, length: int, unit: str) -> Int[np.ndarray, " place"]:
-    if not len(places):
+def _places(name: str, given: Places, length: int, unit: str) -> Sequence[int]:
+    if not len(given):
         raise InputError(
             f'the span "{name}" is empty: give it at least one {unit}, or leave it out'
         )
-    # one array, not one test per character of a long text
-    given = np.asarray(places)
-    if given.dtype.kind not in "iu":
+    places: Any = given
+    # Python's own numbers, which need no array: one per prompt would take most of the time
+    if {*map(type, given)} != {int}:
+        numbers = np.asarray(given)
+        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+            raise InputError(
+                f'the span "{name}" holds {str(given)[:60]}; wanted whole numbers, {unit} '
+                f"indices from 0 to {length - 1}"
+            )
+        places = numbers.tolist()
+    if min(places) < 0 or max(places) >= length:
+        outside = next(place for place in places if not 0 <= place < length)
         raise InputError(
-            f'the span "{name}" holds {str(places)[:60]}; wanted whole numbers, {unit} '
-            f"indices from 0 to {length - 1}"
-        )
-    # After the check of the kind: this would turn 1.5 into 1
-    indices = given.astype(np.int64, copy=False)
-    if indices.min() < 0 or indices.max() >= length:
-        outside = indices[(indices < 0) | (indices >= length)]
-        raise InputError(
-            f'the span "{name}" holds {unit} {outside[0]}, but the prompt has the {unit}s 0 '
+            f'the span "{name}" holds {unit} {outside}, but the prompt has the {unit}s 0 '
             f"to {length - 1}; fix the span"
         )
-    counts = np.bincount(indices)
-    if counts.max() > 1:
-        raise InputError(
-            f'the span "{name}" holds {unit} {np.flatnonzero(counts > 1)[0]} twice; name it once'
-        )
-    return indices
+    if len({*places}) < len(places):
+        twice = min(place for place, count in Counter(places).items() if count > 1)
+        raise InputError(f'the span "{name}" holds {unit} {twice} twice; name it once')
+    return places
 
 
 def _check_name(name: str) -> None:
@@ -390,9 +388,11 @@ def _check_part(name: str, spans: Mapping[str, Places], length: int, unit: str) 
             f'the span "{name}" is a part of "{parent}", which is not there; add it or '
             "rename the part"
         )
-    outside = np.setdiff1d(_places(name, spans[name], length, unit), np.asarray(spans[parent]))
-    if len(outside):
+    outside = {*_places(name, spans[name], length, unit)}.difference(
+        _places(parent, spans[parent], length, unit)
+    )
+    if outside:
         raise InputError(
-            f'the span "{name}" holds {unit} {outside[0]}, which is not in "{parent}"; a '
+            f'the span "{name}" holds {unit} {min(outside)}, which is not in "{parent}"; a '
             "part lies inside its parent"
         )

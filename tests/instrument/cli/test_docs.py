@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shlex
 from dataclasses import fields
+from functools import cache
 
 import pytest
 from bad_inputs import cases
@@ -43,7 +44,10 @@ def script(name):
 
 @pytest.fixture(scope="module")
 def make():
-    return script("make")
+    """docs/make.py, which reads the messages of a source once: two tests read those of all files."""
+    module = script("make")
+    module.messages = cache(lambda source, of=module.messages: tuple(of(source)))
+    return module
 
 
 @pytest.fixture
@@ -218,7 +222,7 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capsys):
         if words[0] == "analyze" and "--prompts" not in words:
             words += ["--count", "2"]  # in place of twenty
         if words[0] == "train":
-            words += ["--steps", "2"]  # in place of minutes
+            words += ["--steps", "2", "--score-prompts", "4"]  # in place of minutes
         assert main(words) == 0, line
     written = {file.name for file in (tmp_path / "runs" / "mine").iterdir()}
     assert written == {"run.nc", "report.html", "figures"}

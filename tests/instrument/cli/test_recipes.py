@@ -21,8 +21,13 @@ FEWER = {
     "prompts(8, ": "prompts(2, ",
     "max_steps=60, ": "max_steps=4, ",
     "every=20": "every=2",
+    "(128, 256, 512)": "(128, 256)",
+    'test_set="1024"': 'test_set="512"',
+    "(2 * length, 4 * length - 1)": "(length, 2 * length - 1)",
+    "{2 * length}-{4 * length - 1}": "{length}-{2 * length - 1}",
+    "2 * length - 1 :": "length - 1 :",
 }
-"""What a test has no time for."""
+"""What a test has no time for; texts of four times the training length are of twice."""
 ALONE = {
     "A training, step by step": "what a callback writes while the Trainer of transformers runs"
 }

@@ -32,8 +32,8 @@ SEVEN = (
     "rotation",
 )
 """Without the fit over learned positions, whose steps depend on how fast it converges."""
-MOST = 980
-"""Operators of one layer more and its forward pass, within the memory of an accelerator: 976 in a
+MOST = 965
+"""Operators of one layer more and its forward pass, within the memory of an accelerator: 962 in a
 small RePo layer.
 """
 WAITING = (

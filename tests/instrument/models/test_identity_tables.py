@@ -1,5 +1,8 @@
 """Tables that turn nothing: the results of ordinary ones and zeros, without the arithmetic."""
 
+import functools
+import inspect
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -9,7 +12,7 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as of_gp
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as of_llama
 from transformers.models.llama4.modeling_llama4 import apply_rotary_emb as of_llama4
 
-from repo_interp.models.identity_tables import Ones, Zeros, identity_tables
+from repo_interp.models.identity_tables import Ones, Zeros, identity_tables, skip_rotation
 
 FEATURES = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
 TABLES = torch.ones(2, 5, 8), torch.zeros(2, 5, 8)
@@ -59,6 +62,50 @@ def test_gradients_pass_as_through_ordinary_tables():
         (of_llama(queries, queries, *tables)[0] ** 2).sum().backward()
         found.append(queries.grad)
     assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+class Family:
+    """What a module of modeling code holds: a rotation, and a class that finds it by its name."""
+
+    def __init__(self, rotation):
+        self.calls = 0
+        self.names = {"apply_rotary_pos_emb": self.counted(rotation)}
+        exec("def forward(*given): return apply_rotary_pos_emb(*given)", self.names)
+        self.forward = self.names["forward"]
+
+    def counted(self, rotation):
+        """Count the calls of `rotation`."""
+
+        @functools.wraps(rotation)
+        def called(*given):
+            self.calls += 1
+            return rotation(*given)
+
+        return called
+
+
+def test_a_rotation_that_hands_on_its_arguments_is_called_once():
+    family, tables = Family(inspect.unwrap(of_llama)), identity_tables(TABLES)
+    for _ in range(2):  # replaced once
+        skip_rotation(family.forward)
+    for _ in range(3):
+        found = family.forward(FEATURES, FEATURES[:, :1], *tables)
+        assert found[0] is FEATURES and torch.equal(found[1], FEATURES[:, :1])
+    assert family.calls == 1
+    turns = torch.rand(2, 5, 8), torch.rand(2, 5, 8)
+    found = family.forward(FEATURES, FEATURES, *turns)
+    assert family.calls == 2 and torch.equal(found[0], of_llama(FEATURES, FEATURES, *turns)[0])
+
+
+def test_a_rotation_that_reorders_is_always_called():
+    def reordered(queries, keys, cosines, sines):
+        return inspect.unwrap(of_llama)(queries.flip(-1), keys.flip(-1), cosines, sines)
+
+    family, tables = Family(reordered), identity_tables(TABLES)
+    skip_rotation(family.forward)
+    for _ in range(2):
+        assert torch.equal(family.forward(FEATURES, FEATURES, *tables)[0], FEATURES.flip(-1))
+    assert family.calls == 2
 
 
 def test_every_other_operation_sees_ones_and_zeros():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any
 
@@ -130,12 +130,14 @@ def altered(array: xr.DataArray) -> xr.DataArray:
 
 
 def shown(view: View, run: xr.DataTree) -> Iterator[str]:
-    """Tables, sentences and the page's data; then by figure where every mark is, and its texts."""
-    parts: list[Any] = [(table.formatted(), table.note) for table in view.tables(run)]
-    parts += [chart.data() for chart in view.charts(run)]
-    parts += [(finding.sentence, finding.evidence) for finding in view.findings(run)]
-    parts += [] if view.interactive is None else [view.interactive.data(run, PageOptions())[0]]
-    yield json.dumps(parts, default=str)
+    """Tables, sentences, the page's data; then by figure where every mark is, and its texts."""
+    parts: tuple[Callable[[], list[Any]], ...] = (
+        lambda: [(table.formatted(), table.note) for table in view.tables(run)],
+        lambda: [(finding.sentence, finding.evidence) for finding in view.findings(run)],
+        lambda: [chart.data() for chart in view.charts(run)],
+        lambda: [] if view.interactive is None else [view.interactive.data(run, PageOptions())[0]],
+    )
+    yield from (json.dumps(part(), default=str) for part in parts)
     for chart in view.drawings(run):
         marks = []
         for artist in chart.figure().findobj():
@@ -157,7 +159,7 @@ def changes(view: View, before: list[str], run: xr.DataTree, name: str, altering
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # values that no model has
         try:
-            # Figures are drawn up to the first that differs.
+            # Up to the first part that differs; figures, which take longest, come last.
             return any(one != other for one, other in zip_longest(before, shown(view, changed)))
         except (ValueError, KeyError, IndexError, TypeError):
             return True

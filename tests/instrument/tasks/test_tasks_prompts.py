@@ -153,7 +153,7 @@ def test_windows_files_are_read(tmp_path):
         ({"spans": {"rest": (0,)}}, "the rest is what no other span holds"),
         ({"generated": (6, 8)}, "holds token 6, but the prompt has the tokens 0 to 2"),
         ({"generated": (0.5,)}, "wanted whole numbers, token indices from 0 to 2"),
-        ({"spans": {"a": (1 << 70,)}}, "wanted whole numbers, token indices from 0 to 2"),
+        ({"spans": {"a": (1 << 70,)}}, "but the prompt has the tokens 0 to 2"),
         ({"tokens": (-1, 2)}, "wanted whole numbers from 0"),
         ({"characters": {}}, "come together"),
     ],

@@ -131,7 +131,7 @@ def test_the_group_is_consistent(group):
         "set_less_controls_high": ends[1],
     }.items():
         assert_allclose(group[name], expected, atol=1e-12)
-    (sets, _) = effect_tables(xr.DataTree.from_dict({"/effects": group}))
+    sets, *_ = effect_tables(xr.DataTree.from_dict({"/effects": group}))
     place = sets.columns.index("less the others' mean")
     shown = [row[place : place + 3] for row in sets.rows]
     assert_allclose(shown, np.transpose([own.mean("prompt"), *ends]), atol=1e-9)
@@ -347,6 +347,21 @@ def test_tables_have_a_row_for_each_kind_and_the_largest_effects_first(run):
     assert [row[0] for row in summary.rows] == ["token index", "all the same", "in random order"]
     effect = run["effects"]["effect"].sel(kind="linearised", layer=2, head=0)
     assert heads.rows[0][:5] == ("token index", 2, 0, "RePo", float(effect))
+    # Found: rows of 5e-8 nats, in order
+    few = int((run["effects"]["effect"] > -0.01).sum())
+    assert max(row[4] for row in heads.rows) <= -0.01
+    assert few > 0 and f" {few} of 48 changes of one head cost less than 0.01 nats" in heads.note
+
+
+def test_a_run_in_which_no_head_is_needed_says_so_in_place_of_the_table(run):
+    group = run["effects"].to_dataset()
+    (summary,) = effect_tables(
+        xr.DataTree.from_dict({"/effects": group.assign(effect=group["effect"] * 1e-4)})
+    )
+    assert "48 of 48 changes of one head cost less than 0.01 nats" in summary.note
+
+
+def test_maps_and_figures_have_units_and_names(run):
     assert [one.values.attrs["units"] for one in VIEW.head_maps(run)] == ["nat"] * 3
     assert {"effects_by_head", "effects_of_sets", "effects_screening"} <= {*dict(VIEW.figures(run))}
 

@@ -191,7 +191,7 @@ export function overview(strip, values, state, prompt) {
 }
 
 export function curve(place, numbers, names) {
-  const values = numbers.curve ? numbers.curve.values : [numbers.log_probability.values];
+  const values = numbers.curve.values;
   const labels = ["no edit", ...names].slice(0, values.length).map((name) => written(name));
   draw(place, "answer", [{ type: "scatter", mode: "lines+markers", x: values.map((_, place) => place), y: values, marker: { size: 8 }, line: { width: 1.5, color: HEADS[0] }, text: labels, hovertemplate: "%{text}: %{y:.4g} nat<extra></extra>" }], {
     showlegend: false, xaxis: { title: { text: "edits that are on" }, tickmode: "array", tickvals: values.map((_, place) => place), range: [-0.4, values.length - 0.6] }, yaxis: { title: { text: "log-probability (nat)" } },

@@ -518,6 +518,9 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     if (!said.length && view.near !== null && view.near !== undefined) part.looks.append(button("Choose token " + view.near, () => update({ token: view.near })));
   }
 
+  // Whether the prompt or the reader marks tokens as the answer.
+  const hasAnswer = () => state.answer.length > 0 || Boolean(prompt.spans.generated);
+
   function drawText() {
     drawTokens();
     const rows = weights(), values = (rows[state.heat] || rows.clean)[0], most = values.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-9);
@@ -537,14 +540,17 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     const at = part.tokens.get(state.token).offsetTop - part.text.scrollTop;
     if (at < 0 || at > part.text.clientHeight - 24) part.text.scrollTop += at - part.text.clientHeight / 2;
     const places = Object.values(byState(view.numbers.position)).pop().map((values) => values[state.token]);
-    part.said.textContent = "Token " + state.token + (prompt.texts === false ? "" : " (" + visible(prompt.tokens[state.token]) + ")") + (Object.keys(prompt.spans).some((name) => name !== "rest") ? " in " + (spansOf(state.token).join(", ") || "no span") : "") + (model.bare ? "" : "; position " + places.map((value, shown) => number(value, 4) + " (" + nameOf(state.heads[shown]) + ")").join(", ")) + ". " + (answer.size ? "Bold: the answer. " : "") + "Click a token; drag over tokens to see which heads look at them.";
+    part.said.textContent = "Token " + state.token + (prompt.texts === false ? "" : " (" + visible(prompt.tokens[state.token]) + ")") + (Object.keys(prompt.spans).some((name) => name !== "rest") ? " in " + (spansOf(state.token).join(", ") || "no span") : "") + (model.bare ? "" : "; position " + places.map((value, shown) => number(value, 4) + " (" + nameOf(state.heads[shown]) + ")").join(", ")) + ". " + (hasAnswer() ? "Bold: the answer. " : "") + "Click a token; drag over tokens to see which heads look at them.";
     drawLooks(rows.changed ? rows.changed[0] : rows.clean[0]);
-    if (!view.numbers.span_mass) return;
+    // All attention goes to the rest where the prompt has no spans
+    part.mass.hidden = !view.numbers.span_mass || view.numbers.span.values.every((name) => name === "rest");
+    if (part.mass.hidden) return;
     const spans = view.numbers.span.values, mass = byState(view.numbers.span_mass);
     const states = Object.keys(mass);
     const meet = (one, other) => one && other && one.at.some(([first, last]) => other.at.some(([from, to]) => first <= to && from <= last));
-    const twice = spans.filter((name, place) => (!prompt.spans[name] && name !== "rest") || spans.slice(0, place).some((other) => meet(prompt.spans[name], prompt.spans[other])));
-    part.mass.replaceChildren(el("table", {}, el("caption", { textContent: "Attention to spans (%)" + (twice.length ? "; tokens of " + twice.join(" and ") + " are in other spans too" : "") }), el("thead", {}, el("tr", {}, el("th", { textContent: "head" }), ...spans.map((name) => el("th", { textContent: name })))),
+    const ofRow = spans.some((name) => name === "needle" && !prompt.spans[name]); // a needle of each token of the answer
+    const twice = spans.filter((name, place) => prompt.spans[name] && spans.slice(0, place).some((other) => meet(prompt.spans[name], prompt.spans[other])));
+    part.mass.replaceChildren(el("table", {}, el("caption", { textContent: "Attention to spans (%)" + (twice.length ? "; tokens of " + twice.join(" and ") + " are in other spans too" : "") + (ofRow ? "; needle: the token that is copied next, query: the one said last" : "") }), el("thead", {}, el("tr", {}, el("th", { textContent: "head" }), ...spans.map((name) => el("th", { textContent: name })))),
       el("tbody", {}, ...state.heads.flatMap((pair, shown) => states.map((which) => el("tr", {}, el("th", { scope: "row", textContent: nameOf(pair) + (which === "changed" ? ", changed" : "") }), ...mass[which][shown].map((value) => el("td", { className: "number", textContent: percent(value) }))))))));
   }
 
@@ -562,15 +568,16 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     const caption = (instead && place !== state.prompt ? "Prompt " + instead.prompt + ", after" : "After") + " token " + token + quoted(token) + follows;
     const why = instead && (place === state.prompt ? "Of token " + state.token + " none are kept; the nearest is token " + token + ". " : "A run keeps next tokens of prompt " + instead.prompt + " alone. ");
     const show = button(place === state.prompt ? "Choose token " + token : "Show prompt " + (instead && instead.prompt), () => follow(instead));
-    part.next.replaceChildren(...(instead ? [el("p", { className: "hint", textContent: why }, place >= 0 ? show : null)] : []), el("table", {}, el("caption", { textContent: caption }), el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { textContent: name })))), el("tbody", {}, ...rows)));
+    part.next.replaceChildren(...(instead ? [el("p", { className: "hint", textContent: why }, place >= 0 ? show : null)] : []), el("table", {}, el("caption", { textContent: caption }), el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", { textContent: name, className: name === "%" ? "number" : "" })))), el("tbody", {}, ...rows)));
   }
 
   function drawAnswer() {
     const values = view.numbers.log_probability.values, scores = view.numbers.score.values;
     const both = (given) => (Array.isArray(given) ? given.map((one) => number(one)).join(" → ") : number(given));
     const marked = state.answer.length || prompt.answer.length;
-    part.answered.textContent = (marked === 1 ? "1 token" : marked + " tokens") + ", bold in the prompt: log-probability " + both(values) + " nat, score " + both(scores);
-    curve(part.answer, view.numbers, state.edits.map((edit, place) => view.sentences[place]).filter((_, place) => state.edits[place].on !== false));
+    part.answered.textContent = (hasAnswer() ? (marked === 1 ? "1 token" : marked + " tokens") + ", bold in the prompt" : "The prompt marks no answer, so its last token stands for one") + ": log-probability " + both(values) + " nat, score " + both(scores);
+    for (const one of [part.answer, part.answer.nextElementSibling]) one.hidden = !view.numbers.curve; // a single point says what the line does
+    if (view.numbers.curve) curve(part.answer, view.numbers, state.edits.map((edit, place) => view.sentences[place]).filter((_, place) => state.edits[place].on !== false));
   }
 
   function drawPositions() {

@@ -32,16 +32,19 @@ const parted = (text) => text.split(", "); // a head may have several names, the
 // A legend of the texts that color a map, with how many heads have each.
 function kindsOf(map) {
   const counts = new Map(), colours = new Map();
+  let without = 0;
   map.texts.forEach((row, layer) => row.forEach((text, head) => {
-    if (!text) return;
+    if (!text) { without += 1; return; }
     parted(text).forEach((part) => counts.set(part, (counts.get(part) || 0) + 1));
     colours.set(parted(text)[0], map.colours[layer][head]);
   }));
-  return [...colours].sort(([one], [other]) => counts.get(other) - counts.get(one)).map(([text, colour]) => {
-    const entry = el("span", { textContent: text + ": " + counts.get(text), title: (map.meanings && map.meanings[text]) || "" });
+  const entry = (text, count, colour, title) => {
+    const entry = el("span", { textContent: text + ": " + count, title });
     entry.style.setProperty("--kind", colour);
     return entry;
-  });
+  };
+  const named = [...colours].sort(([one], [other]) => counts.get(other) - counts.get(one)).map(([text, colour]) => entry(text, counts.get(text), colour, (map.meanings && map.meanings[text]) || ""));
+  return without ? [...named, entry("none of these", without, MISSING, "")] : named;
 }
 
 // What the texts of a map say of a head, for those that color some head.
@@ -102,7 +105,7 @@ export function headMap(place, { layers, heads, open, changed }) {
     const tile = button("", (event) => open(pair, event.shiftKey || part.several.checked), { className: "tile" });
     tile.dataset.head = pair.join(".");
     tile.innerHTML = '<span class="tile-name"></span><span class="tile-score"></span><svg viewBox="0 0 100 40" preserveAspectRatio="none" aria-hidden="true"></svg><span class="as"></span>';
-    tiles.push({ tile, layer, head, pair, values: undefined, outline: null });
+    tiles.push({ tile, layer, head, pair, values: undefined, outline: null, without: "" });
   }
 
   // Scrolls the map, not the page, to a tile that is not seen.
@@ -139,11 +142,12 @@ export function headMap(place, { layers, heads, open, changed }) {
       if (values !== one.values && !same(values, one.values)) { // an edit leaves the layers before it as they are
         one.values = values;
         one.outline = values ? outlined(values) : null;
-        one.tile.querySelector("svg").innerHTML = one.outline ? '<path d="' + one.outline.line + '" vector-effect="non-scaling-stroke"/>' : '<text x="50" y="24" text-anchor="middle" font-size="9">' + (values === false ? "token index" : values ? "no positions" : "left out") + "</text>";
+        one.tile.querySelector("svg").innerHTML = one.outline ? '<path d="' + one.outline.line + '" vector-effect="non-scaling-stroke"/>' : "";
+        one.without = one.outline ? "" : values === false ? "token index" : values ? "no positions" : "left out";
       }
     }
     const control = known && map.control ? ", null " + number(map.control[row][column], 3) : "";
-    if (!outlines) Object.assign(one, { values: undefined, outline: null });
+    if (!outlines) Object.assign(one, { values: undefined, outline: null, without: "" });
     const text = known && map.texts ? map.texts[row][column] || "none" : null;
     const means = text !== null && map.meanings ? parted(text).filter((part) => map.meanings[part]).map((part) => "\n" + part + ": " + map.meanings[part]).join("") : "";
     const said = nameOf(one.pair) + " (" + one.layer.name + ")" + control + (map ? ", " + map.title + mean + ": " + (text !== null ? text + means : number(one.value, 3)) + (known && map.most && map.most[row][column] - one.value > 0.05 ? " to " + number(map.most[row][column], 3) : "") : "");
@@ -151,7 +155,8 @@ export function headMap(place, { layers, heads, open, changed }) {
     one.tile.setAttribute("aria-label", said);
     one.tile.style.setProperty("--score", known ? map.colours[row][column] : "transparent");
     one.tile.querySelector(".tile-score").textContent = text !== null ? (text === "none" ? "" : text) : map ? number(one.value !== null && Math.abs(one.value) < 5e-3 * map.ends[1] ? 0 : one.value, 3) : "";
-    one.tile.classList.remove("same");
+    one.tile.classList.toggle("same", Boolean(one.without));
+    one.tile.querySelector(".as").textContent = one.without;
     one.tile.tabIndex = -1;
   }
 
