@@ -15,6 +15,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,7 @@ def _of_others(group: str, topic: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+@cache
 def _stated(group: str, word: str) -> dict[str, str]:
     """Texts by name that our objects in a group assign to `word`."""
     found, pattern = {}, re.compile(_STATED.format(word), re.MULTILINE)
