@@ -53,10 +53,11 @@ class Gaps:
         for attention in self._asked:
             inputs, layer = sample(attention, by_axis), attention.layer_idx
             for measure in measures:
-                named = measure.needs.heads is None or layer in measure.needs.heads
+                if not _names(measure, layer):
+                    continue
                 if not is_about(measure, attention.scheme):
                     self._skipped[measure.name].append(layer)
-                elif named and (gap := measure.gap(inputs)) is not None:
+                elif (gap := measure.gap(inputs)) is not None:
                     self._found[measure.name].setdefault(gap, []).append(layer)
 
     def of(self, measure: str) -> list[str]:
@@ -99,7 +100,8 @@ class Gaps:
             skipped = self._skipped[measure.name]
             gaps = self._found[measure.name].items()
             whole = {gap: layers for gap, layers in gaps if gap.what == NOTHING}
-            if len(skipped) + sum(map(len, whole.values())) == len(self._asked):
+            named = sum(_names(measure, attention.layer_idx) for attention in self._asked)
+            if named and len(skipped) + sum(map(len, whole.values())) == named:
                 reasons = [f"{self._named(layers)} {gap.reason}" for gap, layers in whole.items()]
                 if skipped:
                     wanted = ", ".join(measure.needs.schemes)
@@ -116,7 +118,7 @@ class Gaps:
             InputError: There is one, or a measure skips all layers.
         """
         for measure in self._measures:
-            needs_one = measure.needs.layer or len(self._skipped[measure.name]) == len(self._asked)
+            needs_one = measure.needs.layer or not self._found[measure.name]
             if needs_one and measure.name in self.silent:
                 raise InputError(f"{self.silent[measure.name]}; leave the measure out")
 
@@ -124,3 +126,8 @@ class Gaps:
         """Numbers of layers, with their schemes."""
         schemes = dict.fromkeys(self._schemes[layer] for layer in layers)
         return f"{format_ranges(layers)} ({', '.join(schemes)})"
+
+
+def _names(measure: Measure, layer: int) -> bool:
+    """Whether a layer is among those of a measure (`Needs.heads`)."""
+    return measure.needs.heads is None or layer in measure.needs.heads

@@ -83,7 +83,7 @@ class Checkpoint:
 
 Configure = Callable[[dict[str, Any], str], Any]
 """A configuration of the keys of a plain decoder, whose file is named; `light_config`, or
-`configuration.configured`.
+`configuration.make_config`.
 """
 
 
@@ -96,7 +96,7 @@ def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: A
         path: Directory, name of a checkpoint of the zoo, or hub id. A name of the zoo is never
             looked for on the hub.
         configure: Makes a configuration of the decoder's keys: `light_config`, or
-            `configuration.configured`.
+            `configuration.make_config`.
         **hub: Options of `huggingface_hub.snapshot_download`.
 
     Returns:

@@ -2,10 +2,11 @@
 
     as_measure(object)                          an object with the `PARTS` of a measure becomes one
     require_declared(measure)                   its needs and parameters
-    precompute(measures, inputs, spans)         its reductions     nothing that it reads is changed
-    observe(measure, inputs, spans)             its statistics     nor by another package's at all:
-    observe_predictions(measure, ...)                              it gets a copy
+    precompute(measures, inputs, spans)         the reductions that it asked for
+    observe(measure, inputs, spans)             its statistics of a layer and a batch
+    observe_predictions(measure, ...)           its statistics of next-token logits
 
+A measure of ours that changes what it reads is an error. One of another package reads a copy.
 Measures are called here and nowhere else in an analysis.
 """
 

@@ -1,7 +1,7 @@
 """Facts about an analysis for measures and experiments: layers, prompts, and their tokens.
 
-    schemes     one per layer that is measured; of another package's, "rope" or "alibi" where
-                positions are the token index or none, with and without rotation
+    schemes     one per layer that is measured. A scheme of another package whose positions are
+                the token index, or that has none, counts as "rope" where it rotates, else as "alibi"
     complete    all layers of the model, so that its predictions are those of the analysis
 
 This module knows nothing about how an analysis is made.

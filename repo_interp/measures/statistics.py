@@ -249,9 +249,10 @@ class Measure(ABC):
         return ()
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """State the results that `observe` cannot give for a layer, by the layer's properties.
+        """State what `observe` has no result for in a layer, by the layer's properties.
 
-        The run notes it.
+        The run notes it. `observe` is called for the layer all the same, and gives NaN there;
+        layers of other schemes than `Needs.schemes` are skipped.
 
         Args:
             inputs: A layer, with any content.

@@ -160,7 +160,7 @@ def _of_heads(group: str) -> View:
         group,
         group.replace("_", " ").capitalize(),
         lambda run: (
-            "A measure of another package, without a view of its own." + _left_out(run, group)
+            "Drawn by its axes: the measure has no view of its own." + _left_out(run, group)
         ),
         lambda run: _by_axes(run, group),
         lambda run: _head_table(run, group),

@@ -630,7 +630,7 @@ def test_narrow_dark_and_with_names_for_screen_readers(page):
         )
         == "#ececee"
     )
-    page.wait("document.querySelector('.plot')._fullLayout.font.color === '#ececee'")
+    page.wait("document.querySelector('.plot:not([hidden])')._fullLayout.font.color === '#ececee'")
     nameless = (
         "[...document.querySelectorAll('button, select, input, "
         "textarea')].filter((one) => one.checkVisibility() && "

@@ -664,7 +664,7 @@ def test_next_tokens_of_a_prompt_that_has_none_are_those_before_the_answer_of_on
     caption = text_of(browser, f"{panel} caption")
     assert caption.startswith("Prompt 0, after token 10; the prompt goes on with a token, which")
     shown = browser.run(
-        f"[...document.querySelectorAll('{panel} .number')].map((one) => one.textContent)"
+        f"[...document.querySelectorAll('{panel} td.number')].map((one) => one.textContent)"
     )
     expected = 100 * rope["predictions"]["probability"].sel(token=10).values
     assert [float(number) for number in shown] == pytest.approx(expected, rel=5e-3)

@@ -2,7 +2,8 @@
 
 The page draws the charts of the head that is chosen in the explorer.
 
-    curves   float32, base64, [layer, head, point]          images   16 bits between the smallest and the largest value of a head
+    curves   float32, base64, [layer, head, point]
+    images   16 bits between the smallest and the largest value of a head
 
 Images are coarsened by means of 2 x 2 until all heads fit into `MOST_IMAGE` bytes. This module
 knows nothing about the meaning of the values.

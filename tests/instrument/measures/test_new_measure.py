@@ -13,6 +13,7 @@ from refusals import refused
 import repo_interp as ri
 from repo_interp.experiments import Experiment, Plan
 from repo_interp.measures.border import as_measure
+from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.logit_sums import LogitSums, logit_sums
 from repo_interp.measures.labels import of_layer, with_attrs
 from repo_interp.measures.measure_catalogue import measure_named
@@ -205,3 +206,18 @@ def test_layers_of_other_schemes_are_skipped_and_the_run_says_so():
     )
     with refused("are not of rope, which it is about; leave the measure out"):
         ri.analyze(model, tokens, [OfRope()], layers=[0], experiments=())
+
+
+class OfLayerOne(Foreign, needs=Needs(heads={1: None}, layer=True)):
+    """Another package's, about layer 1 alone, of which it says nothing where that has no rotation."""
+
+    def gap(self, inputs):
+        return None if inputs.frequencies is not None else Gap("do not rotate")
+
+
+def test_layers_that_a_measure_does_not_name_count_for_nothing():
+    """Found: with one named layer, and nothing to say of it, the measure was not refused."""
+    with refused("foreign gives nothing here: layers 1 .nope. do not rotate; leave the measure"):
+        ri.analyze(repositioned("rope,nope,rope"), TOKENS, [OfLayerOne()], experiments=())
+    run = ri.analyze(repositioned("nope,rope,nope"), TOKENS, [OfLayerOne()], experiments=())
+    assert "left_out" not in run["foreign"].attrs

@@ -198,12 +198,6 @@ def test_an_identity_transform_generates_audits_and_rescales_like_none():
     xr.testing.assert_identical(audit(model), audit(plain))
 
 
-def test_schemes_with_a_transform_are_verified():
-    transformed("matrices")
-    verified = [ri.verify_scheme(name) for name in ("matrices", "rope")]
-    assert [each.attrs["findings"] for each in verified] == ["", ""]
-
-
 @pytest.mark.parametrize("family", ["llama", "llama_mha", "qwen3", "gemma2", "olmo2"])
 @torch.no_grad()
 def test_a_matrix_for_every_head_is_the_slow_formula(family):
