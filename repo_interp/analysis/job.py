@@ -42,9 +42,10 @@ from repo_interp.measures.statistics import (
     merge,
     of_training_length,
 )
-from repo_interp.models.capture import decode, predictions_of
+from repo_interp.models.capture import decode
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.lasting import require_weights
+from repo_interp.models.next_tokens import predictions_of
 from repo_interp.models.observing import observing
 from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.provenance import identity

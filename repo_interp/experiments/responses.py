@@ -21,10 +21,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from repo_interp.errors import InputError, NotFinitePrediction
-from repo_interp.models.capture import next_token_logits
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.generation import continue_greedily
 from repo_interp.models.lasting import at_rest
+from repo_interp.models.next_tokens import next_token_logits
 from repo_interp.models.padding import right_padding
 from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.side_by_side import BatchSize, batches, restore_order

@@ -45,10 +45,10 @@ from repo_interp.measures.kernels.heads import WHOLE_PATTERN
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
 from repo_interp.measures.labels import described_group, with_attrs
 from repo_interp.models.attention import cache_argument
-from repo_interp.models.capture import next_token_logits
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.generation import end_tokens
 from repo_interp.models.lasting import at_rest
+from repo_interp.models.next_tokens import next_token_logits
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.prompt import REST, copies_next

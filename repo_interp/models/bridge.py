@@ -48,10 +48,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from repo_interp.errors import InputError, one_line, warn
 from repo_interp.models.attention import scheme_of
-from repo_interp.models.capture import next_token_logits
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import at_rest, require_weights
 from repo_interp.models.layer_pass import HookSites
+from repo_interp.models.next_tokens import next_token_logits
 from repo_interp.models.parity import Tried
 from repo_interp.models.remembered import remember_computation
 from repo_interp.models.saving import save

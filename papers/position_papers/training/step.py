@@ -28,8 +28,8 @@ from transformers import PreTrainedModel
 
 from position_papers.training.configuration import TrainingConfiguration
 from repo_interp.experiments.responses import MOST_LOGITS, Question, to_question
-from repo_interp.models.capture import next_token_logits
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.next_tokens import next_token_logits
 from repo_interp.tasks import Task
 
 

@@ -25,8 +25,9 @@ from repo_interp.analysis.coercion import Prompts, as_prompts, require_known_tok
 from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.experiments.grid import stack_padded
 from repo_interp.experiments.responses import MOST_LOGITS
-from repo_interp.models.capture import decode, next_token_logits
+from repo_interp.models.capture import decode
 from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.models.next_tokens import next_token_logits
 from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.side_by_side import BatchSize
 from repo_interp.runtime.console import Console

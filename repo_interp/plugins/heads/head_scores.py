@@ -44,8 +44,9 @@ from repo_interp.measures.kernels.mirror import MEANING, mirror_scores
 from repo_interp.measures.kernels.samples import middles
 from repo_interp.measures.patterns import PATTERNS, chunk_patterns
 from repo_interp.measures.positions import position_range
-from repo_interp.models.capture import decode, next_token_logits
+from repo_interp.models.capture import decode
 from repo_interp.models.decoder import Decoder
+from repo_interp.models.next_tokens import next_token_logits
 from repo_interp.models.observing import observing
 from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.side_by_side import batches

@@ -60,8 +60,9 @@ from repo_interp.measures.fitting import Layers
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS
 from repo_interp.measures.labels import described_group
 from repo_interp.measures.statistics import Statistics, merge
-from repo_interp.models.capture import capture, next_token_logits
+from repo_interp.models.capture import capture
 from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.models.next_tokens import next_token_logits
 from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.resuming import Recording, record_pass, resume_pass
 from repo_interp.models.side_by_side import batches

@@ -29,8 +29,9 @@ from repo_interp.analysis.coercion import Prompts
 from repo_interp.errors import InputError
 from repo_interp.intervals import half_interval
 from repo_interp.measures.labels import described_group
-from repo_interp.models.capture import decode, next_token_logits
+from repo_interp.models.capture import decode
 from repo_interp.models.decoder import Decoder, as_decoder
+from repo_interp.models.next_tokens import next_token_logits
 from repo_interp.models.observing import entering
 from repo_interp.models.outputs import attention_outputs
 from repo_interp.models.side_by_side import BatchSize

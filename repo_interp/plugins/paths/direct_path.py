@@ -30,8 +30,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repo_interp.models.attention import RepositionedAttention
-from repo_interp.models.capture import decode, next_token_logits
+from repo_interp.models.capture import decode
 from repo_interp.models.decoder import Decoder
+from repo_interp.models.next_tokens import next_token_logits
 from repo_interp.models.offloading import parameter_value
 from repo_interp.models.outputs import attention_values
 

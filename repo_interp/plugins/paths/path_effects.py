@@ -24,9 +24,9 @@ from repo_interp.errors import InputError, quoted
 from repo_interp.experiments.responses import batches_by_length
 from repo_interp.intervals import half_interval
 from repo_interp.measures.labels import described_group
-from repo_interp.models.capture import next_token_logits
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import intervention
+from repo_interp.models.next_tokens import next_token_logits
 from repo_interp.models.pass_limits import batch_limit
 from repo_interp.models.resuming import Recording, record_pass, resume_pass
 from repo_interp.models.side_by_side import WORTHWHILE, BatchSize
