@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,8 @@ def names(group: str) -> tuple[str, ...]:
     return (*ours, *sorted({point.name for point in installed_points(group)} - set(ours)))
 
 
-def attribute_texts(group: str, word: str) -> dict[str, str]:
+@cache
+def attribute_texts(group: str, word: str) -> Mapping[str, str]:
     """Read the texts that our objects in a group assign to an attribute; imports nothing.
 
     Args:

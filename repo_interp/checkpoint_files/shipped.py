@@ -13,7 +13,6 @@ Another package gives a directory of such checkpoints by an entry point of the g
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ def zoo_names() -> tuple[str, ...]:
     Returns:
         Names of seed 0, sorted.
     """
-    return tuple(sorted({name for name, path in _all() if not (path / _ADAPTER).is_file()}))
+    return tuple(name for is_adapter, name in _by_kind() if not is_adapter)
 
 
 def shipped_names() -> tuple[str, ...]:
@@ -91,9 +90,7 @@ def shipped_names() -> tuple[str, ...]:
     Returns:
         Names of whole checkpoints, then of adapters, sorted.
     """
-    return zoo_names() + tuple(
-        sorted({name for name, path in _all() if (path / _ADAPTER).is_file()})
-    )
+    return tuple(dict.fromkeys(name for _, name in _by_kind()))
 
 
 def zoo_path(name: str) -> Path:
@@ -179,7 +176,12 @@ def _directory(name: str) -> Path:
     )
 
 
-def _all() -> Iterator[tuple[str, Path]]:
-    for directory in shipped_directories():
-        for file in directory.glob("*/*/config.json"):
-            yield file.parent.relative_to(directory).as_posix(), file.parent
+def _by_kind() -> list[tuple[bool, str]]:
+    """Whether it is an adapter, and the name, of each checkpoint; sorted."""
+    return sorted(
+        {
+            ((file.parent / _ADAPTER).is_file(), file.parent.relative_to(directory).as_posix())
+            for directory in shipped_directories()
+            for file in directory.glob("*/*/config.json")
+        }
+    )

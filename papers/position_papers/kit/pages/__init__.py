@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,17 @@ LACKING = (Kind.LACKS, Kind.PART)
 
 def rendered(page: str, **context: Any) -> str:
     """The page from the template of that name: "paper.md", "gallery.md", "numbers.md"."""
+    return _templates().get_template(f"{page}.jinja").render(**context).rstrip() + "\n"
+
+
+@cache
+def _templates() -> Environment:
+    """The templates, each of which is compiled once."""
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, trim_blocks=True, undefined=StrictUndefined)
     environment.tests["lacking"] = _is_lacking
     environment.filters["in_order"] = _in_order
-    return environment.get_template(f"{page}.jinja").render(**context).rstrip() + "\n"
+    return environment
 
 
 def _is_lacking(verdict: Verdict) -> bool:
