@@ -109,8 +109,8 @@ OWN: Mapping[str, Mapping[str, str]] = {
     PLACEMENTS: {"device_map": "repo_interp.plugins.placement.dispatch"},
     # By the field of a `Checkpoint` that such checkpoints have
     LOADERS: {
-        "base": "repo_interp.plugins.adapters.adapters",
-        "larger": "repo_interp.plugins.text_parts.text_part",
+        "base": "repo_interp.plugins.adapters.adapters:LOADER",
+        "larger": "repo_interp.plugins.text_parts.text_part:LOADER",
     },
     COMMANDS: {
         **{

@@ -6,7 +6,7 @@
                                                     too, with the same value
 
 Repositioned are the layers from the start on - where layer ids are given, only those among them;
-the rest is RoPE. Modes that the released code does not know run RoPE there without a word; here
+the rest is RoPE. Modes that the released code does not know silently run RoPE there; here
 they are refused. Knows nothing about the rest of config.json.
 """
 

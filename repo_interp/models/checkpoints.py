@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from accelerate import init_empty_weights
@@ -82,6 +82,15 @@ class LoadOptions(TypedDict, total=False):
     device_map: DeviceMap | None
     most_memory: MostMemory | None
     positions_dtype: str | None
+
+
+class Loader(NamedTuple):
+    """How a plug-in loads the checkpoints that have one field (group `repo_interp.loaders`)."""
+
+    load: Callable[[Checkpoint, str, str, LoadOptions], PreTrainedModel]
+    """Of the checkpoint, device, precision, and the further options of `load_model`."""
+    require_headers: Callable[[Checkpoint, PretrainedConfig], None]
+    """Refuses weights that do not fit; reads no values."""
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -195,8 +204,8 @@ def load_model(
     return ready_model(model, generation)
 
 
-def _loader_of(checkpoint: Checkpoint) -> Any:
-    """Module of a plug-in that loads such checkpoints, by the field that they have; else None."""
+def _loader_of(checkpoint: Checkpoint) -> Loader | None:
+    """The loader of a plug-in for such checkpoints, by the field that they have; else None."""
     having = (name for name in names(LOADERS) if getattr(checkpoint, name, None) is not None)
     return next((find(LOADERS, name) for name in having), None)
 

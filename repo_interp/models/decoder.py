@@ -74,13 +74,13 @@ class Decoder:
     """The BOS that the tokenizer prepends to a text; None without a prepended BOS or a tokenizer.
     """
     weights: Mapping[str, int] | None = None
-    """Checksums of the loaded weights (`changes`)."""
+    """Checksums of the loaded weights (`remembered`)."""
     hashed: tuple[Mapping[str, int], str] | None = None
     """Checksums of the weights at their last SHA-256, and the SHA-256 (`weights_digest`)."""
     rotations: Mapping[str, Any] | None = None
-    """Rotations of the layers of a bridge when it was made (`changes`)."""
+    """Rotations of the layers of a bridge when it was made (`remembered`)."""
     first_hook: int = 0
-    """Number of the first hook after a bridge was made (`changes`)."""
+    """Number of the first hook after a bridge was made (`remembered`)."""
     found: dict[str, Any] = field(default_factory=dict)
     """Modules that were looked up, and the modules above them (`modules`)."""
 

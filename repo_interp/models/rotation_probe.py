@@ -127,7 +127,7 @@ def _measure(stock: Any, source: Source | None) -> Rotation:
     d_head = queries.shape[-1]
     firsts, seconds = [e for e, _, _ in entries], [p for _, p, _ in entries]
     rest = [e for e in range(d_head) if e not in {*firsts, *seconds}]
-    # A loader that drops the factor would rotate whole heads without a word.
+    # A loader that drops the factor would silently rotate whole heads.
     share = source.parameters.get("partial_rotary_factor") or 1.0 if source is not None else 1.0
     if entries and not rest and share < 1.0 and bool((frequencies > 0).all()):
         raise InputError(

@@ -32,6 +32,7 @@ from repo_interp.checkpoint_files.stored import StoredWeight, stored_digest, sto
 from repo_interp.checkpoint_files.weights import read_weights
 from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import (
+    Loader,
     LoadOptions,
     dtype_named,
     empty_model,
@@ -102,7 +103,9 @@ class _LoRA(BaseModel):
         return self
 
 
-def load(checkpoint: Checkpoint, device: str, dtype: str, options: LoadOptions) -> PreTrainedModel:
+def load_adapter(
+    checkpoint: Checkpoint, device: str, dtype: str, options: LoadOptions
+) -> PreTrainedModel:
     """Load the base of an adapter, and merge the adapter into it.
 
     Args:
@@ -127,7 +130,7 @@ def load(checkpoint: Checkpoint, device: str, dtype: str, options: LoadOptions) 
     return merge_adapter(base, checkpoint, dtype_named(options.get("positions_dtype") or dtype))
 
 
-def require_headers(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
+def require_adapter_headers(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
     """Refuse an adapter if weights in its headers, or its base's, do not fit; reads no values.
 
     Args:
@@ -314,3 +317,6 @@ def _is_changed(name: str, lora: _LoRA) -> bool:
     ):
         return False
     return lora.layers_to_transform is None or int(path[2]) in lora.layers_to_transform
+
+
+LOADER = Loader(load_adapter, require_adapter_headers)

@@ -18,6 +18,7 @@ from repo_interp.checkpoint_files.stated import Checkpoint
 from repo_interp.checkpoint_files.weights import loaded_by_transformers
 from repo_interp.errors import InputError, as_input_errors
 from repo_interp.models.checkpoints import (
+    Loader,
     LoadOptions,
     device_named,
     dtype_named,
@@ -32,7 +33,9 @@ _TOLERANCE, _TOLERANCE_HALF = 1e-4, 0.05
 """Largest difference of logits over the largest logit; the same modules run twice."""
 
 
-def load(checkpoint: Checkpoint, device: str, dtype: str, options: LoadOptions) -> PreTrainedModel:
+def load_text_part(
+    checkpoint: Checkpoint, device: str, dtype: str, options: LoadOptions
+) -> PreTrainedModel:
     """Load the text part of a larger model, with the checkpoint's positions.
 
     Args:
@@ -60,7 +63,7 @@ def load(checkpoint: Checkpoint, device: str, dtype: str, options: LoadOptions) 
     return ready_model(with_layout(text, None), generation)
 
 
-def require_headers(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
+def require_larger_headers(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
     """Refuse a larger model if weights in its headers do not fit; reads no values.
 
     Args:
@@ -169,3 +172,6 @@ def _extract(whole: Any) -> PreTrainedModel:
     if hasattr(whole, "hf_device_map"):
         text.hf_device_map = whole.hf_device_map
     return text.eval()
+
+
+LOADER = Loader(load_text_part, require_larger_headers)

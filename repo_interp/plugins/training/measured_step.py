@@ -75,7 +75,7 @@ def measure_step(
     step = checked(step, CountOrNone, "step")
     inner = inner_model(model)
     given = as_prompts(prompts, getattr(inner, "tokenizer", None))
-    with undisturbed(inner), observable(inner):
+    with undisturbed(inner), with_hook_sites(inner):
         inner.eval()
         # `as_before` restores the setting
         if inner.config._attn_implementation not in _FUSED:
@@ -137,7 +137,7 @@ def undisturbed(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def observable(model: Any) -> Iterator[None]:
+def with_hook_sites(model: Any) -> Iterator[None]:
     """Give a model hook sites while the context lasts.
 
     Args:

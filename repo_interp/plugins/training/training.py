@@ -46,9 +46,9 @@ from repo_interp.plugins.training.measured_step import (
     finished_run,
     inner_model,
     measure_step,
-    observable,
     run_directory,
     undisturbed,
+    with_hook_sites,
 )
 from repo_interp.plugins.training.scalars import training_scalars
 from repo_interp.tasks.prompt import Prompt
@@ -320,7 +320,7 @@ class _Evaluation:
         """Return the run of the kept rows."""
         if self._refused is not None:
             raise self._refused
-        with undisturbed(self.model), observable(self.model):
+        with undisturbed(self.model), with_hook_sites(self.model):
             job = self._job(self.prompts)
             job.observed = self.observed
             return execute(job)
@@ -339,7 +339,7 @@ class _Evaluation:
             with ExitStack() as stack:
                 with undisturbed(model):
                     prompts, width = _rows(keywords)
-                    stack.enter_context(observable(model))
+                    stack.enter_context(with_hook_sites(model))
                     job, begun = self._job(prompts), len(self.prompts)
                 numbers, device = range(len(prompts)), device_of(model)
                 batch = make_batch(prompts, numbers, width, device, job.structure)
