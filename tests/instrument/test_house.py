@@ -493,7 +493,7 @@ def test_every_plugin_has_a_readme_of_a_screen_and_tests():
 
 DOORS = {
     "analysis/analyze.py": (105, 102_400),
-    "models/load.py": (69, 66_400),
+    "models/load.py": (67, 65_800),
     "measures/patterns.py": (21, 25_100),
     "plots/views/patterns.py": (33, 34_000),
     "plots/pages/report.py": (42, 42_800),
