@@ -285,8 +285,8 @@ def _atlas_of_prompts(model: Any, tokens: list[int]) -> Numbers:
 
     asked = ri.experiments.Atlas(twins=0)
     run = ri.analyze(model, _eight_prompts(tokens), (), experiments=[asked], **SILENT)
-    of_head = ("layer", "head")
-    return np.stack([run["atlas"][name].transpose(*of_head).values for name in SCORES_OF_HEADS], -1)
+    group = run["atlas"].to_dataset()
+    return np.stack([group[name].transpose("layer", "head") for name in SCORES_OF_HEADS], -1)
 
 
 def _prompts_and_answer(tokens: list[int]) -> tuple[Any, list[int]]:

@@ -169,12 +169,13 @@ def _skipping(rotate: Callable[..., Any]) -> Callable[..., Any]:
             or not (isinstance(given[2], Ones) and isinstance(given[3], Zeros))
         ):
             return rotate(*given, **keywords)
-        queries, keys, cosines, _ = given
-        # All that decides whether the function hands on its very arguments: some families
-        # reorder or split them, or compute in another precision
-        batches = len(cosines) == 1 or len(cosines) == len(queries)
-        forms = ((part.dtype, part.ndim, part.shape[-1]) for part in given)
-        form = batches, *forms
+        queries, keys, cosines, sines = given
+        # All that decides whether the function hands on its very arguments: some families reorder
+        # or split them, or compute in another precision
+        with torch._C.DisableTorchFunctionSubclass():
+            form = (queries.dtype, keys.dtype, cosines.dtype, sines.dtype, queries.ndim, keys.ndim)
+            width = queries.shape[-1], keys.shape[-1], cosines.shape[-1], cosines.ndim
+            form = (*form, *width, len(cosines) in (1, len(queries)))
         if idle.get(form):
             return queries, keys
         made = rotate(*given)

@@ -74,7 +74,12 @@ def turn(
             (first * cosines - second * sines, second * cosines + first * sines), dim=-1
         )
     # The same sums into one tensor: tensors on the way would take most of the time.
-    leading = np.broadcast_shapes(features.shape[:-1], cosines.shape[:-1])
+    rows, of_tables = features.shape[:-1], cosines.shape[:-1]
+    fits = len(of_tables) <= len(rows) and all(
+        size in (1, wanted) for size, wanted in zip(of_tables[::-1], rows[::-1], strict=False)
+    )
+    # numpy's answer takes as long as a sum
+    leading = rows if fits else np.broadcast_shapes(rows, of_tables)
     turned = torch.empty(
         (*leading, features.shape[-1]),
         dtype=torch.result_type(features, cosines),
@@ -83,7 +88,7 @@ def turn(
     if (
         features.device.type == "cpu"
         and features.dtype == cosines.dtype == sines.dtype
-        and leading == features.shape[:-1]
+        and fits
         and features.shape[-1] <= _SHORT
         and _SHARED * cosines.numel() <= features.numel() <= _FEW
     ):

@@ -83,7 +83,8 @@ def position_lines(
     Args:
         run: Tree of a run, a group per measure.
         layer: Label of the layer.
-        head: Label of the head in its layer; several have a panel each, one below the other.
+        head: Label of the head in its layer; several have a panel each, one below the other, and
+            those with the same positions one together.
         prompt: Label of the prompt.
 
     Returns:
@@ -98,7 +99,11 @@ def position_lines(
     heads: list[Any] = list(cast(Any, head)) if several else [head]
     if not heads:
         raise InputError("no head is named; give one or more, such as 0 or [0, 1]")
-    rows = [pick(positions["position"], prompt=prompt, layer=layer, head=one) for one in heads]
+    shared: dict[Any, xr.DataArray] = {}
+    for one in heads:
+        row = pick(positions["position"], prompt=prompt, layer=layer, head=one)
+        shared.setdefault(row.values.tobytes() if row.notnull().any() else one, row)
+    rows = list(shared.values())
     tokens = prompt_tokens(positions, prompt)
     names = span_names(positions)
     figure, axes = panels(len(rows), 1, 2.2, 0.5, PAGE_WIDTH)

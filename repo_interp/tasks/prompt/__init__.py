@@ -174,6 +174,8 @@ class Prompt:
     @property
     def document_count(self) -> int:
         """Number of documents in the prompt; a document attends only to itself."""
+        if self.position_ids is None:
+            return 1
         return self.documents or _documents_of(self.position_ids, self.jumps) or 1
 
     @property

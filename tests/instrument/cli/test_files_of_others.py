@@ -130,6 +130,7 @@ def test_every_other_way_to_a_recorded_task_refuses_a_path_too(checkpoint, watch
     assert not opened_in(watched)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_user_gives_the_path_and_the_run_says_where_prompts_came_from(
     checkpoint, watched, tmp_path, capsys
 ):

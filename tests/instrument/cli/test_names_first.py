@@ -146,6 +146,7 @@ def test_names_inside_a_measure_or_a_task_are_refused_before_a_model_is_loaded(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_configuration_with_other_heads_in_every_layer_is_analyzed(tmp_path, monkeypatch):
     """Its number of heads is no single one, and reading it raises an error of transformers."""
     monkeypatch.chdir(tmp_path)

@@ -62,15 +62,15 @@ PROMPTS = [
 ]
 
 
-def test_what_says_nothing_is_one_line_and_thirty_layers_are_twelve_rows():
+def test_what_says_nothing_is_one_line_and_sixteen_layers_are_twelve_rows():
     measures = ("positions", "patterns", "three_axis", "attention_mass")
-    run = analyze(deep("rope", 30), PROMPTS, measures)
+    run = analyze(deep("rope", 16), PROMPTS, measures)
     text = printed(run)
-    assert text.count("says little about this run (layers 0-29 rope)") == 2
+    assert text.count("says little about this run (layers 0-15 rope)") == 2
     assert "Ranges of positions" not in text
     rows, tables = re.findall("^│", text, re.MULTILINE), text.count("┏")
     assert tables >= 3 and len(rows) <= tables * MOST_ROWS
-    for shown in (r"│ 0 +│ RoPE", r"│ 29 +│ RoPE", r"│ all +│", r"\d+ more rows of these tables"):
+    for shown in (r"│ 0 +│ RoPE", r"│ 15 +│ RoPE", r"│ all +│", r"\d+ more rows of these tables"):
         assert re.search(shown, text)
     assert len(printed(run, height=24).splitlines()) < len(text.splitlines())
 

@@ -227,6 +227,7 @@ def test_layers_with_different_numbers_of_heads_are_measured_and_edited():
             assert float((model(TOKENS).logits - before).abs().max()) > 1e-3
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("family", DIFFERENT)
 def test_a_family_is_observed_as_the_table_says(family):
     columns = [column for column in COLUMNS if column != "experiments" or family in EXPERIMENTED]

@@ -72,6 +72,10 @@ def test_position_lines_of_several_heads_have_a_panel_each(small):
     for heads, said in (([], "no head is named"), ([0, 9], "no head 9"), ("x", "no head 'x'")):
         with refused(said):
             position_lines(small, 5, heads)
+    alike = small.copy(deep=True)
+    alike["positions"]["position"].loc[{"head": 2}] = small["positions"]["position"].sel(head=0)
+    (ax,) = position_lines(alike, layer=5, head=[0, 2], prompt=1).axes
+    assert "heads 0, 2 alike" in ax.get_title(loc="left"), "found: one line, drawn twice"
 
 
 def test_position_lines_shade_exactly_the_spans(small):

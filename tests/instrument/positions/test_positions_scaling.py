@@ -89,6 +89,7 @@ def test_factors_and_lengths_that_are_not_positive_are_refused(scale, arguments)
     ("shape", "tables", "dtypes"),
     [
         ((2, 3, 5, 8), (1, 1, 5, 4), (torch.float32, torch.float32)),
+        ((2, 3, 5, 8), (1, 1, 5, 4), (torch.bfloat16, torch.bfloat16)),
         ((1, 3, 5, 8), (2, 3, 5, 4), (torch.bfloat16, torch.bfloat16)),
         ((5, 8), (3, 5, 4), (torch.bfloat16, torch.float32)),
     ],

@@ -280,13 +280,13 @@ def test_gates_of_a_call_are_found():
     assert "what gate_keys make of a token" in line
 
 
-@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
-def test_the_default_precision_of_the_process_changes_nothing(default):
+def test_the_default_precision_of_the_process_changes_nothing():
     """Found: refused, as if the attention of the stock decoder did not run on its own."""
     wanted = ri.verify_scheme("repo")
-    torch.set_default_dtype(default)
     try:
-        assert ri.verify_scheme("repo").identical(wanted)
+        for default in (torch.bfloat16, torch.float64):
+            torch.set_default_dtype(default)
+            assert ri.verify_scheme("repo").identical(wanted), default
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -44,7 +44,7 @@ function kindsOf(map) {
     return entry;
   };
   const named = [...colours].sort(([one], [other]) => counts.get(other) - counts.get(one)).map(([text, colour]) => entry(text, counts.get(text), colour, (map.meanings && map.meanings[text]) || ""));
-  return without ? [...named, entry("none of these", without, MISSING, "")] : named;
+  return without ? [...named, entry("no name", without, MISSING, "")] : named;
 }
 
 // What the texts of a map say of a head, for those that color some head.
