@@ -462,12 +462,12 @@ def test_every_plugin_has_a_readme_of_a_screen_and_tests():
 
 
 DOORS = {
-    "analysis/analyze.py": (103, 104_700),
-    "models/load.py": (72, 71_000),
-    "measures/patterns.py": (21, 25_600),
+    "analysis/analyze.py": (103, 105_000),
+    "models/load.py": (72, 71_350),
+    "measures/patterns.py": (21, 25_700),
     "plots/views/patterns.py": (33, 34_700),
     "plots/pages/report.py": (42, 43_500),
-    "explorer/session.py": (95, 109_600),
+    "explorer/session.py": (95, 110_000),
 }
 """By door, most files and code tokens that it needs by imports, wherever in a file these stand."""
 LARGEST = 12_650
