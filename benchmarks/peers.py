@@ -506,11 +506,11 @@ def _directory(subject: str, folder: str) -> str:
     with random weights of that shape.
     """
     from benchmarks.shapes import checkpoint_of
-    from repo_interp.checkpoint_files.fetched import fetched_directory
+    from repo_interp.checkpoint_files.directories import known_directory
     from repo_interp.checkpoint_files.shipped import zoo_path
 
     with suppress(InputError):
-        if found := fetched_directory(subject):
+        if found := known_directory(subject):
             return str(found)
     return str(zoo_path(subject)) if "/" in subject else checkpoint_of(subject, "float32", folder)
 

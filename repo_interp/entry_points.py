@@ -30,6 +30,7 @@ SCHEMES, TASKS = "repo_interp.schemes", "repo_interp.tasks"
 COMMANDS, CHECKPOINTS = "repo_interp.commands", "repo_interp.checkpoints"
 SUGGESTIONS = "repo_interp.suggestions"
 READERS, LOADERS = "repo_interp.readers", "repo_interp.loaders"
+SOURCES = "repo_interp.sources"
 ATTENTIONS, PLACEMENTS = "repo_interp.attentions", "repo_interp.placements"
 
 OWN: Mapping[str, Mapping[str, str]] = {
@@ -103,6 +104,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "kinds": "repo_interp.plugins.sources.kind_suggestions:kinds",
     },
     READERS: {"gguf": "repo_interp.plugins.gguf"},
+    SOURCES: {"packages": "repo_interp.plugins.packages.fetched:SOURCE"},
     # Called with a decoder whose attention modules do not call transformers' interface
     ATTENTIONS: {"own": "repo_interp.plugins.own_attention.own_attention:use_interface"},
     # By the option of `load_model` that asks for it
@@ -118,6 +120,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
             for name in ("analyze", "explore", "inspect", "verify", "fetch", "score", "compare")
         },
         "verify": "repo_interp.plugins.verify.command",
+        "fetch": "repo_interp.plugins.packages.fetch_command",
     },
 }
 """Our names and objects by group; views are in the order of the page."""

@@ -19,7 +19,7 @@ from scipy.stats import t as student
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from repo_interp.checkpoint_files.fetched import fetched_directory
+from repo_interp.checkpoint_files.directories import known_directory
 from repo_interp.checkpoint_files.shipped import zoo_path
 
 Hidden = Callable[[int, Tensor], Tensor]
@@ -32,7 +32,7 @@ rotation: logits [prompt, head, query, key] before the mask."""
 
 def directory(name: str) -> Path:
     """Find the directory of a fetched model, or of one of the zoo."""
-    return fetched_directory(name) or zoo_path(name)
+    return known_directory(name) or zoo_path(name)
 
 
 def open_plain(name: str) -> tuple[Any, Any]:

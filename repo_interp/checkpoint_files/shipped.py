@@ -13,6 +13,7 @@ Another package gives a directory of such checkpoints by an entry point of the g
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ RUNS = "runs.jsonl"
 """Beside TASK/NAME: one line per training run of the task, the seeds of a checkpoint ascending.
 """
 _ADAPTER = "adapter_config.json"
+_SEED = re.compile(r"seed-\d+")
 
 
 def shipped_directories() -> tuple[Path, ...]:
@@ -79,7 +81,7 @@ def zoo_names() -> tuple[str, ...]:
     """List the whole checkpoints that are installed.
 
     Returns:
-        Names of seed 0, sorted.
+        Names of those whose seed 0 is, sorted.
     """
     return tuple(name for is_adapter, name in _by_kind() if not is_adapter)
 
@@ -113,6 +115,8 @@ def zoo_path(name: str) -> Path:
     if name in known:
         return _directory(name)
     of_seed_0, _, last = name.rpartition("/")
+    if of_seed_0 not in known and _SEED.fullmatch(last) and (found := _installed(name)):
+        return found[0]  # what others go on from may ship without seed 0
     if of_seed_0 in known:
         seeds = zoo_seeds(of_seed_0)
         if last in {f"seed-{seed}" for seed in seeds[1:]}:
@@ -168,12 +172,13 @@ def means_zoo(name: str) -> bool:
 
 
 def _directory(name: str) -> Path:
-    # The first directory that has it: ours go before those of other packages.
-    return next(
-        directory / name
-        for directory in shipped_directories()
-        if (directory / name / "config.json").is_file()
-    )
+    return _installed(name)[0]
+
+
+def _installed(name: str) -> list[Path]:
+    """Directories that have a checkpoint; ours go before those of other packages."""
+    places = [directory / name for directory in shipped_directories()]
+    return [place for place in places if (place / "config.json").is_file()]
 
 
 def _by_kind() -> list[tuple[bool, str]]:

@@ -26,8 +26,7 @@ from repo_interp.checkpoint_files.architectures import (
     refusal,
     require_family,
 )
-from repo_interp.checkpoint_files.directories import directory_of
-from repo_interp.checkpoint_files.fetched import fetched_directory
+from repo_interp.checkpoint_files.directories import directory_of, known_directory
 from repo_interp.checkpoint_files.fields import LAYER_TYPES, Base, Fields
 from repo_interp.checkpoint_files.position_layout import (
     OURS,
@@ -256,7 +255,7 @@ def base_directory(adapter: Path, base: Base) -> Path:
             require_base(adapter, base, place)
             return place
         # Only names whose files we know: an adapter must not choose which folder is read.
-        known = zoo_path(base.name) if means_zoo(base.name) else fetched_directory(base.name)
+        known = zoo_path(base.name) if means_zoo(base.name) else known_directory(base.name)
         # A relative path would mean another folder for every working directory.
         if known is None and os.path.exists(base.name):
             raise InputError(

@@ -146,7 +146,7 @@ def _given(arguments: argparse.Namespace) -> _Given:
 
     Raises InputError where one of them, the second checkpoint or the prompts cannot be read.
     """
-    from repo_interp.checkpoint_files.fetched import fetched_directory
+    from repo_interp.checkpoint_files.directories import known_directory
     from repo_interp.checkpoint_files.shipped import means_zoo, zoo_path
     from repo_interp.run import read_run
     from repo_interp.tasks.prompt.jsonl import require_readable
@@ -170,9 +170,7 @@ def _given(arguments: argparse.Namespace) -> _Given:
     # A run may be from another machine, so it may name a checkpoint of the package, but no folder.
     if measured is None or arguments.checkpoint is not None:
         path = find_readable(named)
-    elif (
-        path := str(zoo_path(named) if means_zoo(named) else fetched_directory(named) or "")
-    ) == "":
+    elif (path := str(zoo_path(named) if means_zoo(named) else known_directory(named) or "")) == "":
         raise InputError(
             f"the run was measured on {named or 'a model made in memory'}, and a run does "
             "not choose which folder is read; "

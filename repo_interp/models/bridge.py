@@ -51,8 +51,6 @@ from repo_interp.models.attention import scheme_of
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.lasting import at_rest, require_weights
 from repo_interp.models.layer_pass import HookSites
-from repo_interp.models.next_tokens import next_token_logits
-from repo_interp.models.parity import Tried
 from repo_interp.models.remembered import remember_computation
 from repo_interp.models.saving import save
 from repo_interp.models.tokenizing import set_tokenizer, special_tokens_around
@@ -266,30 +264,11 @@ def bridge(
     Raises:
         InputError: The model was not repositioned.
     """
-    return bridge_of_tried(model, tokenizer, None)
-
-
-def bridge_of_tried(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, tried: Tried | None
-) -> TransformerBridge:
-    """Wrap a repositioned model, as `bridge` does, after a pass that it need not make again.
-
-    Args:
-        model: Repositioned model of Hugging Face.
-        tokenizer: Tokenizer of the model; None: the bridge takes only tokens.
-        tried: A pass of `model` as it is; None: there was none.
-
-    Returns:
-        The bridge.
-
-    Raises:
-        InputError: The model was not repositioned.
-    """
     model = unwrapped(model)
     opened = as_decoder(model)
     _ = opened.layers  # refuses a model that was never repositioned
     implementation = model.config._attn_implementation
-    wrapped = _build(opened, tried)
+    wrapped = _build(opened)
     # TransformerLens builds this class, and takes no other
     wrapped.__class__ = RepositionedBridge
     _put_output_projections(wrapped)
@@ -312,7 +291,7 @@ def bridge_of_tried(
     return wrapped
 
 
-def _build(decoder: Decoder, tried: Tried | None) -> Any:
+def _build(decoder: Decoder) -> Any:
     """A bridge by TransformerLens' adapter where it computes the model's logits, else by ours."""
     model = decoder.owner
 
@@ -328,21 +307,11 @@ def _build(decoder: Decoder, tried: Tried | None) -> Any:
 
     name = type(model).__name__
     if name in SUPPORTED_ARCHITECTURES:
-        put_back = _kept(model)
-        if tried is None:
-            count = min(_TOKENS, decoder.longest_prompt or _TOKENS)
-            # A stride by a prime spreads the tokens over the vocabulary.
-            steps = torch.arange(count, device=decoder.device)[None]
-            tokens = steps * 7919 % decoder.vocabulary_size
-            expected = _logits(decoder, model, tokens)
-        else:
-            tokens, hidden = tried
-            with torch.no_grad(), at_rest(decoder):
-                expected = next_token_logits(decoder, hidden[0])[None].to(hidden.dtype)
+        put_back, expected = _kept(model), _logits(decoder, model)
         # An adapter for other options of the family may fail with any error.
         try:
             wrapped = adapted(name)
-            if _equal(_logits(decoder, wrapped, tokens), expected):
+            if _equal(_logits(decoder, wrapped), expected):
                 return wrapped
             reason = "computes other logits"
         except Exception as error:
@@ -352,12 +321,15 @@ def _build(decoder: Decoder, tried: Tried | None) -> Any:
     return adapted(adapter_for(model))
 
 
-def _logits(decoder: Decoder, model: Any, tokens: Tensor) -> Tensor | None:
+def _logits(decoder: Decoder, model: Any) -> Tensor | None:
     """Logits of `model` (of `decoder`, or a bridge around it); None with weights on "meta"."""
     try:
         require_weights(decoder)
     except InputError:
         return None
+    count = min(_TOKENS, decoder.longest_prompt or _TOKENS)
+    # A stride by a prime spreads the tokens over the vocabulary.
+    tokens = torch.arange(count, device=decoder.device)[None] * 7919 % decoder.vocabulary_size
     with torch.no_grad(), at_rest(decoder):
         output = model(tokens, use_cache=False)
     return output if isinstance(output, Tensor) else output.logits
@@ -369,9 +341,7 @@ def _equal(given: Tensor | None, expected: Tensor | None) -> bool:
         return True
     share = _TOLERANCE if torch.finfo(expected.dtype).bits >= 32 else _TOLERANCE_HALF
     largest = float(expected.nan_to_num(0.0, 0.0, 0.0).abs().max())
-    return torch.allclose(
-        given.to(expected), expected, rtol=0.0, atol=share * largest, equal_nan=True
-    )
+    return torch.allclose(given, expected, rtol=0.0, atol=share * largest, equal_nan=True)
 
 
 def _kept(model: nn.Module) -> Callable[[], None]:

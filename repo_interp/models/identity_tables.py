@@ -162,25 +162,19 @@ def _skipping(rotate: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(rotate)
     def turned(*given: Any, **keywords: Any) -> Any:
-        if (
-            torch.compiler.is_compiling()
-            or keywords
-            or len(given) != 4
-            or not (isinstance(given[2], Ones) and isinstance(given[3], Zeros))
-        ):
+        tables = [type(part) for part in given[2:]]
+        if keywords or tables != [Ones, Zeros] or torch.compiler.is_compiling():
             return rotate(*given, **keywords)
-        queries, keys, cosines, sines = given
         # All that decides whether the function hands on its very arguments: some families reorder
         # or split them, or compute in another precision
         with torch._C.DisableTorchFunctionSubclass():
-            form = (queries.dtype, keys.dtype, cosines.dtype, sines.dtype, queries.ndim, keys.ndim)
-            width = queries.shape[-1], keys.shape[-1], cosines.shape[-1], cosines.ndim
-            form = (*form, *width, len(cosines) in (1, len(queries)))
-        if idle.get(form):
-            return queries, keys
-        made = rotate(*given)
-        idle[form] = made[0] is queries and made[1] is keys
-        return made
+            forms = [(part.dtype, part.ndim, part.shape[-1]) for part in given]
+            form = len(given[2]) in (1, len(given[0])), *forms
+        if not idle.get(form):
+            made = rotate(*given)
+            idle[form] = all(one is other for one, other in zip(made, given, strict=False))
+            return made
+        return given[:2]
 
     setattr(turned, _SKIPS, True)
     return turned

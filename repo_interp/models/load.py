@@ -24,7 +24,7 @@ from repo_interp.errors import warn
 from repo_interp.models.checkpoints import LoadOptions, load_model, load_tokenizer
 from repo_interp.models.configuration import identify
 from repo_interp.models.decoder import Decoder, Origin, as_decoder
-from repo_interp.models.parity import Tried, require_parity
+from repo_interp.models.parity import require_parity
 from repo_interp.models.remembered import remember_computation, remember_weights
 from repo_interp.models.rescaling import IdleScaling, scaling_remark
 from repo_interp.models.tokenizing import set_tokenizer
@@ -64,7 +64,7 @@ def open_model(
         InputError: The checkpoint would not run exactly as it was trained, or an argument is
             invalid.
     """
-    model, tokenizer, source, _ = _open(path, device, dtype, options)
+    model, tokenizer, source = _open(path, device, dtype, options)
     decoder = as_decoder(model)
     set_tokenizer(decoder, tokenizer)
     remember_computation(decoder)
@@ -98,10 +98,10 @@ def load(
         InputError: The checkpoint would not run exactly as it was trained, or an argument is
             invalid.
     """
-    from repo_interp.models.bridge import bridge_of_tried
+    from repo_interp.models.bridge import bridge
 
-    model, tokenizer, source, tried = _open(path, device, dtype, options)
-    wrapped = bridge_of_tried(model, tokenizer, tried)
+    model, tokenizer, source = _open(path, device, dtype, options)
+    wrapped = bridge(model, tokenizer)
     remember_origin(as_decoder(wrapped), source)
     wrapped.cfg.model_name = source.name
     return wrapped
@@ -109,17 +109,17 @@ def load(
 
 def _open(
     path: str | os.PathLike[str], device: str, dtype: str, options: LoadOptions
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Origin, Tried]:
-    """Model of a checkpoint that attends as measures see it, tokenizer, origin, and the tried pass."""
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Origin]:
+    """Model of a checkpoint, which attends as measures see it, its tokenizer and its origin."""
     checkpoint = identify(path)
     # Before the weights, which can then use the memory that reading it took.
     tokenizer = load_tokenizer(checkpoint)
     model = load_model(checkpoint, device, dtype, **options)
-    tried = require_parity(as_decoder(model))
+    require_parity(as_decoder(model))
     source = origin(checkpoint, path, options.get("rope_scaling"))
     if idle := scaling_remark(as_decoder(model), source.scaling):
         warn(idle, IdleScaling)
-    return model, tokenizer, source, tried
+    return model, tokenizer, source
 
 
 def origin(

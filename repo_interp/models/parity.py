@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from repo_interp.errors import InputError
@@ -31,6 +30,7 @@ another window or scale does not.
 """
 
 
+@torch.no_grad()
 def parity_errors(decoder: Decoder, tokens: Int[Tensor, "1 token"]) -> list[float]:
     """Compare attention's outputs with outputs recomputed from the captured inputs.
 
@@ -43,12 +43,6 @@ def parity_errors(decoder: Decoder, tokens: Int[Tensor, "1 token"]) -> list[floa
     Returns:
         By layer, the largest difference over the largest output.
     """
-    return _compared(decoder, tokens)[0]
-
-
-@torch.no_grad()
-def _compared(decoder: Decoder, tokens: Tensor) -> tuple[list[float], Tensor]:
-    """`parity_errors`, and the last hidden states of the pass."""
     values: dict[int, Tensor] = {}
     expected: dict[int, Tensor] = {}
     errors: dict[int, float] = {}
@@ -81,28 +75,17 @@ def _compared(decoder: Decoder, tokens: Tensor) -> tuple[list[float], Tensor]:
         observing(decoder, valid, prompts, receive_inputs),
         at_rest(decoder),
     ):
-        hidden = decoder.stack(input_ids=tokens, use_cache=False).last_hidden_state
-    return [errors[layer] for layer in sorted(errors)], hidden
+        decoder.stack(input_ids=tokens, use_cache=False)
+    return [errors[layer] for layer in sorted(errors)]
 
 
-class Tried(NamedTuple):
-    """A pass by which a model was tried."""
-
-    tokens: Int[Tensor, "1 token"]
-    hidden: Float[Tensor, "1 token d_model"]
-    """Last hidden states."""
-
-
-def require_parity(decoder: Decoder) -> Tried:
+def require_parity(decoder: Decoder) -> None:
     """Refuse a model that attends otherwise than measures would see, tried on a few tokens.
 
     Windows longer than 64 tokens are not reached by them.
 
     Args:
         decoder: Decoder of the model.
-
-    Returns:
-        The pass.
 
     Raises:
         InputError: Outputs of a layer differ from the outputs recomputed from its captured inputs.
@@ -122,8 +105,7 @@ def require_parity(decoder: Decoder) -> Tried:
     # A stride by a prime spreads the tokens over the vocabulary.
     tokens = torch.arange(count, device=decoder.device)[None] * 7919 % layers[0].config.vocab_size
     tolerance = _TOLERANCE if torch.finfo(weight.dtype).bits >= 32 else _TOLERANCE_HALF
-    errors, hidden = _compared(decoder, tokens)
-    for layer, error in zip(layers, errors, strict=True):
+    for layer, error in zip(layers, parity_errors(decoder, tokens), strict=True):
         # So written, NaN is refused too.
         if not error <= tolerance:
             raise InputError(
@@ -132,4 +114,3 @@ def require_parity(decoder: Decoder) -> Tried:
                 f"(outputs differ by {error:.2g} of their size): measures would be wrong; "
                 "report it with the checkpoint's config.json"
             )
-    return Tried(tokens, hidden)

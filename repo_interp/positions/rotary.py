@@ -74,24 +74,12 @@ def turn(
             (first * cosines - second * sines, second * cosines + first * sines), dim=-1
         )
     # The same sums into one tensor: tensors on the way would take most of the time.
-    rows, of_tables = features.shape[:-1], cosines.shape[:-1]
-    fits = len(of_tables) <= len(rows) and all(
-        size in (1, wanted) for size, wanted in zip(of_tables[::-1], rows[::-1], strict=False)
-    )
-    # numpy's answer takes as long as a sum
-    leading = rows if fits else np.broadcast_shapes(rows, of_tables)
-    turned = torch.empty(
-        (*leading, features.shape[-1]),
-        dtype=torch.result_type(features, cosines),
-        device=features.device,
-    )
-    if (
-        features.device.type == "cpu"
-        and features.dtype == cosines.dtype == sines.dtype
-        and fits
-        and features.shape[-1] <= _SHORT
-        and _SHARED * cosines.numel() <= features.numel() <= _FEW
-    ):
+    leading = np.broadcast_shapes(features.shape[:-1], cosines.shape[:-1])
+    dtype = torch.result_type(features, cosines)
+    turned = torch.empty((*leading, features.shape[-1]), dtype=dtype, device=features.device)
+    alike = turned.shape == features.shape and dtype == features.dtype == cosines.dtype
+    few = _SHARED * cosines.numel() <= features.numel() <= _FEW
+    if alike and few and features.shape[-1] <= _SHORT and features.device.type == "cpu":
         # Halves of short rows are slow. x cos + y (-sin) is the same to the last digit.
         swapped = features.roll(features.shape[-1] // 2, -1).mul_(torch.cat((-sines, sines), -1))
         return torch.mul(features, torch.cat((cosines, cosines), -1), out=turned).add_(swapped)

@@ -584,7 +584,8 @@ def test_what_is_left_is_what_costs(tmp_path):
     left = Trials(tmp_path / "card", "mine").trainings([COLUMN], (0,))
     assert [training.steps_left for training in left] == [0] and costs(left) == {}
     # a continued task first trains what it goes on from, with seeds that have one
-    both = trials.trainings(columns_of(["niah_keys"]), (0, 2))
+    unshipped = replace(COLUMNS["niah_keys"], seeds=(0, 1, 3))
+    both = trials.trainings([unshipped], (0, 2))
     assert [training.seed for training in both] == [0, 3, 0, 3]
     assert [bool(training.configuration.continue_from) for training in both] == [
         False,
@@ -593,8 +594,12 @@ def test_what_is_left_is_what_costs(tmp_path):
         True,
     ]
     assert both[2].configuration.continue_from == both[0].directory.as_posix()
-    with refused("goes on from niah_keys/pretrained, which has no seed 9"):
-        trials.trainings(columns_of(["niah_keys"]), (9,))
+    with refused("goes on from niah_keys/pretrained, which has no seed 8"):
+        trials.trainings([unshipped], (8,))
+    own = trials.trainings(columns_of(["niah_keys"]), (0, 1, 2))
+    assert [training.configuration.continue_from for training in own] == [
+        f"niah_keys/pretrained/seed-{seed}" for seed in (9, 10, 11)
+    ]
 
 
 def test_a_start_that_ships_is_not_trained_and_has_the_digest_of_the_registry(

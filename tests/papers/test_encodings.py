@@ -75,7 +75,7 @@ def test_there_are_40_encodings_by_seven_tasks_by_three_seeds():
     asked = [cell for cell in found if cell.seed in [cell.column.seed(each) for each in (0, 1, 2)]]
     assert len(asked) == 40 * 7 * 3
     assert len(in_order(found)) == sum(cell.run is None for cell in asked)
-    assert {cell.seed for cell in asked if cell.column.task == "niah_keys"} == {0, 1, 3}
+    assert {cell.seed for cell in asked if cell.column.task == "niah_keys"} == {9, 10, 11}
 
 
 def test_empty_cells_are_filled_in_the_order_of_what_is_wanted():
@@ -114,7 +114,9 @@ def test_every_empty_cell_can_be_trained_in_a_directory_of_its_own(tmp_path, mon
     for cell in empty:
         (*start, planned) = trainings(cell, tmp_path)
         places.add(planned.directory)
-        assert bool(start) == bool(cell.column.start) == bool(planned.configuration.continue_from)
+        # every start of the table ships
+        assert not start
+        assert bool(cell.column.start) == bool(planned.configuration.continue_from)
         assert planned.configuration.seed == cell.seed
         parse_layout(planned.configuration.scheme, planned.configuration.layers)
     assert len(places) == len(empty)

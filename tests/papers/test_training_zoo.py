@@ -35,8 +35,13 @@ def test_other_seeds_are_named_below_the_checkpoint():
 
 def test_a_checkpoint_ships_exactly_where_the_plan_says_so():
     assert {name: zoo_seeds(name) for name in zoo_names()} == {
-        planned.name: planned.weights for planned in PLAN if planned.weights
+        planned.name: planned.weights for planned in PLAN if 0 in planned.weights
     }
+    # of what others go on from, other seeds alone
+    (start,) = (planned for planned in PLAN if planned.weights and 0 not in planned.weights)
+    assert all(zoo_path(f"{start.name}/seed-{seed}").is_dir() for seed in start.weights)
+    with pytest.raises(InputError, match=f"no checkpoint '{start.name}/seed-1' is installed"):
+        zoo_path(f"{start.name}/seed-1")
 
 
 @pytest.mark.parametrize("planned", PLAN, ids=lambda planned: planned.name)

@@ -172,11 +172,12 @@ def _of_next_tokens(run: xr.DataTree) -> Iterator[Finding]:
         return
     of = "the prompt" if int(run.attrs.get("prompts", 1)) == 1 else "the first prompt"
     all_tokens = len(prompt.texts) - 1
-    read = "the" if len(known) == all_tokens else f"{len(known)} that were kept of the"
-    sentence = (
-        f"The model's likeliest next token is right for {percent(expected)} of {read} {all_tokens:,} "
-        f"tokens of {of}"
+    read = (
+        f"the {all_tokens:,} tokens of {of}"
+        if len(known) == all_tokens
+        else f"{len(known):,} of {of}'s {all_tokens:,} tokens"
     )
+    sentence = f"The model's likeliest next token is right for {percent(expected)} of {read}"
     evidence = (
         f"the first token is not predicted; always naming the commonest one is right for "
         f"{percent(commonest)}"

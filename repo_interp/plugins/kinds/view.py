@@ -190,10 +190,13 @@ def _of_all(kinds: xr.Dataset, answered: str, count: int, change: np.ndarray) ->
 
 
 def _mean(interval: np.ndarray) -> str:
-    """The mean of an interval in nats."""
+    """The mean of an interval in nats, or its farther end where it holds 0."""
+    mean, low, high = map(float, interval)
     if np.abs(interval).max() < ROUNDING:
         return "nothing"
-    return f"{number(float(interval[0]))} nats"
+    return (
+        f"less than {number(max(-low, high))} nats" if low <= 0 <= high else f"{number(mean)} nats"
+    )
 
 
 def _ceiling(run: xr.DataTree) -> Finding | None:

@@ -35,7 +35,7 @@ ALONE = {
 SHARED = {"plain_transformers.py", "plain_repo.py"}
 """What references import."""
 NAMES = {
-    "from repo_interp.checkpoint_files.fetched import fetched_directory",
+    "from repo_interp.checkpoint_files.directories import known_directory",
     "from repo_interp.checkpoint_files.shipped import zoo_path",
 }
 """What references may ask this package for, beside prompts: where a checkpoint lies."""

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from families import tiny
+from families import repositioned, tiny
 from forked import Forked
 from hooks import hooks_of
 from hypothesis import given
@@ -472,3 +472,23 @@ def test_the_needle_of_a_row_is_the_token_that_its_answer_copies(bridge, prompt)
         float(row["weight"].sel(key=prompt.generated[3] - 1)[0])
     )
     assert "needle" not in session.look([(2, 0)], 3)["span"]
+
+
+@pytest.mark.parametrize("layout", ["repo", "repo@1", "rope"])
+def test_a_model_opens_on_positions_that_it_learns(layout):
+    """Found: an adapter opened on a RoPE head, whose range is the length of the prompt."""
+    explored = Explored(ri.bridge(repositioned(layout)), [TOKENS])
+    opened = explored.answer(message({"ask": "prompt"}))
+    ranges = opened["heads"]["scores"]["position range"]
+    by_index = opened["heads"]["by_index"]
+    assert by_index[0][0] is (layout != "repo") and by_index[1][0] is (layout == "rope")
+    assert (opened["score"] == "position range") is (layout != "rope")
+    if layout == "rope":
+        assert np.unique(ranges["values"]).tolist() == [len(TOKENS) - 1]
+        return
+    layer, head = opened["head"]
+    assert not by_index[layer][head]
+    known = [value for row in ranges["values"] for value in row if value is not None]
+    assert ranges["values"][layer][head] == max(known) == pytest.approx(ranges["ends"][1])
+    hidden = [[value is None for value in row] for row in ranges["values"]]
+    assert hidden == by_index, "the token index has no range to compare"

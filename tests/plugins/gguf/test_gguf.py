@@ -24,7 +24,6 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import repo_interp as ri
-from repo_interp.checkpoint_files import fetched
 from repo_interp.checkpoint_files.readers import converted as convert
 from repo_interp.checkpoint_files.readers import write_converted
 from repo_interp.cli import main
@@ -32,6 +31,7 @@ from repo_interp.plugins.gguf import VERSION
 from repo_interp.plugins.gguf.header import header_of
 from repo_interp.plugins.gguf.metadata import keys_of
 from repo_interp.plugins.gguf.tensors import require_tensors
+from repo_interp.plugins.packages import fetched
 from repo_interp.storage import wheels
 from repo_interp.storage.files import digest_of
 

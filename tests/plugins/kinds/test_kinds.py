@@ -212,6 +212,12 @@ def test_the_finding_of_all_heads_has_the_special_cases(run):
     assert "undisturbed" in kind_table(run).note
 
 
+def test_a_cost_that_cannot_be_told_from_nothing_is_a_bound(run):
+    """Found: the first finding of a model of sixty steps was a cost of 0.000177 nats."""
+    (sentence,) = sentences(edited(run, EVERY, change=(2e-4, -1e-4, 5e-4)), "(of 8 heads)")
+    assert "costs less than 0.000500 nats per token of the answer" in sentence
+
+
 def test_a_change_below_the_rounding_of_float32_is_no_number(run):
     (sentence,) = sentences(edited(run, EVERY, change=2e-8), "(of 8 heads)")
     assert "(of 8 heads) costs nothing per token of the answer" in sentence

@@ -98,6 +98,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.mass = el("div", { className: "scroll" });
     part.next = el("div", { className: "scroll" });
     part.answered = el("p", { className: "said", "aria-live": "polite" });
+    part.going = el("p", { className: "hint", "aria-live": "polite" });
     part.clean = el("p", { className: "continued", lang: "", dir: "auto" });
     part.changed = el("p", { className: "continued", lang: "", dir: "auto" });
     part.goes = el("input", { type: "checkbox", checked: true });
@@ -117,7 +118,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
           section("Next tokens", part.next)),
         el("div", {},
           section("Prompt", el("div", { className: "controls" }, field("Find", part.find), field("Token", part.token), live(field("Shade by attention", part.heat)), field("Leave token 0 out", part.sink), part.found), part.spans, part.text, part.said, part.looks, part.mass),
-          section("Continuation", el("div", { className: "controls" }, button("Continue", go), button("Stop", () => stop && stop.abort()), el("label", {}, part.goes, " after every change")), part.clean, part.changed),
+          section("Continuation", el("div", { className: "controls" }, button("Continue", go), button("Stop", () => stop && stop.abort()), el("label", {}, part.goes, " after every change")), part.going, part.clean, part.changed),
           section("Positions", el("div", { className: "controls" }, field("Vertical range", part.range), button("Whole prompt", () => arrange({ view: null }))),
             el("p", { className: "hint", textContent: (source.how ? "Click a point to choose its token, drag to zoom. " : "Drag a point to give its token another position. ") + "With the chart focused: ← → choose the token" + (source.how ? "." : ", ↑ ↓ move it.") }), part.strip, plot("positions", { tabIndex: 0, role: "application", "aria-label": "Positions of the chosen heads", onkeydown: keys }), part.seen, saved("positions")),
           section("Attention of the chosen token", plot("attention"), saved("attention")),
@@ -265,7 +266,10 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     shown = state;
     past = [];
     future = [];
+    // The token index, the first kind, changes nothing where all positions are that already
+    if (!part.kind.selectedIndex && prompt.heads.by_index && prompt.heads.by_index.flat().every(Boolean)) part.kind.value = "linear";
     part.suggestions.replaceChildren();
+    part.going.textContent = "";
     part.clean.replaceChildren();
     part.changed.replaceChildren();
     drawPrompt();
@@ -401,14 +405,18 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     const edited = state.edits.some((edit) => edit.on !== false);
     part.clean.replaceChildren(el("b", { textContent: edited ? "As it is: " : "" }));
     part.changed.replaceChildren(...(edited ? [el("b", { textContent: "Changed: " })] : []));
+    part.going.textContent = "generating …";
     const take = (event) => {
       if (mine.signal.aborted) return;
+      part.going.textContent = "";
       const kind = event.right === null ? "" : event.right ? "right" : "wrong";
       lines[event.state].append(el("span", { textContent: readable(event.text), className: kind, title: kind && kind + ", by the answer of the prompt" }), prompt.joint);
     };
     try {
       await source.events(message("continue"), take, mine.signal);
+      if (mine === stop && part.going.textContent) part.going.textContent = mine.signal.aborted ? "" : "The model ends the text here.";
     } catch (error) {
+      part.going.textContent = "";
       if (!error.refused) throw error;
       part.changed.append(el("span", { className: "refused", textContent: error.message }));
     }
@@ -529,6 +537,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.token.value = state.token;
     part.sink.checked = state.sink;
     const answer = new Set(state.answer.length ? state.answer : prompt.answer);
+    part.suggest.textContent = "Which positions does " + (hasAnswer() ? "the answer" : "the last token") + " need?";
     for (const [token, node] of part.tokens) {
       const weight = values[token] || 0;
       node.style.setProperty("--heat", (80 * Math.sqrt(Math.abs(weight) / most)).toFixed(1) + "%");

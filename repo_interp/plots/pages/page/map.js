@@ -44,7 +44,9 @@ function kindsOf(map) {
     return entry;
   };
   const named = [...colours].sort(([one], [other]) => counts.get(other) - counts.get(one)).map(([text, colour]) => entry(text, counts.get(text), colour, (map.meanings && map.meanings[text]) || ""));
-  return without ? [...named, entry("none of these", without, MISSING, "")] : named;
+  const several = map.texts.flat().filter((text) => text && parted(text).length > 1).length;
+  const twice = several ? [el("span", { className: "twice", textContent: several + (several === 1 ? " has" : " have") + " two names or more" })] : [];
+  return [...named, ...(without ? [entry("no name", without, MISSING, "")] : []), ...twice];
 }
 
 // What the texts of a map say of a head, for those that color some head.

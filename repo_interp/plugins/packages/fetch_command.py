@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    from repo_interp.checkpoint_files.fetched import PACKAGED, fetch
+    from repo_interp.plugins.packages.fetched import PACKAGED, fetch
     from repo_interp.runtime.console import Console, bold, on_one_line
     from repo_interp.tasks.pinned import PINNED, TEXTS, fetch_texts, packages
 

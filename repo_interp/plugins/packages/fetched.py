@@ -14,6 +14,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from repo_interp.checkpoint_files.directories import KnownModels
 from repo_interp.checkpoint_files.readers import version_of, write_converted
 from repo_interp.checkpoint_files.stored import is_complete
 from repo_interp.errors import InputError
@@ -91,20 +92,18 @@ layers.
 """
 
 
-def fetched_directory(name: str) -> Path | None:
+def fetched_directory(name: str) -> Path:
     """Find the checkpoint directory of a fetched model.
 
     Args:
-        name: Name that a user gave.
+        name: One of `PACKAGED`.
 
     Returns:
-        The directory; None where `name` is no packaged model.
+        The directory.
 
     Raises:
         InputError: The model has not been fetched, or files of it were lost.
     """
-    if name not in PACKAGED:
-        return None
     directory = _directory(name)
     if not directory.is_dir():
         raise InputError(
@@ -164,3 +163,8 @@ def fetch(name: str) -> Path:
 
 def _directory(name: str) -> Path:
     return cache_directory() / "models" / f"{name}-{version_of(_FORMAT)}"
+
+
+SOURCE = KnownModels(
+    lambda: {name: packaged.description for name, packaged in PACKAGED.items()}, fetched_directory
+)

@@ -1,0 +1,1 @@
+"""Pretrained models inside packages of PyPI."""
