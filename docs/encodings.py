@@ -26,7 +26,7 @@ from position_papers.card.encodings import (
     taught,
 )
 from position_papers.card.filling import fill
-from position_papers.card.intervals import LOSS, WIN
+from position_papers.card.intervals import BETTER, WORSE
 from position_papers.card.records import NINE, Compared, Row, known_encodings
 from repo_interp.storage.files import write_text
 
@@ -87,7 +87,7 @@ def _sentences(rows: Mapping[str, Mapping[str, Row]]) -> Iterator[str]:
         else:
             told = [
                 f"{words}: {', '.join(named)}"
-                for words, verdict in (("better than RoPE", WIN), ("not as good as RoPE", LOSS))
+                for words, verdict in (("better than RoPE", BETTER), ("not as good as RoPE", WORSE))
                 if (
                     named := [
                         _named(*one) for one in each.decided.items() if one[1].verdict == verdict

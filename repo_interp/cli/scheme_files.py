@@ -16,7 +16,7 @@ import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -102,11 +102,38 @@ def _is_file(part: str) -> bool:
     return re.search(r"\.py(:|@|$)", part.strip()) is not None
 
 
+def reference_of_file(text: str) -> Callable[..., Any]:
+    """Run the file of a slow formula that a scheme is held against.
+
+    Args:
+        text: FILE.py:FUNCTION.
+
+    Returns:
+        The function, of queries, keys, positions and, where it takes one more, the layer.
+
+    Raises:
+        InputError: The file or the function cannot be used.
+    """
+    file, _, function = text.rpartition(":")
+    return _function(Path(file), function, ("queries", "keys", "positions"), ("layer",))[0]
+
+
 def _register(name: str, file: Path, function: str) -> None:
     """Give the function of a file a name in layouts."""
+    build, digest = _function(file, function, ("builder", "rotation", "d_head"))
+    from repo_interp.models.scheme_registry import register_function
+
+    # The digest of the text that ran, even if the file has changed since
+    register_function(name, cast("Any", build), {"function": function, "sha256": digest})
+
+
+def _function(
+    file: Path, function: str, wanted: tuple[str, ...], more: tuple[str, ...] = ()
+) -> tuple[Callable[..., Any], str]:
+    """A function of a file, which takes the arguments wanted or `more` too, and its digest."""
     module, digest = _module(file)
-    build = getattr(module, function, None)
-    if not callable(build):
+    found = getattr(module, function, None)
+    if not callable(found):
         own = [
             key
             for key, value in vars(module).items()
@@ -116,16 +143,15 @@ def _register(name: str, file: Path, function: str) -> None:
             f"{file} has no function {function!r:.80}; it has {', '.join(own) or 'none'}"
         )
     try:
-        inspect.signature(build).bind(None, None, None)
+        signature = inspect.signature(found)
+        given = wanted + more if len(signature.parameters) > len(wanted) else wanted
+        signature.bind(*given)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{file}: {function} cannot be called with (builder, rotation, d_head): "
+            f"{file}: {function} cannot be called with ({', '.join(wanted)}): "
             f"{one_line(error, 120)}"
         ) from None
-    from repo_interp.models.scheme_registry import register_function
-
-    # The digest of the text that ran, even if the file has changed since
-    register_function(name, cast("Any", build), {"function": function, "sha256": digest})
+    return found, digest
 
 
 def _module(file: Path) -> tuple[ModuleType, str]:

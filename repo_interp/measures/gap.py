@@ -7,6 +7,12 @@ from dataclasses import dataclass
 NOTHING = "nothing"
 """Result of a measure for a layer with a complete gap."""
 
+BEYOND_ROTATION = (
+    "have logits that depend on contents and positions other than by rotation (added logits that "
+    "read contents, or a transform that reads positions)"
+)
+"""Reason of measures that turn or move a key: of layers whose `logits_by_content` is true."""
+
 
 @dataclass(frozen=True)
 class Gap:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -474,11 +475,16 @@ class RepositionedAttention:
         assert self.transform is not None
         given = queries, keys
         made = self.transform(*given, self.active_pass.positions)
-        shapes = [list(getattr(part, "shape", ())) for part in made]
+        pair = isinstance(made, tuple | list)
+        shapes = [list(getattr(part, "shape", ())) for part in made] if pair else []
         if shapes != [list(part.shape) for part in given]:
+            code = getattr(type(self.transform).forward, "__code__", None)
+            place = f", in {os.path.basename(code.co_filename)}" if code else ""
             raise InputError(
-                f"the transform of layer {self.layer_idx} ({self.scheme}) gave {shapes}; wanted "
-                f"queries {list(queries.shape)} and keys {list(keys.shape)}, as it was given them"
+                f"the transform of layer {self.layer_idx} ({self.scheme}) gave "
+                f"{shapes if pair else type(made).__name__}; wanted that forward of "
+                f"{type(self.transform).__name__}{place} returns a pair: queries "
+                f"{list(queries.shape)} and keys {list(keys.shape)}, as it was given them"
             )
         # In the memory order of what was given, by which sums of measures round
         return torch.empty_like(given[which]).copy_(made[which])

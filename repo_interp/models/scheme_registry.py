@@ -6,6 +6,7 @@ Knows which names layouts can hold, which are taken, and what fits a layer; know
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -93,9 +94,11 @@ def foreign_parts(builder: Any, scheme: str, rotation: Rotation, d_head: int) ->
         )
     parts = build(builder, rotation, d_head) if callable(build) else build
     if not isinstance(parts, SchemeParts):
+        code = getattr(build, "__code__", None)
+        source = f" by {code.co_name} of {os.path.basename(code.co_filename)}" if code else ""
         raise InputError(
-            f"{called(SCHEME_GROUP, scheme)} gave {type(parts).__name__}; wanted a "
-            "function that gives SchemeParts"
+            f"{called(SCHEME_GROUP, scheme)} gave {type(parts).__name__}{source}; wanted a "
+            "function that returns SchemeParts"
         )
     for name in PARTS:
         part = getattr(parts, name)

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 from own_schemes import parts
@@ -34,7 +36,7 @@ from position_papers.card.content import Card, TaskCard
 from position_papers.card.cost import costs
 from position_papers.card.figures import compares, differences, scores_and_losses
 from position_papers.card.heads import head_numbers
-from position_papers.card.intervals import LOSS, NOT_LEARNED, UNDECIDED, WIN, margin
+from position_papers.card.intervals import BETTER, NOT_LEARNED, UNDECIDED, WORSE, margin
 from position_papers.card.records import (
     Row,
     Run,
@@ -104,7 +106,7 @@ def test_seeds_that_do_not_spread_leave_the_width_that_prompts_have():
     # Newcombe's: Wilson's limits of 200 of 200 and of 0 of 200 are n / (n + z^2) and z^2 / (n + z^2)
     narrow = NORMAL**2 / (200 + NORMAL**2)
     assert found.low == pytest.approx(1 - math.sqrt(2) * narrow) and found.high == 1
-    assert found.verdict(higher=True) == WIN and found.verdict(higher=False) == LOSS
+    assert found.verdict(higher=True) == BETTER and found.verdict(higher=False) == WORSE
     equal = margin(shares(0, 0, 0), shares(0, 0, 0))
     assert (equal.low, equal.high) == pytest.approx((-narrow, narrow))
     assert equal.verdict(higher=True) == UNDECIDED
@@ -194,7 +196,7 @@ def test_three_at_one_against_three_at_zero_are_told_apart_with_a_width():
         COLUMNS["selective_copy"], COLUMNS["selective_copy"].configuration("m", 0), DIRECTORY
     )
     found = compared(rows["cope"], rows["rope"])
-    assert found.verdict == WIN and found.margin is not None
+    assert found.verdict == BETTER and found.margin is not None
     assert 0.97 < found.margin.low < 1 == found.margin.high
 
 
@@ -283,7 +285,7 @@ def test_a_scheme_that_has_not_learned_is_never_called_worse():
     whole = row_of({0: (1, 1), 1: (1, 1), 2: (1, 1)})
     half = row_of({0: (1, 0), 1: (0.3, 0), 2: (1, 0)})
     assert compared(whole, half).verdict == compared(half, whole).verdict == NOT_LEARNED
-    assert compared(whole, row_of({0: (1, 0), 1: (1, 0)})).verdict == WIN
+    assert compared(whole, row_of({0: (1, 0), 1: (1, 0)})).verdict == BETTER
 
 
 def test_seeds_of_other_versions_are_not_paired():
@@ -310,7 +312,13 @@ def test_rivals_stand_in_groups_and_by_name_within_each():
     def one(name: str, verdict: str) -> Any:
         return SimpleNamespace(row=SimpleNamespace(name=name), verdict=verdict)
 
-    given = [one("b", WIN), one("z", UNDECIDED), one("a", WIN), one("y", LOSS), one("c", UNDECIDED)]
+    given = [
+        one("b", BETTER),
+        one("z", UNDECIDED),
+        one("a", BETTER),
+        one("y", WORSE),
+        one("c", UNDECIDED),
+    ]
     assert [each.row.name for each in ordered(given)] == ["y", "c", "z", "a", "b"]
 
 
@@ -373,8 +381,8 @@ def test_a_card_from_the_function_to_the_page(tmp_path, zoo):
         zoo=zoo,
         watch=Watch(lines.append, lambda *step: done.append(step)),
     )
-    assert lines[0] == "verify_scheme: no findings"
-    assert "2 trainings, about" in lines[1] and "version 1 of mine" in lines[1]
+    assert lines[0].startswith("verify_scheme: no findings; not held against a reference")
+    assert "2 trainings, about" in lines[1] and "version 1 of 1 of mine" in lines[1]
     assert [line for line in lines if line.startswith("finished")] == [
         "finished: mine on reversal, seed 0",
         "finished: mine on reversal, seed 1",
@@ -395,7 +403,7 @@ def test_a_card_from_the_function_to_the_page(tmp_path, zoo):
     assert found["verdict"].item() == NOT_LEARNED
     assert found.attrs["versions"] == 1 and found.attrs["sha256"] == "a" * 64
     page = (tmp_path / "card/card.md").read_text()
-    assert "| **mine** | 2 | not learned at this recipe, loss" in page
+    assert "| **mine** | 2 | not learned at this recipe, training loss" in page
     assert "No record of this budget: nope, " in page and "tried in this directory: 1." in page
     assert "Heads after training, seed 0" in page and "worse here" in page
     assert (tmp_path / "card/differences.png").read_bytes().startswith(b"\x89PNG")
@@ -404,10 +412,16 @@ def test_a_card_from_the_function_to_the_page(tmp_path, zoo):
     cells = [row.split(" | ") for row in page.splitlines() if row.startswith("| ")]
     for cell in (cell.strip("|* ") for row in cells for cell in row):
         assert f">{escape(cell)}</t" in html, cell
-    assert html.count('src="data:image/') == 2 and html.count("<h2") == 4
+    assert html.count('src="data:image/') == 2 and html.count("<h2") == 5
     assert "<script" not in html and not re.search(r"(src|href)=.(?!data:|#)", html)
     assert "worse here" in html and "repo-interp" not in html.split("Provenance")[0]
     table = pd.read_csv(tmp_path / "card/card.csv")
+    mine = found["score"].sel(encoding="mine", task="reversal")
+    for part, head in (("training length", "score[4]"), ("beyond", "score[5]")):
+        assert table[head][0] == pytest.approx(float(mine.sel(part=part).mean("seed")))
+    spread = float(mine.sel(part="beyond").std("seed", ddof=1))
+    assert table["beyond_sd"][0] == pytest.approx(spread)
+    assert "| test set | mine | rope |" in page and "- *heads: needle*: share" in page
     assert table["encoding"].tolist() == ["mine", "rope"] and table["seeds"].tolist() == [
         "0 1",
         "0 1",
@@ -436,9 +450,28 @@ def test_interrupted_it_goes_on_and_each_finished_cell_stands_in_the_table_at_on
         small(tmp_path / "cut", seeds=(0, 1), watch=watch)
     table = pd.read_csv(tmp_path / "cut/card.csv")
     assert table["seeds"].astype(str).tolist() == ["0"]
+    told = (tmp_path / "cut/card.md").read_text()
+    assert "When this was written: reversal, seed 1 at step 1." in told
     folder = tmp_path / "cut/versions" / ("a" * 12) / "reversal/seed-1"
     assert (folder / "state.pt").exists() and not (folder / "config.json").exists()
-    assert small(tmp_path / "cut", seeds=(0, 1)).equals(whole)
+    # an edited file leaves it alone, and says so
+    register(0.01, "b" * 64)
+    lines: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        small(tmp_path / "cut", watch=Watch(lines.append, stop=lambda: True))
+    assert "version 2 of 2 of mine" in lines[2] and lines[1] == (
+        f"version 1 of 2 had another source ({'a' * 12}); what it trained is kept: reversal, "
+        "seed 0 finished; reversal, seed 1 at step 1"
+    )
+    told = (tmp_path / "cut/card.md").read_text()
+    assert "directory: 2; this is number 2; scores were seen of 1.\n" in told
+    assert "Not finished yet." in told and "reversal, seed 0 at step 1." in told
+    register()
+    lines.clear()
+    found = small(tmp_path / "cut", seeds=(0, 1), watch=Watch(lines.append))
+    xr.testing.assert_equal(found, whole)
+    assert "version 1 of 2 of mine" in lines[2]
+    assert "goes on from step 1 of 4: mine on reversal, seed 1" in lines
     weights = [
         (
             tmp_path / name / "versions" / ("a" * 12) / "reversal/seed-1/model.safetensors"
@@ -459,7 +492,8 @@ def test_an_edited_function_is_another_version_and_is_counted(tmp_path):
         "b" * 12,
     ]
     assert (
-        "tried in this directory: 2. Who tries several" in (tmp_path / "card/card.md").read_text()
+        "in this directory: 2; this is number 2; scores were seen of 2. Who sees several"
+        in (tmp_path / "card/card.md").read_text()
     )
     # nor does it go on with a run of the first that is put into its place
     register(0.02, "c" * 64)
@@ -486,8 +520,42 @@ def test_a_scheme_that_sees_later_tokens_is_not_trained(tmp_path):
     assert not (tmp_path / "card").exists()
 
 
+def test_a_wrong_formula_is_found_beside_its_reference_alone(tmp_path):
+    def rope(queries, keys, positions):
+        return rotated(queries, positions) @ rotated(keys, positions).mT / queries.shape[-1] ** 0.5
+
+    def rotated(vectors, positions):
+        pairs = vectors.shape[-1] // 2
+        angles = positions[..., None] * 10000.0 ** (-torch.arange(pairs) / pairs)
+        x, y = vectors[..., :pairs], vectors[..., pairs:]
+        return torch.cat(
+            [x * angles.cos() - y * angles.sin(), y * angles.cos() + x * angles.sin()], -1
+        )
+
+    register()
+    lines: list[str] = []
+    found = small(tmp_path / "right", reference=rope, watch=Watch(lines.append))
+    assert lines[0] == "verify_scheme: no findings; held against the reference `rope`"
+    assert found.attrs["reference"] == "rope"
+    assert "; held against the reference rope<" in (tmp_path / "right/card.html").read_text()
+    register(1.1)
+    with refused("nothing was trained: mine fails verify_scheme: reference: logits of layer"):
+        small(tmp_path / "wrong", reference=rope)
+    assert not (tmp_path / "wrong").exists()
+    with refused("a reference is the formula of one scheme; 'mine,rope' has 2"):
+        card(
+            "mine,rope",
+            tmp_path / "two",
+            columns=[replace(COLUMN, fields=TINY | {"layers": 2})],
+            reference=rope,
+        )
+
+
 def test_what_a_card_refuses(tmp_path):
     register()
+    with refused("layout 'mine@5' starts at layer 5; the model's layers are 0 to 0"):
+        card("mine@5", tmp_path / "card", columns=[COLUMN])
+    assert not (tmp_path / "card").exists()
     with refused("there is no budget 'huge'; wanted one of quick, standard"):
         small(tmp_path / "card", budget="huge")
     with refused("no card has a task 'niah'; there are reversal, flip_flop"):
@@ -594,11 +662,21 @@ def typed(words: str) -> argparse.Namespace:
         ("mine.py:build --out mine.py", "mine.py is a file"),
         ("mine.py:build --out other", "other has the card of 't5', not of 'mine'"),
         ("mine.py:build --device tpu --out a", "tpu"),
+        ("mine.py:build --out a --reference no.py:f", "there is no file no.py"),
+        (
+            "mine.py:build --out a --reference mine.py:f",
+            "mine.py has no function 'f'; it has build",
+        ),
+        (
+            "mine.py:build --out a --reference two.py:f",
+            "f cannot be called with .queries, keys, pos",
+        ),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(words, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("def build(b, r, d): ...")
+    Path("two.py").write_text("def f(q, k): ...")
     Path("other").mkdir()
     Path("other/card.toml").write_text('scheme = "t5"\n')
     with refused(line):

@@ -1,11 +1,12 @@
 """What a card measures: a column for every task, and budgets of columns and seeds.
 
-    in training length    learned or not: the score of every seed is at least `learned`
-    beyond it             mean score over the test sets `beyond`: what schemes are compared by
+    like training      test sets `inside`: a task is learned where every seed scores `learned`
+    unlike training    mean score over the test sets `beyond`, which are longer, shorter or made
+                       otherwise: what schemes are compared by
 
-On reversal, flip_flop and selective_copy every scheme that has records ends at .99 or more in the
-training length, so that a score there compares nothing. Budgets differ in tasks and seeds, never in steps: with a third of
-them reversal ranks schemes the other way round. Imports no torch.
+On reversal, flip_flop and selective_copy every scheme that has records ends at .99 or more like
+training, so that a score there compares nothing. Budgets differ in tasks and seeds, never in steps:
+with a third of them reversal ranks schemes the other way round. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from position_papers.training.plan import PLAN, recipe
 from repo_interp.errors import InputError
 
 LEARNED = 0.95
-"""Score in the training length from which a run has learned a task."""
+"""Score like training from which a run has learned a task."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Column:
 
     task: str
     inside: tuple[str, ...]
-    """Test sets as long as training."""
+    """Test sets as long as training and made as it is."""
     beyond: tuple[str, ...]
     learned: float | None = LEARNED
     """Least score `inside` of a run that has learned; None: the metric has no such score."""

@@ -29,6 +29,10 @@ class TaskCard:
     missing: tuple[str, ...]
     """Encodings that have no record of this budget."""
     heads: pd.DataFrame | None = None
+    heads_left_out: tuple[str, ...] = ()
+    """Measures of heads that do not fit the scheme, each with its reason."""
+    unfinished: tuple[str, ...] = ()
+    """Runs that were begun, and at which step they stand."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,12 @@ class Card:
     findings: tuple[str, ...]
     notes: tuple[str, ...]
     tasks: tuple[TaskCard, ...]
+    number: int = 1
+    """Of this version among those tried, in the order in which they were begun."""
+    scored: int = 1
+    """Versions of which a score was seen."""
+    reference: str = ""
+    """Formula that `verify_scheme` held the scheme against; "": none."""
 
 
 def as_dataset(made: Card) -> xr.Dataset:
@@ -80,7 +90,7 @@ def as_dataset(made: Card) -> xr.Dataset:
     over: Mapping[str, Sequence[str]] = {"rival": beside, "task": tasks}
     numbers = dict(zip(("difference", "low", "high"), limits, strict=True))
     names = {
-        "difference": "score beyond the training length, above the rival's",
+        "difference": "score on test sets unlike training, above the rival's",
         "low": "lower limit of 95 %",
         "high": "upper limit of 95 %",
     }
@@ -102,5 +112,6 @@ def as_dataset(made: Card) -> xr.Dataset:
             "sha256": made.digest,
             "versions": made.tried,
             "findings": "\n".join(made.findings),
+            "reference": made.reference,
         },
     )

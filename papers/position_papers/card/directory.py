@@ -9,7 +9,23 @@ from repo_interp.errors import InputError
 from repo_interp.storage.files import is_left_behind, regular, require_directory
 
 STATED = "card.toml"
-"""File that names the scheme."""
+"""File that names the scheme, and its versions in the order in which they were begun."""
+
+
+def stated_versions(directory: Path) -> list[str]:
+    """Read which versions of its scheme a card knows.
+
+    Args:
+        directory: Directory of the card.
+
+    Returns:
+        Their folders, in the order in which they were begun; none where the card does not say it.
+    """
+    try:
+        known = tomllib.loads((directory / STATED).read_text(encoding="utf-8"))["versions"]
+    except (OSError, ValueError, KeyError):
+        return []
+    return [str(name) for name in known] if isinstance(known, list) else []
 
 
 def require_card_of(directory: Path, layout: str) -> None:

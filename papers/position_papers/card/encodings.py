@@ -2,7 +2,7 @@
 
     cell      an encoding on a task with a seed, trained by the task's recipe; empty until a record
               of equal budget is there
-    taught    encodings that differ from RoPE beyond the training length at 5 %, after Holm's
+    taught    encodings that differ from RoPE on test sets unlike training at 5 %, after Holm's
               correction over the encodings of the task, where both have learned and have two seeds
 
 A filled cell is a line of ZOO/encodings/TASK/runs.jsonl; weights stay in the directory of the run.
@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from position_papers.card.columns import COLUMNS, Column, plain_layout
-from position_papers.card.intervals import LOSS, UNDECIDED, WIN
+from position_papers.card.intervals import BETTER, UNDECIDED, WORSE
 from position_papers.card.records import (
     FILLED,
     NINE,
@@ -208,7 +208,7 @@ class Taught:
 
 
 def taught(rows: Mapping[str, Mapping[str, Row]]) -> Iterator[Taught]:
-    """Compare every encoding with RoPE, beyond the training length.
+    """Compare every encoding with RoPE, on test sets unlike training.
 
     Args:
         rows: As `rows_of` gives them.
@@ -223,7 +223,7 @@ def taught(rows: Mapping[str, Mapping[str, Row]]) -> Iterator[Taught]:
         tested = {
             name: one
             for name, one in found.items()
-            if one.verdict in (WIN, LOSS, UNDECIDED)
+            if one.verdict in (BETTER, WORSE, UNDECIDED)
             and np.isfinite(one.limits[0])
             # What one seed scores says too little of the next one where RoPE's do not spread
             and min(len(own[name].runs), len(own[BASE].runs)) > 1

@@ -4,18 +4,21 @@ on every test set and how fast it learned.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.ticker import NullFormatter
 
 from position_papers.card.content import Card, TaskCard
-from position_papers.card.intervals import LOSS, WIN
+from position_papers.card.intervals import BETTER, WORSE
 from position_papers.card.records import Row
-from position_papers.card.texts import ordered
+from position_papers.card.texts import UNLIKE, ordered
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 
-COLOURS = {WIN: "#0072B2", LOSS: "#D55E00"}
+COLOURS = {BETTER: "#0072B2", WORSE: "#D55E00"}
 GREY = "#777777"
 OWN = "#9A2CA0"
 BASE = "rope"
@@ -29,7 +32,7 @@ def compares(made: Card) -> bool:
 
 @style()
 def differences(made: Card) -> PaperFigure:
-    """Draw every difference beyond the training length, a panel for each task.
+    """Draw every difference on test sets unlike training, a panel for each task.
 
     Args:
         made: A card with at least one difference.
@@ -57,9 +60,7 @@ def differences(made: Card) -> PaperFigure:
         ax.set_title(f"{each.column.task}{' (nats: lower is better)' if lower else ''}")
     for ax in axes.flat[len(tasks) :]:
         ax.set_visible(False)
-    figure.supxlabel(
-        f"{made.layout} minus the rival, beyond the training length", fontsize="medium"
-    )
+    figure.supxlabel(f"{made.layout} minus the rival, on {UNLIKE}", fontsize="medium")
     return figure
 
 
@@ -79,52 +80,60 @@ def scores_and_losses(made: Card, each: TaskCard) -> PaperFigure:
     axes: Any = figure.subplots(1, 2)
     behind = [row for row in each.rivals if row.name != BASE]
     base = [row for row in each.rivals if row.name == BASE]
+    colours = colormaps["tab20"]
     looks: dict[str, Any] = {
-        "other records": {"color": "#BBBBBB", "linewidth": 0.8},
+        row.name: {"color": colours(place % colours.N), "linewidth": 0.8}
+        for place, row in enumerate(behind)
+    }
+    looks |= {
         BASE: {"color": "#333333", "linewidth": 1.0, "linestyle": (0, (4, 1.5))},
         made.layout: {"color": OWN, "linewidth": 1.4},
     }
-    groups = dict(zip(looks, (behind, base, [each.own]), strict=True))
-    _draw_scores(axes[0], each.own, groups, looks)
-    _draw_losses(axes[1], groups, looks)
+    rows = [*behind, *base, replace(each.own, name=made.layout)]
+    _draw_scores(axes[0], each.own, rows, looks)
+    _draw_losses(axes[1], rows, looks)
+    lines = axes[0].get_lines()[: len(rows)][::-1]
+    figure.legend(
+        *(lines, [str(line.get_label()) for line in lines]),
+        loc="outside right center",
+        ncols=1 + len(lines) // 14,
+    )
     return figure
 
 
-def _draw_scores(ax: Any, own: Row, groups: dict[str, list[Row]], looks: dict[str, Any]) -> None:
+def _draw_scores(ax: Any, own: Row, rows: Sequence[Row], looks: Mapping[str, Any]) -> None:
     """Mean scores over seeds by test set; a line at the training length."""
     recorded = own.runs[0].recorded
     names = list(recorded.means)
     numeric = all(name.isdigit() for name in names)
     places = dict(zip(names, map(int, names) if numeric else range(len(names)), strict=True))
-    for label, rows in groups.items():
-        for number, row in enumerate(rows):
-            scores = row.by_test_set()
-            known = [name for name in names if np.isfinite(scores.get(name, np.nan))]
-            ax.plot(
-                [places[name] for name in known],
-                [scores[name] for name in known],
-                marker="o" if len(names) < 10 else "",
-                markersize=2.5,
-                label=label if not number else None,
-                **looks[label],
-            )
+    for row in rows:
+        scores = row.by_test_set()
+        known = [name for name in names if np.isfinite(scores.get(name, np.nan))]
+        ax.plot(
+            [places[name] for name in known],
+            [scores[name] for name in known],
+            marker="o" if len(names) < 10 else "",
+            markersize=2.5,
+            label=row.name,
+            **looks[row.name],
+        )
     for name in own.column.inside:
         ax.axvline(places[name], color="#333333", linewidth=0.6, linestyle=":")
     if not numeric:
         ax.set_xticks(range(len(names)), [name.replace("_", "\n") for name in names])
-    ax.set_xlabel("test set (dotted: training length)")
+    ax.set_xlabel("test set (dotted: like training)")
     ax.set_ylabel(recorded.metric)
-    ax.legend()
 
 
-def _draw_losses(ax: Any, groups: dict[str, list[Row]], looks: dict[str, Any]) -> None:
+def _draw_losses(ax: Any, rows: Sequence[Row], looks: Mapping[str, Any]) -> None:
     """Losses by step, of the seeds that have them."""
-    for label, rows in groups.items():
-        for run in (run for row in rows for run in row.runs if run.recorded.log):
+    for row in rows:
+        for run in (run for run in row.runs if run.recorded.log):
             steps, losses = zip(*run.recorded.log, strict=True)
-            ax.plot(steps, losses, **looks[label])
+            ax.plot(steps, losses, **looks[row.name])
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter(lambda loss, place: f"{loss:g}")
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("step")
-    ax.set_ylabel("loss of training [nat]")
+    ax.set_ylabel("training loss [nat]")

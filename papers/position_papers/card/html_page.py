@@ -9,7 +9,7 @@ Without scripts; figures are images inside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def html_of(made: Card) -> str:
     facts = [
         ("source", made.digest[:12] or "packaged"),
         ("versions tried here", texts.versions(made)),
-        ("verify_scheme", "; ".join(made.findings) or "no findings"),
+        ("verify_scheme", _plain(texts.verified(made.findings, made.reference))),
     ]
     page = template().page_of(
         title=f"{made.layout}: a card",
@@ -54,35 +54,49 @@ def html_of(made: Card) -> str:
 def _sections(made: Card) -> Iterator[dict[str, Any]]:
     if compares(made):
         drawn = _picture(differences(made), texts.LEGEND)
-        yield _section("differences", "Beyond the training length", "", [drawn], [])
+        yield _section("differences", f"On {texts.UNLIKE}", "", [drawn], [])
     for each in made.tasks:
         yield _of_task(made, each)
-    lead = " ".join((*texts.CAVEATS, *made.notes))
-    yield _section("caveats", "What this cannot say", lead, [], [])
+    words = Table("reading", "", ("word", "meaning"), tuple(texts.reading(made)))
+    yield _section("reading", "How to read it", "", [], [words])
+    yield _section("caveats", "What this cannot say", "", [], [], (*texts.CAVEATS, *made.notes))
 
 
 def _of_task(made: Card, each: TaskCard) -> dict[str, Any]:
-    task, remarks = each.column.task, " ".join(texts.remarks(each))
+    task, remarks = each.column.task, texts.remarks(each)
     if each.own is None:
-        return _section(task, task, remarks, [], [])
+        return _section(task, task, texts.missing(each), [], [], remarks)
     caption = (
-        "Left: mean score over seeds. Right: losses of each seed; records from before losses were "
-        "kept have none."
+        "Left: mean score over seeds. Right: training losses of each seed; records from before "
+        "losses were kept have none."
     )
-    lead = f"{texts.about(each.own)} {remarks}"
     drawn = _picture(scores_and_losses(made, each), caption)
-    return _section(task, task, lead, [drawn], texts.tables(made, each))
+    return _section(
+        *(
+            task,
+            task,
+            f"{texts.about(each.own)} {texts.missing(each)}",
+            [drawn],
+            texts.tables(made, each),
+            remarks,
+        )
+    )
 
 
 def _section(
-    name: str, title: str, lead: str, pictures: list[Picture], tables: list[Table]
+    name: str,
+    title: str,
+    lead: str,
+    pictures: list[Picture],
+    tables: list[Table],
+    lines: Iterable[str] = (),
 ) -> dict[str, Any]:
     """A section as the template of pages has it; nothing in it needs a script."""
     content = {
         "group": name,
         "title": title,
         "lead": lead,
-        "notes": [],
+        "notes": [_plain(line) for line in lines],
         "pictures": pictures,
         "tables": tables,
         "informative": True,
@@ -90,6 +104,11 @@ def _section(
     }
     view = {"group": name, "title": title}
     return {"view": view, "content": content, "explores": False, "follows": False}
+
+
+def _plain(line: str) -> str:
+    """A line without the marks of Markdown."""
+    return line.replace("`", "")
 
 
 def _picture(figure: Figure, caption: str) -> Picture:

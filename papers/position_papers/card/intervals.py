@@ -29,7 +29,7 @@ from position_papers.kit.judge.differences import (
     share_difference,
 )
 
-WIN, LOSS, UNDECIDED = "win", "loss", "undecided"
+BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
 NOT_LEARNED = "not learned at this recipe"
 ONE_SEED = "one seed each"
 
@@ -56,12 +56,12 @@ class Margin:
             higher: Whether a higher score is better.
 
         Returns:
-            `WIN` or `LOSS` where the interval excludes 0, else `UNDECIDED`.
+            `BETTER` or `WORSE` where the interval excludes 0, else `UNDECIDED`.
         """
         if self.low > 0:
-            return WIN if higher else LOSS
+            return BETTER if higher else WORSE
         if self.high < 0:
-            return LOSS if higher else WIN
+            return WORSE if higher else BETTER
         return UNDECIDED
 
 

@@ -1,9 +1,10 @@
 """The files of a card, written from the `Card` alone, each whole or not at all. Knows no model.
 
 card.html          a page that opens by itself: figures, tables, what made the trainings
-card.md            a table for each task, the scheme first, then those it loses to, those that
-                   are undecided, those it wins against, by name within each
-card.csv           the same numbers, a line for each encoding and task
+card.md            the tables of each task, the scheme first, then those it is worse than, those
+                   that are undecided, those it is better than, by name within each
+card.csv           scores by test set, means, differences and verdicts, a line for each encoding
+                   and task
 differences.png    every difference with its interval
 """
 
@@ -28,6 +29,7 @@ from repo_interp.storage.files import replace_whole, write_text
 PAGE, TEXT, TABLE, FIGURE = "card.html", "card.md", "card.csv", "differences.png"
 COLUMNS = (
     *("task", "encoding", "source", "seeds", "learned", "loss", "training_length", "beyond"),
+    "beyond_sd",
     *("difference", "low", "high", "over", "verdict", "unpaired"),
 )
 
@@ -40,7 +42,8 @@ def write_card(made: Card, directory: Path) -> None:
         directory: Where.
     """
     lines = [line for each in made.tasks for line in table_lines(each)]
-    table = pd.DataFrame(lines, columns=COLUMNS)
+    sets = dict.fromkeys(name for line in lines for name in line if name not in COLUMNS)
+    table = pd.DataFrame(lines, columns=(*COLUMNS, *sets))
     with replace_whole(directory / TABLE) as unfinished:
         table.to_csv(unfinished, index=False, lineterminator="\n", float_format="%.6g")
     drawn = compares(made)
@@ -77,6 +80,7 @@ def table_lines(each: TaskCard) -> Iterable[dict[str, Any]]:
 
 
 def _line(row: Row, source: str) -> dict[str, Any]:
+    beyond = row.scores(row.column.beyond)
     return {
         "task": row.column.task,
         "encoding": row.name,
@@ -85,7 +89,9 @@ def _line(row: Row, source: str) -> dict[str, Any]:
         "learned": sum(row.learned),
         "loss": float(np.mean(row.losses)),
         "training_length": float(np.mean(row.scores(row.column.inside))),
-        "beyond": float(np.mean(row.scores(row.column.beyond))),
+        "beyond": float(np.mean(beyond)),
+        "beyond_sd": float(beyond.std(ddof=1)) if len(beyond) > 1 else np.nan,
+        **{f"score[{name}]": score for name, score in row.by_test_set().items()},
     }
 
 

@@ -108,7 +108,7 @@ class Row:
         return {name: float(np.mean(self.scores([name]))) for name in names}
 
     def sample(self, seeds: Sequence[int] = (), paired: bool = True) -> Sample | None:
-        """Scores beyond the training length.
+        """Scores on test sets unlike training.
 
         Args:
             seeds: Seeds that count; none: all.
@@ -165,7 +165,7 @@ def compared(ours: Row, theirs: Row) -> Compared:
         theirs: The row of the rival.
 
     Returns:
-        The difference beyond the training length, and who is better where that is decided: by
+        The difference on test sets unlike training, and who is better where that is decided: by
         schemes that have both learned the task alone.
     """
     own, others = ({run.recorded.seed: run for run in row.runs} for row in (ours, theirs))
@@ -181,14 +181,14 @@ def compared(ours: Row, theirs: Row) -> Compared:
         seeds = ()
     first, second = (row.sample(seeds, not unpaired) for row in (ours, theirs))
     if first is None or second is None:
-        return Compared(theirs, None, "no score beyond the training length", unpaired)
+        return Compared(theirs, None, "no score unlike training", unpaired)
     found = margin(first, second, None if unpaired else _same_prompts(ours, theirs, seeds))
     learned = all(ours.learned) and all(theirs.learned)
     return Compared(theirs, found, found.verdict(ours.higher) if learned else NOT_LEARNED, unpaired)
 
 
 def _same_prompts(ours: Row, theirs: Row, seeds: Sequence[int]) -> tuple[Prompts, Prompts] | None:
-    """Scores beyond the training length of the prompts that both answered; None where a seed of one
+    """Scores unlike training of the prompts that both answered; None where a seed of one
     is not one of the other, or has means alone. The prompts of a test set are those of the seed.
     """
     own, others = (

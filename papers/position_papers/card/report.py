@@ -11,10 +11,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import xarray as xr
 
+import position_papers.card.texts as texts
 from position_papers.card.columns import BUDGETS, Column, columns_of
 from position_papers.card.content import Card, TaskCard, as_dataset
 from position_papers.card.cost import costs
@@ -22,17 +24,18 @@ from position_papers.card.heads import head_numbers
 from position_papers.card.page import write_card
 from position_papers.card.records import compared, known_encodings, rivals
 from position_papers.card.trials import Training, Trials
+from position_papers.training.folder import TrainingFolder, saved_step
 from position_papers.training.loop import Record
 from position_papers.training.single import complete
 from position_papers.training.trained import require_begun
 from position_papers.zoo_directory import DIRECTORY
 from repo_interp.errors import InputError
 from repo_interp.plugins.verify_scheme.scheme_audit import verify_scheme
-from repo_interp.positions.layouts import named_schemes
-from repo_interp.storage.files import replace_whole
+from repo_interp.positions.layouts import named_schemes, parse_layout
+from repo_interp.storage.files import replace_whole, write_text
 from repo_interp.values import duration
 
-STOPPING = ("first", "causal", "repeated")
+STOPPING = ("first", "causal", "repeated", "reference")
 """Checks of `verify_scheme` with which a training would answer another question."""
 
 
@@ -57,6 +60,7 @@ def card(
     seeds: Sequence[int] = (),
     device: str = "cpu",
     columns: Sequence[Column] = (),
+    reference: Callable[..., Any] | None = None,
     zoo: Path = DIRECTORY,
     command: str = "",
     watch: Watch | None = None,
@@ -75,15 +79,17 @@ def card(
         device: Where it is trained.
         columns: Columns in the place of tasks, with recipes of their own; no record that ships has
             their budget.
+        reference: Slow formula of the scheme, as `repo_interp.verify_scheme` takes it; with a
+            difference from it nothing is trained. None: the formula is not held against one.
         zoo: Directory of the records.
         command: What training.toml says made the runs; "": a call from Python.
         watch: How to follow it; None: in silence.
 
     Returns:
         `loss [encoding, task, seed]`, `score [encoding, task, part, seed]`, NaN where there is
-        none; `difference`, `low`, `high` and `verdict` [rival, task], beyond the training length,
-        the scheme minus the rival with limits of 95 %. Attributes: findings of `verify_scheme`,
-        how many versions were tried.
+        none; `difference`, `low`, `high` and `verdict` [rival, task], on test sets unlike
+        training, the scheme minus the rival with limits of 95 %. Attributes: findings of
+        `verify_scheme`, the reference, how many versions were tried.
 
     Raises:
         InputError: The budget, a task or the directory is refused, or the scheme is not causal.
@@ -94,9 +100,11 @@ def card(
     watch = Watch() if watch is None else watch
     chosen = tuple(columns) or columns_of(tuple(tasks) or BUDGETS[budget].tasks)
     numbers = tuple(seeds) or BUDGETS[budget].seeds
+    _require_layout(layout, [column.configuration(layout, 0).layers for column in chosen])
     trials = Trials(Path(out), layout, device)
-    findings = _verify(layout, watch)
+    findings, formula = _verify(layout, reference, watch)
     trials.claim()
+    _say_versions(trials, watch)
     trainings = trials.trainings(chosen, numbers)
     for training in trainings:
         if training.is_finished:  # of an unfinished one, `complete` asks
@@ -104,28 +112,64 @@ def card(
     _say_cost(trainings, trials, watch)
     asked = {column.task: column for column in chosen}
     shown = (*chosen, *(column for column in _begun(trials) if column.task not in asked))
-    made = _write(trials, shown, findings, zoo)
+
+    def write() -> Card:
+        return _write(trials, shown, findings, formula, zoo)
+
+    made = write()
     for training in trainings:
         if not training.is_finished:
-            _train(training, command or f"position_papers.card.card({layout!r})", watch)
-            made = _write(trials, shown, findings, zoo)
+            try:
+                _train(training, command or f"position_papers.card.card({layout!r})", watch)
+            except KeyboardInterrupt:
+                write()  # at which step it stands
+                raise
+            made = write()
     for column in shown:
         if _measure_heads(trials, column, watch):
-            made = _write(trials, shown, findings, zoo)
+            made = write()
     return as_dataset(made)
 
 
-def _verify(layout: str, watch: Watch) -> tuple[str, ...]:
-    """The findings of `verify_scheme` about every scheme of the layout."""
-    found = []
-    for scheme in dict.fromkeys(named_schemes(layout)):
-        lines = verify_scheme(scheme).attrs["findings"].splitlines()
+def _require_layout(layout: str, sizes: Sequence[int]) -> None:
+    """Raise InputError for a layout that does not fit a model of one of these numbers of layers."""
+    for layers in sizes:
+        try:
+            parse_layout(layout, layers)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+
+def _verify(
+    layout: str, reference: Callable[..., Any] | None, watch: Watch
+) -> tuple[tuple[str, ...], str]:
+    """The findings of `verify_scheme` about every scheme of the layout, and the reference."""
+    found, schemes, formula = [], named_schemes(layout), ""
+    if reference is not None:
+        if len(schemes) > 1:
+            raise InputError(
+                f"a reference is the formula of one scheme; {layout!r:.80} has {len(schemes)}"
+            )
+        formula = getattr(reference, "__name__", type(reference).__name__)
+    for scheme in schemes:
+        lines = verify_scheme(scheme, reference=reference).attrs["findings"].splitlines()
         stopping = [line for line in lines if line.partition(":")[0] in STOPPING]
         if stopping:
             raise InputError(f"nothing was trained: {scheme} fails verify_scheme: {stopping[0]}")
         found += [f"{scheme}: {line}" for line in lines]
-    watch.say(f"verify_scheme: {'; '.join(found) or 'no findings'}")
-    return tuple(found)
+    watch.say(f"verify_scheme: {texts.verified(found, formula)}")
+    return tuple(found), formula
+
+
+def _say_versions(trials: Trials, watch: Watch) -> None:
+    """What stands in the directory of versions with other sources."""
+    known = trials.versions
+    for number, version in enumerate(known, 1):
+        if version != trials.version.name:
+            watch.say(
+                f"version {number} of {len(known)} had another source ({version}); what it trained "
+                f"is kept: {'; '.join(trials.stand(version))}"
+            )
 
 
 def _say_cost(trainings: Sequence[Training], trials: Trials, watch: Watch) -> None:
@@ -137,7 +181,8 @@ def _say_cost(trainings: Sequence[Training], trials: Trials, watch: Watch) -> No
     found = costs(trainings)
     each = ", ".join(f"{task} {duration(seconds)}" for task, seconds in found.items())
     watch.say(
-        f"version {trials.tried} of {trials.layout} in {trials.directory}: {len(left)} training{'s' * (len(left) > 1)}, "
+        f"version {trials.versions.index(trials.version.name) + 1} of {len(trials.versions)} of "
+        f"{trials.layout} in {trials.directory}: {len(left)} training{'s' * (len(left) > 1)}, "
         f"about {duration(sum(found.values()))} here, scores not counted ({each})"
     )
 
@@ -145,6 +190,8 @@ def _say_cost(trainings: Sequence[Training], trials: Trials, watch: Watch) -> No
 def _train(training: Training, command: str, watch: Watch) -> None:
     total, task = training.configuration.steps, training.column.task
     what = f"{training.configuration.scheme} on {task}, seed {training.seed}"
+    if step := saved_step(TrainingFolder(training.directory).state):
+        watch.say(f"goes on from step {step:,} of {total:,}: {what}")
 
     def show(record: Record) -> None:
         watch.step(f"training {what}", record.step, total, f"loss {record.loss:.4f}")
@@ -174,29 +221,45 @@ def _heads_file(trials: Trials, column: Column) -> Path:
     return trials.version / column.task / "heads.csv"
 
 
+def _left_out(file: Path) -> Path:
+    """Where the measures that the table of heads lacks stand, with their reasons."""
+    return file.with_name("heads_left_out.txt")
+
+
 def _measure_heads(trials: Trials, column: Column, watch: Watch) -> bool:
     """Measure the heads of the first seed of a task, once; whether it was done now."""
     row, file = trials.row(column), _heads_file(trials, column)
-    if row is None or file.exists():
+    if row is None or (file.exists() and _left_out(file).exists()):
         return False
     watch.step(f"measuring heads on {column.task}")
     checkpoint = file.parent / f"seed-{row.runs[0].recorded.seed}"
     table = head_numbers(checkpoint, column.inside[0], trials.device)
-    for line in filter(None, table.attrs["left_out"].splitlines()):
-        watch.say(f"heads on {column.task} without {line}")
+    write_text(_left_out(file), table.attrs["left_out"])
+    for line in _left_out(file).read_text(encoding="utf-8").splitlines():
+        watch.say(f"heads on {column.task}: {line}")
     with replace_whole(file) as unfinished:
         table.to_csv(unfinished, index=False, lineterminator="\n", float_format="%.6g")
     return True
 
 
-def _write(trials: Trials, columns: Sequence[Column], findings: tuple[str, ...], zoo: Path) -> Card:
+def _write(
+    trials: Trials,
+    columns: Sequence[Column],
+    findings: tuple[str, ...],
+    formula: str,
+    zoo: Path,
+) -> Card:
+    versions = trials.versions
     made = Card(
         trials.layout,
         trials.digest,
-        trials.tried,
+        len(versions),
         findings,
         _notes(trials),
         tuple(_task(trials, column, zoo) for column in columns),
+        versions.index(trials.version.name) + 1,
+        trials.scored,
+        formula,
     )
     write_card(made, trials.directory)
     return made
@@ -210,15 +273,17 @@ def _task(trials: Trials, column: Column, zoo: Path) -> TaskCard:
     others = tuple(found.values())
     beside = () if own is None else tuple(compared(own, rival) for rival in others)
     missing = tuple(name for name in known_encodings() if name not in (*found, trials.layout))
-    heads = pd.read_csv(file) if file.exists() else None
-    return TaskCard(column, own, others, beside, missing, heads)
+    heads, lacking = pd.read_csv(file) if file.exists() else None, _left_out(file)
+    left_out = lacking.read_text(encoding="utf-8").splitlines() if lacking.exists() else ()
+    far = [line for line in trials.stand(trials.version.name, column.task) if "at step" in line]
+    return TaskCard(column, own, others, beside, missing, heads, tuple(left_out), tuple(far))
 
 
 def _notes(trials: Trials) -> tuple[str, ...]:
     notes = [
-        "Random parameters of a scheme are drawn with the deviation that it reads from "
-        "`builder.deviation`, .02 or .113 by the recipe; one that draws by itself is trained "
-        "by another recipe in that."
+        "A scheme with random weights has to draw them with the standard deviation "
+        "`builder.deviation` (.02, on niah_keys .113; docs/card.md): one that draws them by itself "
+        "is trained by another recipe in that."
     ]
     if trials.device != "cpu":
         notes.append(

@@ -1,31 +1,33 @@
 """The directory of a card: every training of every version of one scheme.
 
-    DIR/card.toml                                the scheme that the card is of
+    DIR/card.toml                                the scheme that the card is of, and its versions
     DIR/versions/SHA256/TASK/seed-N/             a training run of the version with this source
     DIR/starts/NAME/seed-N/                      what runs of a task go on from
     DIR/{card.md, card.csv, differences.png}     the card of the last call
 
 A version is known by the first 12 digits of the SHA-256 of its source, "packaged" where a package
-gives the scheme: a run of an edited function is another run. How many versions were tried stands on
-the card, since who tries ten and shows one has chosen it by these test sets.
+gives the scheme: a run of an edited function is another run. How many versions were tried, and of
+how many a score was seen, stands on the card: who sees ten and shows one has chosen it by these test
+sets.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from position_papers.card.columns import Column
-from position_papers.card.directory import STATED, require_card_of
+from position_papers.card.directory import STATED, require_card_of, stated_versions
 from position_papers.card.records import Row, Run, as_run
 from position_papers.card.starts import shipped_start
 from position_papers.kit.scores import unequal_budgets
 from position_papers.training.configuration import TrainingConfiguration
-from position_papers.training.folder import TrainingFolder
+from position_papers.training.folder import TrainingFolder, saved_step
 from position_papers.training.plan import PLAN, chosen, planned_runs
 from position_papers.training.trained import line_of, seed_of
 from repo_interp.checkpoint_files.options import functions_of
@@ -87,10 +89,39 @@ class Trials:
         return self.directory / "versions" / (self.digest[:12] or PACKAGED)
 
     @property
-    def tried(self) -> int:
-        """Versions of the scheme that were begun here, this one among them."""
-        begun = {path.parts[-4] for path in self.directory.glob("versions/*/*/*/training.toml")}
-        return len(begun | {self.version.name})
+    def versions(self) -> list[str]:
+        """Folders of the versions that were begun here, this one among them, in that order."""
+        begun: dict[str, float] = {}
+        for path in self.directory.glob("versions/*/*/*/training.toml"):
+            first = begun.get(path.parts[-4], math.inf)
+            begun[path.parts[-4]] = min(first, path.stat().st_mtime)
+        known = [name for name in stated_versions(self.directory) if name in begun]
+        # Of a card from before its file named them
+        known += sorted(begun.keys() - set(known), key=lambda name: begun[name])
+        return list(dict.fromkeys([*known, self.version.name]))
+
+    @property
+    def scored(self) -> int:
+        """Versions of which a score was seen."""
+        return len({path.parts[-4] for path in self.directory.glob("versions/*/*/*/config.json")})
+
+    def stand(self, version: str, task: str = "*") -> list[str]:
+        """Say how far the runs of a version are.
+
+        Args:
+            version: Its folder.
+            task: A task; "*": every one.
+
+        Returns:
+            A line for each run, such as "reversal, seed 0 at step 275".
+        """
+        found = []
+        for place in sorted((self.version.parent / version).glob(f"{task}/seed-*")):
+            run = TrainingFolder(place)
+            if run.is_begun:
+                far = "finished" if run.is_finished else f"at step {saved_step(run.state):,}"
+                found.append(f"{place.parent.name}, seed {seed_of(place)} {far}")
+        return found
 
     def claim(self) -> None:
         """Make the directory, and state whose card it is.
@@ -100,7 +131,10 @@ class Trials:
         """
         require_card_of(self.directory, self.layout)
         self.directory.mkdir(parents=True, exist_ok=True)
-        write_text(self.directory / STATED, f"scheme = {json.dumps(self.layout)}\n")
+        write_text(
+            self.directory / STATED,
+            f"scheme = {json.dumps(self.layout)}\nversions = {json.dumps(self.versions)}\n",
+        )
 
     def trainings(self, columns: Sequence[Column], seeds: Sequence[int]) -> list[Training]:
         """Plan trainings.

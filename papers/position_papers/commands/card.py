@@ -13,7 +13,7 @@ from pathlib import Path
 from position_papers.card.columns import BUDGETS, COLUMNS, columns_of
 from position_papers.card.directory import require_card_of
 from repo_interp.cli.arguments import name_list, number_list, require_device_kind
-from repo_interp.cli.scheme_files import layout_of_files
+from repo_interp.cli.scheme_files import layout_of_files, reference_of_file
 from repo_interp.errors import InputError
 from repo_interp.storage.files import require_writable
 
@@ -33,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=_SHOWN,
         help="a function of a Python file, which is run, that gives the scheme; a start may follow, "
         "as in t5.py:build@1/3",
+    )
+    parser.add_argument(
+        "--reference",
+        type=_formula,
+        metavar=_SHOWN,
+        help="slow formula of the scheme in a Python file, which is run: of queries, keys and "
+        "positions in float64, as ri.verify_scheme takes it; with a difference nothing is trained",
     )
     budgets = "; ".join(
         f"{name}: {', '.join(budget.tasks)}, seed{'s' * (len(budget.seeds) > 1)} "
@@ -80,9 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
     require_card_of(out, _layout_named(arguments.scheme))
     require_writable(out)
     require_device_kind(arguments.device)
+    reference = reference_of_file(arguments.reference) if arguments.reference else None
     layout, _ = layout_of_files(arguments.scheme)
 
-    from position_papers.card.intervals import LOSS, UNDECIDED, WIN
+    from position_papers.card.intervals import BETTER, UNDECIDED, WORSE
     from position_papers.card.page import PAGE
     from position_papers.card.report import Watch, card
     from position_papers.training.processes import stoppable
@@ -100,6 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
             tasks=arguments.tasks,
             seeds=arguments.seeds,
             device=device,
+            reference=reference,
             command=shlex.join(["repo-interp", *sys.argv[1:]]),
             watch=Watch(
                 lambda line: console.print(line, highlight=False, soft_wrap=True), step, stop
@@ -109,17 +118,32 @@ def run(arguments: argparse.Namespace) -> int:
         verdicts = made["verdict"].sel(task=task).values.tolist()
         counts = {
             words: verdicts.count(verdict)
-            for words, verdict in (("wins", WIN), ("losses", LOSS), ("undecided", UNDECIDED))
+            for words, verdict in (
+                (f"{BETTER} than", BETTER),
+                (f"{WORSE} than", WORSE),
+                (UNDECIDED, UNDECIDED),
+            )
         }
         counts["not compared"] = len(list(filter(None, verdicts))) - sum(counts.values())
-        told = ", ".join(f"{count} {words}" for words, count in counts.items())
+        told = ", ".join(f"{words} {count}" for words, count in counts.items())
         console.print(
             f"{task}: {told if any(verdicts) else 'no rival has records'}", highlight=False
         )
     console.print(
-        bold(out / PAGE, "  the card; card.md and card.csv have the same"), highlight=False
+        bold(
+            out / PAGE, "  the card; card.md has its tables, card.csv its numbers without the heads"
+        ),
+        highlight=False,
+        soft_wrap=True,
     )
     return 0
+
+
+def _formula(text: str) -> str:
+    """FILE.py:FUNCTION as it is; argparse.ArgumentTypeError for another text."""
+    if re.fullmatch(r".+\.py:\w+", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r:.80}: wanted {_SHOWN}, such as t5.py:logits")
+    return text
 
 
 def _layout_named(text: str) -> str:

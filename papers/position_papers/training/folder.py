@@ -285,6 +285,16 @@ def load_state(
         ) from None
 
 
+def saved_step(file: Path) -> int:
+    """Steps that are done in the state in `file`; 0 without one that can be read."""
+    import torch
+
+    try:
+        return int(torch.load(file, map_location="cpu", weights_only=True)["moment"]["step"])
+    except Exception:  # of a changed file, which `load_state` refuses with the reason
+        return 0
+
+
 def _chosen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """The options of an optimiser that last as long as the run."""
     return [

@@ -33,7 +33,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans, select_prompts
-from repo_interp.measures.gap import Gap
+from repo_interp.measures.gap import BEYOND_ROTATION, Gap
 from repo_interp.measures.kernels.samples import places_of, spread_places
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
@@ -64,9 +64,12 @@ class Symbols(Measure, needs=Needs(tokens=3, by_pair=True, nan=tuple(_TEXTS))):
     describes: ClassVar[str] = "heads that follow places, or contents"
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Return a gap for layers with logit terms that depend on contents."""
-        reason = "add logits that depend on contents, which would not move with a key"
-        return Gap(reason) if inputs.logits_by_content else None
+        """Return a gap for layers whose logits would not move with a key."""
+        return (
+            Gap(f"{BEYOND_ROTATION}, which would not move with a key")
+            if inputs.logits_by_content
+            else None
+        )
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Reduce sampled rows of each prompt to scores of every head."""

@@ -16,7 +16,8 @@ formula, taken literally, rotates the other way (`sign="printed"`). Choices:
   `nope_base` rotates such layers by RoPE with that base instead.
 - A term that depends only on positions (as in ALiBi) is the last row's term for the key d tokens
   back; without rotation r = 1 again, as the paper argues (sec. 3.3). A term that depends on
-  contents is not a function of the distance: such layers are NaN.
+  contents, or a transform that reads positions (as in xPos), is not known from a turn by the
+  distance: such layers are NaN.
 - Logits include 1/sqrt(d_head), and are taken before a soft cap. All valid tokens are keys, even
   outside the layer's window.
 
@@ -43,7 +44,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
-from repo_interp.measures.gap import Gap
+from repo_interp.measures.gap import BEYOND_ROTATION, Gap
 from repo_interp.measures.kernels.seen_pairs import extents, once
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
@@ -59,7 +60,7 @@ from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Count, PositiveOrZero
 
 SIGNS = {"causal": 1.0, "printed": -1.0}
-BY_CONTENT = "add logits that depend on contents, so that no distance alone gives them"
+BY_CONTENT = f"{BEYOND_ROTATION}, which a turn by the distance does not give"
 _DESCRIBED = {
     "r": "correlation of fake-distance logits and the sum of their two axes",
     "semantic_share": "share of the semantic axis in the variance of both axes",
@@ -91,7 +92,7 @@ class FakeDistance(
     topic: ClassVar[str] = "generalization"
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Return a gap for layers with logit terms that depend on contents."""
+        """Return a gap for layers whose logits a turn by the distance does not give."""
         return Gap(BY_CONTENT) if inputs.logits_by_content else None
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:

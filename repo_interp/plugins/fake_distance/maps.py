@@ -6,7 +6,7 @@ Maps are exact block means (block_means) with at most `side` blocks per side, so
 2 side^2 numbers per head; name the `heads` to keep if there are many. The fake map has the last
 token's query, distances in tokens, and the sign of the model's rotation (fake_distance). It is NaN
 if positions differ by rotary pair, since then no single distance rotates all pairs, and if a scheme
-adds logits that depend on contents.
+adds logits that depend on contents, or transforms queries and keys by their positions.
 
 This module knows nothing about the contents of a prompt.
 """

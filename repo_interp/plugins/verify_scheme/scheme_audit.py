@@ -23,8 +23,8 @@
 Weights of the scheme are drawn widely before, since a scheme that starts near zero hides
 its faults; less widely where rounding alone would then change predictions. Findings too are a
 parameter of the scheme that the loss does not reach, and a tensor that the scheme is given and
-changes in place. A difference is named with the first layer, token and head where it shows. Knows
-no scheme by name.
+changes in place. A difference is named with the first layer, token and head where it shows; that
+from a reference with the largest one, in the layer that is farthest off. Knows no scheme by name.
 """
 
 from __future__ import annotations

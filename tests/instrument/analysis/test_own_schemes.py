@@ -102,9 +102,7 @@ def test_logits_by_content_have_no_fake_distance_and_no_symbols(scheme):
     assert run["fake_distance/position_axis"].isnull().all()
     assert run["symbols"].to_dataset().isnull().all().to_array().all()
     for name in ("fake_distance", "symbols"):
-        line = (
-            f"{name} gives nothing here: layers 0-2 ({scheme}) add logits that depend on contents"
-        )
+        line = f"{name} gives nothing here: layers 0-2 ({scheme}) have logits that depend on "
         assert line in run.attrs["notes"]
     mixed = analysis(f"rope,{scheme},nope", "fake_distance")
     r = mixed["fake_distance/r"]

@@ -319,7 +319,9 @@ REFUSED = {
     "cannot run: code of the scheme 'mine' failed (test_scheme_audit.py, line ": rotating(
         lambda h, i: raising()
     ),
-    "gave NoneType; wanted a function": lambda builder, rotation, d_head: None,
+    "gave NoneType by <lambda> of test_scheme_audit.py; wanted a function that returns": lambda builder, rotation, d_head: (
+        None
+    ),
 }
 
 
