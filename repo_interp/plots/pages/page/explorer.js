@@ -98,7 +98,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.mass = el("div", { className: "scroll" });
     part.next = el("div", { className: "scroll" });
     part.answered = el("p", { className: "said", "aria-live": "polite" });
-    part.going = el("p", { className: "hint", "aria-live": "polite" });
+    part.going = el("span", { className: "hint", "aria-live": "polite" }); // beside the buttons, so that no chart moves
     part.clean = el("p", { className: "continued", lang: "", dir: "auto" });
     part.changed = el("p", { className: "continued", lang: "", dir: "auto" });
     part.goes = el("input", { type: "checkbox", checked: true });
@@ -118,7 +118,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
           section("Next tokens", part.next)),
         el("div", {},
           section("Prompt", el("div", { className: "controls" }, field("Find", part.find), field("Token", part.token), live(field("Shade by attention", part.heat)), field("Leave token 0 out", part.sink), part.found), part.spans, part.text, part.said, part.looks, part.mass),
-          section("Continuation", el("div", { className: "controls" }, button("Continue", go), button("Stop", () => stop && stop.abort()), el("label", {}, part.goes, " after every change")), part.going, part.clean, part.changed),
+          section("Continuation", el("div", { className: "controls" }, button("Continue", go), button("Stop", () => stop && stop.abort()), el("label", {}, part.goes, " after every change"), part.going), part.clean, part.changed),
           section("Positions", el("div", { className: "controls" }, field("Vertical range", part.range), button("Whole prompt", () => arrange({ view: null }))),
             el("p", { className: "hint", textContent: (source.how ? "Click a point to choose its token, drag to zoom. " : "Drag a point to give its token another position. ") + "With the chart focused: ← → choose the token" + (source.how ? "." : ", ↑ ↓ move it.") }), part.strip, plot("positions", { tabIndex: 0, role: "application", "aria-label": "Positions of the chosen heads", onkeydown: keys }), part.seen, saved("positions")),
           section("Attention of the chosen token", plot("attention"), saved("attention")),
