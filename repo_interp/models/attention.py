@@ -479,7 +479,7 @@ class RepositionedAttention:
         shapes = [list(getattr(part, "shape", ())) for part in made] if pair else []
         if shapes != [list(part.shape) for part in given]:
             code = getattr(type(self.transform).forward, "__code__", None)
-            place = f", in {os.path.basename(code.co_filename)}" if code else ""
+            place = f" in {os.path.basename(code.co_filename)}" if code else ""
             raise InputError(
                 f"the transform of layer {self.layer_idx} ({self.scheme}) gave "
                 f"{shapes if pair else type(made).__name__}; wanted that forward of "

@@ -88,7 +88,7 @@ def reading(made: Card) -> Iterator[tuple[str, str]]:
     name = made.layout
     yield (
         "like training",
-        "test sets as long as training and made as it is; learned: every seed scores "
+        "test sets as long as training and made as it is; learned: every seed scores at least "
         f"{100 * LEARNED:.0f} % there",
     )
     yield (
