@@ -120,7 +120,7 @@ def reference_of_file(text: str) -> Callable[..., Any]:
 
 def _register(name: str, file: Path, function: str) -> None:
     """Give the function of a file a name in layouts."""
-    build, digest = _function(file, function, ("builder", "rotation", "d_head"))
+    build, digest = _function(file, function, tuple("builder rotation d_head".split()))
     from repo_interp.models.scheme_registry import register_function
 
     # The digest of the text that ran, even if the file has changed since
