@@ -25,6 +25,7 @@ from repo_interp.errors import InputError, one_line
 from repo_interp.storage.files import regular
 
 _SHOWN = "FILE.py:FUNCTION"
+_ARGUMENTS = "builder, rotation, d_head"
 
 
 def add_scheme_files(parser: argparse.ArgumentParser) -> None:
@@ -115,12 +116,12 @@ def reference_of_file(text: str) -> Callable[..., Any]:
         InputError: The file or the function cannot be used.
     """
     file, _, function = text.rpartition(":")
-    return _function(Path(file), function, ("queries", "keys", "positions"), ("layer",))[0]
+    return _function(Path(file), function, "queries, keys, positions", "layer")[0]
 
 
 def _register(name: str, file: Path, function: str) -> None:
     """Give the function of a file a name in layouts."""
-    build, digest = _function(file, function, ("builder", "rotation", "d_head"))
+    build, digest = _function(file, function, _ARGUMENTS)
     from repo_interp.models.scheme_registry import register_function
 
     # The digest of the text that ran, even if the file has changed since
@@ -128,7 +129,7 @@ def _register(name: str, file: Path, function: str) -> None:
 
 
 def _function(
-    file: Path, function: str, wanted: tuple[str, ...], more: tuple[str, ...] = ()
+    file: Path, function: str, wanted: str, more: str = ""
 ) -> tuple[Callable[..., Any], str]:
     """A function of a file, which takes the arguments wanted or `more` too, and its digest."""
     module, digest = _module(file)
@@ -144,12 +145,12 @@ def _function(
         )
     try:
         signature = inspect.signature(found)
-        given = wanted + more if len(signature.parameters) > len(wanted) else wanted
+        given = wanted.split(", ")
+        given += [more] if more and len(signature.parameters) > len(given) else []
         signature.bind(*given)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{file}: {function} cannot be called with ({', '.join(wanted)}): "
-            f"{one_line(error, 120)}"
+            f"{file}: {function} cannot be called with ({wanted}): {one_line(error, 120)}"
         ) from None
     return found, digest
 
