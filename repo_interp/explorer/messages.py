@@ -32,7 +32,7 @@ from repo_interp.analysis.coercion import indexed_prompts, require_known_tokens
 from repo_interp.analysis.memory_needed import require_memory_for_pass
 from repo_interp.errors import InputError
 from repo_interp.explorer.passes import Passes
-from repo_interp.explorer.session import LOOKS, NEXT, RANGE, Session
+from repo_interp.explorer.session import LOOKS, NEXT, ORDER, RANGE, Session
 from repo_interp.explorer.session_edits import (
     POSITIONS,
     Edit,
@@ -69,6 +69,10 @@ PROBED: tuple[tuple[Any, float | None], ...] = (("ranked", None), ("linear", 1.0
 MEANINGS = {
     "mirror": MEANING,
     RANGE: "the largest less the smallest position that the head gives",
+    ORDER: (
+        "of two tokens that stand far apart, how often the later one has the higher position: "
+        "1 always, -1 never, 0 as often as not"
+    ),
 }
 """Scores of the map of heads whose name does not say what they are."""
 
@@ -316,12 +320,14 @@ class Explored:
         first = next(
             (
                 name
-                for name in ("mirror", f"attention to {about}", RANGE, LOOKS[1])
+                for name in ("mirror", f"attention to {about}", ORDER, RANGE, LOOKS[1])
                 if name in known
             ),
             LOOKS[1],
         )
-        ranked = ranked_heads(scores.sel(score=first, drop=True)) or [
+        by_first = scores.sel(score=first, drop=True)
+        # A clock may run backwards
+        ranked = ranked_heads(abs(by_first) if first == ORDER else by_first) or [
             (layer, 0) for layer in self.decoder.by_layer
         ]
         texts = (
@@ -579,6 +585,28 @@ def _map(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, Any]:
         # One line in all heads tells nothing
         "outlines": as_json(outline.where(~index).values),
         "by_index": index.values.tolist(),
+        "orders": _orders(heads),
+    }
+
+
+def _orders(heads: xr.Dataset) -> dict[str, Any] | None:
+    """Orders by distance: a row for every layer and all its heads with the same positions.
+
+    None where all positions are the token index.
+    """
+    if "order" not in heads:
+        return None
+    order, rows = heads["order"].transpose("layer", "head", "distance"), {}
+    for layer, of_layer in zip(order["layer"].values.tolist(), order.values, strict=True):
+        for head, values in zip(order["head"].values.tolist(), of_layer, strict=True):
+            if np.isfinite(values).any():
+                row = rows.setdefault((layer, values.tobytes()), {"heads": [], "values": values})
+                row["heads"].append([layer, head])
+    return {
+        "distances": order["distance"].values.tolist(),
+        "rows": [
+            {"heads": row["heads"], "values": as_json(row["values"])} for row in rows.values()
+        ],
     }
 
 

@@ -38,6 +38,7 @@ from repo_interp.errors import InputError, NotFinitePrediction
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import AnswerBatch
 from repo_interp.experiments.responses import logits_at
+from repo_interp.explorer.orders import orders
 from repo_interp.explorer.passes import Pass, Passes
 from repo_interp.explorer.session_edits import MEANS, Edit, listed
 from repo_interp.inputs import AttentionInputs, weights_of
@@ -68,6 +69,8 @@ LOOKS = ("attention to token 0", "attention to the previous token")
 """Scores of `passes.looked`."""
 RANGE = "position range"
 """Score of the measure `positions`."""
+ORDER = "order"
+"""Order that positions tell at the largest distance of `orders`."""
 _TEXTS = {
     "position": ("position of each token", "positions"),
     "logit": ("logit of each key", "logits"),
@@ -187,7 +190,8 @@ class Session:
             edited: Whether the edits act.
 
         Returns:
-            `head_score` [score, layer, head] and `outline` [layer, head, point].
+            `head_score` [score, layer, head], `outline` [layer, head, point], and where some head
+            has other positions than the token index `order` [layer, head, distance].
         """
         passed = self._passes.of(self.active if edited else (), self.check)
         return passed.result("heads", lambda: self._heads(passed)).copy()
@@ -207,8 +211,13 @@ class Session:
             }
         looks = [passed.looks[int(layer)] for layer in position["layer"].values]
         scores |= dict(zip(LOOKS, torch.stack(looks, dim=1).numpy(), strict=True))
+        rows = position.transpose("layer", "head", "token").values
+        distances, order = orders(rows)
+        # Whatever the edits are, so that both states have the same scores
+        if not {*self.decoder.schemes}.isdisjoint(self.decoder.learned_schemes):
+            far = order[..., -1] if len(distances) else np.full(rows.shape[:-1], np.nan)
+            scores = {ORDER: far} | scores
         if self.prompt.sources is not None:
-            rows = position.transpose("layer", "head", "token").values
             mirrored = [[self._mirror(row) for row in of_layer] for of_layer in rows]
             scores = {"mirror": np.array(mirrored)} | scores
         stacked = xr.DataArray(
@@ -232,6 +241,16 @@ class Session:
             "head_score": with_attrs(stacked, "score of each head", "1"),
             "outline": with_attrs(sampled, "position at evenly spaced tokens", "positions"),
         }
+        if len(distances):
+            by_distance = xr.DataArray(
+                order,
+                {
+                    **{axis: position[axis].variable for axis in ("layer", "head")},
+                    "distance": distances,
+                },
+                ("layer", "head", "distance"),
+            )
+            named["order"] = with_attrs(by_distance, "order that positions tell by distance", "1")
         decoder = self.decoder
         return with_schemes(xr.Dataset(named), decoder.schemes, decoder.learned_schemes)
 

@@ -482,13 +482,39 @@ def test_a_model_opens_on_positions_that_it_learns(layout):
     ranges = opened["heads"]["scores"]["position range"]
     by_index = opened["heads"]["by_index"]
     assert by_index[0][0] is (layout != "repo") and by_index[1][0] is (layout == "rope")
-    assert (opened["score"] == "position range") is (layout != "rope")
+    assert (opened["score"] == "order") is (layout != "rope")
     if layout == "rope":
+        assert opened["heads"]["orders"] is None
         assert np.unique(ranges["values"]).tolist() == [len(TOKENS) - 1]
         return
     layer, head = opened["head"]
     assert not by_index[layer][head]
-    known = [value for row in ranges["values"] for value in row if value is not None]
-    assert ranges["values"][layer][head] == max(known) == pytest.approx(ranges["ends"][1])
-    hidden = [[value is None for value in row] for row in ranges["values"]]
-    assert hidden == by_index, "the token index has no range to compare"
+    told = opened["heads"]["scores"]["order"]["values"]
+    known = [abs(value) for row in told for value in row if value is not None]
+    assert abs(told[layer][head]) == max(known) > 0
+    assert max(value for row in ranges["values"] for value in row if value) == pytest.approx(
+        ranges["ends"][1]
+    )
+    for scores in (ranges["values"], told):
+        hidden = [[value is None for value in row] for row in scores]
+        assert hidden == by_index, "the token index has nothing to compare"
+    rows = opened["heads"]["orders"]["rows"]
+    own = [
+        [layer, head]
+        for layer, row in enumerate(by_index)
+        for head, is_one in enumerate(row)
+        if not is_one
+    ]
+    assert sorted(head for row in rows for head in row["heads"]) == own
+    assert {values["values"][-1] for values in rows} == {told[layer][head] for layer, head in own}
+
+
+def test_the_map_keeps_its_scores_where_an_edit_gives_all_heads_the_token_index():
+    explored = Explored(ri.bridge(repositioned("repo,rope,rope")), [TOKENS])
+    opened = explored.answer(message({"ask": "prompt"}))["heads"]
+    edits = [{"kind": "linearised", "layer": 0}]
+    view = explored.answer(message({"ask": "view", "heads": [[0, 0]], "token": 1, "edits": edits}))
+    edited = view["heads"]
+    assert list(edited["scores"]) == list(opened["scores"]) and edited["orders"] is None
+    assert {value for row in edited["scores"]["order"]["values"] for value in row} == {None}
+    assert opened["orders"]["rows"] and opened["scores"]["order"]["values"][0][0] is not None

@@ -171,6 +171,21 @@ export function distances(place, numbers, state, sparse, around) {
   draw(place, "logits", traces, { showlegend: traces.length > 1, xaxis: { title: { text: "distance (tokens)" }, ...(far && doubling) }, yaxis: { title: { text: "logit" } } });
 }
 
+// Rows of heads by distance, colored by the order that their positions tell; calls `chosen` with the first head of a row.
+export function orders(place, { distances, rows }, shown, chosen) {
+  const name = ({ heads }) => nameOf(heads[0]) + (heads.length > 1 ? "-H" + heads[heads.length - 1][1] : "");
+  const holds = ({ heads }) => heads.some((one) => shown.some((other) => one[0] === other[0] && one[1] === other[1]));
+  const trace = {
+    type: "heatmap", x: distances.map(String), y: rows.map(name), z: rows.map(({ values }) => values), zmin: -1, zmax: 1, xgap: 1, ygap: 1,
+    colorscale: [[0, "#2166ac"], [0.25, "#92c5de"], [0.5, "#f7f7f7"], [0.75, "#f4a582"], [1, "#b2182b"]], colorbar: { title: { text: "order" }, tickvals: [-1, 0, 1], thickness: 12 }, hovertemplate: "%{y}, %{x} tokens apart: %{z:.2f}<extra></extra>",
+  };
+  const frames = rows.flatMap((row, at) => (holds(row) ? [{ type: "rect", xref: "paper", yref: "y", x0: 0, x1: 1, y0: at - 0.5, y1: at + 0.5, line: { color: HEADS[0], width: 2 } }] : []));
+  place.style.height = Math.max(180, 90 + 13 * rows.length) + "px";
+  draw(place, "orders", [trace], { showlegend: false, margin: { l: 90, r: 12, t: 12, b: 40 }, shapes: frames, xaxis: { type: "category", title: { text: "tokens from one to the other" } }, yaxis: { type: "category", autorange: "reversed", dtick: 1, tickfont: { size: 10 } } });
+  place.removeAllListeners("plotly_click");
+  place.on("plotly_click", ({ points: [point] }) => chosen(rows[point.pointIndex[0]].heads[0]));
+}
+
 // The whole prompt as a strip: positions of one head, spans, and a frame around what is in view.
 export function overview(strip, values, state, prompt) {
   const count = prompt.tokens.length, known = values.filter((value) => value !== null), bins = Math.min(count, 400);

@@ -4,7 +4,7 @@
 //     shown                                        the state of the answers that are drawn, until the next answer comes
 //
 // The state is in the address after #, so that a page that is opened again shows the same.
-import { HEADS, attention, byState, curve, distances, draggable, overview, positions, save, seen, shadedSpans } from "./charts.js";
+import { HEADS, attention, byState, curve, distances, draggable, orders, overview, positions, save, seen, shadedSpans } from "./charts.js";
 import { button, el, field, holds, nameOf, number, option, percent, readable, same, visible } from "./dom.js";
 import { LOOKING, lookingLine, lookingMap } from "./looking.js";
 import { MAP, headMap } from "./map.js";
@@ -121,6 +121,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
           section("Continuation", el("div", { className: "controls" }, button("Continue", go), button("Stop", () => stop && stop.abort()), el("label", {}, part.goes, " after every change"), part.going), part.clean, part.changed),
           section("Positions", el("div", { className: "controls" }, field("Vertical range", part.range), button("Whole prompt", () => arrange({ view: null }))),
             el("p", { className: "hint", textContent: (source.how ? "Click a point to choose its token, drag to zoom. " : "Drag a point to give its token another position. ") + "With the chart focused: ← → choose the token" + (source.how ? "." : ", ↑ ↓ move it.") }), part.strip, plot("positions", { tabIndex: 0, role: "application", "aria-label": "Positions of the chosen heads", onkeydown: keys }), part.seen, saved("positions")),
+          (part.ordered = section("Order by distance", el("p", { className: "hint", textContent: "Each row: heads with positions of their own. Red: the later of two tokens has the higher position, blue: the lower one, white: no order. A click shows the head." }), plot("orders"), saved("orders"))),
           section("Attention of the chosen token", plot("attention"), saved("attention")),
           section("Logits by distance", plot("logits"), saved("logits")))));
     for (const name of source.how ? ["Answer", "Continuation"] : []) root.querySelector('section[aria-label="' + name + '"]').hidden = true;
@@ -434,6 +435,8 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
     part.add.disabled = state.heads.length >= MOST_SHOWN || !next();
     part.add.title = !part.add.disabled ? "" : state.heads.length >= MOST_SHOWN ? "At most " + MOST_SHOWN + " heads are shown" : "All heads are shown";
     if (part.rows) part.rows(state.heads);
+    part.ordered.hidden = !heads.orders;
+    if (heads.orders) orders(part.orders, heads.orders, state.heads, (pair) => choose(pair));
   }
 
   // Select tokens, or none, and color the heads by their attention to them; where the chosen token stands before them, by the answer's.
