@@ -497,7 +497,7 @@ DOORS = {
     "measures/patterns.py": (21, 25_200),
     "plots/views/patterns.py": (33, 34_000),
     "plots/pages/report.py": (42, 42_800),
-    "explorer/session.py": (97, 109_200),
+    "explorer/session.py": (99, 110_400),
 }
 """By door, most files and code tokens that it needs by imports, wherever in a file these stand."""
 LARGEST = 12_650

@@ -181,7 +181,7 @@ export function orders(place, { distances, rows }, shown, chosen) {
   };
   const frames = rows.flatMap((row, at) => (holds(row) ? [{ type: "rect", xref: "paper", yref: "y", x0: 0, x1: 1, y0: at - 0.5, y1: at + 0.5, line: { color: HEADS[0], width: 2 } }] : []));
   place.style.height = Math.max(180, 90 + 13 * rows.length) + "px";
-  draw(place, "orders", [trace], { showlegend: false, margin: { l: 90, r: 12, t: 12, b: 40 }, shapes: frames, xaxis: { type: "category", title: { text: "tokens from one to the other" } }, yaxis: { type: "category", autorange: "reversed", dtick: 1, tickfont: { size: 10 } } });
+  draw(place, "orders", [trace], { showlegend: false, margin: { l: 90, r: 12, t: 32, b: 40 }, shapes: frames, xaxis: { type: "category", title: { text: "tokens from one to the other" } }, yaxis: { type: "category", autorange: "reversed", dtick: 1, tickfont: { size: 10 } } });
   place.removeAllListeners("plotly_click");
   place.on("plotly_click", ({ points: [point] }) => chosen(rows[point.pointIndex[0]].heads[0]));
 }
