@@ -71,7 +71,8 @@ def main() -> None:
         browser.close()
         served.terminate()
     for name, content in shots.items():
-        picture = Image.open(BytesIO(content)).convert("RGB").quantize(256)
+        # A palette would give the color bar of the map false colors
+        picture = Image.open(BytesIO(content)).convert("RGB")
         picture.save(ROOT / "figures" / "first" / f"explorer_{name}.png", optimize=True)
 
 

@@ -575,7 +575,7 @@ def test_adapters_of_text_on_a_checkpoint_of_no_task_of_ours_are_asked_for_ruler
     assert at_length.outcome == longer.outcome == UNMEASURABLE, "both find none"
     assert "trained on 1,280 tokens" in notes_of(longer)
     (by_length,) = HAYSTACK.draw(searched)
-    assert by_length.data["method"].values.tolist() == ["plain"]
+    assert by_length.data["method"].values.tolist() == ["without scaling"]
     shutil.copy(tmp_path / "rope" / "training.toml", base)  # now it says that it was trained here
     assert not reads_text(repo) and not reads_text(subject("rope", zoo_path("language/rope")))
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -28,7 +27,6 @@ from position_papers.kit import (
     Needs,
     Scored,
     Subject,
-    method_panels,
     missing,
     records_of,
     trained_alike,
@@ -94,14 +92,7 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
     first = searched[0].subject
     if {"repo", "rope"} <= {each.subject.layout.partition("@")[0] for each in searched}:
         for drawing in haystack.draw(searched):
-            # The title of the only panel, which "plain" would not explain
-            data = drawing.data.assign_coords(method=["without scaling"])
-            yield replace(
-                drawing,
-                name=f"harder_needles_{first.name.rpartition('_')[2]}",
-                chart=partial(method_panels, data),
-                data=data,
-            )
+            yield replace(drawing, name=f"harder_needles_{first.name.rpartition('_')[2]}")
 
 
 HARDER_NEEDLES = Experiment(

@@ -41,7 +41,7 @@ from repo_interp.models.checkpoints import load_model
 from repo_interp.models.decoder import as_decoder
 
 YARN = "yarn"
-METHODS = {PLAIN: "plain", YARN: "YaRN beyond L"}
+METHODS = {PLAIN: "without scaling", YARN: "YaRN beyond L"}
 MULTIPLES = (1, 2, 4)
 """Lengths, in training lengths."""
 ROTATING = ("rope", "repo", "continuous", "multihead_continuous", "hope", "cope_rope")
