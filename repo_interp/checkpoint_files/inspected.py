@@ -15,6 +15,7 @@ from pathlib import Path
 from repo_interp.checkpoint_files.architectures import native_layout, require_family
 from repo_interp.checkpoint_files.directories import known_models
 from repo_interp.checkpoint_files.readers import reader_for
+from repo_interp.checkpoint_files.released import released_key
 from repo_interp.checkpoint_files.stated import (
     HUGGING_FACE,
     Checkpoint,
@@ -205,12 +206,15 @@ class Inspection:
 
     def _learned(self, layer: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the scheme's weights in `layer`, by name under `self_attn`."""
-        learned = PARAMETERS.get(self.checkpoint.layout[layer], ())
-        parts = (
-            (file_key(name).partition(_IN_LAYER.format(layer))[2], shape)
-            for name, shape in self.shapes.items()
-        )
-        return {name: shape for name, shape in parts if name and name.partition(".")[0] in learned}
+        inside = _IN_LAYER.format(layer)
+        learned = {f"{inside}{part}" for part in PARAMETERS.get(self.checkpoint.layout[layer], ())}
+        learned |= {released_key(name) for name in learned}
+        found = {}
+        for name, shape in self.shapes.items():
+            key = file_key(name).partition(inside)[2]
+            if inside + key.partition(".")[0] in learned:
+                found[key] = shape
+        return found
 
 
 def _text_key(name: str) -> str:

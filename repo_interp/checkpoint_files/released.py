@@ -7,13 +7,17 @@
 
 Repositioned are the layers from the start on - where layer ids are given, only those among them;
 the rest is RoPE. Modes that the released code does not know silently run RoPE there; here
-they are refused. Knows nothing about the rest of config.json.
+they are refused.
+
+"cope" is a mode of the authors' training code alone. It learns a table [p_max, d_head] for every
+layer, `dynamic_map`, with p_max = min(training length, 4096); a file without these tables is
+refused when its weights are read. Knows nothing about the rest of config.json.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from repo_interp.errors import InputError
@@ -24,7 +28,10 @@ _MODES = {
     "swigluex_multihead": "repo",
     "continuous": "continuous",
     "multihead_continuous": "multihead_continuous",
+    "cope": "cope",
 }
+_MOST_COUNTED = 4096
+"""Largest p_max of CoPE in the authors' training code."""
 _KEYS = (
     "dynamic_pe_mode",
     *(
@@ -72,6 +79,31 @@ def released_layout(pe_config: Mapping[str, Any], layers: int) -> tuple[str, ...
         _either_spelling(pe_config, "layer_ids", ""), layers
     )
     return tuple(_MODES[mode] if layer in chosen else "rope" for layer in range(layers))
+
+
+def released_options(schemes: Sequence[str], length: int) -> dict[str, Any]:
+    """Return the options of schemes that the authors' code fixes.
+
+    Args:
+        schemes: Scheme by layer.
+        length: `max_position_embeddings`.
+
+    Returns:
+        Options by name, as `reposition` takes them: of CoPE, p_max.
+    """
+    return {"p_max": min(length, _MOST_COUNTED)} if "cope" in schemes else {}
+
+
+def released_key(name: str) -> str:
+    """Name a weight as the authors' code does where that differs: CoPE's table is `dynamic_map`.
+
+    Args:
+        name: Name in a file of ours.
+
+    Returns:
+        Name in a file of theirs.
+    """
+    return name.replace(".self_attn.position_map", ".self_attn.dynamic_map")
 
 
 def _either_spelling(pe_config: Mapping[str, Any], key: str, default: Any) -> Any:

@@ -34,7 +34,7 @@ from repo_interp.checkpoint_files.position_layout import (
     read_layout,
     resolve_layers,
 )
-from repo_interp.checkpoint_files.released import released_layout
+from repo_interp.checkpoint_files.released import released_layout, released_options
 from repo_interp.checkpoint_files.shipped import means_zoo, shipped_directories, zoo_path
 from repo_interp.checkpoint_files.stored import stored_digest
 from repo_interp.checkpoint_files.transformers_source import class_defaults
@@ -129,6 +129,7 @@ def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: A
         )
     if raw.get("pe_config") is not None:
         form, schemes = "released", released_layout(raw["pe_config"], layers)
+        options = released_options(schemes, config.max_position_embeddings)
     elif "position_layout" in raw or raw.get("model_type") == OURS:
         form, (schemes, options) = OURS, read_layout(raw, layers, source)
     else:

@@ -35,6 +35,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging
 
 from repo_interp.checkpoint_files.architectures import tied_parameters
+from repo_interp.checkpoint_files.released import released_key
 from repo_interp.checkpoint_files.stored import (
     StoredWeight,
     file_key,
@@ -71,13 +72,13 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
     state = model.state_dict(keep_vars=True)
     # Files name weights of schemes without the module that holds them here.
     parameters = {file_key(name): name for name in state}
+    known = {released_key(key): name for key, name in parameters.items()} | parameters
     stored: dict[str, StoredWeight] = {}
     unexpected, misshaped = [], []
     prefix = getattr(model, "base_model_prefix", "")  # which transformers adds to names without it
     for weight in stored_weights(directory):
-        name = parameters.get(file_key(weight.key)) or parameters.get(
-            f"{prefix}.{file_key(weight.key)}"
-        )
+        key = file_key(weight.key)
+        name = known.get(key) or known.get(f"{prefix}.{key}")
         # A second spelling of a name that was read already is one weight too many.
         if name is None or name in stored:
             unexpected += [] if _is_ignored(model, weight.key) else [weight.key]

@@ -7,10 +7,13 @@ import numpy as np
 import places
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.testing import assert_close
-from transformers import Olmo2Config, Olmo2ForCausalLM
 
 import repo_interp as ri
+from repo_interp.checkpoint_files.inspected import inspect_checkpoint
+from repo_interp.checkpoint_files.stated import light_config
+from repo_interp.errors import InputError
 from repo_interp.positions.contextual import (
     ContextualPositions,
     FixedSlopes,
@@ -126,32 +129,34 @@ PARTS = {
     "ff_proj": ("mlp.up_proj", "mlp.gate_proj"),
     "ff_out": ("mlp.down_proj",),
     "ff_norm": ("post_feedforward_layernorm",),
-    "dynamic_map": ("self_attn.position_logits.position_map",),
+    "dynamic_map": ("self_attn.dynamic_map",),
 }
-"""Modules of a layer in the official code, and in ours."""
+"""Modules of a layer in the training code, and in released files."""
 
 
-@torch.no_grad()
-def test_equals_the_official_model():
-    """OLMo-2 with RoPE in layer 0 and CoPE above."""
+@pytest.fixture
+def released(tmp_path):
+    """The official CoPE model as a released file would hold it: OLMo-2, RoPE in layer 0."""
     config = json.loads((OFFICIAL / "cope_model_config.json").read_text())
     arrays = official("cope_model.npz")
-    model = Olmo2ForCausalLM(
-        Olmo2Config(
-            vocab_size=config["vocab_size"],
-            hidden_size=config["d_model"],
-            intermediate_size=config["mlp_hidden_size"] // 2,
-            num_hidden_layers=config["n_layers"],
-            num_attention_heads=config["n_heads"],
-            max_position_embeddings=config["max_sequence_length"],
-            rope_parameters={"rope_type": "default", "rope_theta": config["rope_theta"]},
-            rms_norm_eps=config["layer_norm_eps"],
-        )
-    )
-    ri.reposition(model, f"cope@{config['dynamic_pe_start_layer']}")
+    stated = {
+        "model_type": "olmo2",
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["d_model"],
+        "intermediate_size": config["mlp_hidden_size"] // 2,
+        "num_hidden_layers": config["n_layers"],
+        "num_attention_heads": config["n_heads"],
+        "max_position_embeddings": config["max_sequence_length"],
+        "rope_theta": config["rope_theta"],
+        "rms_norm_eps": config["layer_norm_eps"],
+        "pe_config": {
+            "dynamic_pe_mode": config["dynamic_pe_mode"],
+            "dynmaic_pe_start_layer": config["dynamic_pe_start_layer"],
+        },
+    }
     weights = {
-        ours: arrays[f"w/transformer.{theirs}.weight"]
-        for ours, theirs in (
+        theirs: arrays[f"w/transformer.{ours}.weight"]
+        for theirs, ours in (
             ("model.embed_tokens.weight", "wte"),
             ("model.norm.weight", "ln_f"),
             ("lm_head.weight", "ff_out"),
@@ -162,9 +167,40 @@ def test_equals_the_official_model():
             *_, layer, part, _ = name.split(".")
             modules = PARTS[part]
             for module, weight in zip(modules, value.chunk(len(modules)), strict=True):
-                weights[f"model.layers.{layer}.{module}.weight"] = weight
-    model.load_state_dict(weights)
-    assert_close(model.eval()(arrays["input_ids"]).logits, arrays["logits"], atol=1e-4, rtol=0)
+                weights[f"model.layers.{layer}.{module}.weight"] = weight.contiguous()
+
+    def write(*without):
+        kept = {name: value for name, value in weights.items() if name not in without}
+        save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+        (tmp_path / "config.json").write_text(json.dumps(stated))
+        return tmp_path
+
+    return write
+
+
+@torch.no_grad()
+def test_a_released_mode_cope_gives_the_official_logits(released, tmp_path):
+    directory = released()
+    model, arrays = ri.open_model(directory), official("cope_model.npz")
+    assert ri.layout(model) == ("rope", "cope", "cope", "cope")
+    logits = model(arrays["input_ids"]).logits
+    assert_close(logits, arrays["logits"], atol=1e-4, rtol=0)
+    ri.save(model, tmp_path / "ours")
+    assert torch.equal(ri.open_model(tmp_path / "ours")(arrays["input_ids"]).logits, logits)
+
+
+def test_a_released_mode_cope_is_inspected_with_its_tables(released):
+    inspected = inspect_checkpoint(str(released()), light_config)
+    assert [inspected.parameters_of(layer) for layer in range(4)] == [0, 160, 160, 160]
+    assert inspected.rows(1) == "counted by gates"
+
+
+def test_a_released_mode_cope_without_a_table_is_no_rope(released):
+    directory = released("model.layers.2.self_attn.dynamic_map.weight")
+    with pytest.raises(
+        InputError, match=r"1 missing \(first: model.layers.2.self_attn.position_map"
+    ):
+        ri.open_model(directory)
 
 
 def test_a_map_of_any_positions_has_no_maximum():
