@@ -28,6 +28,9 @@ from position_papers.card.encodings import (
 from position_papers.card.filling import fill
 from position_papers.card.intervals import BETTER, WORSE
 from position_papers.card.records import NINE, Compared, Row, known_encodings
+from position_papers.commands.train import EVERY
+from repo_interp.runtime.console import Console
+from repo_interp.runtime.progress import steps
 from repo_interp.storage.files import write_text
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -128,6 +131,24 @@ def faults(check: bool) -> Iterator[str]:
             yield f"{file.name} is stale: python docs/{Path(__file__).name}"
 
 
+def _filled(count: int, jobs: int) -> bool:
+    """Fill `count` cells, or all where it is negative; False after an interrupt."""
+    empty, console = in_order(cells()), Console(stderr=True)
+    chosen = empty if count < 0 else empty[:count]
+    with steps(console, EVERY) as step:
+
+        def keep(cell: Cell) -> None:
+            list(faults(False))
+            console.print(f"filled: {cell.encoding} on {cell.column.task}, seed {cell.seed}")
+
+        return fill(
+            *(chosen, RUNS, jobs),
+            on_record=keep,
+            scheme_files=[f"{SCHEMES}:{name}" for name in NINE],
+            on_step=lambda cell, done, total: step(f"training {cell}", done, total),
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fill cells where that is asked, then write the pages or compare them; 1 where they differ.
 
@@ -144,16 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at a time")
     given = parser.parse_args(arguments)
-    if given.fill:
-        empty = in_order(cells())
-        chosen = empty if given.fill < 0 else empty[: given.fill]
-        whole = fill(
-            *(chosen, RUNS, given.jobs),
-            on_record=lambda cell: list(faults(False)),
-            scheme_files=[f"{SCHEMES}:{name}" for name in NINE],
-        )
-        if not whole:
-            return 130
+    if given.fill and not _filled(given.fill, given.jobs):
+        return 130
     found = list(faults(given.check))
     sys.stderr.write("".join(f"{fault}\n" for fault in found))
     return int(bool(found))

@@ -178,7 +178,14 @@ def test_a_filled_cell_is_recorded_at_once_and_not_trained_again(tmp_path, monke
     assert [(cell.encoding, cell.seed) for cell in empty] == [
         *(("rope", 0), ("nope", 0), ("rope", 1), ("nope", 1), ("rope", 2), ("nope", 2)),
     ]
-    assert fill(empty[:2], out, jobs=2, zoo=zoo, on_record=seen.append)
+    steps = []
+    assert fill(
+        *(empty[:2], out, 2),
+        zoo=zoo,
+        on_record=seen.append,
+        on_step=lambda cell, done, total: steps.append((cell, total)),
+    )
+    assert ("rope on reversal, seed 0", 2) in steps
     assert sorted(cell.encoding for cell in seen) == ["nope", "rope"]
     file = zoo / FILLED / "reversal/runs.jsonl"
     assert [(line["name"], line["seed"]) for line in read_runs(file)] == [("nope", 0), ("rope", 0)]

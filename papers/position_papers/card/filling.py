@@ -30,6 +30,7 @@ def fill(
     zoo: Path = DIRECTORY,
     on_record: Callable[[Cell], object] = lambda cell: None,
     scheme_files: Sequence[str] = (),
+    on_step: Callable[[str, int, int], object] = lambda cell, step, steps: None,
 ) -> bool:
     """Train empty cells in their order.
 
@@ -41,6 +42,8 @@ def fill(
         zoo: Directory of the records.
         on_record: Called with a cell when its record is written.
         scheme_files: Every FILE.py:FUNCTION that gives an encoding, which each process runs.
+        on_step: Called now and then with the first cell that is not finished, in words, its
+            finished steps and all of its steps.
 
     Returns:
         Whether all were filled; False after an interrupt.
@@ -62,6 +65,11 @@ def fill(
                     record(cell, training, zoo)
                     left[:] = [each for each in left if each[0] is not cell]
                     on_record(cell)
+            for cell, (*_, training) in left[:1]:
+                log = TrainingFolder(training.directory).records()
+                done = log[-1]["step"] if log else 0
+                name = f"{cell.encoding} on {cell.column.task}, seed {cell.seed}"
+                on_step(name, done, training.configuration.steps)
 
         keep()
         for wave in (0, -1):  # both are the same where there is no start
