@@ -535,9 +535,11 @@ def test_a_wrong_formula_is_found_beside_its_reference_alone(tmp_path):
     register()
     lines: list[str] = []
     found = small(tmp_path / "right", reference=rope, watch=Watch(lines.append))
-    assert lines[0] == "verify_scheme: no findings; held against the reference `rope`"
-    assert found.attrs["reference"] == "rope"
-    assert "; held against the reference rope<" in (tmp_path / "right/card.html").read_text()
+    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    name = f"rope` of a source with SHA-256 {digest[:12]}..."
+    assert lines[0] == f"verify_scheme: no findings; held against the reference `{name}"
+    assert found.attrs["reference_sha256"] == digest
+    assert f"SHA-256 {digest[:12]}...<" in (tmp_path / "right/card.html").read_text()
     register(1.1)
     with refused("nothing was trained: mine fails verify_scheme: reference: logits of layer"):
         small(tmp_path / "wrong", reference=rope)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -49,8 +49,10 @@ class Card:
     """Of this version among those tried, in the order in which they were begun."""
     scored: int = 1
     """Versions of which a score was seen."""
-    reference: str = ""
-    """Formula that `verify_scheme` held the scheme against; "": none."""
+    reference: Mapping[str, str] = field(default_factory=dict)
+    """`function` and `sha256` of the source of the formula that `verify_scheme` held the scheme
+    against; empty: none, and without `sha256` where the source cannot be read.
+    """
 
 
 def as_dataset(made: Card) -> xr.Dataset:
@@ -112,6 +114,7 @@ def as_dataset(made: Card) -> xr.Dataset:
             "sha256": made.digest,
             "versions": made.tried,
             "findings": "\n".join(made.findings),
-            "reference": made.reference,
+            "reference": made.reference.get("function", ""),
+            "reference_sha256": made.reference.get("sha256", ""),
         },
     )

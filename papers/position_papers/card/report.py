@@ -8,7 +8,7 @@ The card is written before the first training, and whole after each one. Nothing
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from position_papers.training.loop import Record
 from position_papers.training.single import complete
 from position_papers.training.trained import require_begun
 from position_papers.zoo_directory import DIRECTORY
+from repo_interp.checkpoint_files.options import describe_source
 from repo_interp.errors import InputError
 from repo_interp.plugins.verify_scheme.scheme_audit import verify_scheme
 from repo_interp.positions.layouts import named_schemes, parse_layout
@@ -142,15 +143,16 @@ def _require_layout(layout: str, sizes: Sequence[int]) -> None:
 
 def _verify(
     layout: str, reference: Callable[..., Any] | None, watch: Watch
-) -> tuple[tuple[str, ...], str]:
+) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """The findings of `verify_scheme` about every scheme of the layout, and the reference."""
-    found, schemes, formula = [], named_schemes(layout), ""
+    found, schemes, formula = [], named_schemes(layout), {}
     if reference is not None:
         if len(schemes) > 1:
             raise InputError(
                 f"a reference is the formula of one scheme; {layout!r:.80} has {len(schemes)}"
             )
-        formula = getattr(reference, "__name__", type(reference).__name__)
+        name = getattr(reference, "__name__", type(reference).__name__)
+        formula = describe_source(reference) | {"function": name}
     for scheme in schemes:
         lines = verify_scheme(scheme, reference=reference).attrs["findings"].splitlines()
         stopping = [line for line in lines if line.partition(":")[0] in STOPPING]
@@ -246,7 +248,7 @@ def _write(
     trials: Trials,
     columns: Sequence[Column],
     findings: tuple[str, ...],
-    formula: str,
+    formula: Mapping[str, str],
     zoo: Path,
 ) -> Card:
     versions = trials.versions

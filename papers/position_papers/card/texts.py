@@ -5,7 +5,7 @@ Knows no model, no figure and no file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -73,10 +73,12 @@ def versions(made: Card) -> str:
     )
 
 
-def verified(findings: Sequence[str], reference: str) -> str:
+def verified(findings: Sequence[str], reference: Mapping[str, str]) -> str:
     """Say what `verify_scheme` found, and whether it had a formula to hold the scheme against."""
+    digest = reference.get("sha256", "")
+    source = f" of a source with SHA-256 {digest[:12]}..." if digest else ""
     held = (
-        f"held against the reference `{reference}`"
+        f"held against the reference `{reference['function']}`{source}"
         if reference
         else "not held against a reference, so that a wrong sign or constant is not found"
     )
