@@ -62,9 +62,9 @@ from repo_interp.errors import InputError
 from repo_interp.models.checkpoints import require_fitting_headers
 from repo_interp.models.configuration import identify
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.parity import parity_errors
 from repo_interp.models.reposition import with_layout
 from repo_interp.models.rotation import rotaries
+from repo_interp.plugins.loading_checks.parity import parity_errors
 from repo_interp.tasks.prompt import Prompt
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

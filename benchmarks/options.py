@@ -29,7 +29,7 @@ from benchmarks.tiny_models import SIZES, TOKENS, computed, small_configuration,
 from repo_interp.errors import InputError
 from repo_interp.models.configuration import identify
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.parity import parity_errors
+from repo_interp.plugins.loading_checks.parity import parity_errors
 from repo_interp.positions.layouts import format_layout
 
 REFUSED, UNKNOWN = "refused: ", "transformers: "

@@ -32,6 +32,7 @@ SUGGESTIONS = "repo_interp.suggestions"
 READERS, LOADERS = "repo_interp.readers", "repo_interp.loaders"
 SOURCES = "repo_interp.sources"
 ATTENTIONS, PLACEMENTS = "repo_interp.attentions", "repo_interp.placements"
+CHECKS = "repo_interp.checks"
 
 OWN: Mapping[str, Mapping[str, str]] = {
     MEASURES: {
@@ -92,7 +93,17 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "atlas": "repo_interp.plugins.heads.view:VIEW",
         "scores": "repo_interp.plots.views.task_scores:VIEW",
     },
-    SCHEMES: {},
+    SCHEMES: {
+        name: f"repo_interp.plugins.schemes.{module}:{name}"
+        for module, schemes in {
+            "rotating": "rope nope learned hope hope_ab1 hope_ab2 hope_ab3 rope_high",
+            "learning": "repo repo_index repo_attention repo_convolution continuous "
+            "multihead_continuous",
+            "biased": "alibi kerple fire repo_alibi repo_kerple repo_fire",
+            "counting": "cope cope_alibi cope_mlp cope_relative cope_rope",
+        }.items()
+        for name in schemes.split()
+    },
     TASKS: {
         "reversal": "repo_interp.tasks.reversal:SIZES",
         "niah": "repo_interp.tasks.niah_small:SIZES",
@@ -107,6 +118,11 @@ OWN: Mapping[str, Mapping[str, str]] = {
     SOURCES: {"packages": "repo_interp.plugins.packages.fetched:SOURCE"},
     # Called with a decoder whose attention modules do not call transformers' interface
     ATTENTIONS: {"own": "repo_interp.plugins.own_attention.own_attention:use_interface"},
+    # Called with the decoder of a model that was loaded
+    CHECKS: {
+        "parity": "repo_interp.plugins.loading_checks.parity:require_parity",
+        "scaling": "repo_interp.plugins.loading_checks.idle_scaling:warn_of_idle_scaling",
+    },
     # By the option of `load_model` that asks for it
     PLACEMENTS: {"device_map": "repo_interp.plugins.placement.dispatch"},
     # By the field of a `Checkpoint` that such checkpoints have

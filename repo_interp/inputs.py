@@ -26,6 +26,7 @@ from repo_interp.errors import InputError
 from repo_interp.positions.layouts import SCHEMES
 from repo_interp.positions.logits import cap_logits
 from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
+from repo_interp.positions.sinks import weights_of
 from repo_interp.runtime.memory import CORE, memory_for
 
 Spans = Mapping[str, Bool[Tensor, "prompt token"]]
@@ -473,55 +474,6 @@ def _read(read: Callable[[], Tensor] | None, name: str) -> Tensor:
     return read()
 
 
-def with_sinks(
-    logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "*any"] | None
-) -> Float[Tensor, "... head row any"]:
-    """Append the column of the sink to logits.
-
-    Args:
-        logits: Logits [..., head, row, key].
-        sinks: Logit of the sink by head, or by prompt, head and row; None: there is none.
-
-    Returns:
-        Logits with one more column, or as they are.
-    """
-    if sinks is None:
-        return logits
-    # The sink is a logit without a key: one more column.
-    column = sinks.to(logits)[..., None]
-    column = column if sinks.ndim > 1 else column[:, None]
-    return torch.cat([logits, column.expand(*logits.shape[:-1], 1)], dim=-1)
-
-
-def join_sinks(sinks: Float[Tensor, "head"] | None, rest: Tensor) -> Tensor:
-    """Join sinks with logits of rows into one logit of all that moves no value.
-
-    Args:
-        sinks: By head; None: there is none.
-        rest: By prompt, head and row.
-
-    Returns:
-        Logits [prompt, head, row].
-    """
-    return rest if sinks is None else torch.logaddexp(rest, sinks.to(rest)[:, None])
-
-
-def weights_of(
-    logits: Float[Tensor, "... head row key"], sinks: Float[Tensor, "*any"] | None
-) -> Float[Tensor, "... head row key"]:
-    """Compute attention weights of logits.
-
-    Args:
-        logits: Logits [..., head, row, key].
-        sinks: Logit of the sink by head, or by prompt, head and row; None: there is none.
-
-    Returns:
-        Weights in the shape of `logits`; with sinks, rows sum to less than 1.
-    """
-    # Without the sink's column, so a row may sum to less than 1.
-    return torch.softmax(with_sinks(logits, sinks), dim=-1)[..., : logits.shape[-1]]
-
-
 def _of_heads(factors: Any, heads: Any) -> Any:
     """Frequencies or factors of some heads; for a single head [component], as for a whole layer."""
     if not isinstance(factors, Tensor) or factors.ndim < 2:
@@ -568,19 +520,6 @@ def _followed_by(
 ) -> Callable[..., Tensor] | None:
     """Make a reader that chooses from the result of `read`; None where there is no reader."""
     return None if read is None else lambda *rows: choose(read(*rows))
-
-
-def changes_of(tensor: Tensor) -> int:
-    """Count the changes of a tensor in place.
-
-    Args:
-        tensor: A tensor.
-
-    Returns:
-        Torch's count; 0 in inference mode, where torch does not count.
-    """
-    # Inference tensors have no counter, and asking one for it raises.
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _row_of_first(prompts: Int[Tensor, "prompt"]) -> int | None:

@@ -86,6 +86,7 @@ MOVED = {
     "models.dispatch": "plugins.placement.dispatch",
     "models.dumped_tables": "plugins.verify.dumped_tables",
     "models.own_attention": "plugins.own_attention.own_attention",
+    "models.parity": "plugins.loading_checks.parity",
     "models.scheme_audit": "plugins.verify_scheme.scheme_audit",
     "models.text_part": "plugins.text_parts.text_part",
     "plain_hdf5": "storage.plain_hdf5",

@@ -41,7 +41,7 @@ from repo_interp.experiments.responses import logits_at
 from repo_interp.explorer.orders import orders
 from repo_interp.explorer.passes import Pass, Passes
 from repo_interp.explorer.session_edits import MEANS, Edit, listed
-from repo_interp.inputs import AttentionInputs, weights_of
+from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.heads import WHOLE_PATTERN
 from repo_interp.measures.kernels.mirror import mirror, mirror_score
 from repo_interp.measures.labels import described_group, with_attrs
@@ -50,6 +50,7 @@ from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.generation import end_tokens
 from repo_interp.models.lasting import at_rest
 from repo_interp.models.next_tokens import next_token_logits
+from repo_interp.positions.sinks import weights_of
 from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
 from repo_interp.tasks.prompt import REST, copies_next

@@ -33,12 +33,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.errors import InputError
-from repo_interp.inputs import AttentionInputs, Spans, weights_of
+from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.kernels.seen_pairs import extents, on_host, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.positions.sinks import weights_of
 
 Rows = Literal["generated", "producing"]
 ROWS: tuple[Rows, ...] = get_args(Rows)

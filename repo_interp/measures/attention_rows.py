@@ -28,12 +28,13 @@ from annotated_types import Interval
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs, Spans, select_prompts, with_sinks
+from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.fitting import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.kernels.seen_pairs import extents, on_host, once
 from repo_interp.measures.labels import Arrays, arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.positions.sinks import with_sinks
 from repo_interp.runtime.memory import memory_for
 
 _OF_PROMPTS = ("prompt_weight", "prompt_key", "prompt_log_total")

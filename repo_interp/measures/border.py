@@ -23,9 +23,10 @@ from torch import Tensor
 
 from repo_interp.entry_points import MEASURES, OWN, called
 from repo_interp.errors import InputError, quoted
-from repo_interp.inputs import AttentionInputs, Predictions, Spans, changes_of
+from repo_interp.inputs import AttentionInputs, Predictions, Spans
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.runtime.tensor_changes import changes_of
 
 PARTS = ("name", "required_spans", "parameters", "observe", "conclude")
 """Attributes that make an object a measure."""

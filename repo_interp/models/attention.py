@@ -37,7 +37,6 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from repo_interp.errors import InputError
-from repo_interp.inputs import join_sinks, with_sinks
 from repo_interp.models.cached import (
     CacheOfPositions,
     assign_with_memory,
@@ -60,9 +59,9 @@ from repo_interp.models.rotation_numbers import (
 )
 from repo_interp.models.scheme_parts import PARTS, SchemeParts
 from repo_interp.positions.assigners import RememberingAssigner
-from repo_interp.positions.hope import keep_components
 from repo_interp.positions.logits import PositionLogits, cap_logits
-from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
+from repo_interp.positions.rotary import by_pair, expand_heads, keep_components, pair_tables, turn
+from repo_interp.positions.sinks import join_sinks, with_sinks
 
 NAME = "repo_interp"
 """Of our attention function among those of transformers, in the configuration of a stock attention

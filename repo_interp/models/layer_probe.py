@@ -21,8 +21,6 @@ from repo_interp.inputs import AttentionInputs
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.layer_pass import Content
 from repo_interp.positions.assigners import MixedAssigner, RememberingAssigner, TokenIndex
-from repo_interp.positions.biases import PositionBias
-from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import PositionLogits
 
 TOKENS = 8
@@ -178,8 +176,8 @@ def logits_by_content(attention: RepositionedAttention) -> bool:
         if differ(here, there):
             return True
     scheme = attention.position_logits
-    if scheme is None or isinstance(scheme, PositionBias | ContextualPositions):
-        return isinstance(scheme, ContextualPositions)
+    if scheme is None or scheme.reads_content is not None:
+        return scheme is not None and bool(scheme.reads_content)
     one, other = (draw_content(attention, seed) for seed in (0, 1))
     positions = one.positions(attention.assigner)
     found, expected = one.added(scheme, positions), other.added(scheme, positions)
@@ -213,7 +211,7 @@ def sample(attention: RepositionedAttention, by_axis: bool = False) -> Attention
     assigner, scheme = attention.assigner, attention.position_logits
     by_axis = by_axis and attention.rotation.axes is not None and isinstance(assigner, TokenIndex)
     of_pairs = by_axis or differs_by_pair(attention)
-    gated = isinstance(scheme, ContextualPositions) and scheme.gate_source != "open"
+    gated = scheme is not None and scheme.has_gates
     return AttentionInputs(
         layer=attention.layer_idx,
         scheme=attention.scheme,

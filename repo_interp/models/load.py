@@ -20,13 +20,11 @@ from repo_interp.checkpoint_files.architectures import training_length
 from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
 from repo_interp.checkpoint_files.shipped import training_record, zoo_path
 from repo_interp.checkpoint_files.stated import Checkpoint, tokens_of
-from repo_interp.errors import warn
+from repo_interp.entry_points import CHECKS, find, names
 from repo_interp.models.checkpoints import LoadOptions, load_model, load_tokenizer
 from repo_interp.models.configuration import identify
 from repo_interp.models.decoder import Decoder, Origin, as_decoder
-from repo_interp.models.parity import require_parity
 from repo_interp.models.remembered import remember_computation, remember_weights
-from repo_interp.models.rescaling import IdleScaling, scaling_remark
 from repo_interp.models.tokenizing import set_tokenizer
 from repo_interp.runtime.collection import collection_paused
 
@@ -110,15 +108,16 @@ def load(
 def _open(
     path: str | os.PathLike[str], device: str, dtype: str, options: LoadOptions
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Origin]:
-    """Model of a checkpoint, which attends as measures see it, its tokenizer and its origin."""
+    """Model of a checkpoint, which passes all checks, its tokenizer and its origin."""
     checkpoint = identify(path)
     # Before the weights, which can then use the memory that reading it took.
     tokenizer = load_tokenizer(checkpoint)
     model = load_model(checkpoint, device, dtype, **options)
-    require_parity(as_decoder(model))
     source = origin(checkpoint, path, options.get("rope_scaling"))
-    if idle := scaling_remark(as_decoder(model), source.scaling):
-        warn(idle, IdleScaling)
+    decoder = as_decoder(model)
+    decoder.origin = source
+    for name in names(CHECKS):
+        find(CHECKS, name)(decoder)
     return model, tokenizer, source
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from repo_interp.errors import InputError, NotFinite
-from repo_interp.inputs import AttentionInputs, join_sinks
+from repo_interp.inputs import AttentionInputs
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.layer_pass import LogitsOfRows
@@ -27,9 +27,9 @@ from repo_interp.models.layer_probe import logits_by_content
 from repo_interp.models.masks import visible
 from repo_interp.models.precision import overflow_remedy
 from repo_interp.models.rotation_numbers import of_heads
-from repo_interp.positions.contextual import ContextualPositions
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.positions.sinks import join_sinks
 
 
 @contextmanager
@@ -125,14 +125,13 @@ def observing(
                 inputs, position_logits=lambda rows: logits_of_rows(rows, seen_by(rows)[:, None])
             )
             scheme, content = logits_of_rows.position_logits, logits_of_rows.content
-            if isinstance(scheme, ContextualPositions):
-                features = scheme.counted_by(content.keys, content.values, content.gate_keys)
-                if features is not None:
-                    inputs = replace(
-                        inputs,
-                        gate_features=exact(features),
-                        largest_position=scheme.position_map.maximum,
-                    )
+            features = scheme.counted_by(content.keys, content.values, content.gate_keys)
+            if features is not None:
+                inputs = replace(
+                    inputs,
+                    gate_features=exact(features),
+                    largest_position=scheme.largest_position,
+                )
         receive(inputs)
 
     entered = deque[Tensor](maxlen=1)  # by the layer that runs

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repo_interp.inputs import join_sinks, weights_of
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder
 from repo_interp.models.lasting import called_at
@@ -27,6 +26,7 @@ from repo_interp.models.rotation_numbers import rows_of
 from repo_interp.positions.assigners import TokenIndex
 from repo_interp.positions.logits import cap_logits
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.positions.sinks import join_sinks, weights_of
 
 
 def attention_outputs(

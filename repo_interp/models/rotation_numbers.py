@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from repo_interp.inputs import changes_of
+from repo_interp.runtime.tensor_changes import changes_of
 
 _copies: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Count of changes and copy by device, per tensor."""

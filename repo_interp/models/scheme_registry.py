@@ -1,6 +1,6 @@
-"""Position schemes of other packages, and those that a program names itself.
+"""Position schemes by name: ours, those of other packages, and those that a program names itself.
 
-Knows which names layouts can hold, which are taken, and what fits a layer; knows no scheme of ours.
+Knows which names layouts can hold, which are taken, and what fits a layer; knows no scheme.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def register_function(
     register(SCHEME_GROUP, name, build, source)
 
 
-def foreign_parts(builder: Any, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
-    """Build the parts of another package's scheme, or of a registered one.
+def named_parts(builder: Any, scheme: str, rotation: Rotation, d_head: int) -> SchemeParts:
+    """Build the parts of a scheme for one layer.
 
     Args:
         builder: The `SchemeBuilder`, for the function of the scheme.

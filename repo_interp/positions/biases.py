@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Num
@@ -66,6 +67,8 @@ def geometric_slopes(
 
 class PositionBias(PositionLogits):
     """Base of the biases that positions alone decide."""
+
+    reads_content: ClassVar = False
 
     def __init__(self, heads: int) -> None:
         """`heads`: the layer's query heads."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import get_args
+from typing import ClassVar, get_args
 
 import torch
 from jaxtyping import Bool, Float, Num
@@ -233,6 +233,8 @@ class LearnedSlopes(PositionMap):
 class ContextualPositions(PositionLogits):
     """CoPE: gates, the positions they add up to, and a map from positions to logits."""
 
+    reads_content: ClassVar = True
+
     def __init__(
         self,
         position_map: PositionMap,
@@ -258,6 +260,16 @@ class ContextualPositions(PositionLogits):
         self.position_map = position_map
         self.relative_map = relative_map
         self.gate_source: GateSource = gate_source
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether a tensor decides which tokens count; not where all gates are open."""
+        return self.gate_source != "open"
+
+    @property
+    def largest_position(self) -> float:
+        """The largest position of the map."""
+        return self.position_map.maximum
 
     def counted_by(
         self, keys: Tensor, values: Tensor | None, gate_keys: Tensor | None

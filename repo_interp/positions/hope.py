@@ -154,32 +154,6 @@ def only_high(
     return replaced
 
 
-def keep_components(
-    features: Float[Tensor, "... d_head"], kept: Bool[Tensor, "component"]
-) -> Float[Tensor, "... d_head"]:
-    """Take components out of the dot product: set both their halves to 0.
-
-    One of queries and keys is enough. `logit_scale` stays 1/sqrt(d_head) of the full head.
-
-    Args:
-        features: Queries or keys [..., d_head].
-        kept: Components that stay [component].
-
-    Returns:
-        Features of the same shape.
-
-    Raises:
-        ValueError: `features` are not twice as wide as `kept`.
-    """
-    if features.shape[-1] != 2 * len(kept):
-        raise ValueError(
-            f"{len(kept)} components need features of width {2 * len(kept)}; got "
-            f"{features.shape[-1]}"
-        )
-    # Half-split: component r is dimensions r and r + d_head / 2
-    return features * torch.cat((kept, kept)).to(features.dtype)
-
-
 def _require_positive(training_length: int) -> int:
     if training_length < 1:
         raise ValueError(f"a training length of at least 1 token was wanted; got {training_length}")

@@ -12,7 +12,9 @@ Knows nothing about models, masks' origin, or which scheme it is.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Num
@@ -21,6 +23,34 @@ from torch import Tensor, nn
 
 class PositionLogits(nn.Module, ABC):
     """Base of all schemes that add to the logits."""
+
+    reads_content: ClassVar[bool | None] = None
+    """Whether the logits depend on queries, keys or values; None: it is found out by trial."""
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether the scheme counts tokens by gates, as CoPE does."""
+        return False
+
+    @property
+    def largest_position(self) -> float:
+        """The count to which larger ones are clamped; infinite without a limit."""
+        return math.inf
+
+    def counted_by(
+        self, keys: Tensor, values: Tensor | None, gate_keys: Tensor | None
+    ) -> Float[Tensor, "batch kv_head key d_head"] | None:
+        """Choose the vectors x_j of the gates sigmoid(logit_scale * q_i . x_j).
+
+        Args:
+            keys: Keys of the layer.
+            values: Values of the layer, or None.
+            gate_keys: Separate keys for gates, or None.
+
+        Returns:
+            One of them; None without gates.
+        """
+        return None
 
     def gate_keys(
         self, hidden_states: Float[Tensor, "batch token d_model"]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 _SHORT, _FEW, _SHARED = 32, 1 << 18, 8
@@ -178,3 +178,29 @@ def expand_heads(per_head: Tensor, heads: int) -> Tensor:
         raise ValueError(f"{heads} heads cannot share {present} entries evenly")
     # repeat_interleave, not repeat: consecutive heads share a key-value head
     return per_head if present == heads else per_head.repeat_interleave(heads // present, dim=1)
+
+
+def keep_components(
+    features: Float[Tensor, "... d_head"], kept: Bool[Tensor, "component"]
+) -> Float[Tensor, "... d_head"]:
+    """Take components out of the dot product: set both their halves to 0.
+
+    One of queries and keys is enough. `logit_scale` stays 1/sqrt(d_head) of the full head.
+
+    Args:
+        features: Queries or keys [..., d_head].
+        kept: Components that stay [component].
+
+    Returns:
+        Features of the same shape.
+
+    Raises:
+        ValueError: `features` are not twice as wide as `kept`.
+    """
+    if features.shape[-1] != 2 * len(kept):
+        raise ValueError(
+            f"{len(kept)} components need features of width {2 * len(kept)}; got "
+            f"{features.shape[-1]}"
+        )
+    # Half-split: component r is dimensions r and r + d_head / 2
+    return features * torch.cat((kept, kept)).to(features.dtype)

@@ -29,12 +29,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.errors import InputError
-from repo_interp.inputs import AttentionInputs, changes_of
+from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.causal_pairs import CausalPairs, chunk_size
 from repo_interp.measures.kernels.profiles import component_profiles
 from repo_interp.measures.kernels.seen_pairs import PairCounts, is_whole, once, pair_counts
 from repo_interp.positions.rotary import by_pair, pair_tables
 from repo_interp.runtime.memory import CORE, SHARED, memory_for, working_memory
+from repo_interp.runtime.tensor_changes import changes_of
 
 ILL_CONDITIONED = 26.0
 """Sum of the absolute terms over the sum that they give, from where on float32 features are treated

@@ -18,10 +18,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs, weights_of
+from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.causal_pairs import CHUNK
 from repo_interp.measures.kernels.heads import HeadBlock, Reduction, over_heads, reduced
 from repo_interp.measures.kernels.solvers import Axes
+from repo_interp.positions.sinks import weights_of
 from repo_interp.runtime.memory import SHARED, memory_for
 
 

@@ -21,7 +21,7 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from repo_interp.inputs import changes_of
+from repo_interp.runtime.tensor_changes import changes_of
 
 _made: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Results of `once` by name, per tensor."""

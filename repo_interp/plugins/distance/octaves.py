@@ -31,13 +31,14 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repo_interp.inputs import AttentionInputs, Spans, select_prompts, weights_of
+from repo_interp.inputs import AttentionInputs, Spans, select_prompts
 from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.kernels.samples import first_tokens, middles, places_of
 from repo_interp.measures.kernels.seen_pairs import once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.positions.sinks import weights_of
 from repo_interp.values import Count
 
 LATER_SHARE = 0.25

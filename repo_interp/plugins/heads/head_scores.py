@@ -39,7 +39,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repo_interp.experiments.responses import MOST_LOGITS
-from repo_interp.inputs import AttentionInputs, select_prompts, weights_of
+from repo_interp.inputs import AttentionInputs, select_prompts
 from repo_interp.measures.kernels.mirror import MEANING, mirror_scores
 from repo_interp.measures.kernels.samples import middles
 from repo_interp.measures.patterns import PATTERNS, chunk_patterns
@@ -61,6 +61,7 @@ from repo_interp.plugins.heads.head_patterns import (
 )
 from repo_interp.plugins.paths.direct_path import DirectPath, direct_path
 from repo_interp.positions.rotary import expand_heads
+from repo_interp.positions.sinks import weights_of
 from repo_interp.tasks.prompt import Prompt
 
 # 16 MB in float32, so that a long prompt needs no map of its heads

@@ -25,9 +25,9 @@ from repo_interp.errors import InputError
 from repo_interp.measures.statistics import Measure
 from repo_interp.models.decoder import as_decoder, require_model
 from repo_interp.models.offloading import device_of
-from repo_interp.models.parity import require_parity
 from repo_interp.models.reposition import with_layout
 from repo_interp.models.wrapped import model_of
+from repo_interp.plugins.loading_checks.parity import require_parity
 from repo_interp.run import write_run
 from repo_interp.runtime.processes import alone
 from repo_interp.storage.files import path_of, require_directory

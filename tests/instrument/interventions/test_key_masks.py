@@ -13,7 +13,7 @@ import repo_interp as ri
 from repo_interp import interventions as iv
 from repo_interp.interventions import key_masks
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.parity import parity_errors
+from repo_interp.plugins.loading_checks.parity import parity_errors
 
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
 INDEX = torch.arange(20)

@@ -30,8 +30,8 @@ from repo_interp.models.checkpoints import load_model
 from repo_interp.models.configuration import make_config
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.generation import continue_greedily
-from repo_interp.models.parity import parity_errors
 from repo_interp.models.reposition import with_layout
+from repo_interp.plugins.loading_checks.parity import parity_errors
 from repo_interp.tasks import Prompt
 
 DIFFERENT = (

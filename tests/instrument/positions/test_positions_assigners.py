@@ -7,14 +7,14 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from repo_interp.positions.assigners import (
+from repo_interp.positions.assigners import TokenIndex
+from repo_interp.positions.layouts import SCHEMES, meaning
+from repo_interp.positions.learned_assigners import (
     AttendedPositions,
     ConvolvedPositions,
     LearnedPositions,
     LinearPositions,
-    TokenIndex,
 )
-from repo_interp.positions.layouts import SCHEMES, meaning
 from repo_interp.positions.rotary import rotation_tables
 
 HIDDEN = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))

@@ -10,12 +10,12 @@ from repo_interp.positions.hope import (
     activated_components,
     high_components,
     hope_frequencies,
-    keep_components,
     low_components,
     only_high,
     without_activated,
     without_low,
 )
+from repo_interp.positions.rotary import keep_components
 
 LENGTH = 512
 FREQUENCIES = 10_000.0 ** -(torch.arange(32) / 32)

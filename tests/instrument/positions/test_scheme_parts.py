@@ -27,7 +27,8 @@ from repo_interp.models.layer_probe import logits_by_content
 from repo_interp.models.rescaling import IdleScaling
 from repo_interp.models.scheme_parts import SchemeParts
 from repo_interp.plugins.verify.audit import audit
-from repo_interp.positions.assigners import LearnedPositions, RememberingAssigner, TokenIndex
+from repo_interp.positions.assigners import RememberingAssigner, TokenIndex
+from repo_interp.positions.learned_assigners import LearnedPositions
 from repo_interp.positions.logits import PositionLogits, exact
 from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.runtime.memory import working_memory

@@ -26,7 +26,7 @@ from repo_interp.plugins.sources.names import REST, SOURCES, named_rows, near_th
 from repo_interp.plugins.sources.position_sources import FOLLOWS, PositionSources
 from repo_interp.plugins.sources.position_texts import clearest
 from repo_interp.plugins.sources.rows_picture import COLOURS
-from repo_interp.positions.assigners import LearnedPositions
+from repo_interp.positions.learned_assigners import LearnedPositions
 from repo_interp.run import make_run, with_schemes
 
 PROMPTS, TOKENS, WORDS = 10, 96, 12

@@ -13,8 +13,9 @@ from repo_interp.analysis.defaults import default_experiments, default_prompts
 from repo_interp.errors import InputError, NotFinite
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.scheme_parts import SchemeParts
-from repo_interp.positions.assigners import LearnedPositions, RememberingAssigner, TokenIndex
+from repo_interp.positions.assigners import RememberingAssigner, TokenIndex
 from repo_interp.positions.biases import PositionBias, distances
+from repo_interp.positions.learned_assigners import LearnedPositions
 from repo_interp.positions.logits import PositionLogits
 from repo_interp.tasks import make_task
 

@@ -13,8 +13,8 @@ import repo_interp as ri
 from benchmarks.tiny_models import small_configuration, small_model
 from repo_interp.checkpoint_files.architectures import native_layout
 from repo_interp.models.decoder import as_decoder
-from repo_interp.models.parity import parity_errors, require_parity
 from repo_interp.models.reposition import with_layout
+from repo_interp.plugins.loading_checks.parity import parity_errors, require_parity
 
 TOKENS = torch.randint(3, 64, (1, 20), generator=torch.Generator().manual_seed(1))
 SETTINGS = {

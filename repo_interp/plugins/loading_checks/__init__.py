@@ -1,0 +1,1 @@
+"""Checks of a model that was loaded."""

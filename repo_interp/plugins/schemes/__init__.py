@@ -1,0 +1,1 @@
+"""Our position schemes, by name."""

@@ -1,0 +1,21 @@
+"""How often a tensor was changed in place: part of the key of what is remembered about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def changes_of(tensor: Tensor) -> int:
+    """Count the changes of a tensor in place.
+
+    Args:
+        tensor: A tensor.
+
+    Returns:
+        Torch's count; 0 in inference mode, where torch does not count.
+    """
+    # Inference tensors have no counter, and asking one for it raises.
+    return 0 if tensor.is_inference() else tensor._version
