@@ -125,13 +125,15 @@ def observing(
                 inputs, position_logits=lambda rows: logits_of_rows(rows, seen_by(rows)[:, None])
             )
             scheme, content = logits_of_rows.position_logits, logits_of_rows.content
-            features = scheme.counted_by(content.keys, content.values, content.gate_keys)
-            if features is not None:
-                inputs = replace(
-                    inputs,
-                    gate_features=exact(features),
-                    largest_position=scheme.largest_position,
-                )
+            # None: the family itself adds logits.
+            if scheme is not None:
+                features = scheme.counted_by(content.keys, content.values, content.gate_keys)
+                if features is not None:
+                    inputs = replace(
+                        inputs,
+                        gate_features=exact(features),
+                        largest_position=scheme.largest_position,
+                    )
         receive(inputs)
 
     entered = deque[Tensor](maxlen=1)  # by the layer that runs
