@@ -52,7 +52,7 @@ POSITIONED = "LORA of repo_interp; load it with repo_interp, since peft has none
 would load the adapter and run plain RoPE.
 """
 PREFIX = "base_model.model."
-"""Of the names of weights in the file of an adapter."""
+"""Prefix of the names of weights in the file of an adapter."""
 _NOT_THE_BASE = {
     "max_position_embeddings",
     "tie_word_embeddings",
@@ -110,9 +110,9 @@ def load_adapter(
 
     Args:
         checkpoint: An adapter.
-        device: See `load_model`, as all that follows.
+        device: As for `load_model`.
         dtype: Precision of the weights.
-        options: Further options.
+        options: Further options, as for `load_model`.
 
     Returns:
         The model, with the layout and weights of the adapter.

@@ -21,7 +21,7 @@ VERSION = 3
 
 
 def outline(file: Path) -> Outline:
-    """Read the header of a GGUF file, and hold its tensors to the decoder that it describes.
+    """Read the header of a GGUF file, and check its tensors against the decoder it describes.
 
     Args:
         file: The GGUF file.
