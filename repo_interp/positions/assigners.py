@@ -1,4 +1,4 @@
-"""How a token gets its position.
+"""Assigners: modules that give every token a position.
 
     index      z_i = i                                    (RoPE)
     learned    z_i = (silu(h_i Wg) * (h_i Wc)) Wz         (RePo eq. 4-6, app. A)
@@ -8,19 +8,19 @@
                a_ij = softmax_j(Q r_i . K r_j / sqrt(d_p)) (RePo sec. 3.2: full access to r_<i)
     convolved  z_i = (sum_{o < 4} c_o * r_{i - o}) Wz      (RePo sec. 3.2: limited access)
 
-r_i = silu(h_i Wg) * (h_i Wc), the position representation. The last two start as RePo's, but for
-the small V: c_0 starts at 1 and the other c at 0. A token sees those that attention shows it:
-no padding, no other documents, and none outside its window.
+r_i = silu(h_i Wg) * (h_i Wc) is the position representation. The last two assigners start like
+RePo's, except for a small V: c_0 starts at 1 and the other c at 0. A token sees the same tokens as
+in attention: no padding, no other documents, and none outside its window.
 
 h_i is the input of the attention layer; Wg, Wc: d_model -> d_model // 8 (`gate_map`,
-`content_map`), Wz: d_model // 8 -> P (`final_map`); no biases. P is how many rows of positions the
-layer has: one per key-value head, one per head, or one for the whole layer - a key has one
+`content_map`), Wz: d_model // 8 -> P (`final_map`); no biases. P is the number of rows of positions
+of the layer: one per key-value head, one per head, or one for the whole layer. A key has one
 position, so heads that share a key share its position, unless keys are repeated for them.
 
-While a RoPE model learns to reposition, z may be mixed with the index: z <- (1 - p) z + p i
-(`index_share` p; the released code's `pdrop`).
+While a RoPE model is trained to learn positions, z may be mixed with the index: z <- (1 - p) z + p i
+(`index_share` p; `pdrop` in the released code).
 
-Knows nothing about how positions enter attention.
+This module knows nothing about the use of positions in attention.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class TokenIndex(nn.Module):
     def forward(
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch one token"]:
-        """Positions as float32: exact up to 2^24 whatever the model's dtype."""
-        # float16 holds whole numbers up to 2,048 alone.
+        """Positions as float32, which is exact up to 2^24, for any dtype of the model."""
+        # float16 is exact only up to 2,048.
         # [batch, 1, token]: one row of positions serves all heads
         return index.expand(hidden_states.shape[0], -1)[:, None].to(torch.float32)
 
@@ -64,17 +64,17 @@ class IndexSharing(nn.Module, ABC):
         Returns:
             Positions in their dtype.
         """
-        # Nothing to mix: no operator more, and no other values by rounding
+        # Without a share, no operator is added and no value is rounded.
         if self.index_share == 0.0:
             return positions
-        # All rows, and all pairs where they differ, share one index
+        # All rows, and all pairs, share one index.
         places = index[:, None] if positions.ndim == 3 else index[:, None, :, None]
         share = self.index_share
         return (1.0 - share) * positions + share * places.to(positions.dtype)
 
 
 class MixedAssigner(IndexSharing):
-    """Base of assigners that see one token at a time, and mix in the index."""
+    """Base of assigners that see one token at a time and mix in the index."""
 
     @abstractmethod
     def assign(self, hidden_states: Tensor) -> Float[Tensor, "batch token any"]:
@@ -83,27 +83,27 @@ class MixedAssigner(IndexSharing):
     def forward(
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch any token"]:
-        """Positions in the dtype of the maps, which may be wider than that of the hidden states.
+        """Return positions in the dtype of the maps, which may be wider than the hidden states.
 
-        Under autocast too: bfloat16 would round them.
+        This holds under autocast too, since bfloat16 would round positions.
         """
         # Maps may be kept in float32 in a model of half precision.
-        # An assigner without parameters computes in the dtype of the hidden states
+        # An assigner without parameters computes in the dtype of the hidden states.
         maps = next(self.parameters(), hidden_states)
         with full_precision(hidden_states):
-            # [batch, token, P] to [batch, P, token], as keys have their heads first
+            # [batch, token, P] to [batch, P, token], like the axes of keys
             positions = self.assign(hidden_states.to(maps.dtype)).transpose(1, 2)
         return self.mixed(positions, index)
 
 
 class RememberingAssigner(IndexSharing):
-    """Base of assigners that see earlier tokens by the memory that every token leaves behind.
+    """Base of assigners that see earlier tokens through a memory of every token.
 
-    The memory of a token is cached beside its key, so that generation equals the full pass.
+    The memory of a token is cached with its key, so that generation equals the full pass.
     """
 
     features: int
-    """Numbers that are remembered of a token."""
+    """Number of remembered features per token."""
 
     @abstractmethod
     def remember(
@@ -111,14 +111,14 @@ class RememberingAssigner(IndexSharing):
         hidden_states: Float[Tensor, "batch token d_model"],
         past: Float[Tensor, "batch earlier feature"] | None,
     ) -> Float[Tensor, "batch token feature"]:
-        """Make the memory of new tokens.
+        """Compute the memory of new tokens.
 
         Args:
-            hidden_states: Of the new tokens, in the dtype of the maps.
-            past: Memory of the cached tokens; the last one is that of the token before.
+            hidden_states: Hidden states of the new tokens, in the dtype of the maps.
+            past: Memory of the cached tokens; the last entry is that of the previous token.
 
         Returns:
-            [batch, token, feature].
+            Memory [batch, token, feature].
         """
 
     @abstractmethod
@@ -130,17 +130,17 @@ class RememberingAssigner(IndexSharing):
         """Assign positions to the last tokens.
 
         Args:
-            memory: Of the cached tokens, then of the new ones.
-            seen: Which tokens a new one sees, itself always.
+            memory: Memory of the cached tokens, then of the new tokens.
+            seen: Mask of the tokens that each new token sees, including itself.
 
         Returns:
-            [batch, P, token], or [batch, P, token, component] where pairs differ; or a pair of
-            these, of tokens as queries and as keys.
+            Positions [batch, P, token], or [batch, P, token, component] by rotary pair; or two such
+            tensors, for tokens as queries and as keys.
         """
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the memory: float32, or float64 where the maps are."""
+        """Precision of the memory: float32, or float64 if the maps are in float64."""
         return exact(next(self.parameters())).dtype
 
     def forward(
@@ -150,10 +150,11 @@ class RememberingAssigner(IndexSharing):
         past: Float[Tensor, "batch earlier feature"] | None,
         seen: Bool[Tensor, "any 1 token key"],
     ) -> tuple[Tensor | tuple[Tensor, ...], Tensor]:
-        """Positions of the new tokens, and their memory."""
+        """Return positions of the new tokens, and their memory."""
         with full_precision(hidden_states):
             maps = next(self.parameters())
-            # Cached in float32: rounded to half precision, generation would differ from a full pass
+            # Cached in float32, since rounding to half precision would make generation differ from
+            # a full pass.
             new = exact(self.remember(hidden_states.to(maps.dtype), past))
             memory = new if past is None else torch.cat([past, new], dim=1)
             recalled = self.recall(memory, seen)
@@ -163,14 +164,14 @@ class RememberingAssigner(IndexSharing):
 
 
 def represent(maps: Any, hidden_states: Tensor) -> Tensor:
-    """Make the position representation r = silu(h Wg) * (h Wc) (RePo eq. 4).
+    """Compute the position representation r = silu(h Wg) * (h Wc) (RePo eq. 4).
 
     Args:
         maps: Module with `gate_map` and `content_map`.
         hidden_states: [batch, token, d_model].
 
     Returns:
-        [batch, token, d_p].
+        Representations [batch, token, d_p].
     """
     return nn.functional.silu(maps.gate_map(hidden_states)) * maps.content_map(hidden_states)
 
@@ -179,9 +180,10 @@ class LearnedPositions(MixedAssigner):
     """RePo's f_phi: a gated representation of the position, then one linear map per row."""
 
     def __init__(self, d_model: int, rows: int, representation: int | None = None) -> None:
-        """`rows` is P.
+        """Make the maps; `rows` is P.
 
-        `representation` is d_p, the width in between; d_model // 8 as in the paper unless given.
+        `representation` is d_p, the width of the representation; None: d_model // 8, as in the
+        paper.
         """
         super().__init__()
         self.representation = d_model // 8 if representation is None else representation
@@ -198,10 +200,10 @@ class LearnedPositions(MixedAssigner):
 
 
 class IndexedPositions(LearnedPositions):
-    """RePo's f_phi with the token index as one more input, which training may lean on alone."""
+    """RePo's f_phi with the token index as an additional input; training may rely on it alone."""
 
     def __init__(self, d_model: int, rows: int) -> None:
-        """`rows` is P; the width in between stays d_model // 8."""
+        """Make the maps; `rows` is P, and the width of the representation stays d_model // 8."""
         super().__init__(d_model + 1, rows, d_model // 8)
 
     def forward(
@@ -218,7 +220,7 @@ class LinearPositions(MixedAssigner):
     """A linear map of the hidden state to one row (`continuous`) or several (multihead)."""
 
     def __init__(self, d_model: int, rows: int) -> None:
-        """`rows` is P: 1, or the number of key-value heads."""
+        """Make the map; `rows` is P: 1, or the number of key-value heads."""
         super().__init__()
         self.dynamic_map = nn.Linear(d_model, rows, bias=False)
 
@@ -267,7 +269,7 @@ class AttendedPositions(RecalledPositions):
 
     def gather(self, memory: Tensor, seen: Tensor) -> Tensor:
         """r_i + sum_j a_ij V r_j."""
-        # The new tokens stand last, behind the cached ones
+        # The new tokens are last, after the cached ones.
         last = memory[:, -seen.shape[2] :]
         attended = nn.functional.scaled_dot_product_attention(
             self.query_map(last)[:, None],
@@ -282,22 +284,22 @@ class ConvolvedPositions(RecalledPositions):
     """A causal convolution over the representations, channel by channel."""
 
     def __init__(self, d_model: int, rows: int, taps: int = 4) -> None:
-        """`rows` is P, `taps` the tokens that the convolution sees."""
+        """Make the maps; `rows` is P, and `taps` is the number of tokens in the convolution."""
         super().__init__(d_model, rows)
         self.taps = nn.Parameter(torch.zeros(taps, self.features))
-        # Starts as RePo's f_phi. `detach` shares memory: a leaf that requires gradients refuses
-        # writing
+        # Starts as RePo's f_phi. Written through `detach`, which shares memory, since a leaf that
+        # requires gradients cannot be written to.
         nn.init.ones_(self.taps[0].detach())
 
     def gather(self, memory: Tensor, seen: Tensor) -> Tensor:
-        """sum_o c_o * r_{i - o}, where token i sees token i - o."""
+        """Return sum_o c_o * r_{i - o} over the offsets o for which token i sees token i - o."""
         keys, rows = memory.shape[1], seen.shape[2]
-        # Numbers of the new tokens among all keys
+        # Indices of the new tokens among all keys
         token = torch.arange(keys - rows, keys, device=memory.device)
         gathered = torch.zeros_like(memory[:, -rows:])
         # A short prompt has fewer tokens than taps
         for back, tap in enumerate(self.taps[:keys]):
-            # Clamped to be gathered; tokens before the first are hidden by `token >= back` below
+            # Clamped for gathering; `token >= back` below hides tokens before the first.
             place = (token - back).clamp(min=0)
             shown = seen[:, 0].gather(-1, place[:, None].expand(len(seen), -1, 1))
             gathered = gathered + tap * memory[:, place] * (shown & (token >= back)[:, None])
