@@ -1,7 +1,8 @@
 """Four papers on token positions, by name, in the order of the page over all papers.
 
-Each paper is an object `PAPER` (`kit.experiment.Paper`), which is imported when it is needed. It has
-figures and claims as data, verdicts by rules that were fixed before the measurement, and drawings.
+Each paper is an object `PAPER` (`kit.experiment.Paper`), which is imported when it is needed. It
+has figures and claims as data, verdicts by rules that were fixed before the measurement, and
+drawings.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def paper(name: str) -> Paper:
 
 
 def named(names: Iterable[str]) -> dict[str, Paper]:
-    """Return the papers that a user names, each once, in our order; all papers for no name, or "all".
+    """Return the papers that a user names, each once, in our order; all papers for no name, or
+    "all".
 
     Raises InputError as `paper` does.
     """

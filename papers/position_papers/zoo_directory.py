@@ -5,8 +5,8 @@ installed from a wheel.
     DIRECTORY/TASK/tokenizer.json    of all checkpoints of the task             TASK/runs.jsonl    a record per training run
     DIRECTORY/registry.csv           name, size, SHA-256 and a description of all weights
 
-The package repo_interp contains niah/repo and reversal/repo; their records, and the weights of their
-other seeds, are in this directory.
+The package repo_interp contains niah/repo and reversal/repo; their records, and the weights of
+their other seeds, are in this directory.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class EditedPrompts:
         return tuple(spans[chosen])
 
     def segments(self, number: int) -> list[int]:
-        """Return the begins of segments: every span begins a segment, and so does the token after it.
+        """Return the starts of segments: a segment starts at every span and at the token after it.
 
         Args:
             number: Index of the prompt.

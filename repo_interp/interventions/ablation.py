@@ -181,7 +181,8 @@ def _pairs_removed(
             raise InputError(f"pairs of layer {layer} are 0 to {half - 1}; got {list(pairs)}")
         group = attention.heads // attention.kv_heads
         if means is not None and any(
-            # A mean key replaces the key of all heads that share it, so all of these must be chosen.
+            # A mean key replaces the key of all heads that share it, so all of these must be
+            # chosen.
             len(chosen[layer] & {*range(first, first + group)}) not in (0, group)
             for first in range(0, attention.heads, group)
         ):

@@ -1,4 +1,4 @@
-"""Hard attention while a context lasts (CoPE, app. C): a query reads the key with the largest logit.
+"""Hard attention inside a context (CoPE, app. C): a query reads the key with the largest logit.
 
     w_ij  <-  1 for j = argmax_j W_ij, the first of ties, else 0        softmax(W_i / tau) as tau -> 0
 

@@ -17,8 +17,8 @@ keys before rotation, by the first of three methods that is exact:
     D_ij = a_i - b_j               rotate(q_i, a_i) . rotate(k_j, b_j)   one product
     any D                          rotate(q_i, D_ij) . k_j               pair by pair
 
-Scores are computed for ROWS queries at a time, and for the keys that any of them sees. The whole map
-is made only if a hook reads the pattern. A cache must begin inside the context. In pairs with a
+Scores are computed for ROWS queries at a time, and for the keys that any of them sees. The whole
+map is made only if a hook reads the pattern. A cache must begin inside the context. In pairs with a
 changed distance, `moved_keys` has no effect.
 """
 

@@ -97,7 +97,8 @@ def _patched(
     axes: tuple[str, ...],
     options: dict[str, Any],
 ) -> Any:
-    # Imported here, since only bridges need TransformerLens; a caller with a bridge has imported it.
+    # Imported here, since only bridges need TransformerLens; a caller with a bridge has imported
+    # it.
     from transformer_lens.patching import generic_activation_patch
 
     from repo_interp.models.bridge import RepositionedBridge

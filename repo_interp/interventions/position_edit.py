@@ -77,7 +77,8 @@ class PositionEdit:
     form: ClassVar[FormRow | None] = None
     """The row of the explorer's form; None: no row."""
     become: ClassVar[str] = ""
-    """Phrase for the new positions in tables and charts of `effects`; "": not a kind of `effects`."""
+    """Phrase for the new positions in tables and charts of `effects`; "": not a kind of `effects`.
+    """
     does: ClassVar[str] = ""
     """Phrase for the change in sentences of `effects`, as in "freezing them costs 2 nats"."""
     needs: ClassVar[str] = ""

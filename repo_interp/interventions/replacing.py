@@ -284,8 +284,8 @@ def finite_positions(given: Any, positions: Tensor, name: str) -> Tensor:
         raise InputError(
             f"{name} are {'complex' if new.is_complex() else 'true and false'}; give real numbers"
         )
-    # Checked in the type of the positions, where 1e300 is infinite. If positions were NaN before, the
-    # change is not the cause.
+    # Checked in the type of the positions, where 1e300 is infinite. If positions were NaN before,
+    # the change is not the cause.
     if not new.to(positions.dtype).isfinite().all() and positions.isfinite().all():
         raise InputError(f"{name} are NaN or infinite; give finite ones")
     return new

@@ -17,8 +17,8 @@ h_i is the input of the attention layer; Wg, Wc: d_model -> d_model // 8 (`gate_
 of the layer: one per key-value head, one per head, or one for the whole layer. A key has one
 position, so heads that share a key share its position, unless keys are repeated for them.
 
-While a RoPE model is trained to learn positions, z may be mixed with the index: z <- (1 - p) z + p i
-(`index_share` p; `pdrop` in the released code).
+While a RoPE model is trained to learn positions, z may be mixed with the index:
+z <- (1 - p) z + p i (`index_share` p; `pdrop` in the released code).
 
 This module knows nothing about the use of positions in attention.
 """

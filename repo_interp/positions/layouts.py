@@ -9,8 +9,8 @@
     rope,rope,repo,...          an explicit list, one scheme a layer
 
 `@START` works for every scheme and for periods: `r2n1@1/3` counts its periods from the start layer.
-Other packages add schemes by entry points of the group `repo_interp.schemes`; this module reads only
-their names. It knows nothing about how a scheme is built.
+Other packages add schemes by entry points of the group `repo_interp.schemes`; this module reads
+only their names. It knows nothing about how a scheme is built.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("cope", "cope_alibi", "cope_mlp", "cope_rope"), _COPE),
     "cope_relative": (*_COPE, "relative_map"),
 }
-"""Names of the modules and parameters with the weights of schemes, under `self_attn` in checkpoints.
+"""Names of the modules and parameters with the weights of schemes, under `self_attn` in
+checkpoints.
 """
 
 LEARNED = (

@@ -6,8 +6,8 @@
 x_r and x_r' are dimensions r and r + d_head/2 of a head (half-split pairs, component r = 0 is the
 fastest), theta_r is the frequency of the component in radians per position, and z is the position
 of the token: its index for RoPE, the output of f_phi for RePo. A token may also have a position z_r
-for every pair. Cosines and sines are scaled by `attention_scaling` (YaRN's), so logits are scaled by
-its square. If only a part of a head rotates, the scaling is 1 for the other pairs.
+for every pair. Cosines and sines are scaled by `attention_scaling` (YaRN's), so logits are scaled
+by its square. If only a part of a head rotates, the scaling is 1 for the other pairs.
 
 Tables have d_head/2 columns, never d_head. This module knows nothing about models and the
 assignment of positions.

@@ -5,12 +5,12 @@
                     cosines and sines times 0.1 ln s + 1       (Peng et al. 2024, sec. 3.2-3.4)
 
 s is the factor of the extension. A component turns theta L / 2 pi times within the training length
-L. Its frequency is unchanged if it turns at least beta_fast = 32 times, and divided by s if it turns
-at most beta_slow = 1 time. The ramp between the two is linear in the number of the component, as in
-the authors' code and transformers, and starts and ends at whole components. For any other set of
-frequencies, the number of a component follows from ln theta: 0 for the largest frequency, then in
-units of the mean spacing down to the smallest frequency other than 0. For RoPE this is the ordinary
-number, and components that HoPE keeps have the same numbers. A frequency of 0 stays 0.
+L. Its frequency is unchanged if it turns at least beta_fast = 32 times, and divided by s if it
+turns at most beta_slow = 1 time. The ramp between the two is linear in the number of the component,
+as in the authors' code and transformers, and starts and ends at whole components. For any other set
+of frequencies, the number of a component follows from ln theta: 0 for the largest frequency, then
+in units of the mean spacing down to the smallest frequency other than 0. For RoPE this is the
+ordinary number, and components that HoPE keeps have the same numbers. A frequency of 0 stays 0.
 
 This module does not know which layers use the frequencies.
 """

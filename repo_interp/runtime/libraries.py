@@ -3,7 +3,8 @@
     require("transformers", "torch")      at the head of the part that needs them
 
 A version that is too old or too new gives a one-line error when the library is used, not a
-traceback. Ranges contain tested versions (docs/trust.md). This module imports none of the libraries.
+traceback. Ranges contain tested versions (docs/trust.md). This module imports none of the
+libraries.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ Examples are rows of GLUE that the user gives, or built-in sentences.
     Sentence: The icy harbor is grim.
     Label: 0
 
-A prompt has as many meaningless sentences as fit: its tokens with the answer are at most `length`. A
-file is a table with tabs and a header, like GLUE's SST-2 (sentence, label), QNLI (question,
+A prompt has as many meaningless sentences as fit: its tokens with the answer are at most `length`.
+A file is a table with tabs and a header, like GLUE's SST-2 (sentence, label), QNLI (question,
 sentence, label) and RTE (sentence1, sentence2, label); columns other than `label` and `index` are
 text. Without a file, rows are sentences with kind (1) or grim (0) adjectives. The examples include
 all labels of the table if there are enough shots.

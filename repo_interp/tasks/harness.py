@@ -5,8 +5,8 @@
 Only tasks that generate text are supported. The answer ends before the first stop text of the task.
 The tokenizer encodes the prompt like any text, with BOS. The span `needle` has every reference that
 occurs exactly once in the prompt as a whole word. RULER's tasks make documents of a given length
-(`pip install 'lm-eval[ruler]'`) of at least 1,024 tokens; below that the harness does not terminate.
-The random states of Python and numpy are seeded, and restored afterwards.
+(`pip install 'lm-eval[ruler]'`) of at least 1,024 tokens; below that the harness does not
+terminate. The random states of Python and numpy are seeded, and restored afterwards.
 
 This module knows nothing about models.
 """

@@ -2,9 +2,9 @@
 
     <bos> Reverse the following words: w_1 ... w_L Answer: w_L ... w_1
 
-The w_i are drawn with replacement from a fixed list, so a model must use their places; the answer is
-w_L ... w_1. Training uses lengths 2-20, tests use 2-30 (Kazemnejad et al. 2023). A batch mixes all
-lengths up to a limit, which the curriculum grows from `first_longest` to `longest`.
+The w_i are drawn with replacement from a fixed list, so a model must use their places; the answer
+is w_L ... w_1. Training uses lengths 2-20, tests use 2-30 (Kazemnejad et al. 2023). A batch mixes
+all lengths up to a limit, which the curriculum grows from `first_longest` to `longest`.
 
 Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated.
 attributes["source"] has, for every generated token in order, the index of the token that it copies:
@@ -171,8 +171,8 @@ def reversal_prompts(
         Prompts with spans and sources.
 
     Raises:
-        InputError: A number is below 1, or the tokenizer has no offsets or splits a word differently
-            before and after "Answer:".
+        InputError: A number is below 1, or the tokenizer has no offsets or splits a word
+            differently before and after "Answer:".
     """
     require_drawable(count, seed)
     words = checked(words, Words, "words")

@@ -4,9 +4,9 @@
     unlike training    mean score over the test sets `beyond`, which are longer, shorter or
                        different; schemes are compared by this score
 
-On reversal, flip_flop and selective_copy every scheme with records scores .99 or more like training,
-so this score does not distinguish schemes. Budgets differ in tasks and seeds, never in steps: with a
-third of the steps, reversal ranks schemes in the opposite order. Imports no torch.
+On reversal, flip_flop and selective_copy every scheme with records scores .99 or more like
+training, so this score does not distinguish schemes. Budgets differ in tasks and seeds, never in
+steps: with a third of the steps, reversal ranks schemes in the opposite order. Imports no torch.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def plain_layout(task: str, scheme: str) -> str:
         scheme: Name of a scheme, or of a period of two.
 
     Returns:
-        The planned layout. Without one, the name of the scheme, or, for variants of RePo, the layout
-        of RePo with their name.
+        The planned layout. Without one, the name of the scheme, or, for variants of RePo, the
+        layout of RePo with their name.
     """
     planned = {each.name: each.scheme for each in PLAN}
     if f"{task}/{scheme}" in planned:

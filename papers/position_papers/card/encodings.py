@@ -143,8 +143,9 @@ def in_order(found: Sequence[Cell]) -> list[Cell]:
         found: Cells.
 
     Returns:
-        The empty cells: first the three tasks of a quick card, then others, and language last; within
-        these the most requested encodings first; within these first seeds before second and third.
+        The empty cells: first the three tasks of a quick card, then others, and language last;
+        within these the most requested encodings first; within these first seeds before second and
+        third.
     """
 
     def place(cell: Cell) -> tuple[Any, ...]:
@@ -202,7 +203,8 @@ class Taught:
     decided: Mapping[str, Compared]
     """Decided differences by encoding."""
     tested: Mapping[str, Compared]
-    """Encodings with a test: both have learned the task, with at least two seeds and an interval."""
+    """Encodings with a test: both have learned the task, with at least two seeds and an interval.
+    """
 
 
 def taught(rows: Mapping[str, Mapping[str, Row]]) -> Iterator[Taught]:

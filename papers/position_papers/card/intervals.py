@@ -8,9 +8,9 @@
                     shares are clipped to [-1, 1]
 
 Seeds without variation, such as three at 1 against three at 0, have a standard error of 0, although
-each score is an estimate from prompts. The interval over prompts then gives a width. One run against
-one has no interval, because prompts of a single seed do not show the variation between seeds. This
-module knows no scheme and no task.
+each score is an estimate from prompts. The interval over prompts then gives a width. One run
+against one has no interval, because prompts of a single seed do not show the variation between
+seeds. This module knows no scheme and no task.
 """
 
 from __future__ import annotations

@@ -188,8 +188,8 @@ def compared(ours: Row, theirs: Row) -> Compared:
 
 
 def _same_prompts(ours: Row, theirs: Row, seeds: Sequence[int]) -> tuple[Prompts, Prompts] | None:
-    """Return scores unlike training on the prompts that both answered; None if the seeds differ, or a
-    seed has only means. The prompts of a test set depend on the seed.
+    """Return scores unlike training on the prompts that both answered; None if the seeds differ, or
+    a seed has only means. The prompts of a test set depend on the seed.
     """
     own, others = (
         {

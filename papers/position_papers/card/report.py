@@ -67,8 +67,8 @@ def card(
 ) -> xr.Dataset:
     """Verify a scheme, train it by the recipes of the zoo, and compare it with the records.
 
-    Finished trainings in `out` are not repeated, and interrupted ones continue. Trainings of another
-    version of the scheme's source are separate; the card counts the versions.
+    Finished trainings in `out` are not repeated, and interrupted ones continue. Trainings of
+    another version of the scheme's source are separate; the card counts the versions.
 
     Args:
         layout: Layout, with names of schemes of packages or of `repo_interp.register_scheme`.

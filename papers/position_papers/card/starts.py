@@ -1,7 +1,7 @@
 """Weights in the package from which runs of a task continue, so that they need no training.
 
-A start is a checkpoint of the zoo, TASK/NAME or TASK/NAME/seed-N. It is used if registry.csv lists it
-and its file has the listed SHA-256.
+A start is a checkpoint of the zoo, TASK/NAME or TASK/NAME/seed-N. It is used if registry.csv lists
+it and its file has the listed SHA-256.
 """
 
 from __future__ import annotations

@@ -90,7 +90,9 @@ class Trials:
 
     @property
     def versions(self) -> list[str]:
-        """Folders of the versions in the directory, including this one, in the order of their begin."""
+        """Folders of the versions in the directory, including this one, in the order of their
+        begin.
+        """
         begun: dict[str, float] = {}
         for path in self.directory.glob("versions/*/*/*/training.toml"):
             first = begun.get(path.parts[-4], math.inf)
@@ -144,8 +146,8 @@ class Trials:
             seeds: Seeds of each task.
 
         Returns:
-            The trainings, starts first. A start is not trained if the package has its weights and no
-            training of it was begun here.
+            The trainings, starts first. A start is not trained if the package has its weights and
+            no training of it was begun here.
         """
         starts: dict[Path, Training] = {}
         own: list[Training] = []

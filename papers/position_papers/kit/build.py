@@ -73,8 +73,8 @@ class Build:
 
     @property
     def changes(self) -> list[str] | None:
-        """Return the parts of the provenance that changed since the same command made the directory;
-        None if another command made it, or it has no evidence to judge.
+        """Return the parts of the provenance that changed since the same command made the
+        directory; None if another command made it, or it has no evidence to judge.
         """
         before, now = provenance_of(self.directory, self.command), self.provenance
         if before is None:

@@ -54,9 +54,9 @@ class Cache:
     def get(self, function: Callable[..., Kept], depends: Depends, *given: Any) -> Kept:
         """Return `function(*given)`, from the disk if the same call was measured before.
 
-        `function` must be at the top level of a module. `depends` has everything that determines its
-        result besides the code: digests of checkpoints, options, seeds. With a directory the result
-        is always read back from the file, so that the first and later calls return the same.
+        `function` must be at the top level of a module. `depends` has everything that determines
+        its result besides the code: digests of checkpoints, options, seeds. With a directory the
+        result is always read back from the file, so that the first and later calls return the same.
         """
         if self._directory is None:
             return function(*given)

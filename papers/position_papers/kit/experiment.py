@@ -1,5 +1,5 @@
-"""An experiment of a paper, as one object in one file: claims with rules, requirements, measurement,
-table of evidence and drawings.
+"""An experiment of a paper, as one object in one file: claims with rules, requirements,
+measurement, table of evidence and drawings.
 
     checkpoints -> needs.groups -> measure (kept by its own file) -> tabulate -> table of evidence, which `kit.judge` reads
                                                                   -> draw     -> figures with captions and data
@@ -105,7 +105,8 @@ class Paper:
     fast: Mapping[str, Any] = field(default_factory=dict)
     """Values of the options for a quick look."""
     items: tuple[Item, ...] = ()
-    """Figures and tables of the paper, each with our experiment, or the reason why there is none."""
+    """Figures and tables of the paper, each with our experiment, or the reason why there is none.
+    """
     drawn: tuple[Item, ...] = ()
     """Items whose figures are drawn; empty: all figures."""
     terms: str = ""
@@ -177,8 +178,8 @@ def run(
 
 
 def _is_drawn(experiment: Experiment, group: Sequence[Subject], seen: set[tuple[str, ...]]) -> bool:
-    """Whether `group` gets figures: the first group of each task and scheme does, and the group that
-    the experiment names first.
+    """Whether `group` gets figures: the first group of each task and scheme does, and the group
+    that the experiment names first.
 
     Figures of variants of a model look alike, so only their numbers are judged. `seen` has the
     groups that were drawn already.
@@ -196,8 +197,8 @@ def _is_drawn(experiment: Experiment, group: Sequence[Subject], seen: set[tuple[
 def _distinct_names(
     drawings: Sequence[tuple[Sequence[Subject], tuple[Drawing, ...]]],
 ) -> Iterator[tuple[Drawing, ...]]:
-    """Return the drawings of all groups; if groups share a name, it is extended by the group's first
-    checkpoint.
+    """Return the drawings of all groups; if groups share a name, it is extended by the group's
+    first checkpoint.
     """
     names = Counter(drawing.name for _, drawn in drawings for drawing in drawn)
     for group, drawn in drawings:

@@ -62,7 +62,9 @@ Page = Mapping[str, Any]
 
 
 def page_above(directory: Path) -> Path | None:
-    """Return the directory two levels above `directory` if it has a page over all papers, else None."""
+    """Return the directory two levels above `directory` if it has a page over all papers, else
+    None.
+    """
     above = directory.absolute().parents[1:2]
     return next((each for each in above if _is_ours(each / "README.md", HEADING)), None)
 
@@ -84,7 +86,8 @@ def require_own(directory: Path) -> None:
 def judge_again(
     directory: Path, made: Sequence[Path], papers: Sequence[Paper]
 ) -> dict[Path, list[str]]:
-    """Judge stored evidence again, draw stored charts, and write verdicts and pages, without measuring.
+    """Judge stored evidence again, draw stored charts, and write verdicts and pages, without
+    measuring.
 
     Args:
         directory: The directory of the page over all papers.
@@ -278,8 +281,8 @@ def _subjects(directory: Path, pages: Sequence[Page]) -> list[Page]:
 def _subject(
     directory: Path, name: str, places: Sequence[tuple[str, str]], papers: Mapping[str, Page]
 ) -> Page:
-    """Return a checkpoint's pages in the order of papers, its claims with verdicts by data and those
-    of the zoo, and its commands and provenance.
+    """Return a checkpoint's pages in the order of papers, its claims with verdicts by data and
+    those of the zoo, and its commands and provenance.
     """
     asked = list(dict.fromkeys(data for data, _ in places))
     there = [
@@ -317,7 +320,9 @@ def _subject(
 
 
 def _of_subject(rows: Sequence[Row], name: str, claim: Claim) -> list[Row]:
-    """Return the verdicts on a claim for the checkpoint `name`, or for its substitute if it has none."""
+    """Return the verdicts on a claim for the checkpoint `name`, or for its substitute if it has
+    none.
+    """
     own = [row for row in rows if row["claim"] == claim.label]
     return [row for row in own if row["checkpoint"] == name] or [row for row in own if row["ours"]]
 

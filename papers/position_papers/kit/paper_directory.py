@@ -10,8 +10,8 @@ verdicts.
                             chart, and the variables that are too large for numbers.csv.gz
     README.md               the table of verdicts, the figures with captions, the command, by the template `pages/paper.md.jinja`
 
-The directory is written whole or not at all: it is made in another place and then moved. This module
-knows nothing about single papers.
+The directory is written whole or not at all: it is made in another place and then moved. This
+module knows nothing about single papers.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def read_page(directory: Path) -> dict[str, Any]:
 
 
 def require_free(directory: Path) -> None:
-    """Raise InputError if `directory` is a file, or has other content, which figures must not replace."""
+    """Raise InputError if `directory` is a file, or has other content, which figures must not
+    replace.
+    """
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file; wanted a directory for the figures")
     present = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
@@ -131,8 +133,8 @@ def write_paper(
     """Write everything. The same results give the same bytes.
 
     `paths`: the checkpoints by name, for the difference in size from the paper's model next to each
-    verdict. `whole`: the paper that `paper` is a part of, and the command for the whole paper; other
-    content of `directory` then stays.
+    verdict. `whole`: the paper that `paper` is a part of, and the command for the whole paper;
+    other content of `directory` then stays.
     """
     before = read_page(directory) if whole is not None and claims_in(directory) else None
     drawings = [
@@ -215,8 +217,8 @@ def write_paper(
 def _kept(
     before: Mapping[str, Any] | None, directory: Path, names: Sequence[str]
 ) -> dict[str, tuple[dict[str, Any], partial[Any] | None]]:
-    """Return the figures of an existing page, without records of charts, and their stored charts that
-    stay; figures in `names` keep their place for the new drawings.
+    """Return the figures of an existing page, without records of charts, and their stored charts
+    that stay; figures in `names` keep their place for the new drawings.
     """
     known = [] if before is None else before["figures"]
     stored = {
@@ -312,8 +314,8 @@ def write_verdicts(directory: Path, paper: Paper, facts: Mapping[str, Any]) -> N
 
 
 def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:
-    """Describe, by heading, the training of each checkpoint in `paths` (by name) and its final loss:
-    mean and standard deviation over seeds, in nats per target.
+    """Describe, by heading, the training of each checkpoint in `paths` (by name) and its final
+    loss: mean and standard deviation over seeds, in nats per target.
 
     Checkpoints without a record of their training are left out.
     """
@@ -344,7 +346,8 @@ def plain(data: xr.Dataset) -> xr.Dataset:
 
 
 def numbers(data: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
-    """Return the data of a figure as one table of text, and the variables that are too large for it.
+    """Return the data of a figure as one table of text, and the variables that are too large for
+    it.
 
     A row has a variable, its label on every axis, its value as a number or as a text, and its unit.
     """
@@ -372,8 +375,8 @@ def numbers(data: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
 
 
 def write_numbers(table: pd.DataFrame, file: Path) -> None:
-    """Write the joined tables of `numbers`, with a column `figure`, as compressed CSV; the same table
-    gives the same bytes.
+    """Write the joined tables of `numbers`, with a column `figure`, as compressed CSV; the same
+    table gives the same bytes.
     """
     axes = [name for name in table.columns if name not in COLUMNS]
     columns = [*COLUMNS[:2], *axes, *COLUMNS[2:]]

@@ -48,8 +48,8 @@ def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Datase
 def differences(
     rows: Sequence[tuple[Scored, str]], reference: Scored, name: str, table: xr.Dataset
 ) -> dict[str, xr.DataArray]:
-    """Return log perplexity of each checkpoint and method of `rows` minus that of `reference`, called
-    `name`, by checkpoint and test set of `table`, with its standard error from
+    """Return log perplexity of each checkpoint and method of `rows` minus that of `reference`,
+    called `name`, by checkpoint and test set of `table`, with its standard error from
     `differences.between`, for `score_figures`; NaN if one has no scores.
     """
     values = np.full((2, len(rows), table.sizes["test_set"]), np.nan)

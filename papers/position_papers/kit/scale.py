@@ -53,8 +53,8 @@ def scale_of(directory: str | os.PathLike[str]) -> Scale:
 
 
 def ours_and_theirs(ours: Scale, theirs: Scale) -> str:
-    """Format one line: our scale, then the paper's, as layers × width, length of sequences, training;
-    values that are not stated are left out.
+    """Format one line: our scale, then the paper's, as layers × width, length of sequences,
+    training; values that are not stated are left out.
     """
     return "; paper: ".join(filter(None, (_in_words(ours), _in_words(theirs))))
 
@@ -68,8 +68,8 @@ def _in_words(scale: Scale) -> str:
 
 
 def scale_beside(paper: Scale, checkpoint: str, paths: Mapping[str, str]) -> str:
-    """Describe the difference in scale between the models of a verdict, called `checkpoint`, and the
-    model of the paper's claim.
+    """Describe the difference in scale between the models of a verdict, called `checkpoint`, and
+    the model of the paper's claim.
 
     `checkpoint` is one name, several names in one text, or a common prefix ("niah" of niah/repo and
     niah/rope).

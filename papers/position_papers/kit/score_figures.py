@@ -70,13 +70,14 @@ def method_panels(data: xr.Dataset) -> PaperFigure:
 
 @style()
 def score_panels(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
-    """Draw scores by test set, one panel per dataset with its title, at page width for several panels
-    or many checkpoints.
+    """Draw scores by test set, one panel per dataset with its title, at page width for several
+    panels or many checkpoints.
 
     Panels with the same checkpoints share a legend, others have separate ones. Perplexities with a
     large range have a logarithmic axis. If datasets have `difference` and `difference_error`
-    [checkpoint, test_set], the score minus that of `difference.attrs["from"]`, these are drawn below
-    with two standard errors. They distinguish checkpoints, since windows differ more than models.
+    [checkpoint, test_set], the score minus that of `difference.attrs["from"]`, these are drawn
+    below with two standard errors. They distinguish checkpoints, since windows differ more than
+    models.
     """
     every = list(panels.values())
     differ = all("difference" in data for data in every)
@@ -199,8 +200,8 @@ def move_aside(
 
 
 def draw_seeds(ax: Axes, x: np.ndarray, values: np.ndarray, colour: str, name: str) -> list[Artist]:
-    """Draw a thin bar from the smallest to the largest seed for each test set of `values` [test_set,
-    seed], and a dot per seed.
+    """Draw a thin bar from the smallest to the largest seed for each test set of `values`
+    [test_set, seed], and a dot per seed.
     """
     several = np.isfinite(values).sum(axis=1) > 1
     low, high = np.nanmin(values[several], axis=1), np.nanmax(values[several], axis=1)

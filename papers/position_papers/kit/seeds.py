@@ -9,8 +9,8 @@ A seed is judged without Holm's correction, which is for the best of several: a 
 for all seeds is not more probable by chance than for one. Seeds that cannot be judged are not
 measured, except the first; the same holds for checkpoints of the zoo without such seeds, except the
 deciding one. The numbers that decide whether a seed can be judged (the spread of its positions, and
-the loss without them) are kept with the first figure, next to `units`, the numbers of the experiment
-by seed.
+the loss without them) are kept with the first figure, next to `units`, the numbers of the
+experiment by seed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Seed(NamedTuple):
 
     checkpoint: str
     data: Any
-    """The measurement of the experiment; None for a seed, other than the first, that cannot be judged.
+    """The measurement of the experiment; None for a seed, other than the first, that cannot be
+    judged.
     """
     why_not: Sequence[str]
     use: xr.Dataset | None

@@ -184,8 +184,8 @@ class Given:
     """Names of the zoo that the package lacks."""
 
     def subjects(self, corpus: str = "") -> list[Subject]:
-        """Read the facts of each checkpoint without its weights; language models read `corpus`, if it
-        is given, instead of the text of their training.
+        """Read the facts of each checkpoint without its weights; language models read `corpus`, if
+        it is given, instead of the text of their training.
 
         Raises InputError for a checkpoint that cannot be read.
         """
@@ -206,8 +206,8 @@ def given(wanted: Iterable[str], users: Mapping[str, str], zoo: Path = DIRECTORY
 
 
 def subject(name: str, path: str | os.PathLike[str], corpus: str = "") -> Subject:
-    """Read the checkpoint at `path`, or its record of training; for a directory with only seeds, the
-    first seed with weights.
+    """Read the checkpoint at `path`, or its record of training; for a directory with only seeds,
+    the first seed with weights.
 
     Language models read `corpus`, if it is given, instead of the text of their training. Raises
     InputError if neither can be read, or if the record of a checkpoint names a file or a folder and
@@ -228,15 +228,17 @@ def subject(name: str, path: str | os.PathLike[str], corpus: str = "") -> Subjec
 
 
 def _trained_task(directory: Path, corpus: str) -> Task | None:
-    """Return the task of the checkpoint in `directory`; a task on texts uses `corpus`, if it is given."""
+    """Return the task of the checkpoint in `directory`; a task on texts uses `corpus`, if it is
+    given.
+    """
     name = trained_name(directory)
     reads = bool(corpus and name) and "corpus" in make_task(str(name)).options()
     return trained_task(directory, **({"corpus": corpus} if reads else {}))
 
 
 def seeds_of(own: Subject) -> dict[int, Subject]:
-    """Return the same checkpoint for all training seeds, by seed and under one name: itself, and the
-    directories seed-N with weights.
+    """Return the same checkpoint for all training seeds, by seed and under one name: itself, and
+    the directories seed-N with weights.
     """
     first = 0 if own.configuration is None else own.configuration.seed
     corpus = "" if own.task is None else str(own.task.options().get("corpus", ""))
@@ -310,8 +312,8 @@ def texts_of(task: Task | None) -> str:
 
 
 def _contents(task: Task) -> dict[str, Any]:
-    """Return the options of a task, independent of the location of files: a tokenizer by its digest,
-    and no corpus, which `texts_of` reads.
+    """Return the options of a task, independent of the location of files: a tokenizer by its
+    digest, and no corpus, which `texts_of` reads.
     """
     options = {name: value for name, value in task.options().items() if name != "corpus"}
     return options | (

@@ -1,5 +1,5 @@
-"""A corpus as tokens: the documents, split into training and held-out ones, and the tokenizer, which
-is a byte-level BPE trained on them or the tokenizer of a checkpoint.
+"""A corpus as tokens: the documents, split into training and held-out ones, and the tokenizer,
+which is a byte-level BPE trained on them or the tokenizer of a checkpoint.
 
 Every document begins with one token: the tokenizer's token for the beginning of a text, or for the
 end of a text if it has none for the beginning. Documents are read in the order of their names, so
@@ -80,8 +80,8 @@ class Corpus:
         return self._encoded(self._documents[HELD_OUT - 1 :: HELD_OUT])
 
     def held_out_starts(self, length: int) -> Int[np.ndarray, " start"]:
-        """Every index in `held_out` at which `length` tokens of a single document begin, not counting
-        its token `start`.
+        """Every index in `held_out` at which `length` tokens of a single document begin, not
+        counting its token `start`.
         """
         edges = np.append(np.flatnonzero(self.held_out == self.start), len(self.held_out))
         spaces = [np.arange(start + 1, stop - length + 1) for start, stop in pairwise(edges)]
@@ -123,8 +123,8 @@ class Corpus:
 def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
     """Read a corpus and train or read its tokenizer. Results are kept for the whole process.
 
-    Raises InputError when nothing can be read, when there is too little text, and when the tokenizer
-    file is missing or its tokenizer cannot separate documents.
+    Raises InputError when nothing can be read, when there is too little text, and when the
+    tokenizer file is missing or its tokenizer cannot separate documents.
     """
     documents = _documents(path)
     if len(documents) < HELD_OUT:  # too few to hold one out: join them and cut the text into pieces
@@ -138,8 +138,8 @@ def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
 
 
 def text_record(path: str) -> dict[str, str]:
-    """A description of a named corpus: its packages if they are pinned, its size, and the SHA-256 of
-    all its documents in hexadecimal. Empty for files and folders.
+    """A description of a named corpus: its packages if they are pinned, its size, and the SHA-256
+    of all its documents in hexadecimal. Empty for files and folders.
     """
     if path not in NAMED:
         return {}
@@ -241,9 +241,9 @@ def _is_byte_level(backend: Tokenizer) -> bool:
 
 
 def _bytes_of(symbol: str, byte_level: bool) -> int:
-    """The number of bytes of text that a symbol stands for: its number of characters in a byte-level
-    vocabulary, otherwise the size in UTF-8 of a symbol of SentencePiece, which writes a mark for a
-    space and <0xE4> for a single byte.
+    """The number of bytes of text that a symbol stands for: its number of characters in a
+    byte-level vocabulary, otherwise the size in UTF-8 of a symbol of SentencePiece, which writes a
+    mark for a space and <0xE4> for a single byte.
     """
     if byte_level or _LONE_BYTE.fullmatch(symbol):
         return len(symbol) if byte_level else 1

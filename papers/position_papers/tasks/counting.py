@@ -3,9 +3,9 @@
     <bos> a = 0 ; pass ; a ++ ; pass ; a ++ ; print a 2
 
 The operations are to set a variable to zero, to increment it and to pass; they are drawn with
-weights 1, 7 and 50. Out of distribution the weight of pass is 100 ("longer": the relevant context is
-longer) or 10 ("shorter"). The paper uses 1, 3 or 5 variables, and the variable of each operation is
-drawn uniformly. The sequence begins by setting each variable once, in random order, and ends by
+weights 1, 7 and 50. Out of distribution the weight of pass is 100 ("longer": the relevant context
+is longer) or 10 ("shorter"). The paper uses 1, 3 or 5 variables, and the variable of each operation
+is drawn uniformly. The sequence begins by setting each variable once, in random order, and ends by
 printing one. Values are at most 10: a further increment becomes a pass. The number of operations is
 uniform between `fewest` and `operations` (512 in the paper: "up to 512"). The target is the printed
 value. Score: exact match.

@@ -4,9 +4,9 @@
 
 w writes the bit that follows it, i means that the bit after it is to be ignored, and r reads: the
 bit after r repeats the bit of the last w. The first instruction is w and the last is r. The others
-are drawn: i with probability p, and w and r with probability (1 - p) / 2 each. p is 0.8 in training;
-out of distribution it is 0.98 ("sparse": the last w is far away) and 0.1 ("dense"). Bits after w and
-i are uniform. Lengths are tokens without <bos>, two per pair.
+are drawn: i with probability p, and w and r with probability (1 - p) / 2 each. p is 0.8 in
+training; out of distribution it is 0.98 ("sparse": the last w is far away) and 0.1 ("dense"). Bits
+after w and i are uniform. Lengths are tokens without <bos>, two per pair.
 
 Targets are the bits after every r; the last one is generated. Score: the share of correct reads in
 a prompt (1 - the papers' error). Spans: `needle` (the w that the last r reads, with its bit; parts

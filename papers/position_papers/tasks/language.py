@@ -1,5 +1,5 @@
-"""Language modelling on a corpus: a text file or folder that the user names, the sources of Python's
-standard library, or a corpus of packages.
+"""Language modelling on a corpus: a text file or folder that the user names, the sources of
+Python's standard library, or a corpus of packages.
 
     <bos> t_2 ... t_n        a window of a document; every token but the first is a target
 
@@ -8,8 +8,8 @@ tokenizer.json, so that a checkpoint can be trained further and scored with its 
 the tokenizer's token for the beginning of a text, or for the end of a text if it has none for the
 beginning. Every 20th document is held out. Training windows are drawn uniformly from the other
 documents, concatenated. Test windows are drawn uniformly from held-out documents that are long
-enough, so each lies in one document. The same corpus gives the same data, but another Python version
-has other sources.
+enough, so each lies in one document. The same corpus gives the same data, but another Python
+version has other sources.
 
 Test sets are named by the length in tokens. Score: log perplexity, in nats per token.
 attributes["bytes"] is the number of bytes of the targets' text, so bits per byte = nats per token *

@@ -4,15 +4,15 @@ and values of several tokens.
     <bos> filler ... M a b x y z ... filler ... M b a x' y' z' ... filler  Q a b x y z  Q c a ...
 
 A needle is the marker M, a key and a value. The keys of a context are ordered selections of
-`key_tokens` (2) words from the same few `shared` (3) words, which are drawn from `key_words`. So most
-words occur in several keys, many keys also occur in reverse order, and the words near a value do not
-reveal its key. A value is `value_tokens` (3) words, drawn with replacement from `value_words`, or
-from `shared_values` of them, chosen anew in every context. With `shared_values`, values resemble one
-another, so the preceding tokens of a value do not reveal which value it is. The answer gives the
-words in order. `doubled` keys have two needles; the answer then gives both values, in the order of
-the context. The filler is drawn uniformly, with replacement, from `fillers` words. Unlike the
-needles of `niah_small`, whose values name their class, no needle can be found by its tokens alone: a
-model that cannot distinguish "before" from "after" can only guess one of `needles`.
+`key_tokens` (2) words from the same few `shared` (3) words, which are drawn from `key_words`. So
+most words occur in several keys, many keys also occur in reverse order, and the words near a value
+do not reveal its key. A value is `value_tokens` (3) words, drawn with replacement from
+`value_words`, or from `shared_values` of them, chosen anew in every context. With `shared_values`,
+values resemble one another, so the preceding tokens of a value do not reveal which value it is. The
+answer gives the words in order. `doubled` keys have two needles; the answer then gives both values,
+in the order of the context. The filler is drawn uniformly, with replacement, from `fillers` words.
+Unlike the needles of `niah_small`, whose values name their class, no needle can be found by its
+tokens alone: a model that cannot distinguish "before" from "after" can only guess one of `needles`.
 
 Test prompts ask `test_questions` questions about distinct keys, one after the other; training
 sequences ask `questions`. Only values are targets. Score: the share of requested values with every

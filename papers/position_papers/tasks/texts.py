@@ -36,8 +36,8 @@ from repo_interp.tasks.essay import docstring_prose, standard_library_sources
 from repo_interp.tasks.pinned import TEXTS, pinned_modules
 
 CODE, PROSE = 60_000, 60_000
-"""The largest number of characters of code and of prose from one package, which the last document may
-exceed. The standard library, as large as hundreds of packages, has no limit.
+"""The largest number of characters of code and of prose from one package, which the last document
+may exceed. The standard library, as large as hundreds of packages, has no limit.
 """
 _TEXTS = (".md", ".rst", ".txt")
 _LICENCE = re.compile(
@@ -52,8 +52,8 @@ SHORTEST, LONGEST = 400, 200_000
 
 @functools.cache
 def installed_texts() -> tuple[str, ...]:
-    """The documents of the standard library, then those of the packages in the order of their names.
-    They are read once per process.
+    """The documents of the standard library, then those of the packages in the order of their
+    names. They are read once per process.
     """
     root, everything = Path(sysconfig.get_paths()["stdlib"]), 1 << 62
     texts = [*_of_modules(list(standard_library_sources(root)), root, everything, everything)]

@@ -1,15 +1,15 @@
-"""The directory of one training run, valid at every moment, with the state from which an interrupted
-run continues.
+"""The directory of one training run, valid at every moment, with the state from which an
+interrupted run continues.
 
     training.toml     configuration and provenance                       log.jsonl     one record per line
     state.pt          state for continuing after an interruption         steps/000500/ checkpoints during training
     config.json, model.safetensors, tokenizer files, scores.json         the finished checkpoint
     unscored/         the checkpoint after its last step, until it has a score
 
-Every file is written whole or not at all. `config.json` comes last: a directory with it is finished.
-The state has weights, optimizer, step, random generators and the size of the log, which is cut to
-that size before a run continues. Learning rate, difficulty and sequences of a step are functions of
-its number (`step`), so only the number is stored.
+Every file is written whole or not at all. `config.json` comes last: a directory with it is
+finished. The state has weights, optimizer, step, random generators and the size of the log, which
+is cut to that size before a run continues. Learning rate, difficulty and sequences of a step are
+functions of its number (`step`), so only the number is stored.
 """
 
 from __future__ import annotations

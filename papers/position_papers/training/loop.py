@@ -78,15 +78,15 @@ def train(
     save_seconds: float = 15.0,
     scoring: Callable[[int, int], object] = lambda done, total: None,
 ) -> Iterator[Record]:
-    """Train from the state of `folder`, or from the beginning, to the end, and yield every record of
-    the log.
+    """Train from the state of `folder`, or from the beginning, to the end, and yield every record
+    of the log.
 
     `stop` is called after every step, and after every batch of prompts of the final scores. If it
     returns True, the state is saved and the run stops, to continue later. The state is also saved
-    every `save_seconds`. `scoring` is called with the number of answered prompts and of all prompts.
-    At the end the folder has the finished checkpoint. Raises InputError if another run was begun in
-    the folder, and Unfinished if there is not enough memory for the final scores or they are
-    refused; the weights are then kept without scores.
+    every `save_seconds`. `scoring` is called with the number of answered prompts and of all
+    prompts. At the end the folder has the finished checkpoint. Raises InputError if another run was
+    begun in the folder, and Unfinished if there is not enough memory for the final scores or they
+    are refused; the weights are then kept without scores.
     """
     configuration, model = prepared.configuration, prepared.model
     require_begun(folder.directory, configuration)
@@ -164,8 +164,8 @@ class _Stopped(Exception):
 
 
 def final_scores(prepared: Prepared, answered: Callable[[int, int], object]) -> dict:
-    """Return the mean score of every test set on prompts that are not in training, and the scores of
-    its prompts; None if prompts are too long for the model.
+    """Return the mean score of every test set on prompts that are not in training, and the scores
+    of its prompts; None if prompts are too long for the model.
 
     `answered` is called after every batch with the number of answered prompts and of all prompts.
     """

@@ -1,5 +1,5 @@
-"""The plan of the zoo from plan.toml: every checkpoint with its training and seeds, and the recipe of
-each task.
+"""The plan of the zoo from plan.toml: every checkpoint with its training and seeds, and the recipe
+of each task.
 
     runs/zoo/TASK/NAME        the training run of seed 0        runs/zoo/TASK/NAME/seed-N       the other seeds
     papers/zoo/TASK/NAME      weights in the package            papers/zoo/TASK/runs.jsonl      the records of all seeds

@@ -106,8 +106,8 @@ def _require_compiler() -> None:
 
 
 def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
-    """Return `count` prompts of a test set, which are not in training; none if they are too long for
-    the model.
+    """Return `count` prompts of a test set, which are not in training; none if they are too long
+    for the model.
     """
     prompts = prepared.task.prompts(count, prepared.configuration.seed, test_set)
     longest = as_decoder(prepared.model).longest_prompt
@@ -120,8 +120,8 @@ def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
 
 @contextmanager
 def reproducible(configuration: TrainingConfiguration) -> Iterator[None]:
-    """Use deterministic algorithms, if the configuration states it, while the context lasts; restore
-    torch's settings afterwards.
+    """Use deterministic algorithms, if the configuration states it, while the context lasts;
+    restore torch's settings afterwards.
 
     Raises InputError if the device lacks such an algorithm.
     """
@@ -149,8 +149,8 @@ def reproducible(configuration: TrainingConfiguration) -> Iterator[None]:
 def _fresh_model(
     configuration: TrainingConfiguration, vocabulary: int, longest: int
 ) -> PreTrainedModel:
-    """Make a decoder with random weights for `vocabulary` tokens, with `longest` tokens as its stated
-    training length.
+    """Make a decoder with random weights for `vocabulary` tokens, with `longest` tokens as its
+    stated training length.
     """
     width = configuration.width
     config = LlamaConfig(

@@ -1,9 +1,9 @@
 """Run pieces of work in parallel, each in a separate process, and stop them so that they can
 continue later.
 
-Since the models are small, one process per piece with one thread each uses several cores better than
-one process with many threads. This module knows nothing about terminals; progress can be read from
-the files of the work.
+Since the models are small, one process per piece with one thread each uses several cores better
+than one process with many threads. This module knows nothing about terminals; progress can be read
+from the files of the work.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def stoppable() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch use `count` threads while the context lasts; another number may change the last bits."""
+    """Let torch use `count` threads while the context lasts; another number may change the last
+    bits.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -71,11 +73,11 @@ def side_by_side(
     watch: Callable[[int], None],
     every: float = 0.5,
 ) -> None:
-    """Call `work`, a function of a module, with every item, `jobs` at a time; `watch` is called with
-    the number of finished items every `every` seconds.
+    """Call `work`, a function of a module, with every item, `jobs` at a time; `watch` is called
+    with the number of finished items every `every` seconds.
 
-    An interrupt requests all to stop (`asked_to_stop`), and raises KeyboardInterrupt once they have.
-    After an error no further item begins; the error is raised when the running items end.
+    An interrupt requests all to stop (`asked_to_stop`), and raises KeyboardInterrupt once they
+    have. After an error no further item begins; the error is raised when the running items end.
     """
     context = multiprocessing.get_context("spawn")
     ending = context.Event()

@@ -1,12 +1,12 @@
-"""Execute the zoo's plan: train unfinished runs, move weights and records into the zoo, and write the
-zoo's page and registry.
+"""Execute the zoo's plan: train unfinished runs, move weights and records into the zoo, and write
+the zoo's page and registry.
 
     wave 1: runs from random weights        wave n: runs that continue one of wave n - 1
     page:   mean over seeds of the final loss, and of the score on a test set; +- standard deviation over several seeds
 
-Weights are stored in float16, which changes no score of the zoo and takes half the space; computations
-use float32 as before. After an interruption at any moment, training continues. This module knows
-nothing about terminals.
+Weights are stored in float16, which changes no score of the zoo and takes half the space;
+computations use float32 as before. After an interruption at any moment, training continues. This
+module knows nothing about terminals.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def _work(run: PlannedRun) -> float:
 
 
 def install(run: PlannedRun, zoo: Path) -> Path:
-    """Store the record of a finished run in the directory `zoo`, and its weights if the plan says so,
-    whole or not at all.
+    """Store the record of a finished run in the directory `zoo`, and its weights if the plan says
+    so, whole or not at all.
 
     Returns the directory of its weights, or its record. The two checkpoints in the package
     repo_interp keep the files of their training.
@@ -187,8 +187,8 @@ def write_registry(zoo: Path) -> None:
 
 
 def zoo_page(plan: Iterable[Planned], ahead: Sequence[Planned], zoo: Path) -> str:
-    """Return the page, in Markdown, on the checkpoints of a plan in the directory `zoo`, and on those
-    `ahead`, which are planned and not trained yet.
+    """Return the page, in Markdown, on the checkpoints of a plan in the directory `zoo`, and on
+    those `ahead`, which are planned and not trained yet.
     """
     tasks: dict[str, list[Planned]] = {}
     for planned in plan:

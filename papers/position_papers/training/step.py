@@ -154,7 +154,8 @@ def take_step(
     clip: float,
     precision: str = "float32",
 ) -> float:
-    """Update the weights once with the learning rate `rate`; return the mean loss before the update.
+    """Update the weights once with the learning rate `rate`; return the mean loss before the
+    update.
 
     `precision` is the precision of matrix products, "float32" or "bfloat16".
     """

@@ -111,7 +111,9 @@ def make_configuration(stated: Mapping[str, Any]) -> TrainingConfiguration:
 
 
 def require_begun(path: str | os.PathLike[str], configuration: TrainingConfiguration) -> None:
-    """Raise Taken unless a run of `configuration`, on any device, was begun in the directory `path`."""
+    """Raise Taken unless a run of `configuration`, on any device, was begun in the directory
+    `path`.
+    """
     begun = trained_configuration(path)
     free = {"device": configuration.device, "deterministic": configuration.deterministic}
     if begun is None or to_toml(replace(begun, **free)) != to_toml(configuration):
@@ -262,8 +264,8 @@ def on_texts_of_seed_0(run: Recorded, texts: str, count: int) -> Mapping[str, fl
 
 
 def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | None = None) -> Path:
-    """Record the finished training run in the directory `run` as TASK/NAME in the zoo, and replace an
-    earlier record of its seed.
+    """Record the finished training run in the directory `run` as TASK/NAME in the zoo, and replace
+    an earlier record of its seed.
 
     `same_texts`: see `SAME_TEXTS`. Returns the file of records.
     """
@@ -280,7 +282,9 @@ def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | Non
 
 
 def line_of(run: Path, name: str, same_texts: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the line of runs.jsonl for the finished training run in the directory `run`, by `name`."""
+    """Return the line of runs.jsonl for the finished training run in the directory `run`, by
+    `name`.
+    """
     stated = tomllib.loads((run / "training.toml").read_text(encoding="utf-8"))
     log = read_runs(run / "log.jsonl")
     last = log[-1]

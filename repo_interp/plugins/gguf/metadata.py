@@ -53,7 +53,8 @@ class Architecture:
     """Period of layers that attend to all tokens, while others have a window; 0: no windows.
     """
     wide_layers: int = 0
-    """Number of layers with which logits are scaled by width / heads, not by the length of a head."""
+    """Number of layers with which logits are scaled by width / heads, not by the length of a head.
+    """
     tensors: Mapping[str, str] = field(default_factory=dict)
     """Tensors of a block that only some architectures have, with their axes: width D, queries Q,
     keys K, feed-forward F, head H.
@@ -81,7 +82,8 @@ ARCHITECTURES = {
         offset_norms=True,
         further=_CAPPED | {"attn_logit_softcapping": "attn_logit_softcapping"},
         full_every=2,
-        # The 27B models scale their logits differently; only their number of layers identifies them.
+        # The 27B models scale their logits differently; only their number of layers identifies
+        # them.
         wide_layers=46,
         tensors=_NORMS_BEHIND,
         biases=_BIASES,

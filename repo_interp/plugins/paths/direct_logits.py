@@ -81,10 +81,11 @@ def direct_logits(
         progress: Called with prompts done and in all; None: a bar on standard error.
 
     Returns:
-        `heads [prompt, layer, head]`, `mlps [prompt, layer]`, `embedding`, `biases`, `remainder` and
-        `logit_difference [prompt]`, in logits; the last is the sum of the others. Each also has its
-        mean over prompts (`heads_mean [layer, head]`) and the 95 % interval of the mean (`heads_low`
-        to `heads_high`). NaN in layers without heads. The attribute `finding` is a sentence.
+        `heads [prompt, layer, head]`, `mlps [prompt, layer]`, `embedding`, `biases`, `remainder`
+        and `logit_difference [prompt]`, in logits; the last is the sum of the others. Each also has
+        its mean over prompts (`heads_mean [layer, head]`) and the 95 % interval of the mean
+        (`heads_low` to `heads_high`). NaN in layers without heads. The attribute `finding` is a
+        sentence.
 
     Raises:
         InputError: An answer is no token of the model, both are the same in a prompt, or the

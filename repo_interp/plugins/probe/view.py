@@ -66,8 +66,8 @@ def position_probe(found: xr.Dataset | xr.DataTree) -> PaperFigure:
         layers, found["r_squared"], "o-", color="#0072B2", markersize=3, gid="r_squared",
         label="R² and its 95 % interval",
     )  # fmt: skip
-    # The axis ends at -0.5: a null far below 0 would hide everything else. fmin and fmax ignore NaN;
-    # with few prompts all values are NaN.
+    # The axis ends at -0.5: a null far below 0 would hide everything else. fmin and fmax ignore
+    # NaN; with few prompts all values are NaN.
     lowest = float(
         np.fmin.reduce(found[["r_squared_low", "null_low"]].to_array().values, None, initial=-0.01)
     )

@@ -269,7 +269,8 @@ def verify(
 ) -> xr.DataTree:
     """Compare a model's rotation with its configuration, and optionally with another model.
 
-    Angles do not depend on weights, so without `other` and `dtype` no weights are read. See `audit`.
+    Angles do not depend on weights, so without `other` and `dtype` no weights are read. See
+    `audit`.
 
     Args:
         model: Model of Hugging Face or bridge, also inside torch.compile or a PeftModel; path, hub
@@ -282,8 +283,9 @@ def verify(
         longest: The last distance, in tokens; None: twice the training length.
 
     Returns:
-        The dataset of `audit`, and in the group `offsets` the dataset of `at_offsets`. The attribute
-        `findings` has one line per fault of both; `device` and `dtype` are those of the tables.
+        The dataset of `audit`, and in the group `offsets` the dataset of `at_offsets`. The
+        attribute `findings` has one line per fault of both; `device` and `dtype` are those of the
+        tables.
 
     Raises:
         InputError: `dtype` is unknown, or a checkpoint cannot be opened.

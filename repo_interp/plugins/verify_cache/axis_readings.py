@@ -123,7 +123,8 @@ def _read_layer(
         at, lost = at.masked_fill(few, torch.nan), lost & ~few
     nothing[..., own.numpy()] = at.numpy()
     faults = tuple(CacheFault(*vars(fault).values()) for fault in axis_faults(turns, at, lost))
-    # A layer with fewer known positions than the first layer, and no contradiction, gets its faults.
+    # A layer with fewer known positions than the first layer, and no contradiction, gets its
+    # faults.
     if known is not None and not bool(lost.any()) and _agree(nothing, known.positions):
         faults = known.of_axes
     unread = []

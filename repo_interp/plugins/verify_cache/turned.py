@@ -6,8 +6,8 @@
 x is the cached key, k the unrotated key, r a pair. Rounding and another context change lengths as
 much as phases. No rotation changes rho, so it bounds the deviation of 1 - a(p) from 0: the
 tolerance of a slot is that of the precision plus `ALLOWED` rho. Positions of a cache lie on a few
-lines p = m j + c over the tokens j: m = 1 counts, 0 does not turn, 2 turns twice, -1 turns back. The
-line that fits most slots is therefore tried first on all slots. This module knows no model.
+lines p = m j + c over the tokens j: m = 1 counts, 0 does not turn, 2 turns twice, -1 turns back.
+The line that fits most slots is therefore tried first on all slots. This module knows no model.
 """
 
 from __future__ import annotations

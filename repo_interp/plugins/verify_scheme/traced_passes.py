@@ -66,7 +66,7 @@ class TracedPass:
 
 
 def joined(passes: Sequence[TracedPass], axis: int) -> TracedPass:
-    """Join passes along prompts (axis 0), or along tokens (axis 1), where each sees the earlier ones.
+    """Join passes along prompts (axis 0) or tokens (axis 1), where each sees the earlier ones.
 
     Args:
         passes: Passes in order.

@@ -1,7 +1,7 @@
 """Figure of one attention logit: a map of pairs of writers, and a chart by rotary pair.
 
     left     contribution by writer of the query (rows) and of the key (columns), over rotary pairs;
-             the `MOST` writers of each side with the largest sums of sizes, and the sum of all others
+             the `MOST` writers of each side with the largest sums of sizes, and the sum of the rest
     right    by rotary pair: the whole logit, and the largest product of two writers
 
 Draws the result of `ri.logit_writers`. This module knows nothing about models.

@@ -51,7 +51,8 @@ class Kind(StrEnum):
     """The number is not as claimed, but with too few samples to exclude chance; `count` as above.
     """
     HOLM = "holm"
-    """The row holds alone, but not after Holm's correction over the `of` rows that decide the claim.
+    """The row holds alone, but not after Holm's correction over the `of` rows that decide the
+    claim.
     """
     SEEDS = "seeds"
     """The rule holds in `count` of `of` training seeds."""
@@ -100,8 +101,8 @@ class Claim:
     shows_control: bool = False
     """Whether the table of all claims shows the control next to the number."""
     about: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """If the claim is about several things (schemes, tasks): by name of the thing, the checkpoints of
-    the zoo that can decide, of which the first that is judged does.
+    """If the claim is about several things (schemes, tasks): by name of the thing, the checkpoints
+    of the zoo that can decide, of which the first that is judged does.
 
     Empty: the claim is about one thing, and the first checkpoint of its experiment decides.
     """
@@ -150,8 +151,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The measurement for a claim on one checkpoint, before any rule: rows of the table that `judge`
-    reads.
+    """The measurement for a claim on one checkpoint, before any rule: rows of the table that
+    `judge` reads.
     """
 
     claim: Claim
@@ -338,8 +339,8 @@ def _open(rule: Rule, values: Values) -> Reason:
 
 def primaries(claim: Claim, judged: Iterable[str], named: Iterable[str]) -> list[str]:
     """Return the checkpoints that decide `claim` among those that could be `judged`: the first of
-    those that its experiment has `named`, else the first of all; for a claim `about` several things,
-    the first of each.
+    those that its experiment has `named`, else the first of all; for a claim `about` several
+    things, the first of each.
     """
     judged = list(judged)
     things = [

@@ -92,8 +92,8 @@ class Difference:
         return bool(self.limits(errors)[0] > 0 and self.margin > bound)
 
     def seeds_to_decide(self, bound: float = 0.0, errors: float = SIGNIFICANT) -> int:
-        """Return the number of seeds that would decide the side of `bound`, if the difference and its
-        spread stay; 0 if no number would.
+        """Return the number of seeds that would decide the side of `bound`, if the difference and
+        its spread stay; 0 if no number would.
         """
         if self.seeds < 2 or not 0 < self.standard_error < np.inf:
             return 0
@@ -143,13 +143,15 @@ def level(errors: float) -> float:
 
 
 def quantile(errors: float, degrees: float) -> float:
-    """Return the standard errors with `degrees` of freedom that are as rare as `errors` normal ones."""
+    """Return the standard errors with `degrees` of freedom that are as rare as `errors` normal
+    ones.
+    """
     return errors if np.isinf(degrees) else float(stats.t.isf(level(errors), degrees))
 
 
 def wilson(share: float, count: int, errors: float = NORMAL_95) -> tuple[float, float]:
-    """Return Wilson's limits of a share of `count` prompts, at the level of `errors` normal standard
-    errors, by default 95 %.
+    """Return Wilson's limits of a share of `count` prompts, at the level of `errors` normal
+    standard errors, by default 95 %.
     """
     middle = (share + errors**2 / (2 * count)) / (1 + errors**2 / count)
     reach = (
@@ -273,7 +275,8 @@ class Sample:
     numbers: tuple[int, ...] = ()
     """The training seed of each of `seeds`; empty if unknown."""
     texts: str = ""
-    """Name of the prompts if they differ from those of the other side; such samples are independent.
+    """Name of the prompts if they differ from those of the other side; such samples are
+    independent.
     """
 
     @classmethod
@@ -300,8 +303,8 @@ class Sample:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds; with one seed, half of the 95 % interval over prompts; None
-        if neither is known.
+        """Standard deviation over seeds; with one seed, half of the 95 % interval over prompts;
+        None if neither is known.
 
         For a share that is 0 or 1, or without values by prompt, the interval is Wilson's, which
         always has a width.
@@ -317,8 +320,8 @@ class Sample:
     def standard_error(self) -> float | None:
         """Standard error over the prompts of the run with weights; None if unknown.
 
-        For a share that is 0 or 1, or without values by prompt, it is that of a normal sample with a
-        95 % interval as long as Wilson's.
+        For a share that is 0 or 1, or without values by prompt, it is that of a normal sample with
+        a 95 % interval as long as Wilson's.
         """
         if self._as_share:
             low, high = wilson(self.mean, self.count)
@@ -403,8 +406,8 @@ def rise(short: Sample, long: Sample) -> Sample:
 
 
 def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -> Difference:
-    """Return the rise of `first` from short to long prompts, minus that of `second`; each is (short,
-    long).
+    """Return the rise of `first` from short to long prompts, minus that of `second`; each is
+    (short, long).
     """
     rises = rise(*first), rise(*second)
     if max(len(each.seeds) for each in rises) > 1:

@@ -94,8 +94,8 @@ def read_table(file: Path) -> pd.DataFrame:
 
 
 def records(table: pd.DataFrame) -> list[Row]:
-    """Return the rows of a table of verdicts, with reasons as records; `shown` has the reasons for a
-    page: of several why a claim cannot be measured, only the first.
+    """Return the rows of a table of verdicts, with reasons as records. `shown` has the reasons for
+    a page: of several reasons why a claim cannot be measured, only the first.
     """
     rows = [{**row, "reasons": reasons_of(row["reasons"])} for row in table.to_dict("records")]
     return [

@@ -13,9 +13,9 @@ them, and has a text.
     All(first, second)                                      all rules hold
     Where(condition, rule)                                  the claim can only be judged if the condition holds
 
-Standard errors of few samples follow Student's distribution (`differences`), and several rows of one
-claim get Holm's correction. Texts are made from the thresholds, so they always agree with the code.
-This module knows nothing about single papers.
+Standard errors of few samples follow Student's distribution (`differences`), and several rows of
+one claim get Holm's correction. Texts are made from the thresholds, so they always agree with the
+code. This module knows nothing about single papers.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ class Above:
     """Word in the text: "above", or "below" if the differences have the other sign.
     """
     required: tuple[str, ...] | None = None
-    """Rivals that must be among the values, if the claim can be judged without the others; None: all.
+    """Rivals that must be among the values, if the claim can be judged without the others; None:
+    all.
     """
 
     @property
@@ -268,8 +269,8 @@ class Where:
 
 
 def limit(null: Sequence[float] | np.ndarray, share: float) -> float:
-    """Return the value of the null that a `share` of its values does not exceed; with 10 twins and a
-    share of 0.95 this is the largest value.
+    """Return the value of the null that a `share` of its values does not exceed; with 10 twins and
+    a share of 0.95 this is the largest value.
     """
     return float(np.quantile(np.asarray(null, dtype=float), share, method="higher"))
 
