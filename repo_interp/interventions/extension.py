@@ -232,7 +232,7 @@ def _capped(model: nn.Module, method: str, length: int) -> AbstractContextManage
     """Cap distances in all layers that have distances; learned positions differ in both directions."""
     layers = as_decoder(model).layers
     for attention in layers:
-        # Layers without positions need no cap, so they are no error.
+        # Layers without positions need no cap, so they are not an error.
         if _has_positions(attention):
             require_distances(attention, method)
     capped = [each.layer_idx for each in layers if _has_positions(each)]

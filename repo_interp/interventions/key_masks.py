@@ -62,7 +62,7 @@ def hidden_keys(
         None.
 
     Raises:
-        InputError: The model lacks the heads or layers, or `hidden` is no function or array of
+        InputError: The model lacks the heads or layers, or `hidden` is not a function or array of
             booleans; or, in the pass, it has another shape, all keys of a query are hidden, or the
             implementation of attention does not support the mask.
     """

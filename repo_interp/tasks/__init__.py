@@ -105,7 +105,7 @@ def recorded_task(
     for option in options.keys() & kinds.keys() - given.keys():
         value, allowed = (
             options[option],
-            # Allowed texts are no paths: empty, a name of the task, or a member of its Literal.
+            # Allowed texts are not paths: empty, a name of the task, or a member of its Literal.
             ("", *task.named_texts.get(option, ()), *get_args(kinds[option])),
         )
         if not all(

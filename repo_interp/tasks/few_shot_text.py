@@ -77,7 +77,7 @@ def read_rows(path: str | Path) -> list[Row]:
         Rows of the table.
 
     Raises:
-        InputError: The file is not such a table; the message names the line.
+        InputError: The file is not a table of this form; the message names the line.
     """
     path = Path(path)
     # Not csv: GLUE's files hold unbalanced quotation marks

@@ -90,8 +90,8 @@ class Trials:
 
     @property
     def versions(self) -> list[str]:
-        """Folders of the versions in the directory, including this one, in the order of their
-        begin.
+        """Folders of the versions in the directory, including this one, in the order in which they
+        were begun.
         """
         begun: dict[str, float] = {}
         for path in self.directory.glob("versions/*/*/*/training.toml"):

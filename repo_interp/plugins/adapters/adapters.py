@@ -268,7 +268,7 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
     lora = validate(read_json(file, "the configuration that peft writes"), _LoRA, str(file))
     learned = as_decoder(model).scheme_parameters
     full, down, up = {}, {}, {}
-    # By name in the file: which kind of change, of which parameter, and its shape
+    # By name in the file: the kind of change, the parameter, and its shape
     wanted: dict[str, tuple[dict[str, StoredWeight], str, tuple[int, ...]]] = {}
     for name, parameter in model.named_parameters():
         shape = tuple(parameter.shape)
@@ -276,7 +276,7 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
             wanted[name] = full, name, shape
         elif _is_changed(name, lora):
             stem = name.removesuffix("weight")
-            # Nothing fits a parameter that is no matrix, so that it is refused.
+            # Leave a parameter that is not a matrix without a fit, so that it is refused.
             rows, columns = shape if len(shape) == 2 else (0, 0)
             wanted[f"{stem}lora_A.weight"] = down, name, (lora.r, columns)
             wanted[f"{stem}lora_B.weight"] = up, name, (rows, lora.r)

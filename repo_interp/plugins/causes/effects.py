@@ -268,13 +268,16 @@ class Effects(Experiment):
     frozen, permuted.
     """
     top: CountOrNone = 0
-    """Heads that are measured exactly, with as many others; 0: all where there are few."""
+    """Number of heads with the largest estimates to measure exactly, plus the same number at random;
+    0: all heads if there are few.
+    """
     set_size: CountOrNone = 0
-    """Most needed heads that are changed together, half of those with positions at most; 0: as many
-    as a layer has.
+    """Number of most needed heads that are changed together, at most half of the heads with
+    positions; 0: the number of heads of a layer.
     """
     draws: Count = 8
-    """Controls: different sets of as many other heads, as far as there are so many."""
+    """Largest number of controls; each is a different random set of the same number of other heads.
+    """
     scale: Finite = 0.5
     """Factor of the positions, for `scaled`."""
     step: Positive = 1.0

@@ -76,7 +76,7 @@ def pair_effects(
         layers: Layers to change one at a time, with one row each; None: all at once.
         bands: As for `try_edits`; None: tokens within the training length, and tokens beyond it.
         block: Length in tokens of the units into which a single text is cut.
-        batch_size: Prompts of a forward pass, limits of it, or "auto".
+        batch_size: Number of prompts per forward pass, its limits, or "auto".
         store: Directory that keeps finished batches, as for `try_edits`.
         progress: Called with finished points and all points; None: prints the number of points and
             a bar to standard error.

@@ -65,8 +65,8 @@ def loss(
     Args:
         model: Bridge or model.
         prompts: Prompts in any form that `analysis.coercion` takes.
-        batch_size: Prompts of a forward pass, limits of it, or "auto": as many as pay off and fit
-            into memory.
+        batch_size: Number of prompts per forward pass, its limits, or "auto": as many as are
+            efficient and fit into memory.
         progress: Called with prompts done and in all; None: a bar on standard error.
 
     Returns:
@@ -74,7 +74,7 @@ def loss(
         documents, and for padding.
 
     Raises:
-        InputError: There are no prompts, an object is no prompt, or the model lacks a token.
+        InputError: There are no prompts, an object is not a prompt, or the model lacks a token.
         NotFinitePrediction: A loss is NaN or infinite.
     """
     decoder = as_decoder(model)
@@ -105,7 +105,7 @@ def checked_prompts(decoder: Decoder, prompts: Prompts) -> list[Prompt]:
         The prompts.
 
     Raises:
-        InputError: There are no prompts, an object is no prompt, or the model lacks a token.
+        InputError: There are no prompts, an object is not a prompt, or the model lacks a token.
     """
     given = as_prompts(prompts, decoder.tokenizer)
     if not given:
@@ -122,7 +122,7 @@ def prompt_batches(
     Args:
         decoder: Decoder of the model.
         prompts: The prompts.
-        batch_size: Prompts of a forward pass, limits of it, or "auto".
+        batch_size: Number of prompts per forward pass, its limits, or "auto".
 
     Returns:
         The batches, on the model's device.

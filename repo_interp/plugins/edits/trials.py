@@ -104,7 +104,7 @@ def try_edits(
         controls: By name of an edit, another edit to compare it with.
         bands: First and last token of every band, both included; None: one band of all tokens.
         block: Length in tokens of the units into which a single text is cut.
-        batch_size: Prompts of a forward pass, limits of it, or "auto".
+        batch_size: Number of prompts per forward pass, its limits, or "auto".
         store: Directory that keeps finished batches of every edit, so that a repeated call continues
             after an interruption; it is emptied at the end. None: nothing is kept.
         progress: Called with finished points and all points; None: a bar on standard error.

@@ -30,7 +30,7 @@ def outline(file: Path) -> Outline:
         Configuration, without factors of frequencies, and shapes.
 
     Raises:
-        InputError: The file is no GGUF, its family cannot be opened, or its tensors do not fit.
+        InputError: The file is not a GGUF, its family cannot be opened, or its tensors do not fit.
     """
     from repo_interp.plugins.gguf.tensors import tensor_outline
 

@@ -52,7 +52,7 @@ def scaled_values(
         None.
 
     Raises:
-        InputError: The factor is no finite number, the model lacks the heads or layers, or a head
+        InputError: The factor is not a finite number, the model lacks the heads or layers, or a head
             shares its values with one that is not named.
     """
     decoder = as_decoder(model)

@@ -77,7 +77,7 @@ def direct_logits(
             token, or in place of the first generated one.
         for_: Right answer: a text of one token or its number, for all prompts or for each.
         against: The answer to compare it with.
-        batch_size: Prompts of a forward pass, limits of it, or "auto".
+        batch_size: Number of prompts per forward pass, its limits, or "auto".
         progress: Called with prompts done and in all; None: a bar on standard error.
 
     Returns:
@@ -88,7 +88,7 @@ def direct_logits(
         sentence.
 
     Raises:
-        InputError: An answer is no token of the model, both are the same in a prompt, or the
+        InputError: An answer is not a token of the model, both are the same in a prompt, or the
             family does not add the outputs of heads to one residual stream.
     """
     decoder = as_decoder(model)

@@ -87,7 +87,8 @@ def path_effects(
         into: Sites of paths without a site: some of "queries", "keys", "values", "positions".
         means: Outputs that replace the senders' for the receivers: `ri.head_means(model, prompts)`;
             None: zeros.
-        batch_size: Prompts of a batch, limits of it, or "auto"; every set adds a copy of the batch.
+        batch_size: Number of prompts per batch, its limits, or "auto"; every set adds a copy of the
+            batch.
         progress: Called with finished and all pairs of set and prompt; None: a bar on standard
             error.
 

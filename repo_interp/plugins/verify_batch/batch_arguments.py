@@ -117,7 +117,7 @@ def _tensors(name: Any, value: Any, device: torch.device | None) -> Any:
 
 
 def _unknown_names(owner: Any, given: Mapping[str, Any]) -> list[Any]:
-    """Names that are no parameter of the model; InputError for one that looks misspelled."""
+    """Names that are not parameters of the model; InputError for one that looks misspelled."""
     known = {*inspect.signature(owner.forward).parameters, *_KEYWORDS}
     unknown = [name for name in given if name not in known]
     for name in unknown:

@@ -301,7 +301,7 @@ def _predictions(
 
     def padded() -> Iterator[TracedPass]:
         valid = (torch.arange(TOKENS + padding) >= padding).long()[None]
-        # As `generate` gives them: the index counts tokens that are no padding.
+        # As in `generate`: the index counts tokens that are not padding.
         index = (valid.cumsum(1) - 1).clamp_min(0)
         behind = F.pad(one, (padding, 0))
         yield run_pass(model, behind, attention_mask=valid, position_ids=index).cut(padding)
