@@ -268,8 +268,8 @@ class Effects(Experiment):
     frozen, permuted.
     """
     top: CountOrNone = 0
-    """Number of heads with the largest estimates to measure exactly, plus the same number at random;
-    0: all heads if there are few.
+    """Number of heads with the largest estimates to measure exactly, plus the same number at
+    random; 0: all heads if there are few.
     """
     set_size: CountOrNone = 0
     """Number of most needed heads that are changed together, at most half of the heads with

@@ -391,8 +391,8 @@ _FOUND = {
         "where random tokens repeat{further}",
     ),
 }
-"""By name in the atlas, which is also the name of the score: the weight of the finding, its sentence,
-and the texts on which the score was measured.
+"""By name in the atlas, which is also the name of the score: the weight of the finding, its
+sentence, and the texts on which the score was measured.
 """
 _COUNTED = {
     "sink": ("rest", "on token 0 (sinks)"),

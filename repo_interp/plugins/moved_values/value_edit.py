@@ -52,8 +52,8 @@ def scaled_values(
         None.
 
     Raises:
-        InputError: The factor is not a finite number, the model lacks the heads or layers, or a head
-            shares its values with one that is not named.
+        InputError: The factor is not a finite number, the model lacks the heads or layers, or a
+            head shares its values with one that is not named.
     """
     decoder = as_decoder(model)
     factor = checked(factor, Finite, "the factor that values are scaled by")
