@@ -136,7 +136,7 @@ class _Watched:
 
 @contextmanager
 def frozen_weights(decoder: Decoder) -> Iterator[None]:
-    """Take no gradient of weights while the context lasts.
+    """Take no gradient of weights inside a `with` block.
 
     A forward pass then keeps no activations for them, and a backward pass takes half as long.
 

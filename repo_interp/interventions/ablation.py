@@ -1,4 +1,4 @@
-"""Replace the output of heads by zero or a mean while a context lasts.
+"""Replace the output of heads by zero or a mean inside a `with` block.
 
 The output before the output projection:
 
@@ -50,7 +50,7 @@ def ablate(
     sets: Sequence[Sequence[tuple[int, int]]] | None = None,
     pairs: Sequence[int] | None = None,
 ) -> Iterator[None]:
-    """Remove the output of heads, or rotary pairs of their queries and keys, while a context lasts.
+    """Remove the output of heads, or rotary pairs of their queries and keys, inside a `with` block.
 
         with ri.ablate(bridge, [(0, 1), (2, 3)]):
             logits, cache = bridge.run_with_cache(tokens)

@@ -1,4 +1,4 @@
-"""Extend a model beyond its training length without training, while a context lasts.
+"""Extend a model beyond its training length without training, inside a `with` block.
 
 The methods change frequencies or distances:
 
@@ -112,7 +112,7 @@ def allowed_methods(decoder: Decoder) -> tuple[str, ...]:
 
 @model_edit
 def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
-    """Divide every distance by a factor (position interpolation) while the context lasts.
+    """Divide every distance by a factor (position interpolation) inside a `with` block.
 
     Args:
         model: Repositioned model or bridge.
@@ -142,7 +142,7 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
 
 @model_edit
 def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None]:
-    """Apply YaRN in every layer that rotates by one position per token while the context lasts.
+    """Apply YaRN in every layer that rotates by one position per token inside a `with` block.
 
     Args:
         model: Repositioned model or bridge.
@@ -186,7 +186,7 @@ def _adds_by_position(attention: RepositionedAttention) -> bool:
 def lm_infinite(
     model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKENS
 ) -> Iterator[None]:
-    """Apply LM-Infinite's mask and capped distance while the context lasts.
+    """Apply LM-Infinite's mask and capped distance inside a `with` block.
 
     Args:
         model: Repositioned model or bridge.
@@ -210,7 +210,7 @@ def lm_infinite(
 
 @model_edit
 def infllm(model: nn.Module, length: int) -> Iterator[None]:
-    """Put all keys beyond a local window at one distance (InfLLM) while the context lasts.
+    """Put all keys beyond a local window at one distance (InfLLM) inside a `with` block.
 
     Every query sees all earlier keys, without retrieval. Distances are min(z_i - z_j, length).
 

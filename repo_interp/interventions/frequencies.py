@@ -1,4 +1,4 @@
-"""Rotate heads, layers or a whole model by other frequencies while a context lasts.
+"""Rotate heads, layers or a whole model by other frequencies inside a `with` block.
 
     theta_r   <-   theta_r / s, theta'^(-r/n), YaRN's, NTK's, f_r theta_r, or function(theta)
 
@@ -62,7 +62,7 @@ def rescaled(
     factors: Sequence[Any] | np.ndarray | Tensor | None = None,
     function: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[None]:
-    """Rotate heads, layers or the whole model by other frequencies while the context lasts.
+    """Rotate heads, layers or the whole model by other frequencies inside a `with` block.
 
         with iv.rescaled(model, factors=[1.0] * 24 + [0.0] * 8):  # p-RoPE: no slow pairs
 

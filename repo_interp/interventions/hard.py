@@ -22,7 +22,7 @@ from repo_interp.models.lasting import called_at, intervention, model_edit
 
 @model_edit
 def hard_attention(model: nn.Module, layers: Layers = None) -> Iterator[None]:
-    """Make attention hard while the context lasts.
+    """Make attention hard inside a `with` block.
 
     Args:
         model: Repositioned model or bridge.

@@ -1,4 +1,4 @@
-"""Hide keys from queries of chosen heads while a context lasts.
+"""Hide keys from queries of chosen heads inside a `with` block.
 
     softmax_j over { j : seen_ij }   <-   softmax_j over { j : seen_ij and not hidden_ij }
 
@@ -42,7 +42,7 @@ def hidden_keys(
     *,
     layers: Layers = None,
 ) -> Iterator[None]:
-    """Hide keys from queries while the context lasts, also with a cache and during generation.
+    """Hide keys from queries inside a `with` block, also with a cache and during generation.
 
         with iv.hidden_keys(model, lambda pair: (pair.distance >= 128) & (pair.key >= 4)):
             model.generate(**tokens, max_new_tokens=50)  # StreamingLLM: a window and four sinks

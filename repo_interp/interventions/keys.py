@@ -1,4 +1,4 @@
-"""Exchange or move keys alone, while a context lasts; queries and values stay.
+"""Exchange or move keys alone, inside a `with` block; queries and values stay.
 
     exchanged_keys    k_j <- k_order(j)        features change places; values and positions stay
     moved_keys        z_j <- z_j + shift_j(z)  for keys only; the query keeps its position
@@ -44,7 +44,7 @@ KEY_INDEX = 3
 def exchanged_keys(
     model: nn.Module, orders: Mapping[int, Int[Tensor, "batch token"]]
 ) -> Iterator[None]:
-    """Exchange keys between tokens, before any norm and rotation, while the context lasts.
+    """Exchange keys between tokens, before any norm and rotation, inside a `with` block.
 
     Quantities that a scheme computes from keys, such as CoPE's gates, change with them.
 
@@ -78,7 +78,7 @@ def exchanged_keys(
 
 @model_edit
 def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
-    """Move keys to the positions `z + shifts[layer](z)` while the context lasts.
+    """Move keys to the positions `z + shifts[layer](z)` inside a `with` block.
 
     With learned absolute positions the shift of layer 0 applies to the whole model; the moved index
     is rounded, and clipped to the table.

@@ -63,7 +63,7 @@ def distances(
     layers: Layers = None,
     pairs: Sequence[int] | None = None,
 ) -> Iterator[None]:
-    """Change the distances of pairs of tokens while the context lasts.
+    """Change the distances of pairs of tokens inside a `with` block.
 
         with iv.distances(model, lambda distance, pair: distance.clamp(max=512)):  # ReRoPE
             ri.loss(model, prompts)

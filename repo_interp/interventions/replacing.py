@@ -87,7 +87,7 @@ def replaced(
     prompts: int = 1,
     sets: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> Iterator[None]:
-    """Replace the positions of chosen heads and tokens by a function while the context lasts.
+    """Replace the positions of chosen heads and tokens by a function inside a `with` block.
 
         with replaced(bridge, lambda positions, here: positions.flip(-1), heads=[(2, 0), (2, 1)]):
             logits, cache = bridge.run_with_cache(tokens)

@@ -85,7 +85,7 @@ def count() -> int:
 def together(
     asked: Sequence[str] = (), waiting: Callable[[str], None] | None = None
 ) -> Iterator[None]:
-    """Make the launched processes one team while the context lasts.
+    """Make the launched processes one team inside a `with` block.
 
     Process n of a machine uses accelerator n. A request to terminate, from a launcher or a
     scheduler, becomes an interruption, so that finished work is kept.
@@ -258,7 +258,7 @@ def from_first(work: Callable[[], Result]) -> Result:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let this process work alone while the context lasts: nothing is spread.
+    """Let this process work alone inside a `with` block, without sharing work.
 
     Yields:
         Nothing.

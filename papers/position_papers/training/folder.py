@@ -66,7 +66,7 @@ class TrainingFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Lock the directory for this process while the context lasts.
+        """Lock the directory for this process inside a `with` block.
 
         Raises Taken if another process has the lock.
         """

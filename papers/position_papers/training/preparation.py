@@ -120,7 +120,7 @@ def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
 
 @contextmanager
 def reproducible(configuration: TrainingConfiguration) -> Iterator[None]:
-    """Use deterministic algorithms, if the configuration states it, while the context lasts;
+    """Use deterministic algorithms, if the configuration states it, inside a `with` block;
     restore torch's settings afterwards.
 
     Raises InputError if the device lacks such an algorithm.

@@ -31,7 +31,7 @@ Item = TypeVar("Item")
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Record an interrupt or a request to terminate while the context lasts; yields a function that
+    """Record an interrupt or a request to terminate inside a `with` block; yields a function that
     returns whether one came.
 
     A second interrupt raises KeyboardInterrupt at once. Only the main thread of a process may use
@@ -55,7 +55,7 @@ def stoppable() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch use `count` threads while the context lasts; another number may change the last
+    """Let torch use `count` threads inside a `with` block; another number may change the last
     bits.
     """
     before = torch.get_num_threads()

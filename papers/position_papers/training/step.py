@@ -133,7 +133,7 @@ def add_gradient(
 @contextmanager
 def executing(model: PreTrainedModel, execution: Literal["eager", "compiled"]) -> Iterator[None]:
     """Run the decoder "eager", or as code "compiled" at its first call for sequences of any length,
-    while the context lasts.
+    inside a `with` block.
     """
     if execution == "eager":
         yield

@@ -70,7 +70,9 @@ from repo_interp.values import Count, CountOrNone, Finite, Positive, Seed
 ALL = 64
 """Largest number of heads of a model for which all heads are measured exactly by default."""
 TOP = 16
-"""Heads that are measured exactly in larger models, besides as many at random."""
+"""Number of heads with the largest estimates that are measured exactly in larger models, in
+addition to the same number at random.
+"""
 
 
 def whole_passes(decoder: Decoder, kinds: int, top: int, draws: int) -> int:
@@ -121,7 +123,8 @@ def to_confirm(
         seed: Seed of the heads drawn at random.
 
     Returns:
-        All heads, or the `top` largest estimates and as many others at random, sorted.
+        All heads, or the heads with the `top` largest estimates and the same number of others at
+        random, sorted.
     """
     count = _confirmed(len(heads), top)
     if count == len(heads):

@@ -176,7 +176,7 @@ def try_edits(
 
 @contextmanager
 def entered(edit: Any) -> Iterator[None]:
-    """Enter an edit, or several in order, while the context lasts.
+    """Apply an edit, or several in order, inside a `with` block.
 
     Args:
         edit: Edit, as for `try_edits`.

@@ -36,7 +36,7 @@ def scaled_values(
     layers: Layers = None,
     tokens: Tokens = None,
 ) -> Iterator[None]:
-    """Multiply values by a factor while the context lasts.
+    """Multiply values by a factor inside a `with` block.
 
         with iv.scaled_values(model, 0.0, tokens=[0]):  # the first token moves nothing
 

@@ -195,7 +195,7 @@ class PathEdit:
     def sent_by(
         decoder: Decoder, attention: RepositionedAttention, receive: Callable[[Sent], object]
     ) -> Iterator[None]:
-        """Call `receive` with the outputs of a layer in every pass, while the context lasts.
+        """Call `receive` with the outputs of a layer in every pass, inside a `with` block.
 
         Args:
             decoder: Decoder of the model.

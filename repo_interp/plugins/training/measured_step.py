@@ -138,7 +138,7 @@ def undisturbed(model: Any) -> Iterator[None]:
 
 @contextmanager
 def with_hook_sites(model: Any) -> Iterator[None]:
-    """Give a model hook sites while the context lasts.
+    """Give a model hook sites inside a `with` block.
 
     Args:
         model: The model.

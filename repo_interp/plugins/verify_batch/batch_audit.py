@@ -131,7 +131,7 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.DataTree:
 
     Returns:
         One entry per document. The attribute `findings` has one line per finding, and is empty if
-        there are none. The attribute `documents_from` names the arguments that give the begins of
+        there are none. The attribute `documents_from` names the arguments that give the starts of
         documents; "none": every row counts as one document.
 
     Raises:
@@ -336,7 +336,7 @@ def _rounding(call: _Call, tokens: Tensor, step: float) -> float:
 def _starts(
     given: Mapping[str, Any], tokens: Int[Tensor, "row token"]
 ) -> tuple[Bool[Tensor, "row token"], list[str]]:
-    """Find begins of documents by arguments other than positions, and name these arguments."""
+    """Find starts of documents by arguments other than positions, and name these arguments."""
     starts = torch.zeros_like(tokens, dtype=torch.bool)
     told_by = [name for name in ("position_ids", *_LENGTHS, "seq_idx") if name in given]
     for name in _LENGTHS:

@@ -46,7 +46,7 @@ def choose_components(
     draws: int,
     seed: int,
 ) -> tuple[list[Component], list[list[Component]]]:
-    """Choose the components with the largest shares, and draw sets of as many others.
+    """Choose the components with the largest shares, and draw sets of the same number of others.
 
     Args:
         components: All components.

@@ -9,7 +9,7 @@ These are integrated gradients (Sundararajan et al. 2017) along the straight pat
 residual stream. G_i is one vector for all components, since they add up to the stream (`stream`).
 The integral is a Gauss-Legendre sum, and shares add up to 1 but for its error (`remainder`). A
 share is an attribution. `resolution`, `trend` and `change` measure the causal effect: components
-are set to their means, for f_phi alone or for all readers, and compared with as many others.
+are set to their means, for f_phi alone or for all readers, and compared with random sets.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def position_writers(
         row: Row of its positions: a key-value head, a head, or 0 if the layer has one row.
         together: Number of heads and MLPs, those with the largest `clock_share`, that are set to
             their means together.
-        draws: Number of random sets of as many others, of the same kinds if there are enough.
+        draws: Number of random sets of the same number of other components, of the same kinds if
+            there are enough.
         seed: Seed of these sets.
         progress: Called with finished passes and all passes; None: a bar on standard error.
 

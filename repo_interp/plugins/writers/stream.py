@@ -135,7 +135,7 @@ class Stream:
         wrote: Callable[[int, Tensor], Tensor | None],
         reached: Callable[[Tensor, Assign], Tensor | None] | None = None,
     ) -> Iterator[None]:
-        """Observe, or change, the residual stream of every pass while the context lasts.
+        """Observe, or change, the residual stream of every pass inside a `with` block.
 
         Args:
             entered: Called with a layer and the residual stream that enters it

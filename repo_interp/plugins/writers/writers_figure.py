@@ -2,7 +2,7 @@
 
     left, middle   shares of the clock, and of the variance given the word: head by layer
     right          resolution of the model (line), with components at their means (dots), and with
-                   as many others at their means (hollow dots)
+                   the same number of others at their means (hollow dots)
 
 Draws the result of `ri.position_writers`. This module knows nothing about models.
 """
