@@ -1,5 +1,5 @@
-"""Text reversal by length (RePo app. C, fig. 7): R1, from the exact match of all checkpoints trained
-on it, and of their seeds.
+"""Text reversal by length (RePo app. C, fig. 7): R1, from the exact match of all checkpoints
+trained on it, and of their seeds.
 
 Checkpoints without weights take part with their recorded scores.
 """
