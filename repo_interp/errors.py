@@ -2,7 +2,7 @@
 
 An error is one line - wanted, given, remedy -; the command line prints it and exits 2.
 
-    InputError        bad input from outside: a checkpoint, a prompts file, an option
+    InputError        input that a user can correct: a checkpoint, a prompts file, an option
       Taken           a directory of other results, of other files or of another process
       Unfinished      work that stopped for a reason that can be fixed; the same call continues it
       NotFinite       numbers that became NaN or infinite: which, in which layer, head and prompt
@@ -27,9 +27,9 @@ _PASSED_OVER = (__name__.partition(".")[0], "contextlib")
 
 
 class InputError(ValueError):
-    """Bad input from outside.
+    """Input that a user can correct, such as an option, a checkpoint or a file of prompts.
 
-    The message is one printable line, for any quoted text.
+    The message is one printable line, whatever text it quotes.
     """
 
     def __init__(self, message: str) -> None:
@@ -48,7 +48,7 @@ class Note(UserWarning):
 def shown_as(
     kind: type[Note], show: Callable[[str], object], action: Literal["always", "error"] = "always"
 ) -> Iterator[None]:
-    """Hand warnings of a kind to a function while the context lasts; others are shown as before.
+    """Hand warnings of a kind to a function inside a `with` block; others are shown as before.
 
     Args:
         kind: Class of the warnings.
@@ -119,7 +119,7 @@ class NotFinitePrediction(NotFinite):
 
 @contextmanager
 def renumber_prompts(numbers: Sequence[int], among: str = "") -> Iterator[None]:
-    """Name prompts by other numbers in errors of predictions while the context lasts.
+    """Name prompts by other numbers in errors of predictions inside a `with` block.
 
     Args:
         numbers: Number by place among the prompts that a function was given.
@@ -140,7 +140,7 @@ def renumber_prompts(numbers: Sequence[int], among: str = "") -> Iterator[None]:
 
 @contextmanager
 def as_input_errors(message: str, longest: int = 300) -> Iterator[None]:
-    """Turn every error into an InputError while the context lasts.
+    """Turn every error into an InputError inside a `with` block.
 
     Args:
         message: Beginning of the message.

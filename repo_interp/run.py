@@ -218,7 +218,7 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
         path: The file.
 
     Raises:
-        InputError: `run` is no run, an attribute cannot be stored, or the path cannot be
+        InputError: `run` is not a run, an attribute cannot be stored, or the path cannot be
             written.
         OSError: The disk refuses.
     """
@@ -344,7 +344,7 @@ def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
         The run.
 
     Raises:
-        InputError: There is none, or it is damaged.
+        InputError: There is no run at the path, or its file is damaged.
     """
     path = path_of(path, "a run.nc or its directory")
     file = path / "run.nc" if path.is_dir() else path
@@ -357,7 +357,7 @@ def read_run(path: str | os.PathLike[str]) -> xr.DataTree:
 
 
 def require_run(run: object) -> None:
-    """Refuse an object that is no run.
+    """Refuse an object that is not a run.
 
     Args:
         run: Argument of a user.

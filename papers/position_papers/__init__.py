@@ -1,8 +1,8 @@
-"""The laboratory: four papers on token positions, by name, in the order of the page over all of
-them.
+"""Four papers on token positions, by name, in the order of the page over all papers.
 
-Each is an object `PAPER` (`kit.experiment.Paper`) that is imported when it is needed: each figure
-or claim as data, a verdict by a rule that was there before the data, and a drawing.
+Each paper is an object `PAPER` (`kit.experiment.Paper`), which is imported when it is needed. It
+has figures and claims as data, verdicts by rules that were fixed before the measurement, and
+drawings.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 PAPERS = ("repo", "hope", "cope", "position-generalization")
 ALL = "all"
 FORMATS = ("png", "svg", "pdf", "nc")
-"""What figures are written in."""
+"""Formats of figures."""
 
 
 def require_papers(names: Iterable[str]) -> None:
-    """Raise InputError for the first of `names` that is no paper. Imports none."""
+    """Raise InputError for the first of `names` that is not a paper. Imports no paper."""
     for name in names:
         if name not in PAPERS:
             raise InputError(
@@ -33,13 +33,14 @@ def require_papers(names: Iterable[str]) -> None:
 
 
 def paper(name: str) -> Paper:
-    """The paper `name`. Raises InputError naming those there are."""
+    """Return the paper `name`. Raises InputError with a list of the papers."""
     require_papers([name])
     return import_module(f"position_papers.{name.replace('-', '_')}.paper").PAPER
 
 
 def named(names: Iterable[str]) -> dict[str, Paper]:
-    """The papers that a user names, each once, in our order; all of them for none, or "all".
+    """Return the papers that a user names, each once, in our order; all papers for no name, or
+    "all".
 
     Raises InputError as `paper` does.
     """

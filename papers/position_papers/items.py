@@ -1,6 +1,6 @@
-"""The figures and tables of a paper, and the experiments of ours that make them again.
+"""The figures and tables of a paper, and our experiments that reproduce them.
 
-PAPER/items.csv     a row per figure or table: item, what it shows, our experiment, the beginnings of our figures' names, a note
+PAPER/items.csv     a row per figure or table: item, content, our experiment, the prefixes of our figures' names, a note
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Item:
     """Kind and number: "figure 3a"."""
     shows: str
     experiment: str
-    """Name of the experiment of ours that makes it again; empty where none does."""
+    """Name of our experiment that reproduces it; empty if none does."""
     figure: str
-    """Beginnings of the names of our figures, separated by spaces."""
+    """Prefixes of the names of our figures, separated by spaces."""
     note: str
-    """How ours differs, or why it is not made."""
+    """The difference of our version, or the reason why there is none."""
 
     def is_named(self, wanted: str) -> bool:
-        """Whether `wanted` names it, or a figure that it is a part of; a number names a figure."""
+        """Whether `wanted` names this item, or the figure that contains it; a number is a figure."""
         kind = "figure " if wanted[:1].isdigit() else ""
         return re.match(rf"{re.escape(kind + wanted)}(?![0-9])", self.item, re.I) is not None
 
@@ -41,14 +41,14 @@ def read_items(file: Path) -> tuple[Item, ...]:
 
 
 def require_items(papers: Mapping[str, Sequence[Item]], wanted: Iterable[str]) -> None:
-    """Refuse names that no figure or table has.
+    """Refuse unknown names of figures and tables.
 
     Args:
         papers: Figures and tables of the papers, by name.
         wanted: Names of figures and tables: "3", "figure 3a", "table 1".
 
     Raises:
-        InputError: No paper has an item of that name, or it is not made here.
+        InputError: No paper has an item of that name, or the item is not reproduced.
     """
     items = [(paper, item) for paper, own in papers.items() for item in own]
     for name in wanted:
@@ -67,8 +67,8 @@ def items_of(paper: str) -> tuple[Item, ...]:
 
 
 def files_of(item: Item, items: Iterable[Item], names: Iterable[str]) -> list[str]:
-    """Choose our figures of `item` out of `names`: those that begin with no longer beginning of
-    another item.
+    """Choose our figures of `item` from `names`: the longest matching prefix among all items is one
+    of this item.
     """
     known = {beginning for each in items for beginning in each.figure.split()}
     return [

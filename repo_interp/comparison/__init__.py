@@ -1,1 +1,1 @@
-"""Runs side by side, aligned by labels, with notes on differences that forbid a comparison."""
+"""Compare runs, aligned by labels, with notes on differences that prevent a comparison."""

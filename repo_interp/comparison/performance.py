@@ -1,4 +1,4 @@
-"""How well the compared models do the task: the sentence that a comparison opens with.
+"""Performance of the compared models on the task: the first sentence of a comparison.
 
     prompts with an answer   log p of the answer, mean over its tokens, and the share of prompts
                              with the answer as the likeliest one
@@ -19,7 +19,7 @@ from repo_interp.entry_points import EXPERIMENTS, attribute_texts
 from repo_interp.intervals import paired_difference, same_prompts
 
 _ANSWER = "log p of the answer (nats per token)"
-# The most telling first: the answer itself, then text, then other experiments' readings.
+# The most relevant first: the answer itself, then text, then readings of other experiments.
 _SOURCES: tuple[tuple[str, dict[str, str]], ...] = (
     (
         "predictions",
@@ -41,7 +41,7 @@ _UNKNOWN = (
     "prompts; analyze them again with predictions among the measures, as it is by default"
 )
 _MOST = 6
-"""Runs that are named; of more the first and the last."""
+"""Most runs that the sentence names; of more runs it names the first and the last."""
 _FAILS = 0.5
 """Share of right answers below which a model fails most prompts."""
 
@@ -49,7 +49,7 @@ _FAILS = 0.5
 def performance(
     measures: Mapping[str, xr.Dataset], alike: bool
 ) -> tuple[str, dict[str, xr.DataArray]]:
-    """Say how well runs do their task.
+    """Describe the performance of runs on their task.
 
     Args:
         measures: Joined groups of a comparison.

@@ -1,6 +1,6 @@
 """Measurements that need several forward passes.
 
-Brings together models, tasks and measures; prints nothing.
+Experiments combine models, tasks and measures. This package prints nothing.
 
     analyze(..., experiments=[repo_interp.experiments.Effects(kinds=("frozen",))])
 
@@ -19,7 +19,7 @@ from repo_interp.entry_points import EXPERIMENTS, OWN
 _CLASSES = {
     place.rpartition(":")[2]: place.rpartition(":")[0] for place in OWN[EXPERIMENTS].values()
 }
-# Entry points cannot name these: they are the interface, no experiments.
+# Not entry points, since they are the interface and not experiments.
 _CLASSES["Experiment"] = _CLASSES["Plan"] = "repo_interp.experiments.experiment"
 _CLASSES["Grid"] = "repo_interp.experiments.grid"
 

@@ -68,7 +68,7 @@ def attributed(
     by_layer = {layer: (next(gradients), next(gradients)) for layer in watched}
     estimates = {}
     for name, edit in changes.items():
-        # positions are [prompt, head, token]; read backwards from axis 1: heads, prompts.
+        # Positions are [prompt, head, token]; the slice gives heads, then prompts.
         heads, prompts = next(iter(watched.values())).positions.shape[1::-1]
         estimate = torch.full(
             (len(SCREENINGS), decoder.layer_count, heads, prompts), torch.nan, dtype=torch.float64
@@ -93,7 +93,7 @@ class _Watched:
     """[prompt, token, head, d_value], before the output projection."""
 
     def attach(self, hooks: ExitStack) -> None:
-        """Note them in the next pass."""
+        """Record arguments, positions and outputs in the next pass."""
         # Before all other hooks: the replay runs them again, so it needs the original arguments.
         hooks.callback(
             self.attention.module.register_forward_pre_hook(
@@ -106,7 +106,7 @@ class _Watched:
     def first_order(
         self, by_position: Tensor, by_output: Tensor
     ) -> Float[Tensor, "screening head prompt"]:
-        """Gradients times changes, under the change that is in force."""
+        """Return gradients times changes, under the active change."""
         # The replay overwrites both with changed values; the clean ones are restored below.
         before = self.positions, self.output
         arguments, keywords = self.called
@@ -136,9 +136,9 @@ class _Watched:
 
 @contextmanager
 def frozen_weights(decoder: Decoder) -> Iterator[None]:
-    """Take no gradient of weights while the context lasts.
+    """Take no gradient of weights inside a `with` block.
 
-    A forward pass then keeps nothing for them, and a backward pass takes half as long.
+    A forward pass then keeps no activations for them, and a backward pass takes half as long.
 
     Args:
         decoder: Decoder of the model.
@@ -158,7 +158,7 @@ def frozen_weights(decoder: Decoder) -> Iterator[None]:
     try:
         yield
     finally:
-        # By name: of offloaded weights every pass makes new parameters
+        # By name, since every pass makes new parameters for offloaded weights
         for name, parameter in owner.named_parameters(remove_duplicate=False):
             if name in trained:
                 with torch.inference_mode(parameter.is_inference()):

@@ -1,4 +1,4 @@
-"""Different sets at random, as controls of a chosen one."""
+"""Draw different random sets, as controls of a chosen set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def drawn_sets(others: Sequence[Any], size: int, draws: int, seed: int) -> list[
         seed: Seed of the draws.
 
     Returns:
-        `draws` sets, or all where fewer exist.
+        `draws` sets, or all sets if fewer exist.
     """
     generator = np.random.default_rng([seed, size])
     drawn = distinct(

@@ -27,30 +27,30 @@ from repo_interp.tasks.task import Scoring
 from repo_interp.values import check_fields
 
 TOKENS = 2048
-"""Tokens that are run side by side, at least."""
+"""Least number of tokens of a pass, if there are as many."""
 PATH_TOKENS = 512
-"""The same where activations are kept for a backward pass."""
+"""The same for passes that keep activations for a backward pass."""
 QUICK = 2e11
-"""Tokens times parameters of an experiment that is made unasked: about half a minute on one core.
+"""Limit of tokens times parameters for an experiment by default: about half a minute on one core.
 """
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The work of an experiment on one model and its prompts, before it begins."""
+    """The work of an experiment on one model and its prompts."""
 
     experiment: Experiment
     passes: tuple[int, ...]
     """Tokens of every prompt of every forward pass."""
     run: Callable[[int, Store, Progress | None], dict[str, xr.Dataset]]
-    """Returns groups of a run; takes the number of prompts side by side, the store of finished
-    points, and a function of progress.
+    """Function of the batch size, the store of finished points, and a function of progress; returns
+    groups of a run.
     """
 
 
 @dataclass(frozen=True)
 class Unasked:
-    """An experiment that an analysis makes where none is named."""
+    """An experiment that an analysis makes by default, if the user names none."""
 
     experiment: Experiment
     work: float = math.inf
@@ -67,14 +67,14 @@ class Experiment(ABC):
     describes: ClassVar[str] = ""
     """A few words on the result, for `--help`."""
     performance: ClassVar[str] = ""
-    """Variables of its group that say how well a model does its task, each with words ("{metric}":
-    the attribute `metric` of the group): "variable: words; variable: words".
+    """Variables of its group that measure performance on the task, each with a phrase: "variable:
+    words; variable: words". "{metric}" stands for the attribute `metric` of the group.
     """
     by_pair: ClassVar[bool] = False
     """Whether it supports positions that differ by rotary pair."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for a field that is not of the type and range that it states."""
+        """Raises InputError for a field with a wrong type or out of range."""
         # Here and not in every subclass; values may come from the command line or from Python.
         check_fields(self, self.name)  # pyright: ignore[reportArgumentType]
 
@@ -84,14 +84,14 @@ class Experiment(ABC):
         return {field.name: getattr(self, field.name) for field in fields(self)}  # pyright: ignore[reportArgumentType]
 
     def unasked(self, layers: Layers, task: Scoring | None) -> Unasked | None:
-        """Return the experiment as an analysis that names none makes it.
+        """Return the experiment that an analysis makes by default.
 
         Args:
             layers: Layers of the model.
-            task: Task of the prompts; None: they may have no answer.
+            task: Task of the prompts; None: prompts may have no answer.
 
         Returns:
-            The experiment and its bound; None, unless a subclass overrides this: it is not made.
+            The experiment and its limit; None: not made by default. Subclasses may override this.
         """
         return None
 
@@ -118,7 +118,7 @@ class Experiment(ABC):
 
 
 def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
-    """Check that every prompt has something to predict, and something to predict it from.
+    """Check that every prompt has targets, and tokens before them.
 
     Args:
         experiment: Name for the message.
@@ -178,7 +178,7 @@ def side_by_side(batch_size: int, longest: int) -> int:
         longest: Tokens of the longest prompt.
 
     Returns:
-        `batch_size`, or more where prompts are short.
+        `batch_size`, or more if prompts are short.
     """
-    # More than `batch_size` where prompts are short, since a small pass wastes the device.
+    # More for short prompts, since a small pass wastes the device.
     return max(batch_size, TOKENS // longest)

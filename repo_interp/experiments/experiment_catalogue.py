@@ -95,8 +95,8 @@ def planned(
     Args:
         decoder: Decoder of the model.
         prompts: Prompts to measure on.
-        experiments: Names, experiments, or plans, which are returned as they are.
-        task: Task of the prompts; None: they are scored as `scoring_of` decides.
+        experiments: Names, experiments, or plans, which are returned unchanged.
+        task: Task of the prompts; None: `scoring_of` decides how they are scored.
 
     Returns:
         One plan per experiment.
@@ -109,8 +109,7 @@ def planned(
     objects = experiments_named(experiments)
     if not objects:
         return []
-    # Experiments move positions that they take for the token index, so
-    # prompts must not bring others.
+    # Experiments assume that positions begin as the token index, so prompts must not have others.
     require_index(prompts)
     vocabulary = decoder.vocabulary_size
     # Token ids beyond the embedding would fail deep in the first pass, with an error of torch.
@@ -142,5 +141,5 @@ def planned(
             )
         return plan
 
-    # A plan that was made already is for this model and its prompts; it is not made twice.
+    # A given plan is for this model and its prompts already.
     return [item if isinstance(item, Plan) else plan_of(item) for item in objects]

@@ -1,11 +1,11 @@
 """Answers that are generated as text and scored: needles, few-shot prompts, lm-eval's documents.
 
-    output      tokens up to the model's end of text, without special tokens, greedily
-    score       share of the reference values that the output holds (RULER, Hsieh et al. 2024; RePo
-                fig. 1)
+    output      greedy tokens up to the model's end of text, without special tokens
+    score       share of the reference values that the output contains (RULER, Hsieh et al. 2024;
+                RePo fig. 1)
 
-A test set is a length in tokens, the answer's among them. This module knows nothing about files,
-checkpoints and how prompts are made.
+A test set is a length in tokens, including the answer. This module knows nothing about files,
+checkpoints and the generation of prompts.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def found_needles(
         batch_size: Prompts side by side.
 
     Returns:
-        Share of the needles that every answer holds [prompt].
+        Share of the needles in every answer [prompt].
     """
     return niah_scores(generated_texts(decoder, tokenizer, prompts, batch_size), prompts) / 100
 
@@ -129,13 +129,13 @@ def generated_texts(
     """
     counts = [int(prompt.attributes["new_tokens"]) for prompt in prompts]
     lengths = [len(prompt.tokens) + count for prompt, count in zip(prompts, counts, strict=True)]
-    # Interventions that name tokens must fit before minutes of generation begin.
+    # Checked before minutes of generation: interventions may name tokens that no prompt has.
     require_named_tokens(decoder, len(prompts), lengths, counts)
     # Similar lengths waste no padding, and similar answers end at about the same step.
     order = sorted(
         range(len(prompts)), key=lambda number: (len(prompts[number].tokens), counts[number])
     )
-    # Chat models may end with another token than their tokenizer names, so either ends a text.
+    # Chat models may end with another token than their tokenizer names; both end a text.
     last: Any = tokenizer.eos_token_id
     ends = {*end_tokens(decoder), last} - {None}
 

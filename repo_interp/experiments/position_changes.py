@@ -35,7 +35,7 @@ else:
 
 @dataclass(frozen=True)
 class Strength:
-    """How strongly positions are changed."""
+    """Strengths of the changes of positions."""
 
     scale: float = 0.5
     step: float = 1.0
@@ -58,12 +58,12 @@ class EditedPrompts:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of each."""
+        """Number of tokens of each prompt."""
         return [len(self.prompts[number].tokens) for number in self.numbers]
 
     @cached_property
     def index(self) -> Int[Tensor, "prompt token"]:
-        """The token index, also of padding, which no edit changes."""
+        """The token index, including padding, which no edit changes."""
         return torch.arange(max(self.lengths)).repeat(len(self.lengths), 1)
 
     def edit(self, kind: str) -> PositionEdit:
@@ -73,7 +73,7 @@ class EditedPrompts:
             kind: One of `KINDS`.
 
         Returns:
-            The edit, of the tokens of each prompt.
+            The edit, for the tokens of each prompt.
 
         Raises:
             InputError: A prompt does not have the parts that the kind needs.
@@ -120,7 +120,7 @@ class EditedPrompts:
         return tuple(spans[chosen])
 
     def segments(self, number: int) -> list[int]:
-        """Return where segments begin: where a span begins, and right after it ends.
+        """Return the starts of segments: a segment starts at every span and at the token after it.
 
         Args:
             number: Index of the prompt.
@@ -142,7 +142,7 @@ class EditedPrompts:
     def partner(self, number: int) -> int:
         """Return the prompt that provides the positions for a prompt.
 
-        The next other prompt, in order and around, with as many tokens or more.
+        The partner is the next other prompt, in cyclic order, with at least as many tokens.
 
         Args:
             number: Index of the prompt that is changed.
@@ -155,7 +155,7 @@ class EditedPrompts:
         """
         prompts, tokens = self.prompts, self.prompts[number].tokens
         for other in (*range(number + 1, len(prompts)), *range(number)):
-            # Positions of the same tokens are the same, so such a partner would change nothing.
+            # A prompt with the same tokens has the same positions, so it would change nothing.
             if len(prompts[other].tokens) >= len(tokens) and prompts[other].tokens != tokens:
                 return other
         raise InputError(
@@ -190,8 +190,8 @@ def default_kinds(decoder: Decoder) -> tuple[str, ...]:
         decoder: Decoder of the model.
 
     Returns:
-        "frozen" and "permuted"; before them "linearised" where a layer learns positions.
+        "frozen" and "permuted"; before them "linearised" if a layer learns positions.
     """
-    # Where all layers go by the index, linearising changes nothing and would cost passes.
+    # If all layers use the index, linearizing changes nothing and would cost passes.
     learned = not all(isinstance(assigner, TokenIndex) for assigner in decoder.assigners)
     return ("linearised", "frozen", "permuted") if learned else ("frozen", "permuted")

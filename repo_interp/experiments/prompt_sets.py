@@ -2,8 +2,8 @@
 
     given text     `Windows`: every token but the first is a target; score: log perplexity, nats per
                    token
-    given answers  `Answers`: marked generated tokens are the targets; score: 1 where all are
-                   likeliest
+    given answers  `Answers`: marked generated tokens are the targets; score: 1 if all are the
+                   likeliest tokens
 
 This module knows nothing about models.
 """
@@ -39,7 +39,7 @@ def scoring_of(prompts: Sequence[Prompt]) -> Scoring:
         prompts: Prompts without a task.
 
     Returns:
-        Exact match of the generated tokens where all prompts have some, else log perplexity.
+        Exact match of the generated tokens if all prompts have some, else log perplexity.
     """
-    # One scoring for all prompts, so a single one without an answer makes all of them text.
+    # One scoring serves all prompts, so one prompt without an answer makes all of them text.
     return Answers() if all(prompt.generated for prompt in prompts) else Windows()

@@ -1,9 +1,9 @@
 """Answers under changed positions: log-probability, logit difference and score of every prompt.
 
     log-probability     mean over the targets of log p(target | tokens before)
-    logit difference    logit of the target less that of the strongest other candidate, mean over
+    logit difference    logit of the target - logit of the strongest other candidate, mean over
                         targets
-    score               the task's, of the likeliest tokens
+    score               score of the task for the likeliest tokens
 
 Candidates are the tokens in the prompt's span `distractor` that are neither in its `needle` nor
 among the targets (the values of other needles); without such tokens, all other tokens.
@@ -48,7 +48,7 @@ from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Scoring
 
 READINGS = ("log_probability", "logit_difference", "score")
-"""Numbers that are read of every prompt."""
+"""Names of the readings of every prompt."""
 Heads = list[tuple[int, int]]
 
 
@@ -60,7 +60,7 @@ class Measurement:
         decoder: Decoder of the model.
         scoring: Names the targets of a prompt and scores the answers.
         prompts: All prompts; a batch is a tuple of their numbers.
-        strength: How strongly positions are changed.
+        strength: Strengths of the changes.
     """
 
     decoder: Decoder
@@ -107,13 +107,12 @@ class Measurement:
         Args:
             numbers: The prompts of the batch.
             kind: Change of positions.
-            sets: Heads that are changed together.
+            sets: Sets of heads to change together.
 
         Returns:
             Readings [set, reading, prompt] as nested lists.
         """
-        # Passes of a call have one size, and the last one a smaller
-        # one: two edits serve all of them.
+        # All passes of a call have one size, except a smaller last one, so two edits suffice.
         edit_of = lru_cache(2)(
             lambda copies: EditedPrompts(
                 self.decoder, self.prompts, [*numbers] * copies, self.strength
@@ -121,7 +120,7 @@ class Measurement:
         )
 
         def changed(of_rows: list[Heads]) -> AbstractContextManager:
-            # An edit knows its prompts by row, so it is made for as many copies as the pass has.
+            # An edit has one row per prompt, so it is made for the number of copies in the pass.
             return replaced(
                 self.decoder.module, edit_of(len(of_rows) // len(numbers)), sets=of_rows
             )
@@ -131,12 +130,12 @@ class Measurement:
 
 
 class AnswerBatch:
-    """Prompts side by side: their questions, and how an answer is read."""
+    """A batch of prompts: their targets, and the readings of their answers."""
 
     def __init__(self, decoder: Decoder, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
         self.decoder, self.scoring, self.prompts = decoder, scoring, prompts
         self.question: Question = to_question(pad_prompts(prompts, scoring), decoder.device)
-        # [prompt, token_id]: candidates that the answer's logit is compared with.
+        # [prompt, token_id]: candidates to compare the answer's logit with.
         self.others = torch.zeros(
             len(prompts),
             decoder.vocabulary_size,
@@ -148,7 +147,7 @@ class AnswerBatch:
             self.others[row, slice(None) if candidates is None else sorted(candidates)] = True
 
     def _together(self, edits: int) -> int:
-        """How many of so many edits are worth one pass, of passes of about equal size."""
+        """Number of edits per pass, so that passes are large enough and of about equal size."""
         worthwhile = WORTHWHILE.get(self.question.tokens.device.type, TOKENS)
         # Rounded, so that passes are about equal rather than full ones and a small rest
         passes = round(edits * self.question.tokens.numel() / worthwhile)
@@ -168,13 +167,13 @@ class AnswerBatch:
         """Read the prompts under an edit of every set of heads, many sets in one pass.
 
         Args:
-            sets: Heads that are edited together; an empty set is read without an edit.
-            edited: Takes the heads of every row, and returns the context in which they are edited.
+            sets: Sets of heads to edit together; an empty set is read without an edit.
+            edited: Function from the heads of every row to the context that edits them.
 
         Returns:
             Readings of every set.
         """
-        # recorded before anything is edited
+        # The pass is recorded before any edit.
         recording, read = self.recording, dict[int, np.ndarray]()
         most_logits = max(1, MOST_LOGITS // self.decoder.vocabulary_size)
         # -1 where a set is empty, so nothing is changed
@@ -207,7 +206,7 @@ class AnswerBatch:
         return [read[place] for place in range(len(sets))]
 
     def logit_difference(self, logits: Float[Tensor, "target token_id"]) -> Float[Tensor, "prompt"]:
-        """Subtract the logit of the strongest other candidate from that of the answer.
+        """Subtract the logit of the strongest other candidate from the logit of the answer.
 
         Args:
             logits: Logits at the targets of the prompts.
@@ -235,7 +234,7 @@ class AnswerBatch:
     ) -> Float[Tensor, "target"]:
         # Rows are numbered through all copies; candidates depend only on the prompt.
         answer, others = question.targets[:, None], self.others[question.rows % len(self.prompts)]
-        # The answer may be among the candidates, and must not compete with itself.
+        # The answer may be among the candidates, but must not be compared with itself.
         rivals = logits.masked_fill(~others, -torch.inf).scatter(-1, answer, -torch.inf).amax(-1)
         return logits.gather(-1, answer)[:, 0] - rivals
 
@@ -270,10 +269,10 @@ class AnswerBatch:
 
 
 def _candidates(prompt: Prompt, targets: Sequence[int]) -> set[int] | None:
-    """Tokens of distractors outside needle and targets; None where there are none: all tokens."""
+    """Tokens of distractors outside needle and targets; None if there are none (all tokens)."""
     distractor, needle = (
         {prompt.tokens[place] for place in prompt.spans.get(name, ())}
         for name in ("distractor", "needle")
     )
-    # A model that mixes up needles would say the values of other needles.
+    # A model that confuses needles would predict the values of other needles.
     return (distractor - needle - {prompt.tokens[place] for place in targets}) or None

@@ -1,4 +1,4 @@
-"""Answers of a model at the targets of sequences, teacher-forced or generated greedily.
+"""Answers of a model at the targets of sequences, teacher-forced or greedily generated.
 
     forced       argmax p(. | reference tokens before t), and log p(token_t | ...), in one pass
     generated    argmax p(. | prompt, tokens generated so far), t by t, with a key-value cache
@@ -33,21 +33,20 @@ from repo_interp.tasks.prompt import require_index
 from repo_interp.tasks.task import Scoring
 
 MOST_LOGITS = 1 << 24
-"""Made at a time: a third of a GB with their log-probabilities.
-
-Text models have as many for a few hundred targets.
+"""Most logits that are computed at once: a third of a GB with their log-probabilities. A text model
+has this many for a few hundred targets.
 """
 
 
 @dataclass(frozen=True)
 class Question:
-    """Padded sequences, and their tokens that are to be predicted, sequence by sequence."""
+    """Padded sequences, and their target tokens, sequence by sequence."""
 
     tokens: Int[Tensor, "sequence token"]
     rows: Int[Tensor, "target"]
     """The sequence of every target."""
     columns: Int[Tensor, "target"]
-    """The token before it: the one that predicts it."""
+    """Index of the token before the target, which predicts it."""
     targets: Int[Tensor, "target"]
     """The token id at the target."""
 
@@ -60,7 +59,7 @@ def to_question(batch: Batch, device: torch.device | str = "cpu") -> Question:
         device: Device of the tensors.
 
     Returns:
-        The same as tensors, one row per target.
+        The question as tensors, one entry per target.
     """
     tokens = torch.from_numpy(np.ascontiguousarray(batch.tokens, dtype=np.int64))
     # nonzero is in row-major order, so targets are sorted by sequence.
@@ -89,7 +88,7 @@ def tiled(question: Question, copies: int) -> Question:
 
 
 def target_logits(decoder: Decoder, question: Question) -> Float[Tensor, "target token_id"]:
-    """Run the model and predict every target; logits of other tokens are never made.
+    """Run the model and predict every target; logits at other tokens are never computed.
 
     Args:
         decoder: Decoder of the model.
@@ -127,7 +126,7 @@ def batches_by_length(
     Args:
         decoder: Decoder of the model.
         prompts: Prompts.
-        batch_size: Prompts side by side, at most.
+        batch_size: Most prompts of a batch.
 
     Returns:
         Numbers of the prompts of every batch, shortest first.
@@ -159,17 +158,17 @@ def forced_responses(
             pad_prompts([prompts[number] for number in chosen], task), decoder.device
         )
         with (
-            # Dropout and autocast off; padding is stated, since no attention mask is given.
+            # Without dropout and autocast. Padding is stated, since there is no attention mask.
             at_rest(decoder),
             right_padding([len(prompts[number].tokens) for number in chosen]),
         ):
             hidden = decoder.stack(question.tokens, use_cache=False).last_hidden_state
         reference, likeliest = [], []
-        # In parts, as a long text has a target at every token and the vocabulary is large
+        # In parts, since a long text has a target at every token and the vocabulary is large
         for part in parts(question, max(1, MOST_LOGITS // int(model.config.vocab_size))):
             logits = logits_at(decoder, hidden, part)
             _require_finite(logits, [chosen[row] for row in part.rows.tolist()])
-            # Float64, as perplexities sum thousands of them and effects subtract them
+            # Float64, since perplexities sum thousands of them and effects subtract them
             log_probabilities = logits.double().log_softmax(-1)
             reference += log_probabilities.gather(-1, part.targets[:, None])[:, 0].tolist()
             likeliest += log_probabilities.argmax(-1).tolist()
@@ -214,8 +213,8 @@ def parts(question: Question, size: int) -> Iterator[Question]:
 
 
 def _require_finite(logits: Float[Tensor, "target token_id"], numbers: Sequence[int]) -> None:
-    """Raise NotFinitePrediction where logits are not finite; `numbers`: prompt of every target."""
-    # One sum is not finite where any logit is not; the search runs only then.
+    """Raise NotFinitePrediction if logits are not finite; `numbers`: prompt of every target."""
+    # A sum is not finite if any logit is not; the search runs only then.
     if bool(torch.isfinite(logits.sum())):
         return
     for number, is_finite in zip(numbers, torch.isfinite(logits).all(-1).tolist(), strict=True):
@@ -243,8 +242,7 @@ def generated_responses(
     starts = []
     for prompt in prompts:
         targets = task.targets(prompt)
-        # Generation continues from one place; after a target in the middle, the reference would
-        # have to follow.
+        # Generation continues at one place, so targets in the middle of a prompt are impossible.
         if targets != tuple(range(len(prompt.tokens) - len(targets), len(prompt.tokens))):
             raise InputError(
                 f"task {task.name} asks for tokens in the midst of its prompts, which cannot "
@@ -265,7 +263,7 @@ def prompts_of(task: Task, batch: Batch) -> list[Prompt]:
 
     Args:
         task: Task of the batch.
-        batch: Padded sequences; 0 is a token like others up to the last target.
+        batch: Padded sequences; up to the last target, 0 is an ordinary token.
 
     Returns:
         One prompt per sequence.
@@ -292,8 +290,8 @@ def pad_prompts(prompts: Sequence[Prompt], task: Scoring) -> Batch:
     Raises:
         InputError: A prompt has position ids.
     """
-    # Padding does not change the index in a causal model, but given position ids would need
-    # padding too.
+    # Padding does not change the token index in a causal model, but position ids would have to be
+    # padded too.
     require_index(prompts)
     longest = max(len(prompt.tokens) for prompt in prompts)
     tokens = np.zeros((len(prompts), longest), dtype=np.int64)

@@ -1,9 +1,9 @@
 """Scores of a model on a task, by test set and over the axes that the task names.
 
-    score       mean over prompts of the score of the task; error = 1 - score where the score is a
-                share of right answers
-    log p       mean over all targets t of -log p(token_t | tokens before t), nats; perplexity = exp
-                of it
+    score       mean over prompts of the score of the task; error = 1 - score if the score is a share
+                of right answers
+    log p       mean over all targets t of -log p(token_t | tokens before t), nats; perplexity =
+                exp(log p)
 
 Prompts of a test set depend only on the seed and the set. Depths are rounded to the nearest ten
 percent for the map. This module knows nothing about the training of models.
@@ -63,8 +63,8 @@ def task_scores(
     Args:
         decoder: Decoder of the model.
         task: Makes prompts and scores answers.
-        test_sets: Names; None: all sets of the task, except sets longer than a learned position
-            table, which the attribute `left_out` lists.
+        test_sets: Names; None: all sets of the task. Sets longer than a learned position table are
+            then left out, and the attribute `left_out` lists them.
         count: Prompts of every test set.
         seed: Seed of the prompts.
         answers: "forced" or "generated".
@@ -76,7 +76,7 @@ def task_scores(
     Returns:
         The group `scores`: `score [test_set, prompt]`, `mean_score`, `standard_error`, `tokens` of
         the longest prompt [test_set]; with forced answers `log_perplexity [test_set]` in nats per
-        target; `score_map` over the axes of the task where its prompts have them.
+        target; `score_map` over the axes of the task if its prompts have them.
 
     Raises:
         InputError: A test set is unknown, the model cannot take a prompt, or answers cannot be
@@ -94,7 +94,8 @@ def task_scores(
     sets = list(task.test_sets) if test_sets is None else sets_named(test_sets)
     longest = decoder.longest_prompt
     asked = {test_set: task.prompts(count, seed, test_set) for test_set in sets}
-    # Sets that were named are kept and refused later; of all sets, the too long ones are left out.
+    # Named sets are kept, and refused later if too long; by default, sets that are too long are
+    # left out.
     if test_sets is None and longest is not None:
         asked = {
             test_set: prompts for test_set, prompts in asked.items() if _longest(prompts) <= longest
@@ -132,7 +133,7 @@ def _scored(
     answered: Mapping[str, Sequence[Response]],
     answers: str,
 ) -> xr.Dataset:
-    """Scores of the responses to as many prompts of every test set, labeled."""
+    """Label the scores of responses, with equally many prompts per test set."""
     # Every set has `count` prompts, so scores stack: [test_set, prompt]
     by_prompt = np.stack(
         [
@@ -211,10 +212,10 @@ def _longest(prompts: Sequence[Prompt]) -> int:
 
 
 def _log_perplexity(responses: Sequence[Response]) -> float:
-    """Mean of -log p over all targets; NaN where one response has none."""
+    """Mean of -log p over all targets; NaN if a response has no targets."""
     return -float(
         np.mean(
-            # NaN makes the mean NaN: a mean over the other prompts would be another number.
+            # NaN makes the mean NaN, since a mean over other prompts is not comparable.
             [value for response in responses for value in response.log_probabilities or (np.nan,)]
         )
     )
@@ -230,13 +231,13 @@ def sets_named(test_sets: Sequence[str | int] | str | int) -> list[str]:
         Names as text.
 
     Raises:
-        InputError: No name is given, or one comes twice.
+        InputError: No name is given, or a name is repeated.
     """
     several = [test_sets]
     if not isinstance(test_sets, str):
         with suppress(TypeError):  # a single number, also one of torch
             several = [*test_sets]  # pyright: ignore[reportGeneralTypeIssues]
-    # Numbers in any writing ("0512", 512) name the same set.
+    # Different forms of a number ("0512", 512) name the same set.
     names = [
         str(int(name)) if name.isascii() and name.isdecimal() else name
         for name in map(str, several)
@@ -263,7 +264,7 @@ def score_map(
         axes: Attributes; depths, which are real, are rounded to the nearest ten percent.
 
     Returns:
-        Mean score, NaN where no prompt has the combination; None where a prompt lacks an attribute.
+        Mean scores, NaN for combinations without prompts; None if a prompt lacks an attribute.
     """
     if not axes or not all(axis in prompt.attributes for prompt in prompts for axis in axes):
         return None
@@ -291,17 +292,17 @@ def _responses(
     progress: Callable[[int, int], None] | None,
     announce: Callable[[Cost], None] | None,
 ) -> dict[str, list[Response]]:
-    """Responses to the prompts of every test set, batch by batch, the longest prompts first."""
+    """Get responses to the prompts of all test sets, batch by batch, the longest prompts first."""
     cut: dict[str, tuple[str, list[int]]] = {}
     for row, (test_set, prompts) in enumerate(asked.items()):
-        # Keys of the store: the place of the set, as its name may not fit into a file name
+        # Keys of the store have the index of the set, since its name may not fit into a file name.
         lengths = [len(prompt.tokens) for prompt in prompts]
         order = sorted(range(len(prompts)), key=lambda number: lengths[number])
         cut |= {
             f"{row}-{place}": (test_set, some)
             for place, some in enumerate(batches(order, lengths, batch_size))
         }
-    # Processes share the batches; with short batches at the end, none waits for long.
+    # Processes share the batches; short batches at the end keep the waiting short.
     longest_first = sorted(
         cut,
         key=lambda name: -max(len(asked[cut[name][0]][number].tokens) for number in cut[name][1]),
@@ -313,7 +314,7 @@ def _responses(
     cuts = [cut[name][1] for name in longest_first]
     if announce is not None:
         prompts = [prompt for prompts in asked.values() for prompt in prompts]
-        # Generation takes a pass per token, as many as the longest answer of a batch has.
+        # Generation takes one pass per token of the longest answer in a batch.
         passes = [
             max(len(task.targets(asked[test_set][number])) for number in some)
             for test_set, some in cut.values()
@@ -340,7 +341,7 @@ def _respond(
     prompts: Sequence[Prompt],
     answers: str,
 ) -> dict[str, Any]:
-    """Responses to some of `prompts` in one pass, as values of a store."""
+    """Get responses to some of `prompts` in one pass, as values of a store."""
     make, some = (
         forced_responses if answers == "forced" else generated_responses,
         [prompts[number] for number in numbers],
@@ -348,7 +349,7 @@ def _respond(
     try:
         with renumber_prompts(numbers, f"test set {test_set}"):
             responses = make(decoder.module, task, some, len(some))
-    # Already a line for the user; it is a ValueError too, so it must go first.
+    # InputError is a ValueError too, and its message is for the user already.
     except InputError:
         raise
     except ValueError as error:
@@ -362,6 +363,6 @@ def _respond(
 
 
 def _label(axis: str, value: Any) -> Any:
-    # Needles lie at many exact depths; unrounded, hardly any cell of
-    # the map would have two prompts.
+    # Needles have many different depths; without rounding, few cells of the map would have two
+    # prompts.
     return int(round(float(value), -1)) if axis == "depth" else value

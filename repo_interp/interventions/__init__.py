@@ -1,26 +1,26 @@
-"""Change what attention computes during forward passes; nothing is left behind.
+"""Change the computation of attention during forward passes, inside a `with` block.
 
 Public as `ri.interventions`.
 
-    replacing    below those on positions: rows of positions replaced by a function, for heads and tokens      `replaced`
-    edits        the kinds of edits of positions: linearised, frozen, scaled, ...; each class of `edits` is a function here
-    positions    positions recorded, set, and exchanged between tokens or heads
-    patching     positions patched from a clean prompt into a corrupted one, as TransformerLens does
-    keys         keys exchanged or moved alone, as the experiment `perturbation` needs it
-    ablation     outputs of heads, or pairs of their queries and keys, replaced by zero or their mean
-    hard         attention to the key of the largest logit alone
-    key_masks    keys hidden from queries, by a function of pairs of tokens or a mask
-    pair_distances  pairs of tokens at other distances
-    values       those of tokens scaled
-    paths        the direct path from heads into queries, keys, values or positions of later heads
+    replacing    replace positions of heads and tokens by a function (`replaced`); edits build on it
+    edits        kinds of position edits: linearised, frozen, scaled, ...; each class of `edits` is also a function of this module
+    positions    record positions, set them, and exchange them between tokens or heads
+    patching     patch positions from a clean prompt into a corrupted one, as TransformerLens does
+    keys         exchange or move keys alone, for the experiment `perturbation`
+    ablation     replace outputs of heads, or rotary pairs of queries and keys, by zero or their mean
+    hard         attend only to the key with the largest logit
+    key_masks    hide keys from queries, by a function of pairs of tokens or a mask
+    pair_distances  change the distance of pairs of tokens
+    values       scale the values of tokens
+    paths        remove the direct path from heads into queries, keys, values or positions of later heads
     extension    position interpolation, YaRN, LM-Infinite, InfLLM
-    frequencies  other frequencies for heads, layers or the model
+    frequencies  rotate heads, layers or the model by other frequencies
 
-Changes are context managers, undone when they end, also when the pass raised. They
-nest, `with frozen(...), shifted(...):`, and end in any order. They add up, `frozen(...) +
-shifted(...)`, and may be entered again. While one lasts, its model cannot be
-copied (`copy.deepcopy`): the copy would keep the changes for good. They work on repositioned
-models and the bridges around them. Knows no task and no measure.
+Interventions are context managers. They are undone at the end of the block, also if the pass
+raises. They nest, `with frozen(...), shifted(...):`, and may end in any order. They can be added,
+`frozen(...) + shifted(...)`, and entered again. While one is active, its model cannot be copied
+(`copy.deepcopy`), since the copy would keep the changes permanently. They work on repositioned
+models and on bridges of these. This package knows no task and no measure.
 """
 
 import warnings
@@ -85,7 +85,7 @@ __all__ = [
 
 
 _OF_PLUGINS = {"ablate_paths": "paths.paths", "scaled_values": "moved_values.value_edit"}
-"""Edits that plug-ins have, by module."""
+"""Interventions of plug-ins, by module."""
 
 
 def _edits() -> list[str]:
@@ -97,17 +97,17 @@ __all__ += [*_edits()]
 
 def __getattr__(name: str) -> Any:
     if name in _OF_PLUGINS:
-        # These import what is above
+        # Imported late: these modules import names that are defined above.
         return getattr(import_module(f"repo_interp.plugins.{_OF_PLUGINS[name]}"), name)
     if name in _edits():
         return as_function(KINDS[name])
     if name != "Here":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # The name in 0.1; a later version drops it.
+    # The name in version 0.1; a later version will drop it.
     warnings.warn("Here is now PassContext", DeprecationWarning, stacklevel=2)
     return PassContext
 
 
 def __dir__() -> list[str]:
-    # Functions alone: a reader looks for what can be done
+    # Only functions, since `dir` should list the interventions.
     return sorted({name for name in (*__all__, *_edits()) if name[0].islower()})

@@ -1,17 +1,17 @@
-"""Remove the output of heads while a context lasts: it becomes zero or a mean.
+"""Replace the output of heads by zero or a mean inside a `with` block.
 
 The output before the output projection:
 
     o_h = sum_j w_ij v_j   <-   0, or m_h      at `hook_z`; all other heads of the layer keep theirs
 
-With all heads of a layer at zero the layer writes the bias of its output projection alone. Their
-attention is still computed, so that measures see it. With `pairs`, rotary pairs of a head's
-queries and keys are removed instead, before rotation:
+If all heads of a layer are zero, the layer writes only the bias of its output projection. Their
+attention is still computed, so measures see it. With `pairs`, rotary pairs of a head's queries and
+keys are removed instead, before rotation:
 
     q_r, k_r   <-   0, or their means       at `hook_q`, `hook_k`: pair r is the dimensions r, r + d/2
 
-A pair whose query is 0 adds nothing to a logit, so the keys, which other heads may share, stay.
-Knows no task and no measure.
+A pair with a query of 0 adds nothing to a logit. Keys, which other heads may share, therefore stay
+unless `means` are given. This module knows no task and no measure.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def ablate(
     sets: Sequence[Sequence[tuple[int, int]]] | None = None,
     pairs: Sequence[int] | None = None,
 ) -> Iterator[None]:
-    """Remove the output of heads, or rotary pairs of their queries and keys, while a context lasts.
+    """Remove the output of heads, or rotary pairs of their queries and keys, inside a `with` block.
 
         with ri.ablate(bridge, [(0, 1), (2, 3)]):
             logits, cache = bridge.run_with_cache(tokens)
@@ -60,21 +60,21 @@ def ablate(
         heads: (layer, head) pairs, one or several.
         means: Replacements: `ri.head_means(bridge, prompts)`, or, with `pairs`,
             `query_key_means(model, tokens)`; None: zero.
-        sets: In place of `heads`, the heads of each prompt of the batch.
-        pairs: Numbers of rotary pairs, the fastest first; None: the outputs are removed.
+        sets: Instead of `heads`, the heads of each prompt of the batch.
+        pairs: Indices of rotary pairs, 0 the fastest; None: outputs are removed.
 
     Yields:
         None.
 
     Raises:
-        InputError: The model lacks heads or pairs, a layer does not rotate, the means are of
-            another shape, or they need keys that a head shares with one that is not named.
+        InputError: The model lacks heads or pairs, a layer does not rotate, the means have another
+            shape, or means of keys are given for heads that share keys with heads not named.
     """
     decoder = as_decoder(model)
     if pairs is not None and sets is not None:
         raise InputError("pairs of heads are the same in all prompts; leave sets out")
     given = [heads] if sets is None else sets
-    # An empty set is a prompt that is left as it is; `heads` that name none are a mistake
+    # An empty set leaves its prompt unchanged, but empty `heads` are a mistake.
     by_prompt = [
         {}
         if sets is not None and hasattr(some, "__len__") and not len(some)
@@ -94,7 +94,7 @@ def ablate(
 
     def put(site: str, attention: RepositionedAttention, tensor: Tensor) -> Tensor:
         mask, value = written[site, attention.layer_idx]
-        # Known in the pass alone: some families have values of another width than queries
+        # Known only in the pass: in some families values and queries differ in width.
         if value.ndim and value.shape[-1] != tensor.shape[-1]:
             raise InputError(
                 f"means of layer {attention.layer_idx} have {value.shape[-1]} numbers per "
@@ -114,9 +114,9 @@ def _outputs_removed(
     by_prompt: Sequence[Collection[int]],
     means: HeadMeans | PairMeans | None,
 ) -> tuple[Tensor, Tensor]:
-    """Which heads of a layer are chosen [prompt, 1, head, 1], and their new outputs."""
+    """Mask of the chosen heads of a layer [prompt, 1, head, 1], and their new outputs."""
     count, layer = attention.heads, attention.layer_idx
-    # One row for all prompts, or one per prompt where `sets` are given
+    # One row for all prompts, or one per prompt with `sets`
     mask = torch.tensor([[[[head in some] for head in range(count)]] for some in by_prompt])
     if means is None:
         return mask, torch.zeros(())
@@ -150,7 +150,7 @@ def query_key_means(
         half-split order.
 
     Raises:
-        InputError: `tokens` is no table of ids that the model knows.
+        InputError: `tokens` is not a table of token ids of the model.
     """
     decoder = as_decoder(model)
     given = token_ids(decoder, tokens)
@@ -170,7 +170,7 @@ def query_key_means(
 def _pairs_removed(
     decoder: Decoder, chosen: Mapping[int, frozenset[int]], pairs: Any, means: Any
 ) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
-    """By site and layer, which entries of heads are chosen [head, 1, d_head], and their values."""
+    """By site and layer, a mask of chosen entries [head, 1, d_head], and their new values."""
     removed = {}
     some = list(pairs) if isinstance(pairs, range) else pairs
     pairs = checked(some, tuple[TokensOrNone, ...], "pairs")
@@ -181,7 +181,8 @@ def _pairs_removed(
             raise InputError(f"pairs of layer {layer} are 0 to {half - 1}; got {list(pairs)}")
         group = attention.heads // attention.kv_heads
         if means is not None and any(
-            # A mean key replaces that of all heads that share it: all of them are chosen, or none
+            # A mean key replaces the key of all heads that share it, so all of these must be
+            # chosen.
             len(chosen[layer] & {*range(first, first + group)}) not in (0, group)
             for first in range(0, attention.heads, group)
         ):
@@ -192,7 +193,7 @@ def _pairs_removed(
         # Without means the query is 0, so the keys need no change.
         sites = {"queries": attention.heads, "keys": attention.kv_heads}
         for place, (site, count) in enumerate([*sites.items()][: 1 if means is None else 2]):
-            # A head's row of queries is its number, and its row of keys that of its key-value head
+            # Rows of queries are heads; rows of keys are key-value heads.
             rows = sorted({head * count // attention.heads for head in chosen[layer]})
             mask = torch.zeros(count, 1, 2 * half, dtype=torch.bool)
             mask[
@@ -210,7 +211,7 @@ def _pairs_removed(
 
 
 def _mean_of(means: Any, layer: int, place: int) -> Tensor:
-    """The means of queries (0) or keys (1) of a layer; an empty tensor where there are none."""
+    """Means of queries (0) or keys (1) of a layer; an empty tensor if they are missing."""
     try:
         value = torch.as_tensor(means[layer][place])
     except (TypeError, ValueError, RuntimeError, LookupError):

@@ -1,11 +1,11 @@
-"""The kinds of position edits, a class each: parameter, words and arithmetic.
+"""The kinds of position edits: one class per kind, with parameters, words and arithmetic.
 
-A new kind is a class here; `position_edit` says what follows from it. RoPE's index is a position
-like any other. Learned positions: RePo eq. 4-7.
+To add a kind, add a class; `position_edit` lists the functions and forms that follow from it. Edits
+apply to RoPE's token index and to learned positions alike (RePo eq. 4-7).
 
-Where nothing else is said, new tokens after a cached prompt keep their positions. Greedy text is
-then the same with and without a cache, but for orders and ranks, which are made anew for a prompt
-that has grown.
+Unless a class says otherwise, new tokens after a cached prompt keep their positions. Greedy text is
+then the same with and without a cache, except for orders and ranks: without a cache these are
+computed again for the longer prompt.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from repo_interp.values import Finite, Seed, TokensOrNone
 
 FLOAT32 = torch.finfo(torch.float32)
 HOOK = "blocks.{}.attn.hook_positions"
-"""Name of a layer's positions in a bridge's cache."""
+"""Pattern of the name of a layer's positions in a bridge's cache."""
 Step = Annotated[float, Interval(ge=1e-30, le=1e9)]
 
 
 class Linearised(PositionEdit):
-    """Set positions to the token index, as plain RoPE has them: z_i <- i."""
+    """Set positions to the token index, as in plain RoPE: z_i <- i."""
 
     words = "the token index"
     form = FormRow("the token index")
@@ -57,8 +57,9 @@ class Linearised(PositionEdit):
 class Straightened(PositionEdit):
     """Set positions to the straight line over the token index that fits them best: z_i <- a + b i.
 
-    The line is fitted by least squares, for every prompt and row of positions by itself, over the
-    chosen tokens: RoPE with the head's slope. New tokens after a cached prompt are on its line.
+    The line is fitted by least squares over the chosen tokens, separately for every prompt and row
+    of positions. The result is RoPE with the head's slope. New tokens after a cached prompt are on
+    the line of the prompt.
     """
 
     become, does = "straight lines", "replacing them by straight lines"
@@ -70,10 +71,10 @@ class Straightened(PositionEdit):
     def _line(self, z: Tensor, here: PassContext) -> Tensor:
         """Intercept and slope of every row [prompt, row, 2]."""
         mean = partial(_mean, here=here)
-        # float64: squares of indices lose digits in float32 above some thousand tokens
+        # float64, since squares of indices lose digits in float32 above a few thousand tokens
         z, index = z.double(), here.index[:, None].double()
         offsets = index - mean(index)
-        # One chosen token has no spread; the slope is 0 then, and the line its position
+        # A single chosen token has no spread: the slope is 0, and the line is its position.
         slope = mean(offsets * (z - mean(z))) / mean(offsets**2).clamp_min(1e-9)
         return torch.cat((mean(z) - slope * mean(index), slope), -1)
 
@@ -81,8 +82,8 @@ class Straightened(PositionEdit):
 class Frozen(PositionEdit):
     """Set positions to one constant: z_i <- c.
 
-    Frozen over all tokens a head computes as without positions (NoPE), whatever the value. New
-    tokens after a cached prompt get its constant.
+    If all tokens are frozen, a head computes as without positions (NoPE), whatever the constant.
+    New tokens after a cached prompt get the constant of the prompt.
 
     Args:
         value: The constant; None: the mean of every row over the chosen tokens of the prompt.
@@ -108,7 +109,7 @@ class Copied(PositionEdit):
     """Give tokens the position of one token of their prompt: z_i <- z_source.
 
     Args:
-        source: Index of that token.
+        source: Index of the token to copy from.
     """
 
     source: TokensOrNone = bounded("source")
@@ -129,14 +130,14 @@ class Copied(PositionEdit):
 
 
 class Permuted(PositionEdit):
-    """Give token i the position of token order[i], in all heads alike: z_i <- z_order(i).
+    """Give token i the position of token order[i], with one order for all heads: z_i <- z_order(i).
 
     Args:
-        order: Permutation of the first tokens' indices, [token] or [prompt, token]; later tokens
-            keep their positions. None: a random order of the chosen tokens of every prompt. Padding
-            on the right changes places too, unless an attention mask or `tokens` leave it out;
-            where prompts are analyzed and scored it is left out.
-        seed: Seed of the random order; none where an order is given.
+        order: Permutation of the indices of the first tokens, [token] or [prompt, token]; later
+            tokens keep their positions. None: a random order of the chosen tokens of every prompt.
+            Padding on the right is permuted too, unless an attention mask or `tokens` exclude it;
+            analyses and scores exclude it.
+        seed: Seed of the random order; not allowed together with `order`.
     """
 
     order: Any = field(default=None, kw_only=True)
@@ -153,7 +154,7 @@ class Permuted(PositionEdit):
             raise InputError(
                 f"seed {self.seed} draws an order, and one was given; leave one of the two out"
             )
-        # The zeros only say on which device the indices are wanted: the processor, to be checked
+        # Zeros on the processor select the device, where the indices are checked.
         indices = finite_positions(self.order, torch.zeros(1), "the tokens of an order")
         if (
             indices.dtype not in (torch.int32, torch.int64)
@@ -176,12 +177,12 @@ class Permuted(PositionEdit):
             return self._reordered(z, here)
         if here.start > 0:
             return z
-        # On the processor, whose random numbers are the same on every machine
+        # On the processor, for the same random numbers on every machine
         columns = torch.arange(z.shape[-1]).repeat(len(z), 1)
         chosen = torch.ones_like(columns).bool() if here.chosen is None else here.chosen.cpu()
         for row, tokens in zip(columns, chosen, strict=True):
-            # Prompts with as many chosen tokens are permuted alike: the draw does not depend on the
-            # other prompts of a batch.
+            # Prompts with the same number of chosen tokens get the same order, so the draw does not
+            # depend on the other prompts of a batch.
             generator = torch.Generator().manual_seed(self.seed)
             row[tokens] = row[tokens][torch.randperm(int(tokens.sum()), generator=generator)]
         return z.gather(-1, columns.to(z.device)[:, None].expand_as(z))
@@ -207,7 +208,7 @@ class Permuted(PositionEdit):
                 f"an order of {count} tokens came to a prompt of {shortest}; give one that is no "
                 "longer"
             )
-        # Clamped for `gather` alone: tokens beyond the order are put back by `where` below
+        # Clamped only for `gather`: `where` below restores tokens beyond the order.
         source = order.to(index.device).expand(len(index), -1).gather(1, index.clamp_max(count - 1))
         return _from_tokens(z, torch.where(index < count, source, index), here)
 
@@ -215,14 +216,17 @@ class Permuted(PositionEdit):
     def of_prompts(cls, prompts):
         order = prompts.index.clone()
         for number, row, length in zip(prompts.numbers, order, prompts.lengths, strict=True):
-            # By the prompt's number, so that its order does not depend on the prompts beside it.
+            # Seeded by the prompt's number, so that its order does not depend on its batch.
             random = np.random.default_rng([prompts.strength.seed, number])
             row[:length] = torch.from_numpy(random.permutation(length))
         return cls(order=order)
 
 
 class Swapped(Permuted):
-    """Exchange the positions of each token and its neighbour; `swapped_tokens` names its tokens."""
+    """Exchange the positions of tokens 0 and 1, 2 and 3, and so on.
+
+    For chosen tokens see `swapped_tokens`.
+    """
 
     is_function = False
     form = None
@@ -256,10 +260,12 @@ class Scaled(PositionEdit):
 
 
 class Rounded(PositionEdit):
-    """Round positions to multiples of a step, halves to the even one: z_i <- step round(z_i / step).
+    """Round positions to multiples of a step: z_i <- step round(z_i / step).
+
+    Halves are rounded to even multiples.
 
     Args:
-        step: Distance of two multiples, in positions.
+        step: The step, in positions.
     """
 
     step: Step = bounded(
@@ -279,9 +285,9 @@ class Clipped(PositionEdit):
     """Clip positions between two ends: z_i <- min(max(z_i, low), high).
 
     Args:
-        low: Lower end; -infinity: none.
-        high: Upper end; infinity: none. `effects` clips to the middle half of a head's range over
-            the prompt.
+        low: Lower end; -infinity: no lower end.
+        high: Upper end; infinity: no upper end. `effects` clips to the middle half of a head's
+            range over the prompt.
     """
 
     low: float
@@ -315,13 +321,13 @@ class Clipped(PositionEdit):
 
 
 class _InRange(PositionEdit, is_kind=False):
-    """Change positions by their range."""
+    """Base of edits that depend on the range of positions."""
 
     change: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """Function of positions, and of the lowest and highest of every row over the chosen tokens."""
+    """Function of positions, and of the minimum and maximum of every row over the chosen tokens."""
 
     def edited(self, z, here):
-        # The experiments that make these edits name their tokens
+        # Experiments that use these edits always choose tokens.
         assert here.chosen is not None
         others = ~here.chosen[:, None]
         low = z.masked_fill(others, torch.inf).amin(-1, keepdim=True)
@@ -329,12 +335,12 @@ class _InRange(PositionEdit, is_kind=False):
 
 
 class Shifted(PositionEdit):
-    """Move the chosen tokens - of a needle, say - by a number of positions: z_i <- z_i + by.
+    """Move chosen tokens, such as those of a needle, by a number of positions: z_i <- z_i + by.
 
     Shifting all tokens changes nothing.
 
     Args:
-        by: Number of positions, added.
+        by: Number of positions to add.
     """
 
     by: Finite = bounded("the number of positions that tokens are shifted by")
@@ -358,9 +364,10 @@ class Transplanted(PositionEdit):
     """Give tokens the positions that were recorded for the same layer, head and index.
 
     Args:
-        recorded: Result of `positions_of` for another prompt or checkpoint, or a bridge's cache; one
-            prompt serves all, and tokens beyond it keep their positions.
-        from_head: (layer, head) whose recorded positions all chosen heads get.
+        recorded: Result of `positions_of` for another prompt or checkpoint, or a bridge's cache. A
+            single prompt serves all prompts; tokens beyond it keep their positions.
+        from_head: (layer, head) whose recorded positions all chosen heads get; None: each head
+            gets its recorded positions.
     """
 
     recorded: Any
@@ -371,8 +378,8 @@ class Transplanted(PositionEdit):
     def on(self, model, *heads, **where):
         decoder = as_decoder(model)
         by_layer = _by_layer(decoder, self.recorded)
-        # Before rows are repeated for all heads: where prompts were recorded with one row for all
-        # heads, `replaced` need not repeat the rows of the pass
+        # Counted before rows are repeated for heads: if one row was recorded for all heads,
+        # `replaced` need not repeat the rows of the pass.
         rows = max((positions.shape[1] for positions in by_layer.values()), default=1)
         prompts = max((len(positions) for positions in by_layer.values()), default=1)
         counts = {number: attention.heads for number, attention in decoder.by_layer.items()}
@@ -381,7 +388,7 @@ class Transplanted(PositionEdit):
             pair = layer_and_head(self.from_head)
             ((source, (head,)),) = heads_by_layer(decoder, [pair]).items()
             given = recorded_at(by_layer, source)[:, [head]]
-            # One row goes to all chosen heads, so these may go on sharing theirs
+            # All chosen heads get one row, so they may still share it.
             rows = 1
             by_layer = {layer: given.expand(-1, count, -1) for layer, count in counts.items()}
         edit = Transplanted(by_layer)
@@ -409,10 +416,10 @@ class Transplanted(PositionEdit):
 
 
 class Ranked(PositionEdit):
-    """Sort tokens by their positions: every token gets its rank, from 0, and ties their mean.
+    """Replace positions by their ranks, from 0; ties get the mean of their ranks.
 
-    The order of learned positions remains, their spacing does not; the token index is its own rank.
-    New tokens after a cached prompt are ranked among the chosen tokens of the prompt.
+    This keeps the order of learned positions, but not their spacing. The token index does not
+    change. New tokens after a cached prompt are ranked among the chosen tokens of the prompt.
     """
 
     words = "ranks of the positions"
@@ -424,29 +431,29 @@ class Ranked(PositionEdit):
         # searchsorted copies other layouts and warns
         values = z.contiguous()
         ends = [torch.searchsorted(in_order, values, right=right) for right in (False, True)]
-        # Equal positions take the ranks left .. right - 1, whose mean is this
+        # Equal positions have the ranks left .. right - 1; this is their mean.
         return (ends[0] + ends[1] - 1).to(z) / 2
 
     def _in_order(self, z: Tensor, here: PassContext) -> Tensor:
         if here.chosen is not None:
-            # Sorted to the end, where no finite position is ranked among them
+            # Tokens that are not chosen are sorted to the end, after all finite positions.
             z = z.masked_fill(~here.chosen[:, None], torch.inf)
         return z.sort(-1).values
 
 
 class Segmented(PositionEdit):
-    """Set positions to a prior of segments: steps between them, a line within.
+    """Set positions by segments: a jump at the start of each segment, and a line within it.
 
-    Positions begin at 0, grow by `jump` at the first token of a segment and by `step` at all
-    others: z_i <- step (i - s_i) + jump s_i, with s_i segments that begin among tokens 1 .. i.
-    Constant positions (NoPE) have step = jump = 0, the token index (RoPE) step = jump = 1. New
-    tokens after a cached prompt belong to its last segment.
+    Positions begin at 0, and grow by `jump` at the first token of a segment and by `step` at other
+    tokens: z_i <- step (i - s_i) + jump s_i, where s_i is the number of segments that begin among
+    the tokens 1 .. i. Constant positions (NoPE) are step = jump = 0, the token index (RoPE) is
+    step = jump = 1. New tokens after a cached prompt belong to its last segment.
 
     Args:
         starts: Index of the first token of every segment, for all prompts or one sequence per
-            prompt; token 0 begins the first one also where it is not named.
-        step: Positions from a token to the next one of its segment.
-        jump: Positions from the last token of a segment to the first one of the next.
+            prompt; token 0 always begins a segment.
+        step: Difference of positions between neighbors within a segment.
+        jump: Difference of positions between the last token of a segment and the next token.
     """
 
     starts: Any
@@ -458,7 +465,7 @@ class Segmented(PositionEdit):
     needs = "segments"
 
     def __post_init__(self) -> None:
-        _ = self._table  # refuses what are no indices
+        _ = self._table  # refuses invalid indices
         super().__post_init__()
 
     @cached_property
@@ -474,7 +481,7 @@ class Segmented(PositionEdit):
 
     def edited(self, z, here):
         # Token 0 begins the first segment, whether it is named or not.
-        # [prompt or 1, token]: how many segments began among tokens 1 .. i
+        # [prompt or 1, token]: number of segments that begin among tokens 1 .. i
         passed = self._table.to(here.index.device)[:, 1:].cumsum(-1)
         if not passed.shape[1]:
             return self.step * here.index[:, None].to(z)
@@ -501,7 +508,7 @@ def recorded_at(recorded: Mapping[int, Tensor], layer: int) -> Tensor:
         Positions of every head [prompt, head, token].
 
     Raises:
-        InputError: There are none of this layer.
+        InputError: No positions of this layer were recorded.
     """
     if layer not in recorded:
         raise InputError(
@@ -512,7 +519,7 @@ def recorded_at(recorded: Mapping[int, Tensor], layer: int) -> Tensor:
 
 
 def _by_layer(decoder: Decoder, recorded: Any) -> dict[int, Tensor]:
-    """Recorded positions by the number of their layer, from either form."""
+    """Convert recorded positions of either form to positions by layer number."""
     if not isinstance(recorded, Mapping) and not hasattr(recorded, "cache_dict"):
         raise InputError(
             f"recorded positions are a result of positions_of, or a cache; got {quoted(recorded)}"
@@ -538,17 +545,17 @@ def _by_layer(decoder: Decoder, recorded: Any) -> dict[int, Tensor]:
 
 
 def _from_tokens(z: Tensor, source: Int[Tensor, "prompt token"], here: PassContext) -> Tensor:
-    """The positions of tokens `source` of the same prompts."""
-    # The last token is in the last column, whatever the padding.
-    # `gather` needs columns of this pass, and with padding on the left these are not token indices
+    """Return the positions of tokens `source` of the same prompts."""
+    # `gather` needs columns of this pass, which are not token indices with padding on the left. The
+    # last token is always in the last column.
     column = source + z.shape[-1] - 1 - here.index[:, -1:]
     return z.gather(-1, column[:, None].expand(-1, z.shape[1], -1))
 
 
 def _mean(z: Tensor, here: PassContext) -> Tensor:
-    """The mean of every row over the chosen tokens."""
+    """Mean of every row over the chosen tokens."""
     # [prompt, 1, token]
     weight = torch.ones_like(z[:, :1]) if here.chosen is None else here.chosen[:, None]
     weight = weight.to(z)
-    # A prompt may lack the chosen tokens: its positions stay, whatever the mean is
+    # If a prompt lacks the chosen tokens, the mean is not used.
     return (z * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp_min(1)

@@ -1,19 +1,19 @@
-"""Extend a model beyond its training length without training, while a context lasts.
+"""Extend a model beyond its training length without training, inside a `with` block.
 
-Methods change how its distances count:
+The methods change frequencies or distances:
 
     interpolated     theta_r <- theta_r / s                                                     (Chen et al. 2023)
     yarn             theta_r <- YaRN's, cosines and sines times 0.1 ln s + 1                    (Peng et al. 2024)
     lm_infinite      query i sees keys j < G and keys i - j < L, at distance min(z_i - z_j, L)  (Han et al. 2024)
     infllm           query i sees all keys j <= i, at distance min(z_i - z_j, L)                (Xiao et al. 2024)
 
-InfLLM's retrieval is left out: all keys beyond its local window of L tokens are seen, not the most
-relevant blocks alone, at the one distance that it gives those. Both are cases of `distances`, and
-LM-Infinite of `hidden_keys`: masked by the index, with differences of learned positions capped to
-+-L. Schemes that add a function of the distance are given divided indices, or the capped distance.
+InfLLM has no retrieval here: a query sees all keys beyond its local window of L tokens, not only
+the most relevant blocks, all at distance L. Both methods use `distances`, and LM-Infinite also
+`hidden_keys`: its mask is by token index, and differences of learned positions are capped to +-L.
+Schemes that add a function of the distance get divided indices, or the capped distance.
 
-By name: `METHODS`, those that a model's positions allow (`allowed_methods`), and the context of one
-of them (`extended`).
+`METHODS` lists all methods by name, `allowed_methods` those that a model's positions allow, and
+`extended` returns the context of one of them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from repo_interp.values import TokensOrNone, checked
 Method = Literal["plain", "lm_infinite", "interpolation", "yarn", "infllm"]
 METHODS: tuple[Method, ...] = get_args(Method)
 GLOBAL_TOKENS = 10
-"""First tokens that LM-Infinite always shows, by default."""
+"""Default number of first tokens that LM-Infinite always shows."""
 
 
 def extended(
@@ -72,7 +72,8 @@ def extended(
     Raises:
         InputError: The method is unknown.
     """
-    # Prompts within the training length need no extension: a factor below 1 would spread distances
+    # Prompts within the training length need no extension; a factor below 1 would increase
+    # distances.
     factor = max(1.0, length / training_length)
     ways: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
         "plain": nullcontext,
@@ -111,7 +112,7 @@ def allowed_methods(decoder: Decoder) -> tuple[str, ...]:
 
 @model_edit
 def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
-    """Divide every distance by a factor (position interpolation) while the context lasts.
+    """Divide every distance by a factor (position interpolation) inside a `with` block.
 
     Args:
         model: Repositioned model or bridge.
@@ -121,7 +122,7 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
         None.
 
     Raises:
-        InputError: No layer has distances, or the factor is no positive number.
+        InputError: No layer has distances, or the factor is not a positive number.
     """
     decoder = as_decoder(model)
     factor = checked(factor, Factor, "the factor of an extension")
@@ -141,7 +142,7 @@ def interpolated(model: nn.Module, factor: float) -> Iterator[None]:
 
 @model_edit
 def yarn(model: nn.Module, factor: float, training_length: int) -> Iterator[None]:
-    """Apply YaRN in every layer that rotates by one position per token while the context lasts.
+    """Apply YaRN in every layer that rotates by one position per token inside a `with` block.
 
     Args:
         model: Repositioned model or bridge.
@@ -185,7 +186,7 @@ def _adds_by_position(attention: RepositionedAttention) -> bool:
 def lm_infinite(
     model: nn.Module, length: int, global_tokens: int = GLOBAL_TOKENS
 ) -> Iterator[None]:
-    """Apply LM-Infinite's mask and capped distance while the context lasts.
+    """Apply LM-Infinite's mask and capped distance inside a `with` block.
 
     Args:
         model: Repositioned model or bridge.
@@ -209,9 +210,9 @@ def lm_infinite(
 
 @model_edit
 def infllm(model: nn.Module, length: int) -> Iterator[None]:
-    """Put all keys beyond a local window at one distance (InfLLM) while the context lasts.
+    """Put all keys beyond a local window at one distance (InfLLM) inside a `with` block.
 
-    Every query sees all keys before it: there is no retrieval. Distances are min(z_i - z_j, length).
+    Every query sees all earlier keys, without retrieval. Distances are min(z_i - z_j, length).
 
     Args:
         model: Repositioned model or bridge.
@@ -228,10 +229,10 @@ def infllm(model: nn.Module, length: int) -> Iterator[None]:
 
 
 def _capped(model: nn.Module, method: str, length: int) -> AbstractContextManager[None]:
-    """Cap the distances of all layers that have some; learned positions differ in both directions."""
+    """Cap distances in all layers that have distances; learned positions differ in both directions."""
     layers = as_decoder(model).layers
     for attention in layers:
-        # Without positions there is nothing to cap, and nothing wrong
+        # Layers without positions need no cap, so they are not an error.
         if _has_positions(attention):
             require_distances(attention, method)
     capped = [each.layer_idx for each in layers if _has_positions(each)]
@@ -247,7 +248,7 @@ def _has_positions(attention: RepositionedAttention) -> bool:
 def _with_distances(
     decoder: Decoder, method: str
 ) -> tuple[list[RepositionedAttention], list[RepositionedAttention]]:
-    """Layers that rotate, and layers that add a function of positions alone."""
+    """Layers that rotate or add a function of positions; InputError if there are none."""
     layers = decoder.layers
     rotating = [layer for layer in layers if layer.frequencies is not None]
     biased = [layer for layer in layers if _adds_by_position(layer)]

@@ -1,11 +1,10 @@
-"""Rotate heads, layers or a whole model by other frequencies while a context lasts.
+"""Rotate heads, layers or a whole model by other frequencies inside a `with` block.
 
     theta_r   <-   theta_r / s, theta'^(-r/n), YaRN's, NTK's, f_r theta_r, or function(theta)
 
-Each head, layer or rotary pair may have its own. Cosines and sines are scaled with YaRN's. Knows
-nothing about prompts beyond the training length (`extension`).
-
-Factors f_r may differ by layer and head: a partial rotation by head is factors of 1 and 0.
+Frequencies may differ by head, layer and rotary pair. With YaRN, cosines and sines are scaled too.
+Factors f_r of 1 and 0 rotate a part of the pairs, for instance in some heads only. This module
+knows nothing about prompts beyond the training length (`extension`).
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ from repo_interp.positions.scaling import (
 from repo_interp.values import checked
 
 Factor = Annotated[float, Interval(ge=1e-9, le=1e9)]
-"""Divisors of distances."""
+"""Factors that `rescaled` takes."""
 _BY_BASE = ("yarn", "theta", "ntk")
-"""Changes that read theta_r as a rate of one position."""
+"""Changes that need one position per token, since positions by pair have no base."""
 
 
 @model_edit
@@ -63,7 +62,7 @@ def rescaled(
     factors: Sequence[Any] | np.ndarray | Tensor | None = None,
     function: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[None]:
-    """Rotate heads, layers or the whole model by other frequencies while the context lasts.
+    """Rotate heads, layers or the whole model by other frequencies inside a `with` block.
 
         with iv.rescaled(model, factors=[1.0] * 24 + [0.0] * 8):  # p-RoPE: no slow pairs
 
@@ -71,29 +70,30 @@ def rescaled(
         model: Repositioned model or bridge.
         layer: One layer or several; None: all that rotate.
         head: One head of one `layer`; None: all heads.
-        heads: (layer, head) pairs, in place of `layer` and `head`.
-        yarn: Factor of YaRN, from the model's training length.
-        theta: Another base, theta_r = theta^(-r/n) of n pairs.
+        heads: (layer, head) pairs, instead of `layer` and `head`.
+        yarn: Factor of YaRN, relative to the model's training length.
+        theta: Another base: theta_r = theta^(-r/n) for n pairs.
         linear: Factor of position interpolation.
         ntk: Factor of NTK-aware scaling (`positions.scaling.ntk_frequencies`).
-        factors: One number per pair, the fastest pair first as in `inv_freq`; 0 stops the pair. By
-            [pair], [head, pair] or [layer, head, pair], with all layers and heads of the model, or
-            1 for all of them; those that are not chosen keep their frequencies.
-        function: New frequencies [pair] in radians per position, given the present ones.
+        factors: One factor per pair, the fastest pair first as in `inv_freq`; 0 stops the pair.
+            [pair], [head, pair] or [layer, head, pair], where the axes of layers and heads have
+            all layers and heads of the model, or length 1. Heads that are not chosen keep their
+            frequencies.
+        function: Function from frequencies [pair] to new ones, in radians per position.
 
     Yields:
         None.
 
     Raises:
-        InputError: Not exactly one change was given, a layer or the model does not rotate, or by
-            a position of each pair, which has no base; the change leaves all frequencies as they
-            are; the model lacks a head; or the frequencies are not finite or not one per pair, or
-            factors not of all heads or layers.
+        InputError: Not exactly one change is given; a layer or the model does not rotate; every
+            pair has a separate position, so there is no base to change; the change leaves all
+            frequencies unchanged; the model lacks a head; frequencies are not finite or not one
+            per pair; or factors do not cover all heads or layers.
     """
     named: dict[str, Any] = {"yarn": yarn, "theta": theta, "linear": linear, "ntk": ntk}
     given = {
         name: value
-        # 0 is a value too, refused below, and a tensor has no truth value
+        # Compared with None: 0 is refused below, and a tensor has no truth value.
         for name, value in (*named.items(), ("factors", factors), ("function", function))
         if value is not None
     }
@@ -156,13 +156,13 @@ def rescaled(
 
 
 def rotates(attention: RepositionedAttention) -> bool:
-    """Tell whether a layer rotates by positions.
+    """Return whether a layer rotates by positions.
 
     Args:
         attention: A layer.
 
     Returns:
-        Whether it has frequencies and assigns positions.
+        True if it has frequencies and assigns positions.
     """
     return attention.frequencies is not None and attention.assigner is not None
 
@@ -174,7 +174,7 @@ def require_rotation(attention: RepositionedAttention) -> None:
         attention: A layer.
 
     Raises:
-        InputError: Its scheme rotates nothing.
+        InputError: The layer does not rotate.
     """
     if not rotates(attention):
         raise InputError(
@@ -206,7 +206,7 @@ def _of_all_pairs(
     present: Tensor,
     more: str = "",
 ) -> Tensor:
-    """Numbers [..., component] of numbers of the pairs that rotate; the others keep frequency 0."""
+    """Expand numbers of the rotating pairs to all pairs [..., component]; others keep frequency 0."""
     count = present.shape[-1]
     rotating = int((attention.rotation.frequencies != 0).sum())
     if not fits or new.shape[-1] not in (count, rotating):
@@ -223,7 +223,7 @@ def _factors_of(
     present, heads = attention.frequencies, attention.heads
     what = f"the factors of layer {attention.layer_idx}"
     new = finite_positions(given, present, what).to(present)
-    # From the back: [head, pair] has no axis of layers
+    # Axes are counted from the back, since [head, pair] has no axis of layers.
     sizes = zip(new.shape[-2::-1], (heads, layers), strict=False)
     fits = 1 <= new.ndim <= 3 and all(size in (1, whole) for size, whole in sizes)
     more = f", [pair], or by [{heads} heads, pair] or [{layers} layers, {heads} heads, pair]"
@@ -245,14 +245,14 @@ def retune(
     scaling: float,
     heads: frozenset[int] | None = None,
 ) -> None:
-    """Change the frequencies of heads, and scale their attention scaling.
+    """Change the frequencies of heads, and multiply their attention scaling.
 
     Args:
-        undo: Takes the callbacks that undo this.
+        undo: Stack that gets the callbacks to undo the change.
         attention: The layer.
         change: Maps frequencies [component] to new ones.
         scaling: Factor of cosines and sines.
-        heads: Numbers of heads; None: all.
+        heads: Indices of heads; None: all.
     """
 
     def changed(present: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""Hard attention while a context lasts (CoPE, app. C): a query reads the key of its largest logit.
+"""Hard attention inside a context (CoPE, app. C): a query reads the key with the largest logit.
 
     w_ij  <-  1 for j = argmax_j W_ij, the first of ties, else 0        softmax(W_i / tau) as tau -> 0
 
-Gradients are those of the softmax, which the argmax has none of (straight-through), so models can
-be trained so. Gates of CoPE count as before. Measures see logits, and weights before this. A sink
-is never read. Knows no task and no measure.
+Since the argmax has no gradient, gradients are those of the softmax (straight-through), so models
+can be trained with hard attention. Gates of CoPE count as before. Measures see the logits and the
+soft weights. A sink is never read. This module knows no task and no measure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from repo_interp.models.lasting import called_at, intervention, model_edit
 
 @model_edit
 def hard_attention(model: nn.Module, layers: Layers = None) -> Iterator[None]:
-    """Make attention hard while the context lasts.
+    """Make attention hard inside a `with` block.
 
     Args:
         model: Repositioned model or bridge.

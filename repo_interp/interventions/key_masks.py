@@ -1,12 +1,12 @@
-"""Hide keys from queries of chosen heads while a context lasts.
+"""Hide keys from queries of chosen heads inside a `with` block.
 
     softmax_j over { j : seen_ij }   <-   softmax_j over { j : seen_ij and not hidden_ij }
 
-What the model hides stays hidden. A hidden key is one that the mask of the model hides: gates of
-CoPE do not count it, and ALiBi's and FIRE's distances stay. Positions are assigned as before, also
-by schemes whose f_phi remembers earlier tokens. With a cache, keys stay in it: what one query does
-not see a later one may (a `StreamingCache` drops those that none sees). Measures see keys that are
-hidden from all heads of a layer alike, and refuse others.
+Keys that the model hides stay hidden. Other hidden keys are treated like masked keys of the model:
+gates of CoPE do not count them, and distances of ALiBi and FIRE stay. Positions do not change,
+also in schemes whose f_phi remembers earlier tokens. Hidden keys stay in a cache, since a later
+query may see them (a `StreamingCache` drops keys that no query sees). Measures take masks that are
+the same for all heads of a layer, and refuse others.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from repo_interp.models.layer_pass import Content
 from repo_interp.models.masks import CallMask, visible
 
 HiddenKeys = Callable[[TokenPairs], Bool[Tensor, "any any row key"]]
-"""Which keys are hidden from which queries; axes of 1 broadcast."""
+"""Mask of hidden keys by query, from pairs of tokens; axes of length 1 broadcast."""
 PAIRS = 1 << 24
-"""Pairs of tokens that a function is given at a time, in whole rows."""
+"""Most pairs of tokens per call of a function, in whole rows."""
 
 
 @model_edit
@@ -42,29 +42,29 @@ def hidden_keys(
     *,
     layers: Layers = None,
 ) -> Iterator[None]:
-    """Hide keys from queries while the context lasts, with a cache and while generating too.
+    """Hide keys from queries inside a `with` block, also with a cache and during generation.
 
         with iv.hidden_keys(model, lambda pair: (pair.distance >= 128) & (pair.key >= 4)):
             model.generate(**tokens, max_new_tokens=50)  # StreamingLLM: a window and four sinks
 
-    Several such contexts hide what any of them hides. Prompts of many tokens pass the function in
-    blocks of queries, so it may compare all keys, but not queries.
+    Nested contexts hide the union of their keys. The function gets long prompts in blocks of
+    queries, so it may compare keys with each other, but not queries.
 
     Args:
         model: Repositioned model or bridge.
-        hidden: Function of `TokenPairs` that returns true for hidden keys, [prompt, head, row, key]
-            with axes of 1 that broadcast; or these as an array over the tokens of the prompts,
-            [query, key] with [head] and [prompt] before it, or without.
+        hidden: Function of `TokenPairs` that returns True for hidden keys [prompt, head, row, key],
+            where axes of length 1 broadcast; or an array of booleans over the tokens of the
+            prompts, [query, key], [head, query, key] or [prompt, head, query, key].
         heads: (layer, head) pairs, one or several; None: all heads of the layers.
-        layers: One layer or several, in place of `heads`; None: all.
+        layers: One layer or several, instead of `heads`; None: all.
 
     Yields:
         None.
 
     Raises:
-        InputError: The model lacks the heads or layers, or `hidden` is no such function or array;
-            or, in the pass, it is of another shape, a query is left without a key, or the
-            implementation of attention takes no such mask.
+        InputError: The model lacks the heads or layers, or `hidden` is not a function or array of
+            booleans; or, in the pass, it has another shape, all keys of a query are hidden, or the
+            implementation of attention does not support the mask.
     """
     decoder = as_decoder(model)
     function = hidden if callable(hidden) else _by_number(hidden)
@@ -90,7 +90,7 @@ def _hide(
     call: CallMask,
     content: Content,
 ) -> CallMask:
-    """The mask of a call without the hidden keys."""
+    """Return the mask of a call with the hidden keys removed."""
     implementation = attention.config._attn_implementation
     if implementation not in ("eager", "sdpa"):
         raise InputError(
@@ -127,7 +127,7 @@ def _hide(
 def _checked(
     attention: RepositionedAttention, function: HiddenKeys, pairs: TokenPairs
 ) -> Bool[Tensor, "any any row key"]:
-    """What a function hides of pairs, with all four axes, those of rows and keys whole."""
+    """Return the mask of a function for pairs, with four axes; rows and keys are not broadcast."""
     prompts, _, rows, _ = pairs.queries.shape
     shape = prompts, attention.heads, rows, pairs.keys.shape[2]
     found = function(pairs)
@@ -148,7 +148,7 @@ def _checked(
 
 
 def _by_number(given: Any) -> HiddenKeys:
-    """A function that looks pairs up in an array over the tokens of the prompts."""
+    """Make a function that looks up pairs in an array over the tokens of the prompts."""
     try:
         table = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -162,7 +162,7 @@ def _by_number(given: Any) -> HiddenKeys:
 
     def look_up(pairs: TokenPairs) -> Tensor:
         prompts, heads = pairs.queries.shape[:2]
-        # An axis of 1 says the same of all
+        # An axis of length 1 holds for all.
         places = [torch.arange(size)[:, None, None, None] for size in (prompts, heads)]
         places = [places[0], places[1].transpose(0, 1), pairs.query, pairs.key]
         names = ("prompts", "heads", "queries", "keys")
@@ -170,13 +170,13 @@ def _by_number(given: Any) -> HiddenKeys:
             size, largest = table.shape[axis], int(place.max()) + 1
             if size == 1:
                 places[axis] = torch.zeros(1, dtype=torch.long)
-            # A shorter prompt takes a part of an array over tokens, but no part of its heads
+            # A shorter prompt uses a part of the tokens of an array, but always all heads.
             elif largest > size or (largest < size and axis < 2):
                 raise InputError(
                     f"hidden keys of {size} {name} came to {largest}; give those of all, or a "
                     "function of TokenPairs"
                 )
-        # Padding on the left, which no query sees, counts from below 0
+        # Padding on the left has negative numbers; no query sees it.
         return table[tuple(place.clamp_min(0).cpu() for place in places)].to(pairs.query.device)
 
     return look_up

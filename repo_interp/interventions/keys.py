@@ -1,16 +1,17 @@
-"""Exchange or move keys alone, while a context lasts; queries and values stay.
+"""Exchange or move keys alone, inside a `with` block; queries and values stay.
 
     exchanged_keys    k_j <- k_order(j)        features change places; values and positions stay
-    moved_keys        z_j <- z_j + shift_j(z)  for keys alone; the query keeps its position
+    moved_keys        z_j <- z_j + shift_j(z)  for keys only; the query keeps its position
 
-A rotated key is turned by theta_r shift_j once more, which is exact: rotations add up. Schemes that
-add a function of the distance are given the moved position of the key. Layers without positions
-(NoPE) and contextual ones (CoPE) have nothing to move; a learned absolute position is an embedding,
-so its token - query, key and value - gets another position's vector, at the model's input.
+A rotated key is turned again by theta_r shift_j, which is exact because rotations add up. Schemes
+that add a function of the distance get the moved position of the key. Layers without positions
+(NoPE) or with contextual ones (CoPE) have nothing to move. A learned absolute position is an
+embedding, so the whole token (query, key and value) gets the vector of another position at the
+model's input.
 
-Keys are exchanged in whole prompts, padded on the right, without cached keys. They are moved with a
-cache too, which must begin inside of the context; a shift is given the positions of all keys so far.
-Knows nothing about how orders, shifts and prompts are chosen.
+Keys can be exchanged in whole prompts, padded on the right, without cached keys. They can be moved
+with a cache too, if it begins inside the context; a shift gets the positions of all keys so far.
+This module knows nothing about the choice of orders, shifts and prompts.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from repo_interp.positions.biases import PositionBias
 from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
 
 Shift = Callable[[Float[Tensor, "batch any token"]], Float[Tensor, "batch any token"]]
-"""Shifts of the positions of keys, in positions, given those positions; axes of 1 broadcast.
+"""Function from positions of keys to their shifts, in positions; axes of length 1 broadcast.
 """
 KEY_INDEX = 3
-"""Place of `key_index` among the arguments of PositionLogits."""
+"""Index of `key_index` in the arguments of PositionLogits."""
 
 
 @model_edit
 def exchanged_keys(
     model: nn.Module, orders: Mapping[int, Int[Tensor, "batch token"]]
 ) -> Iterator[None]:
-    """Exchange keys between tokens, before any norm and rotation, while the context lasts.
+    """Exchange keys between tokens, before any norm and rotation, inside a `with` block.
 
-    Values of a scheme that reads keys (CoPE's gates) change with them.
+    Quantities that a scheme computes from keys, such as CoPE's gates, change with them.
 
     Args:
         model: Repositioned model or bridge.
@@ -55,7 +56,8 @@ def exchanged_keys(
         None.
 
     Raises:
-        InputError: The model lacks a layer, or an order is none or of another shape.
+        InputError: The model lacks a layer, or an order is not a table of token indices or has
+            another shape.
     """
     decoder = as_decoder(model)
     _require_by_layer(orders, "orders", "tokens [prompt, token] as whole numbers from 0", _is_order)
@@ -76,21 +78,21 @@ def exchanged_keys(
 
 @model_edit
 def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
-    """Move keys to the positions `z + shifts[layer](z)` while the context lasts.
+    """Move keys to the positions `z + shifts[layer](z)` inside a `with` block.
 
-    With learned absolute positions the shift of layer 0 acts, once for the whole model; an index is
-    rounded, and kept in the table.
+    With learned absolute positions the shift of layer 0 applies to the whole model; the moved index
+    is rounded, and clipped to the table.
 
     Args:
         model: Repositioned model or bridge.
-        shifts: By layer, a function from positions of keys to the shifts that are added.
+        shifts: By layer, a function from positions of keys to the shifts to add.
 
     Yields:
         None.
 
     Raises:
-        InputError: The model lacks a layer, or a shift is no function or of another shape; or, in
-            the pass, the cache began without this.
+        InputError: The model lacks a layer, or a shift is not a function or has another shape; or,
+            in the pass, the cache began outside the context.
     """
     decoder = as_decoder(model)
     _require_by_layer(shifts, "shifts", "functions of positions", callable)
@@ -103,7 +105,7 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
         require_one_position(attention, positions)
         shifted = _shift_of(shifts[attention.layer_idx], positions.detach())
         shifted = expand_heads(shifted, keys.shape[1])
-        # 1.0: the keys were scaled when they were rotated the first time
+        # 1.0, because the first rotation has scaled the keys already
         tables = pair_tables(by_pair(shifted), attention.frequencies_of_keys(), 1.0, keys.dtype)
         return turn(keys, *tables)
 
@@ -122,13 +124,13 @@ def moved_keys(model: nn.Module, shifts: Mapping[int, Shift]) -> Iterator[None]:
 
 
 def has_keys_to_move(attention: RepositionedAttention) -> bool:
-    """Tell whether `moved_keys` changes anything in a layer: not in NoPE, nor CoPE alone.
+    """Return whether `moved_keys` has an effect in a layer; it has none in NoPE and plain CoPE.
 
     Args:
         attention: A layer.
 
     Returns:
-        Whether the logits depend on the position of keys.
+        True if the logits depend on positions of keys.
     """
     by_distance = attention.frequencies is not None or isinstance(
         attention.position_logits, PositionBias
@@ -152,12 +154,12 @@ def _is_order(given: Any) -> bool:
 
 
 def _shift_of(shift: Shift, positions: Tensor) -> Tensor:
-    """The shifts of keys by `shift`, given their `positions`.
+    """Return the shifts of keys by `shift` for their `positions`.
 
-    Raises InputError where they are not finite, no numbers, or of another shape.
+    Raises InputError if they are not finite numbers or have another shape.
     """
     shifts = finite_positions(shift(positions), positions, "the shifts of keys")
-    # positions may be the same in all prompts, or heads
+    # Positions may be shared by prompts or heads.
     pairs = zip(shifts.shape[::-1], positions.shape[::-1], strict=False)
     if shifts.ndim > positions.ndim or any(
         here != there and 1 not in (here, there) for here, there in pairs
@@ -172,7 +174,7 @@ def _shift_of(shift: Shift, positions: Tensor) -> Tensor:
 def _shift_index(shift: Shift) -> Callable:
     def hook(module: nn.Module, arguments: tuple) -> tuple:
         index = arguments[KEY_INDEX]
-        # [prompt, 1 or head, key], the form that a Shift is given
+        # [prompt, 1 or head, key], as a Shift expects
         index = (index if index.ndim == 3 else index[:, None]).to(torch.float32)
         return (
             *arguments[:KEY_INDEX],
@@ -184,5 +186,5 @@ def _shift_index(shift: Shift) -> Callable:
 
 
 def _shifted_by(shift: Shift) -> Callable[[Tensor], Tensor]:
-    # A Shift is given an axis of heads, which the index of a whole model lacks
+    # A Shift expects an axis of heads, which the index of the whole model lacks.
     return lambda index: index + _shift_of(shift, index[:, None].to(torch.float32))[:, 0]

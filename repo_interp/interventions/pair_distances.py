@@ -1,24 +1,25 @@
-"""Make pairs of tokens seem at other distances, for chosen heads and rotary pairs.
+"""Change the distances of pairs of tokens, for chosen heads and rotary pairs.
 
     W_ij = sum_r Re(q_ir conj(k_jr) e^(i theta_r D_ij)) + B(D_ij)        D_ij = z_i - z_j
 
     D_ij   <-   function(D_ij, pair)
 
-q_ir, k_jr are rotary pair r of query i and key j as complex numbers, before rotation, z positions
-(the index, or learned ones), B what a scheme adds by distance (ALiBi, KERPLE, FIRE, whose normaliser
-stays that of the query). LM-Infinite, InfLLM (`extension`), ReRoPE and Self-Extend are such functions
-(Han et al. 2024; Xiao et al. 2024; Su 2023; Jin et al. 2024).
+q_ir and k_jr are rotary pair r of query i and key j as complex numbers before rotation. z are
+positions (the index, or learned ones). B is the bias that a scheme adds by distance (ALiBi, KERPLE,
+FIRE; FIRE's normalizer, which depends on the query, stays). LM-Infinite, InfLLM (`extension`),
+ReRoPE and Self-Extend are functions of this kind (Han et al. 2024; Xiao et al. 2024; Su 2023; Jin
+et al. 2024).
 
-Logits of pairs whose distance stays are the model's own. Others are made of queries and keys before
-rotation, in the first of three ways that is exact:
+Pairs with an unchanged distance keep the model's logits. Other logits are computed from queries and
+keys before rotation, by the first of three methods that is exact:
 
     D of one size (a cap)          rotate(q_i, D) . k_j                  one product a sign
     D_ij = a_i - b_j               rotate(q_i, a_i) . rotate(k_j, b_j)   one product
     any D                          rotate(q_i, D_ij) . k_j               pair by pair
 
-ROWS queries at a time meet the keys that any of them sees: other keys are never computed. The whole
-map is made where a hook asks for the pattern. With a cache, which must begin inside of the context.
-Keys that `moved_keys` moves keep their place in pairs whose distance changes.
+Scores are computed for ROWS queries at a time, and for the keys that any of them sees. The whole
+map is made only if a hook reads the pattern. A cache must begin inside the context. In pairs with a
+changed distance, `moved_keys` has no effect.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ from repo_interp.positions.rotary import expand_heads, rotate
 from repo_interp.values import TokensOrNone, checked
 
 Distance = Callable[[Float[Tensor, "any any row key"], TokenPairs], Tensor]
-"""New distances of pairs, given those that they have."""
+"""Function from distances of pairs to new distances."""
 ROWS = 256
-"""Queries whose scores are made at a time."""
+"""Number of queries whose scores are computed at once."""
 _NUMBERS = 1 << 24
-"""Numbers of the queries that are rotated pair by pair at a time."""
+"""Most numbers of queries that are rotated pair by pair at once."""
 
 
 @model_edit
@@ -62,29 +63,30 @@ def distances(
     layers: Layers = None,
     pairs: Sequence[int] | None = None,
 ) -> Iterator[None]:
-    """Make pairs of tokens seem at other distances while the context lasts.
+    """Change the distances of pairs of tokens inside a `with` block.
 
         with iv.distances(model, lambda distance, pair: distance.clamp(max=512)):  # ReRoPE
             ri.loss(model, prompts)
 
-    Contexts nest: the inner one is given the distances of the outer one.
+    In nested contexts the inner function gets the distances of the outer one.
 
     Args:
         model: Repositioned model or bridge.
-        function: Of the distances z_i - z_j [prompt, row of positions, query, key] in positions,
-            and `TokenPairs`; returns new ones, which broadcast to [prompt, head, query, key].
+        function: Function of the distances z_i - z_j [prompt, row of positions, query, key], in
+            positions, and of `TokenPairs`. It returns new distances, which broadcast to [prompt,
+            head, query, key].
         heads: (layer, head) pairs, one or several; None: all heads of the layers.
-        layers: One layer or several, in place of `heads`; None: all that have distances.
-        pairs: Numbers of rotary pairs that see the new distances, the fastest first; None: all, and
-            what a scheme adds by distance.
+        layers: One layer or several, instead of `heads`; None: all layers with distances.
+        pairs: Indices of the rotary pairs that use the new distances, 0 the fastest; None: all
+            pairs, and also biases by distance.
 
     Yields:
         None.
 
     Raises:
         InputError: The model lacks the heads, layers or pairs, or a layer has no distances of pairs
-            of tokens; or, in the pass, new distances are not finite or of another shape, the cache
-            began without this, or its keys were rotated by other frequencies.
+            of tokens; or, in the pass, new distances are not finite or have another shape, the
+            cache began outside the context, or its keys were rotated by other frequencies.
     """
     decoder = as_decoder(model)
     if not callable(function):
@@ -126,7 +128,7 @@ def layers_with_distances(decoder: Decoder) -> list[int]:
         Numbers of layers.
 
     Raises:
-        InputError: A layer computes by positions that have no distance, or there is no layer.
+        InputError: A layer uses positions that have no distance, or no layer has distances.
     """
     found = []
     for attention in decoder.layers:
@@ -143,13 +145,13 @@ def layers_with_distances(decoder: Decoder) -> list[int]:
 
 
 def reason_against_distances(attention: RepositionedAttention) -> str:
-    """Say why a layer has no distance of two tokens.
+    """Give the reason why a layer has no distance of two tokens.
 
     Args:
         attention: A layer.
 
     Returns:
-        What it does instead; empty where there is a distance.
+        A clause for messages; empty if there is a distance.
     """
     if logits_by_content(attention):
         return "counts positions by context, or adds or transforms by contents and positions"
@@ -166,10 +168,10 @@ def require_distances(attention: RepositionedAttention, method: str) -> None:
 
     Args:
         attention: A layer.
-        method: What needs them, for the message.
+        method: Name of the method that needs distances, for the message.
 
     Raises:
-        InputError: There are none.
+        InputError: The layer has no distances.
     """
     if reason := reason_against_distances(attention):
         raise InputError(
@@ -185,7 +187,7 @@ class _Edit:
     function: Distance
     heads: frozenset[int]
     pairs: frozenset[int] | None
-    """Rotary pairs that see the new distances; None: all, and added logits."""
+    """Rotary pairs that use the new distances; None: all, and biases by distance."""
 
     def applied(self, distance: Tensor, pairs: TokenPairs, heads: int) -> Tensor:
         """New distances of all heads."""
@@ -194,7 +196,7 @@ class _Edit:
         ).to(distance.dtype)
         shape = (len(pairs.queries), heads, *distance.shape[2:])
         sizes = (*(1,) * (4 - new.ndim), *new.shape)
-        # One per row of positions, as they came, or one per head
+        # One per row of positions, as in the input, or one per head
         allowed = [{1, size} for size in shape]
         allowed[1].add(distance.shape[1])
         if len(sizes) != 4 or any(
@@ -215,7 +217,7 @@ class _Edit:
 
 @dataclass(frozen=True)
 class _Distances:
-    """Attention of one layer with other distances; stands for its `attend`."""
+    """Attention of one layer with other distances; replaces the layer's `attend`."""
 
     attention: RepositionedAttention
     edits: tuple[_Edit, ...]
@@ -229,7 +231,7 @@ class _Distances:
         added: Tensor | None,
         keywords: dict[str, Any],
     ) -> tuple[Float[Tensor, "batch token head d_head"], Tensor | None]:
-        """Attend from every query to the keys that it sees, with a pattern for hooks."""
+        """Attend from every query to the keys that it sees, and make a pattern for hooks."""
         attention = self.attention
         content, count = attention.active_pass.content, keys.shape[2]
         assert content is not None
@@ -244,7 +246,7 @@ class _Distances:
         for start in range(0, rows, rows if whole else ROWS):
             block = slice(start, min(rows, start + (rows if whole else ROWS)))
             some = seen[..., block, :]
-            # Keys that a row of this block sees: no other key is computed
+            # Only keys that some row of this block sees
             shown = torch.arange(count, device=device)
             shown = shown if whole else shown[some.flatten(0, 2).any(0)]
             some = some[..., shown]
@@ -280,7 +282,7 @@ class _Distances:
             )
         positions, of_keys = now.positions, positions_of_keys(attention, keys)
         if positions is None or of_keys is None:
-            # Layers that only add by distance have no positions: the index gives their distance
+            # Layers that only add a bias have no positions; their distance is that of the index.
             count = keys.shape[2]
             index = now.index if now.index.shape[-1] == count else now.counted_index(count)
             positions, of_keys = (each[:, None].float() for each in (now.index, index))
@@ -318,7 +320,7 @@ class _Distances:
         return scores + added.to(scores.dtype)
 
     def _groups(self) -> list[Tensor | None]:
-        """Masks [d_head] of rotary pairs that see the same distances; None: all do."""
+        """Masks [d_head] of rotary pairs with the same distances; None: all pairs."""
         half = self.attention.d_head // 2
         by_edits: dict[tuple[bool, ...], list[int]] = {}
         for pair in range(half):
@@ -337,14 +339,14 @@ class _Distances:
     def _changed(
         self, given: Tensor, pairs: TokenPairs, some: Tensor | None, seen: Tensor
     ) -> tuple[Tensor, Bool[Tensor, "any any row key"]]:
-        """Distances after the edits that act on the rotary pairs of a mask, and which changed.
+        """Distances after the edits of the rotary pairs of a mask, and a mask of changed distances.
 
-        Without a mask they are the edits of all rotary pairs. Both have a row for all heads, or one
-        for each.
+        None selects the edits of all rotary pairs. Both results have one row for all heads, or one
+        row per head.
         """
         distance, heads = given, self.attention.heads
         for edit in self.edits:
-            # Rotary pairs of a mask are all of an edit's, or none
+            # An edit has either all rotary pairs of a mask, or none of them.
             if edit.pairs is None or (some is not None and bool(some[[*edit.pairs]].any())):
                 distance = edit.applied(distance, pairs, heads)
         if distance.shape[1] > 1:
@@ -354,8 +356,8 @@ class _Distances:
     def _at(
         self, pairs: TokenPairs, distance: Tensor, changed: Tensor, some: Tensor | None, own: Tensor
     ) -> Tensor:
-        """Products of queries and keys, at new distances where these changed, else their `own`."""
-        # Keys that are as far as before from all queries stay out
+        """Products of queries and keys at changed distances; all others keep their `own` value."""
+        # Keys with unchanged distances from all queries are left out.
         columns = changed.flatten(0, 2).any(0).nonzero()[:, 0]
         distance, changed = distance.expand_as(changed)[..., columns], changed[..., columns]
         at = self._products(pairs.part(slice(None), columns), distance, changed, some)
@@ -366,7 +368,7 @@ class _Distances:
     def _products(
         self, pairs: TokenPairs, distance: Tensor, changed: Tensor, some: Tensor | None
     ) -> Float[Tensor, "batch head row key"]:
-        """Products of queries and keys at a distance each; any numbers where it did not change."""
+        """Products of queries and keys at their distances; arbitrary for unchanged pairs."""
         queries, heads = pairs.queries, pairs.queries.shape[1]
         queries = queries if some is None else queries * some.to(queries)
         keys = expand_heads(pairs.keys, heads)
@@ -374,7 +376,7 @@ class _Distances:
         scaling = self.attention.attention_scaling
         low, high = distance.detach()[changed].aminmax()
         if bool((~changed | (distance == low) | (distance == high)).all()):
-            # Keys are as they were before they were scaled
+            # Keys lack the attention scaling, so queries get its square.
             at_low, at_high = (
                 rotate(
                     queries,
@@ -407,14 +409,14 @@ class _Distances:
     def _added(
         self, pairs: TokenPairs, positions: Tensor, distance: Tensor
     ) -> Float[Tensor, "batch head row key"]:
-        """What the scheme adds at new distances: every query meets keys that far away."""
+        """Biases of the scheme at new distances, computed for keys at exactly these distances."""
         attention = self.attention
         assert attention.position_logits is not None
         prompts, heads, rows, width = pairs.queries.shape
         places = expand_heads(positions, distance.shape[1])[..., None]
         places = places.expand(prompts, *places.shape[1:]).transpose(1, 2).flatten(0, 1)
         distance = distance.expand(prompts, -1, -1, -1).transpose(1, 2).flatten(0, 1)
-        # Contents do not count: one query a prompt, in a row of its own
+        # The bias does not depend on contents, so one query per prompt suffices, as a separate row.
         queries = pairs.queries.new_zeros(prompts * rows, heads, 1, width)
         keys = pairs.keys.new_zeros(1, pairs.keys.shape[1], 1, width)
         keys = keys.expand(prompts * rows, -1, distance.shape[-1], -1)
@@ -429,15 +431,15 @@ class _Distances:
 def _separated(
     distance: Float[Tensor, "any any row key"], changed: Bool[Tensor, "any any row key"]
 ) -> tuple[Tensor, Tensor] | None:
-    """a_i and b_j with D_ij = a_i - b_j at all pairs that changed; None where there are none."""
-    # The row and the column with most of the pairs cross at one pair
+    """Find a_i and b_j with D_ij = a_i - b_j for all changed pairs; None if there is no solution."""
+    # The row and the column with the most changed pairs determine a and b.
     row = changed.sum(-1).argmax(-1)[..., None, None]
     column = changed.sum(-2).argmax(-1)[..., None, None]
     of_row = distance.gather(-2, row.expand(-1, -1, 1, distance.shape[-1]))
     of_column = distance.gather(-1, column.expand(-1, -1, distance.shape[-2], 1))
     corner = of_row.gather(-1, column)
     error = (of_column - corner + of_row - distance).masked_fill(~changed, 0.0).abs().amax()
-    # Sums of three numbers of this size round so far
+    # Rounding of sums of three numbers of this size
     rounding = 4 * torch.finfo(distance.dtype).eps * distance.abs().amax()
     if bool(error > rounding):
         return None

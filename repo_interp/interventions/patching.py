@@ -1,4 +1,4 @@
-"""Activation patching of `hook_positions`, as TransformerLens' `patching` does it.
+"""Activation patching of `hook_positions`, in the manner of TransformerLens' `patching`.
 
 Between a clean and a corrupted prompt:
 
@@ -7,9 +7,9 @@ Between a clean and a corrupted prompt:
     clean cache)
 
 `transformer_lens.patching.generic_activation_patch` does the work, with all its options (`reduce`,
-`baseline`, several metrics); its names are "blocks.{layer}.hook_{activation}", so while it works
-each block answers to that name too. Where heads share positions, a row per head is made first. A
-layer without positions keeps the corrupted prompt's metric.
+`baseline`, several metrics). It uses the names "blocks.{layer}.hook_{activation}", so each block
+has this name as an alias while it runs. Positions that heads share are first expanded to one row
+per head. A layer without positions keeps the corrupted prompt's metric.
 """
 
 from __future__ import annotations
@@ -51,12 +51,11 @@ def get_act_patch_positions_all_pos(
         **options: Options of `transformer_lens.patching.generic_activation_patch`.
 
     Returns:
-        The metric [layer, head], as `get_act_patch_attn_head_out_all_pos` gives it.
+        The metric [layer, head], as in `get_act_patch_attn_head_out_all_pos`.
 
     Raises:
-        InputError: The model is no bridge of this library, the prompts differ in length, or the
-            cache has
-            other prompts or lacks their axis.
+        InputError: The model is not a bridge of this library, the prompts differ in length, or the
+            cache has other prompts or lacks the axis of prompts.
     """
     return _patched(
         model, corrupted_tokens, clean_cache, patching_metric, ("layer", "head"), options
@@ -70,7 +69,7 @@ def get_act_patch_positions_by_pos(
     patching_metric: Any,
     **options: Any,
 ) -> Any:
-    """Patch the position of one token in one head from a clean prompt, for all of them.
+    """Patch the position of one token in one head from a clean prompt, for all tokens and heads.
 
     Args:
         model: Bridge of this library.
@@ -80,7 +79,7 @@ def get_act_patch_positions_by_pos(
         **options: Options of `transformer_lens.patching.generic_activation_patch`.
 
     Returns:
-        The metric [layer, token, head], as `get_act_patch_attn_head_out_by_pos` gives it.
+        The metric [layer, token, head], as in `get_act_patch_attn_head_out_by_pos`.
 
     Raises:
         InputError: As for `get_act_patch_positions_all_pos`.
@@ -98,7 +97,8 @@ def _patched(
     axes: tuple[str, ...],
     options: dict[str, Any],
 ) -> Any:
-    # Whoever has a bridge has imported them; the other interventions need none.
+    # Imported here, since only bridges need TransformerLens; a caller with a bridge has imported
+    # it.
     from transformer_lens.patching import generic_activation_patch
 
     from repo_interp.models.bridge import RepositionedBridge
@@ -140,7 +140,7 @@ def _patched(
             "run_with_cache(tokens), all names or these"
         )
     for layer in range(model.cfg.n_layers):
-        # `generic_activation_patch` looks up all layers, also those whose hook never fires
+        # `generic_activation_patch` looks up all layers, also layers whose hook never fires.
         clean.setdefault(_SHORT.format(layer), torch.empty(0))
 
     def set_rows(corrupted: Tensor, index: Sequence[int], from_clean: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def _patched(
     elif callable(metric):
         metric = partial(judged, metric)
     with _named_shortly(decoder):
-        # Its annotations ask for classes of TransformerLens where it takes any mapping and callable.
+        # Its annotations name classes of TransformerLens, but any mapping and callable works.
         patch: Any = generic_activation_patch
         return patch(
             model, tokens, clean, metric, set_rows, "positions", index_axis_names=axes, **options
@@ -177,7 +177,7 @@ def _patched(
 
 @contextmanager
 def _named_shortly(decoder: Decoder) -> Iterator[None]:
-    """While it lasts, every block answers to "hook_positions" as to "attn.hook_positions"."""
+    """Give every block the alias "hook_positions" for "attn.hook_positions" while it lasts."""
     with intervention(decoder) as undo:
         for block in decoder.module.blocks:
             patch_attribute(

@@ -1,10 +1,10 @@
-"""An edit of positions: one class holds its parameter, its words and its arithmetic.
+"""Base class of position edits: one class has the parameters, words and arithmetic of a kind.
 
-The kinds are subclasses of `PositionEdit` in `edits`, and what is offered of a kind follows from its class:
+The kinds are subclasses of `PositionEdit` in `edits`. Everything else follows from the class:
 
-    function of `ri.interventions`        named as the class, in lower case; arguments are its fields (`as_function`)
-    row of the explorer's form            where it has a `form`
-    kind of the experiment `effects`      where it says what positions `become`
+    function of `ri.interventions`        has the name of the class in lower case; arguments are its fields (`as_function`)
+    row of the explorer's form            if the class has a `form`
+    kind of the experiment `effects`      if the class has the words `become`
 
 An edit is a `Change` of `replaced`, which chooses layers and heads.
 """
@@ -42,20 +42,20 @@ class FormRow:
     """A row of the explorer's form."""
 
     says: str
-    """The kind, in the list of kinds."""
+    """Label of the kind in the list of kinds."""
     parameter: str = ""
-    """The field of the edit that is asked for; "": none."""
+    """The field of the edit that the form has an input for; "": none."""
     label: str = ""
     hint: str = ""
 
 
 def bounded(named: str, *, default: Any = MISSING, kw_only: bool = False) -> Any:
-    """Declare a field that is held to its type and range.
+    """Declare a field whose type and range are checked.
 
     Args:
-        named: Its name in messages.
-        default: Its default, if any.
-        kw_only: Whether it is given by name alone.
+        named: Name of the field in messages.
+        default: Default, if any.
+        kw_only: Whether the field is a keyword argument only.
 
     Returns:
         The field.
@@ -66,33 +66,34 @@ def bounded(named: str, *, default: Any = MISSING, kw_only: bool = False) -> Any
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field, bounded))
 @dataclass(frozen=True, eq=False)
 class PositionEdit:
-    """A change of positions, ready for `replaced`; it may be entered again for every new token.
+    """A change of positions for `replaced`, which calls it in every pass.
 
-    The fields of a subclass are its parameters. Raises InputError for a value that it does not take.
+    The fields of a subclass are its parameters. Raises InputError for an invalid value.
     """
 
     kind: ClassVar[str] = ""
     words: ClassVar[str] = ""
-    """The new positions in a sentence of the explorer, with fields in braces."""
+    """Phrase for the new positions in sentences of the explorer, with fields in braces."""
     form: ClassVar[FormRow | None] = None
-    """Its row of the explorer's form; None: it has none."""
+    """The row of the explorer's form; None: no row."""
     become: ClassVar[str] = ""
-    """The new positions as tables and charts of `effects` name them; "": it measures none."""
+    """Phrase for the new positions in tables and charts of `effects`; "": not a kind of `effects`.
+    """
     does: ClassVar[str] = ""
-    """The change in a sentence of `effects`, as in "freezing them costs 2 nats"."""
+    """Phrase for the change in sentences of `effects`, as in "freezing them costs 2 nats"."""
     needs: ClassVar[str] = ""
-    """What `of_prompts` needs of each prompt: a method of `EditedPrompts`."""
+    """Method of `EditedPrompts` with the data that `of_prompts` needs of each prompt."""
     is_function: ClassVar[bool] = True
     """Whether `ri.interventions` has a function of this name."""
 
     _: KW_ONLY
     tokens: Tensor | None = None
-    """The tokens that change (`replacing.token_table`), which no pass needs to reach; None: all."""
+    """The tokens to change (`replacing.token_table`); a pass may lack them. None: all."""
     _of_prompt: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False)
     """Results of `of_prompt` by layer and rows."""
 
     def __init_subclass__(cls, is_kind: bool = True) -> None:
-        """Make the class a dataclass, and enter it among the kinds."""
+        """Make the class a dataclass, and register it as a kind."""
         dataclass(frozen=True, eq=False)(cls)
         if is_kind:
             cls.kind = cls.__name__.lower()
@@ -116,7 +117,7 @@ class PositionEdit:
             here: Layer, heads and tokens of the pass.
 
         Returns:
-            New positions, which broadcast to `positions` where no `tokens` are named.
+            New positions; without `tokens` they broadcast to `positions`.
 
         Raises:
             InputError: The value does not fit the prompts, or the prompt is in the cache.
@@ -145,22 +146,22 @@ class PositionEdit:
     def of_prompt(
         self, z: Tensor, here: PassContext, compute: Callable[[Tensor, PassContext], Tensor]
     ) -> Tensor:
-        """Compute once, of the tokens of a prompt, what its new tokens in later passes need too.
+        """Compute a quantity of the prompt once, and keep it for new tokens in later passes.
 
         Args:
             z: Positions of the chosen rows.
             here: Layer, heads and tokens of the pass.
-            compute: Function of both.
+            compute: Function of `z` and `here`.
 
         Returns:
-            Its result for the prompt.
+            The result of `compute` for the prompt.
 
         Raises:
-            InputError: The prompt is in the cache, and was there before the edit.
+            InputError: The prompt was in the cache before the edit began.
         """
-        # One edit serves all its layers, and each has positions of a prompt that it must remember
+        # One edit serves several layers, so results are kept by layer and rows.
         rows = here.layer, here.heads
-        # No token is cached: this pass is the prompt. Later ones find its positions here
+        # Without cached tokens, this pass is the prompt; later passes use its result.
         if here.start == 0:
             self._of_prompt[rows] = compute(z, here)
         elif len(self._of_prompt.get(rows, ())) != len(z):
@@ -172,7 +173,7 @@ class PositionEdit:
 
     @property
     def prompts(self) -> int:
-        """Number of prompts that the edit has values of; 1: any."""
+        """Number of prompts for which the edit has values; 1: any number."""
         return 1
 
     def on(
@@ -188,7 +189,7 @@ class PositionEdit:
         Args:
             model: Repositioned model or bridge.
             heads: (layer, head) pairs, one or several; None: all heads of the layers.
-            layer: One layer or several, in place of `heads`; None: all that assign positions.
+            layer: One layer or several, instead of `heads`; None: all that assign positions.
             tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
 
         Returns:
@@ -197,7 +198,7 @@ class PositionEdit:
         return replaced(model, self, heads, layer=layer, tokens=tokens, prompts=self.prompts)
 
     def in_words(self) -> str:
-        """Say what positions become: "times 0.5".
+        """Describe the new positions in words, such as "times 0.5".
 
         Returns:
             The words, with the parameters.
@@ -206,10 +207,10 @@ class PositionEdit:
 
     @classmethod
     def asked(cls) -> Field | None:
-        """Return the field that the form asks for.
+        """Return the field that the form has an input for.
 
         Returns:
-            The field; None where it asks for none.
+            The field; None without an input.
         """
         return next((e for e in fields(cls) if cls.form and e.name == cls.form.parameter), None)
 
@@ -233,7 +234,7 @@ def first_of(names: Sequence[Any]) -> str:
         names: Numbers or words.
 
     Returns:
-        The words, with dots where there are more.
+        The names, followed by dots if there are more.
     """
     return ", ".join(map(str, names[:4])) + (" ..." if len(names) > 4 else "")
 
@@ -241,18 +242,18 @@ def first_of(names: Sequence[Any]) -> str:
 _FAMILY = """
     model: Repositioned model or bridge.
     heads: (layer, head) pairs, one or several; None: all heads of the layers.
-    layer: One layer or several, in place of `heads`; None: all that assign positions.
+    layer: One layer or several, instead of `heads`; None: all that assign positions.
     tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
 
 Returns:
     A context manager; positions are changed while it lasts.
 
 Raises:
-    InputError: A parameter has another type or is out of its range, or the model lacks the layers,
+    InputError: A parameter has a wrong type or is out of range, or the model lacks the layers,
         heads or tokens, or they have no positions; or, in the pass, the edit does not fit the
-        prompts, or the prompt is in the cache.
+        prompts, or the prompt was cached before the edit began.
 """
-"""What is said of every function of an edit, after its summary and its parameters."""
+"""End of the docstring of every function of an edit."""
 
 
 @cache
@@ -263,13 +264,13 @@ def as_function(kind: type[PositionEdit]) -> Callable[..., ModelEdit]:
         kind: Class of the edit.
 
     Returns:
-        Function of the model, the fields that may be given by place, `heads`, and by name `layer`,
-        `tokens` and all other fields.
+        Function of the model, the positional fields and `heads`; `layer`, `tokens` and all other
+        fields are keyword arguments.
     """
     on, edit = inspect.signature(PositionEdit.on), inspect.signature(kind)
     _, model, heads, *where = on.parameters.values()
     given = [each for name, each in edit.parameters.items() if name != "tokens"]
-    # By name alone last, as Python asks
+    # Keyword-only parameters must come last.
     order = sorted([model, *given, heads, *where], key=lambda each: each.kind)
     signature = on.replace(parameters=order)
 

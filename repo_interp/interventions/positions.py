@@ -1,6 +1,6 @@
-"""Record and set positions, and exchange those of tokens or heads.
+"""Record and set positions, and exchange positions of tokens or heads.
 
-The family of edits that take heads, layers and tokens alike is in `edits`.
+Edits with a common set of arguments (heads, layers and tokens) are in `edits`.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def swapped_tokens(
     Args:
         model: Repositioned model or bridge.
         one: Index of a token, or indices of a span.
-        other: Another token, or a span of as many other tokens.
+        other: Another token, or a span of equal length without common tokens.
         heads: (layer, head) pairs, one or several; None: all heads of the layers.
-        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        layer: One layer or several, instead of `heads`; None: all that assign positions.
 
     Returns:
         A context manager; positions are changed while it lasts.
 
     Raises:
-        InputError: The two are no different tokens, or no spans of one length.
+        InputError: Tokens occur twice, or the spans differ in length.
     """
     first, second = (list(some) if isinstance(some, Iterable) else [some] for some in (one, other))
     table = token_table([first, second])
-    # Fewer different tokens than were named: one occurs twice, or in both spans
+    # Fewer different tokens than named tokens: a token occurs twice, or in both spans.
     if len(first) != len(second) or int(table.any(0).sum()) < len(first) + len(second):
         raise InputError(
             f"two tokens, or two spans of as many different tokens, change places; got {one} "
@@ -76,20 +76,20 @@ def swapped_heads(
 ) -> ModelEdit:
     """Exchange the positions of two heads of one layer.
 
-    Heads of different layers: record with `positions_of`, then `transplanted(..., from_head=...)`
-    both ways.
+    For heads of different layers, record positions with `positions_of`, then use
+    `transplanted(..., from_head=...)` for each of the two heads.
 
     Args:
         model: Repositioned model or bridge.
         one: (layer, head).
-        other: Another head of this layer.
+        other: Another head of the same layer.
         tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
 
     Returns:
         A context manager; positions are changed while it lasts.
 
     Raises:
-        InputError: The two are the same, or of different layers.
+        InputError: The heads are equal, or in different layers.
     """
     one, other = layer_and_head(one), layer_and_head(other)
     if one[0] != other[0]:
@@ -100,7 +100,7 @@ def swapped_heads(
         )
     if one[1] == other[1]:
         raise InputError(f"two different heads were wanted; got {one} twice")
-    # `replaced` hands over the chosen rows alone, and these are the two heads
+    # `replaced` passes only the chosen rows, which are the two heads.
     return replaced(model, lambda z, here: z.flip(1), [one, other], tokens=tokens)
 
 
@@ -115,26 +115,26 @@ def set_positions(
         with ri.set_positions(bridge, layer=2, head=1, values=torch.arange(20.0)):
             logits, cache = bridge.run_with_cache(tokens)
 
-    Other heads keep their positions, also where heads share them.
+    Other heads keep their positions, even if heads share positions.
 
     Args:
         model: Repositioned model or bridge.
-        layer: Number of the layer.
-        head: Number of the head; None: all heads.
-        values: Positions that broadcast to [prompt, token], or a function of the positions
-            [prompt, row, token] of the layer.
+        layer: Index of the layer.
+        head: Index of the head; None: all heads.
+        values: Positions that broadcast to [prompt, token], or a function of the layer's positions
+            [prompt, row, token].
 
     Returns:
         A context manager; positions are changed while it lasts.
 
     Raises:
         InputError: The model lacks the layer or head; or, in the pass, `values` are not finite or
-            of another shape.
+            have another shape.
     """
     try:
-        # () for a function, whose result nobody knows yet
+        # () for a function, whose result is not known yet
         shape = np.shape(values)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    except (TypeError, ValueError, RuntimeError):  # the pass says what is wrong with them
+    except (TypeError, ValueError, RuntimeError):  # the pass raises a better error
         shape = ()
     prompts = int(shape[0]) if len(shape) == 2 else 1
 
@@ -151,25 +151,25 @@ def set_positions(
 def positions_of(
     model: nn.Module, tokens: Int[Tensor, "prompt token"] | Sequence[Sequence[int]]
 ) -> dict[int, Float[Tensor, "prompt row token"]]:
-    """Record the positions that a model gives to tokens, interventions included.
+    """Record the positions that a model assigns to tokens, including active interventions.
 
     Args:
         model: Repositioned model or bridge.
-        tokens: Ids of the prompts, padded on the right or not at all.
+        tokens: Ids of the prompts, without padding or padded on the right.
 
     Returns:
-        Positions of every layer that has some, by layer, with one row for all heads, per key-value
-        head or per head.
+        By layer, the positions [prompt, row, token] of layers that have positions, with one row for
+        all heads, per key-value head or per head.
 
     Raises:
-        InputError: `tokens` is no table of ids that the model knows.
+        InputError: `tokens` is not a table of token ids of the model.
     """
     decoder = as_decoder(model)
     given = token_ids(decoder, tokens)
     recorded: dict[int, Tensor] = {}
 
     def record(attention: RepositionedAttention, positions: Tensor) -> None:
-        # Layers may share one tensor of positions, and a hook after this one may write into it
+        # Cloned: layers may share a tensor of positions, and a later hook may write into it.
         recorded[attention.layer_idx] = positions.clone()
 
     with called_at(decoder, "positions", record):
@@ -178,7 +178,7 @@ def positions_of(
 
 
 def token_ids(decoder: Decoder, tokens: Any) -> Int[Tensor, "prompt token"]:
-    """Check tokens, and place them on the device of a model.
+    """Check tokens, and move them to the device of a model.
 
     Args:
         decoder: Decoder of the model.
@@ -188,11 +188,11 @@ def token_ids(decoder: Decoder, tokens: Any) -> Int[Tensor, "prompt token"]:
         The ids as a tensor.
 
     Raises:
-        InputError: `tokens` is no table of ids that the model knows.
+        InputError: `tokens` is not a table of token ids of the model.
     """
     vocabulary = decoder.vocabulary_size
     try:
-        # as_tensor fails on ragged lists and texts: they get the message below as well
+        # as_tensor fails for ragged lists and texts, which get the message below too.
         given = torch.as_tensor(tokens, device=decoder.device)
         whole = given.dtype in (torch.int32, torch.int64) and given.ndim == 2 and given.numel() > 0
         known = whole and int(given.min()) >= 0 and int(given.max()) < vocabulary

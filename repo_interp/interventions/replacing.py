@@ -1,20 +1,19 @@
 """Replace rows of `hook_positions` by a function, for chosen heads and tokens.
 
-All interventions on positions are made of it:
+All interventions on positions use this module:
 
-    z[b, h, i] <- change(z)[b, h, i]        for heads h that are chosen and tokens i that are; all others keep theirs
+    z[b, h, i] <- change(z)[b, h, i]        for chosen heads h and chosen tokens i; others do not change
 
-A key has one position per key-value head, and heads that share an f_phi share a row. Rows are
-repeated as far as the choice needs it, and no further: `hook_positions` then has a row per
-key-value head, or per head - and keys are repeated with it, so that every head rotates its
-copy. How many rows there are depends on the choice alone, never on values, so that keys in a cache
-keep their shape.
+A key has one position per key-value head, and heads that share an f_phi share a row. If only some
+of the heads of a row are chosen, rows are repeated as far as necessary: `hook_positions` then has a
+row per key-value head, or per head, and keys are repeated too, so that every head rotates a copy.
+The number of rows depends only on the chosen heads, never on values, so keys in a cache keep their
+shape.
 
-Tokens are counted as attention counts them: by their number among the prompt's, whatever the
-padding and however many the cache holds. Padding is never chosen where the pass says which tokens
-it is (`models.padding`): analyses, scores and attention masks do. While generating with a cache a
-change sees the new tokens alone. Positions in half precision are widened to float32 first. Knows
-nothing about the effects of a change.
+Tokens are counted by their index in the prompt, for any padding and any number of cached tokens.
+Padding is never chosen if the pass marks it (`models.padding`), as analyses, scores and attention
+masks do. During generation with a cache, a change sees only the new tokens. Positions in half
+precision are converted to float32 first. This module knows nothing about the effects of a change.
 """
 
 from __future__ import annotations
@@ -41,38 +40,38 @@ from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 
 Heads = Sequence[tuple[int, int]] | tuple[int, int] | None
-"""Heads as (layer, head), one or several; None: all heads of the layers in question."""
+"""Heads as (layer, head), one or several; None: all heads of the layers."""
 Layers = int | Sequence[int] | None
 """Layers, one or several; None: every layer that assigns positions."""
 Tokens = Sequence[int] | Sequence[Sequence[int]] | None
-"""Tokens by their index in a prompt: the same for all prompts, or a sequence for each; None: all,
-also those that are generated.
+"""Indices of tokens in a prompt: the same for all prompts, or one sequence per prompt; None: all,
+including generated tokens.
 """
 
 
 MOST_TOKENS = 1 << 24
-"""A larger index is a mistake: its table would not fit any machine."""
+"""Largest token index; a table for more tokens would not fit in memory."""
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """Where a change takes place: one layer in one forward pass."""
+    """Context of a change: one layer in one forward pass."""
 
     layer: int
     heads: tuple[int, ...]
-    """The first head of every row that the change is given."""
+    """The first head of every row that the change gets."""
     index: Int[Tensor, "prompt token"]
-    """The number of every token of this pass in its prompt; 0 for padding on the left."""
+    """Index of every token of this pass in its prompt; 0 for padding on the left."""
     start: int
-    """Tokens in the cache, before those of this pass."""
+    """Number of cached tokens before this pass."""
     chosen: Bool[Tensor, "prompt token"] | None
-    """The tokens whose positions are replaced, padding left out as far as the pass says where it is
+    """The tokens whose positions are replaced, without padding that the pass marks
     (`models.padding`); None: all.
     """
 
 
 Change = Callable[[Float[Tensor, "prompt row token"], PassContext], Tensor]
-"""New positions of chosen rows, given those that they have; the result is broadcast to them.
+"""Function from positions of chosen rows to new positions; the result is broadcast to the rows.
 """
 
 
@@ -88,47 +87,45 @@ def replaced(
     prompts: int = 1,
     sets: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> Iterator[None]:
-    """Replace the positions of chosen heads and tokens by a function while the context lasts.
+    """Replace the positions of chosen heads and tokens by a function inside a `with` block.
 
         with replaced(bridge, lambda positions, here: positions.flip(-1), heads=[(2, 0), (2, 1)]):
             logits, cache = bridge.run_with_cache(tokens)
 
-    Contexts nest: the inner one is given the result of the outer one. Where positions are learned
-    vectors at the model's input, `change` is given the index of every token, and its result is
-    rounded.
+    In nested contexts the inner change gets the result of the outer one. If positions are learned
+    vectors at the model's input, `change` gets the index of every token, and its result is rounded.
     Measures, caches and hooks on `hook_positions` that are attached inside see the new positions.
-    Hooks
-    are gone when the context ends, also by an error. A Note warns at the end of tokens that no pass
-    reached.
+    Hooks are removed at the end of the context, also after an error. If no pass reached some of the
+    `tokens`, a Note warns at the end.
 
     Args:
         model: Repositioned model or bridge.
         change: Function from positions and `PassContext` to new positions.
         heads: (layer, head) pairs; None: all heads of the layers.
-        layer: One layer or several, in place of `heads`; None: all that assign positions.
+        layer: One layer or several, instead of `heads`; None: all that assign positions.
         tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
-        rows: Fewest rows of positions that the change needs (1, the key-value heads, or the heads).
-        prompts: Number of prompts that the change has values of; 1: any.
-        sets: In place of `heads`, the pairs of each prompt of the batch: many edits in one pass.
+        rows: Least number of rows of positions that the change needs: 1, the number of key-value
+            heads, or the number of heads.
+        prompts: Number of prompts for which the change has values; 1: any number.
+        sets: Instead of `heads`, the pairs of each prompt of the batch, for many edits in one pass.
 
     Yields:
         None.
 
     Raises:
-        InputError: The model lacks the layers, heads or tokens, a layer has no positions, or, in
-            the
-            pass, new positions are not finite or of another length.
+        InputError: The model lacks the layers, heads or tokens, or a layer has no positions; or, in
+            the pass, new positions are not finite or have another length.
     """
     if not callable(change):
         raise InputError(
             f"a change is a function of positions and of where they are; got {quoted(change)}"
         )
     if sets is not None:
-        # Rows are made for the heads of any prompt; `of_prompts` then says whose are changed
+        # Rows are made for the heads of all prompts; `of_prompts` has the heads of each prompt.
         heads, prompts = [head for some in sets for head in some], len(sets)
     named = _Named(None if tokens is None else token_table(tokens), prompts)
     decoder = as_decoder(model)
-    # Learned absolute positions are one table for the whole model, at its input
+    # Learned absolute positions are one table at the input of the whole model.
     learned = None if decoder.positioned else position_table(decoder.stack)
     chosen: dict[int, frozenset[int]] = {}
     if learned is None or heads is not None or layer is not None:
@@ -148,7 +145,7 @@ def replaced(
                     f"layer {attention.layer_idx} ({attention.scheme}) assigns no positions, so "
                     "none can be set; choose another layer"
                 )
-            # For `require_named_tokens`, which finds there what lasts before a job begins
+            # `require_named_tokens` reads the active interventions here before a job begins.
             attention.interventions.append(named)
             undo.callback(attention.interventions.remove, named)
             layer_idx = attention.layer_idx
@@ -172,16 +169,17 @@ def replaced(
 def require_named_tokens(
     decoder: Decoder, count: int, lengths: Sequence[int], generated: Sequence[int] = (0,)
 ) -> None:
-    """Check that the interventions under way fit the prompts that will be measured.
+    """Check that the active interventions fit the prompts that will be measured.
 
     Args:
         decoder: Decoder of the model.
         count: Number of prompts.
-        lengths: Tokens of each prompt.
-        generated: Generated tokens of each prompt.
+        lengths: Number of tokens of each prompt.
+        generated: Number of generated tokens of each prompt.
 
     Raises:
-        InputError: An intervention names tokens beyond every prompt, or other prompts one by one.
+        InputError: An intervention names tokens beyond the end of all prompts, or has values for
+            another number of single prompts, or for prompts of several lengths.
     """
     under_way = [
         named
@@ -189,7 +187,7 @@ def require_named_tokens(
         for named in layer.interventions
         if isinstance(named, _Named)
     ]
-    # Without prompts there is nothing to reach
+    # Without prompts no token can be reached.
     for named in under_way if lengths else ():
         if missed := named.beyond(max(lengths)):
             raise InputError(
@@ -204,7 +202,7 @@ def require_named_tokens(
                 f"{count} are measured, so that later ones would be "
                 f"taken for the first; measure these {prompts}, or let it say the same of all"
             )
-        # Batches are sorted by length, so row k of a pass would not be prompt k
+        # Batches are sorted by length, so row k of a pass need not be prompt k.
         if prompts > 1 and (min(lengths) < max(lengths) or min(generated) < max(generated)):
             raise InputError(
                 f"an intervention says something else of each of {prompts} prompts, and "
@@ -215,7 +213,7 @@ def require_named_tokens(
 
 
 def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
-    """List the heads whose rotation or bias depends on positions, which `replaced` takes.
+    """List the heads that `replaced` accepts: their rotation or bias depends on positions.
 
     Args:
         model: Repositioned model or bridge.
@@ -229,7 +227,7 @@ def heads_with_positions(model: nn.Module) -> list[tuple[int, int]]:
 def changed_rows(
     positions: Float[Tensor, "prompt row token"], change: Change, here: PassContext
 ) -> Float[Tensor, "prompt row token"]:
-    """Apply a change to positions; tokens that are not chosen keep theirs.
+    """Apply a change to the positions of chosen tokens.
 
     Args:
         positions: Positions of the chosen rows.
@@ -240,16 +238,16 @@ def changed_rows(
         New positions.
 
     Raises:
-        InputError: They are not finite, no numbers, or of another length.
+        InputError: New positions are not finite numbers, or have another length.
     """
     new = finite_positions(
         change(positions, here), positions, f"positions to set in layer {here.layer}"
     ).to(positions.dtype)
     try:
-        # May also make `new` larger than the positions, which the shape below gives away
+        # May also make `new` larger than the positions; the shape is checked below.
         new = torch.broadcast_tensors(new, positions)[0]
     except RuntimeError:
-        # No shape of positions, so that the message below covers this case too
+        # An impossible shape, so that the message below covers this case too
         new = new.new_empty(0, 0, 0)
     if new.shape != positions.shape:
         raise InputError(
@@ -265,14 +263,15 @@ def finite_positions(given: Any, positions: Tensor, name: str) -> Tensor:
 
     Args:
         given: Numbers of any form and shape.
-        positions: Positions whose device and type decide.
+        positions: Positions that determine the device and the range of finite numbers.
         name: Name of the numbers in messages.
 
     Returns:
-        The numbers, in their own type.
+        The numbers, in their original type.
 
     Raises:
-        InputError: They are no real numbers, or NaN or infinite where `positions` are finite.
+        InputError: `given` are not real numbers, or are NaN or infinite while `positions` are
+            finite.
     """
     try:
         with float32_by_default():  # numbers of Python
@@ -285,8 +284,8 @@ def finite_positions(given: Any, positions: Tensor, name: str) -> Tensor:
         raise InputError(
             f"{name} are {'complex' if new.is_complex() else 'true and false'}; give real numbers"
         )
-    # In the type of the positions: 1e300 is infinite there. A change of positions that were NaN
-    # before is not blamed for it
+    # Checked in the type of the positions, where 1e300 is infinite. If positions were NaN before,
+    # the change is not the cause.
     if not new.to(positions.dtype).isfinite().all() and positions.isfinite().all():
         raise InputError(f"{name} are NaN or infinite; give finite ones")
     return new
@@ -295,39 +294,36 @@ def finite_positions(given: Any, positions: Tensor, name: str) -> Tensor:
 def tokens_at(
     table: Bool[Tensor, "prompt token"], index: Int[Tensor, "prompt token"]
 ) -> Bool[Tensor, "prompt token"]:
-    """Look tokens up in a table by their number in the prompt.
+    """Look tokens up in a table by their index in the prompt.
 
     Args:
-        table: Named tokens, as `token_table` makes it, of one prompt for all or of each.
-        index: Numbers of the tokens of a pass.
+        table: Mask of named tokens from `token_table`, one row for all prompts or one per prompt.
+        index: Indices of the tokens of a pass.
 
     Returns:
-        Whether each token of the pass is named.
+        True for tokens of the pass that are named.
     """
     count = table.shape[1]
     rows = table.to(index.device).expand(len(index), -1)
-    # Clamped for `gather` alone; tokens beyond the table are not named
+    # Clamped only for `gather`; tokens beyond the table are not named.
     return rows.gather(1, index.clamp(0, count - 1)) & (index < count)
 
 
 class _Named:
-    """The tokens that an intervention names, and what has passed so far."""
+    """The tokens that an intervention names, and the longest prompt so far."""
 
     def __init__(self, table: Bool[Tensor, "prompt token"] | None, prompts: int) -> None:
-        """`table`: None where all tokens are meant.
-
-        `prompts`: as many as the change has values of.
-        """
+        """Keep the tokens of `table` (None: all); `prompts` is the number that the change fits."""
         self.table = table
         self.prompts = max(prompts, 1 if table is None else len(table))
         self.longest = 0
-        """Tokens of the longest prompt that passed, where some are named."""
+        """Length of the longest prompt so far; only counted if tokens are named."""
 
     def chosen(self, index: Int[Tensor, "prompt token"]) -> Bool[Tensor, "prompt token"] | None:
-        """Which tokens of a pass are named; None: all."""
+        """Mask of the named tokens of a pass; None: all."""
         if self.table is None:
             return None
-        # Only for the warning at the end of `replaced`
+        # Used only for the warning at the end of `replaced`.
         self.longest = max(self.longest, int(index.max()) + 1)
         prompts = len(self.table)
         if prompts not in (1, len(index)):
@@ -338,7 +334,7 @@ class _Named:
         return tokens_at(self.table, index)
 
     def beyond(self, count: int) -> list[int]:
-        """The tokens from number `count` on that are named for some prompt."""
+        """Indices of tokens from `count` on that are named for some prompt."""
         return (
             []
             if self.table is None
@@ -357,16 +353,16 @@ def _changed_positions(
 ) -> Float[Tensor, "prompt row token"]:
     """Return positions of a layer with those of the `chosen` heads replaced.
 
-    `of_prompts`: heads of single prompts; empty: `chosen` in all. `least`: fewest rows of the
-    result.
+    `of_prompts`: heads of each prompt; empty: `chosen` in all prompts. `least`: least number of
+    rows of the result.
     """
     require_one_position(attention, positions)
     now, heads = attention.active_pass, attention.heads
     index = now.index.expand(len(now.hidden_states), -1)
     rows = _rows(positions.shape[1], attention.kv_heads, heads, {chosen, *of_prompts}, least)
-    # [prompt, row, token]: the token index comes as [1, 1, token], the same for all prompts
+    # [prompt, row, token]; the token index has the shape [1, 1, token], for all prompts.
     positions = expand_heads(exact(positions), rows).expand(len(index), -1, -1)
-    # Heads of a row are neighbours; `_rows` has seen to it that they are all chosen, or none
+    # Heads of a row are neighbors; `_rows` ensures that all or none of them are chosen.
     firsts = [row * (heads // rows) for row in range(rows)]
     selected = [row for row, first in enumerate(firsts) if first in chosen]
     valid, tokens = (
@@ -398,13 +394,13 @@ def _changed_positions(
 def _changed_index(
     change: Change, named: _Named, index: Int[Tensor, "any token"]
 ) -> Float[Tensor, "prompt token"]:
-    """Return the index by which learned absolute positions are looked up, for the whole model.
+    """Return the changed index for the table of learned absolute positions of the whole model.
 
-    Padding is known by an index below 0 alone.
+    An index below 0 marks padding.
     """
-    # The table is looked up once for all prompts unless the change differs between them
+    # One row serves all prompts, unless the change differs between prompts.
     index = index.expand(max(len(index), named.prompts), -1)
-    # The last token's index is right whatever the padding; tokens before this pass are cached
+    # The last token's index is correct for any padding; tokens before this pass are cached.
     start = int(index[:, -1].max()) + 1 - index.shape[1]
     here = PassContext(0, (0,), index, max(0, start), named.chosen(index))
     return changed_rows(index[:, None].to(torch.float32), change, here)[:, 0]
@@ -413,11 +409,11 @@ def _changed_index(
 def _rows(
     present: int, kv_heads: int, heads: int, apart: Collection[frozenset[int]], least: int
 ) -> int:
-    """Return the fewest rows that keep the heads of every set `apart` from the others.
+    """Return the least number of rows in which no row mixes heads of a set in `apart` with others.
 
-    At least those present and `least`.
+    The number is at least `least` and the present number of rows.
     """
-    # The row counts that attention can rotate: shared, per key-value head, per head
+    # Attention can rotate one shared row, one row per key-value head, or one row per head.
     for rows in sorted({present, kv_heads, heads}):
         group = heads // rows
         together = [
@@ -440,14 +436,15 @@ def choose_heads(
     Args:
         decoder: Decoder of the model.
         heads: (layer, head) pairs, one or several; None: all heads of the layers.
-        layer: One layer or several; None, without `heads` either: the layers of `default`.
+        layer: One layer or several; None: the layers of `default`, unless `heads` are given.
         default: Layers that can be changed.
 
     Returns:
-        By layer, the numbers of the heads.
+        By layer, the indices of the heads.
 
     Raises:
-        InputError: Both or none are named, or the model lacks one of them.
+        InputError: Both `heads` and `layer` are given, one of them is empty, or the model lacks a
+            head or layer.
     """
     if heads is not None and layer is not None:
         raise InputError(
@@ -474,10 +471,10 @@ def heads_by_layer(decoder: Decoder, heads: Any) -> dict[int, frozenset[int]]:
         heads: (layer, head) pairs, one or several.
 
     Returns:
-        By layer, the numbers of the heads.
+        By layer, the indices of the heads.
 
     Raises:
-        InputError: The model lacks one of them.
+        InputError: The model lacks a head.
     """
     pairs = head_pairs(heads)
     named = decoder.attentions({layer for layer, _ in pairs})
@@ -500,7 +497,7 @@ def head_pairs(heads: Any) -> list[tuple[int, int]]:
         The pairs without repetitions, in order.
 
     Raises:
-        InputError: There is none, or one is no pair of whole numbers.
+        InputError: There is no pair, or a pair is not two whole numbers.
     """
     pairs = (
         [heads]
@@ -525,10 +522,10 @@ def layer_and_head(pair: Any) -> tuple[int, int]:
         pair: Two whole numbers.
 
     Returns:
-        The numbers of the layer and of the head.
+        The indices of the layer and of the head.
 
     Raises:
-        InputError: It is no such pair.
+        InputError: `pair` is not two whole numbers.
     """
     if isinstance(pair, str) or not hasattr(pair, "__len__") or len(pair) != 2:
         raise InputError(
@@ -538,7 +535,7 @@ def layer_and_head(pair: Any) -> tuple[int, int]:
 
 
 def number_of(value: Any, name: str) -> int:
-    """Check a whole number; those of numpy and torch are numbers too.
+    """Check a whole number, which may be a number of numpy or torch.
 
     Args:
         value: Any value.
@@ -548,14 +545,14 @@ def number_of(value: Any, name: str) -> int:
         The number as an int.
 
     Raises:
-        InputError: It is a truth value, a fraction or no number.
+        InputError: `value` is a boolean, a fraction, or not a number.
     """
     # Not isinstance(int): numbers of numpy and torch have __index__, but True has it too
     if isinstance(value, bool | np.bool_):
         raise InputError(f"{name} is a whole number from 0; got {value!r}")
     try:
         return operator.index(value)
-    except TypeError:  # no number, a fraction, or an array of several
+    except TypeError:  # not a number, a fraction, or an array
         raise InputError(f"{name} is a whole number from 0; got {quoted(value)}") from None
 
 
@@ -566,18 +563,18 @@ def token_table(tokens: Any) -> Bool[Tensor, "prompt token"]:
         tokens: Indices for all prompts, or one sequence per prompt.
 
     Returns:
-        Whether each token is named, in one row for all prompts or one per prompt.
+        Mask of named tokens, one row for all prompts or one per prompt.
 
     Raises:
-        InputError: They are no indices, negative, or too large.
+        InputError: `tokens` are not indices, or are negative or too large.
     """
     named = []
-    if isinstance(tokens, range):  # not listed: it may be as long as a user's mistake makes it
+    if isinstance(tokens, range):  # not expanded to a list, which may be huge by mistake
         named = [tokens]
     elif isinstance(tokens, Iterable):
         named = [item.tolist() if isinstance(item, Tensor) else item for item in tokens]
     by_prompt: list[Any] = named if all(hasattr(item, "__len__") for item in named) else [named]
-    # A range holds whole numbers: its ends say all.
+    # A range holds whole numbers, so only its ends are checked.
     indices: list[Any] = [
         token
         for row in by_prompt

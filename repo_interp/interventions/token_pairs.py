@@ -1,8 +1,7 @@
 """`TokenPairs`: queries and keys of one layer in one pass, for functions of pairs of tokens.
 
-Tokens are counted as attention counts them: by their number in the prompt, whatever the padding and
-however many the cache holds. Keys of padding on the left have numbers below 0, or 0; no query sees
-them.
+Tokens are counted by their index in the prompt, for any padding and any number of cached tokens.
+Keys of padding on the left have an index of 0 or below; no query sees them.
 """
 
 from __future__ import annotations
@@ -19,33 +18,33 @@ from repo_interp.models.layer_pass import Content
 
 @dataclass(frozen=True)
 class TokenPairs:
-    """Some queries and some keys of one layer in one pass; axes of 1 broadcast."""
+    """Some queries and some keys of one layer in one pass; axes of length 1 broadcast."""
 
     layer: int
     query: Int[Tensor, "any 1 row 1"]
-    """Number of the query's token in its prompt."""
+    """Index of the query's token in its prompt."""
     key: Int[Tensor, "any 1 1 key"]
-    """Number of the key's token in its prompt."""
+    """Index of the key's token in its prompt."""
     queries: Float[Tensor, "prompt head row d_head"]
-    """Before rotation, in half-split order."""
+    """Queries before rotation, in half-split order."""
     keys: Float[Tensor, "prompt kv_head key d_head"]
-    """Before rotation, in half-split order, cached ones too."""
+    """Keys before rotation, in half-split order, including cached keys."""
     values: Float[Tensor, "prompt kv_head key d_value"]
 
     @property
     def distance(self) -> Int[Tensor, "any 1 row key"]:
-        """How many tokens the key stands before the query; below 0: after it."""
+        """Number of tokens from the key to the query; negative if the key is later."""
         return self.query - self.key
 
     def part(self, rows: slice, keys: Tensor | slice = slice(None)) -> TokenPairs:
         """Return the pairs of some queries and keys.
 
         Args:
-            rows: Places of queries in the pass.
-            keys: Places of keys.
+            rows: Indices of queries in the pass.
+            keys: Indices of keys.
 
         Returns:
-            Their pairs.
+            Pairs of these queries and keys.
         """
         return TokenPairs(
             self.layer,
@@ -61,8 +60,8 @@ def token_pairs(attention: RepositionedAttention, content: Content) -> TokenPair
     """Return all pairs of a pass.
 
     Args:
-        attention: The layer whose pass this is.
-        content: Its queries of this pass, and all keys and values.
+        attention: Attention of the layer.
+        content: Queries of this pass, and all keys and values.
 
     Returns:
         The pairs.
@@ -80,15 +79,15 @@ def token_pairs(attention: RepositionedAttention, content: Content) -> TokenPair
 
 
 def chosen_rows(heads: int, chosen: frozenset[int], device: torch.device) -> Tensor | None:
-    """Mark heads of a layer.
+    """Make a mask of chosen heads of a layer.
 
     Args:
-        heads: Number of its heads.
-        chosen: Numbers of those that are marked.
-        device: Where the mask is wanted.
+        heads: Number of heads of the layer.
+        chosen: Indices of the chosen heads.
+        device: Device of the mask.
 
     Returns:
-        The mask [head, 1, 1]; None where all are marked.
+        The mask [head, 1, 1]; None if all heads are chosen.
     """
     if len(chosen) == heads:
         return None

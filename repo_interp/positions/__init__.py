@@ -1,4 +1,4 @@
-"""How a token gets a position, and how a position enters attention.
+"""Assign positions to tokens, and use positions in attention.
 
-Pure torch; imports nothing of ours.
+Pure torch: this package imports no other part of repo_interp.
 """

@@ -28,8 +28,8 @@ class TokenIndex(nn.Module):
     def forward(
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch one token"]:
-        """Positions as float32: exact up to 2^24 whatever the model's dtype."""
-        # float16 holds whole numbers up to 2,048 alone.
+        """Positions as float32, which is exact up to 2^24, for any dtype of the model."""
+        # float16 is exact only up to 2,048.
         # [batch, 1, token]: one row of positions serves all heads
         return index.expand(hidden_states.shape[0], -1)[:, None].to(torch.float32)
 
@@ -51,17 +51,17 @@ class IndexSharing(nn.Module, ABC):
         Returns:
             Positions in their dtype.
         """
-        # Nothing to mix: no operator more, and no other values by rounding
+        # Without a share, no operator is added and no value is rounded.
         if self.index_share == 0.0:
             return positions
-        # All rows, and all pairs where they differ, share one index
+        # All rows, and all pairs, share one index.
         places = index[:, None] if positions.ndim == 3 else index[:, None, :, None]
         share = self.index_share
         return (1.0 - share) * positions + share * places.to(positions.dtype)
 
 
 class MixedAssigner(IndexSharing):
-    """Base of assigners that see one token at a time, and mix in the index."""
+    """Base of assigners that see one token at a time and mix in the index."""
 
     @abstractmethod
     def assign(self, hidden_states: Tensor) -> Float[Tensor, "batch token any"]:
@@ -70,27 +70,27 @@ class MixedAssigner(IndexSharing):
     def forward(
         self, hidden_states: Float[Tensor, "batch token d_model"], index: Int[Tensor, "batch token"]
     ) -> Float[Tensor, "batch any token"]:
-        """Positions in the dtype of the maps, which may be wider than that of the hidden states.
+        """Return positions in the dtype of the maps, which may be wider than the hidden states.
 
-        Under autocast too: bfloat16 would round them.
+        This holds under autocast too, since bfloat16 would round positions.
         """
         # Maps may be kept in float32 in a model of half precision.
-        # An assigner without parameters computes in the dtype of the hidden states
+        # An assigner without parameters computes in the dtype of the hidden states.
         maps = next(self.parameters(), hidden_states)
         with full_precision(hidden_states):
-            # [batch, token, P] to [batch, P, token], as keys have their heads first
+            # [batch, token, P] to [batch, P, token], like the axes of keys
             positions = self.assign(hidden_states.to(maps.dtype)).transpose(1, 2)
         return self.mixed(positions, index)
 
 
 class RememberingAssigner(IndexSharing):
-    """Base of assigners that see earlier tokens by the memory that every token leaves behind.
+    """Base of assigners that see earlier tokens through a memory of every token.
 
-    The memory of a token is cached beside its key, so that generation equals the full pass.
+    The memory of a token is cached with its key, so that generation equals the full pass.
     """
 
     features: int
-    """Numbers that are remembered of a token."""
+    """Number of remembered features per token."""
 
     @abstractmethod
     def remember(
@@ -98,14 +98,14 @@ class RememberingAssigner(IndexSharing):
         hidden_states: Float[Tensor, "batch token d_model"],
         past: Float[Tensor, "batch earlier feature"] | None,
     ) -> Float[Tensor, "batch token feature"]:
-        """Make the memory of new tokens.
+        """Compute the memory of new tokens.
 
         Args:
-            hidden_states: Of the new tokens, in the dtype of the maps.
-            past: Memory of the cached tokens; the last one is that of the token before.
+            hidden_states: Hidden states of the new tokens, in the dtype of the maps.
+            past: Memory of the cached tokens; the last entry is that of the previous token.
 
         Returns:
-            [batch, token, feature].
+            Memory [batch, token, feature].
         """
 
     @abstractmethod
@@ -117,17 +117,17 @@ class RememberingAssigner(IndexSharing):
         """Assign positions to the last tokens.
 
         Args:
-            memory: Of the cached tokens, then of the new ones.
-            seen: Which tokens a new one sees, itself always.
+            memory: Memory of the cached tokens, then of the new tokens.
+            seen: Mask of the tokens that each new token sees, including itself.
 
         Returns:
-            [batch, P, token], or [batch, P, token, component] where pairs differ; or a pair of
-            these, of tokens as queries and as keys.
+            Positions [batch, P, token], or [batch, P, token, component] by rotary pair; or two such
+            tensors, for tokens as queries and as keys.
         """
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of the memory: float32, or float64 where the maps are."""
+        """Precision of the memory: float32, or float64 if the maps are in float64."""
         return exact(next(self.parameters())).dtype
 
     def forward(
@@ -137,10 +137,11 @@ class RememberingAssigner(IndexSharing):
         past: Float[Tensor, "batch earlier feature"] | None,
         seen: Bool[Tensor, "any 1 token key"],
     ) -> tuple[Tensor | tuple[Tensor, ...], Tensor]:
-        """Positions of the new tokens, and their memory."""
+        """Return positions of the new tokens, and their memory."""
         with full_precision(hidden_states):
             maps = next(self.parameters())
-            # Cached in float32: rounded to half precision, generation would differ from a full pass
+            # Cached in float32, since rounding to half precision would make generation differ from
+            # a full pass.
             new = exact(self.remember(hidden_states.to(maps.dtype), past))
             memory = new if past is None else torch.cat([past, new], dim=1)
             recalled = self.recall(memory, seen)

@@ -1,4 +1,4 @@
-"""Biases that depend on positions alone: ALiBi, KERPLE, FIRE.
+"""Biases that depend only on positions: ALiBi, KERPLE, FIRE.
 
 For head h and distance D = |z_i - z_j|:
 
@@ -7,16 +7,16 @@ For head h and distance D = |z_i - z_j|:
     FIRE          B = f_h(psi(D) / psi(max(L, z_i))),
                   psi(x) = log(1 + c x)                           (Li et al. 2024, listing)
 
-z is the token's index, or any real-valued position, such as RePo's learned one. Distances are
-symmetric, as KERPLE's kernel is: a key that a learned position puts beyond its query is as far away
-as one behind it. ALiBi and KERPLE see differences of positions only; FIRE's normaliser grows with
-the query's position above L, so it wants positions counted from 0.
+z is the token's index, or any real-valued position, such as RePo's learned positions. Distances are
+symmetric, like KERPLE's kernel: a learned position of a key may be beyond or before that of its
+query. ALiBi and KERPLE depend only on differences of positions. FIRE's normalizer grows with the
+query's position above L, so its positions must be counted from 0.
 
 KERPLE's constraints hold by construction: a = exp(.), b = exp(.) of unconstrained parameters. (The
-authors' code clamps a, b to at least 0.01 before every use instead; the starting values are drawn
-as there.)
+authors' code instead clamps a and b to at least 0.01 before every use. Starting values are drawn as
+in their code.)
 
-Knows nothing about queries and keys: these logits are the same whatever the tokens are.
+These logits do not depend on the contents of tokens, so this module needs no queries and keys.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def geometric_slopes(
     ratio: float | None = None,
     device: torch.device | None = None,
 ) -> Float[Tensor, "head"]:
-    """Make slopes first, first * ratio, first * ratio^2, ..., one per head.
+    """Return slopes first, first * ratio, first * ratio^2, ..., one per head.
 
-    The paper's sentence is taken for any number of heads; its code departs from it where that is no
-    power of two.
+    The rule in the paper's text applies to any number of heads; the paper's code differs from it if
+    the number is not a power of two.
 
     Args:
         heads: Number of heads.
         first: The first slope, in logits per position; None: 2^(-8 / heads).
-        ratio: Ratio of neighbouring slopes; None: 2^(-8 / heads).
-        device: Where the slopes are wanted.
+        ratio: Ratio of successive slopes; None: 2^(-8 / heads).
+        device: Device of the slopes.
 
     Returns:
         Slopes [head], float32: 1/2 .. 1/256 for 8 heads by default.
@@ -66,12 +66,12 @@ def geometric_slopes(
 
 
 class PositionBias(PositionLogits):
-    """Base of the biases that positions alone decide."""
+    """Base of biases that depend only on positions."""
 
     reads_content: ClassVar = False
 
     def __init__(self, heads: int) -> None:
-        """`heads`: the layer's query heads."""
+        """Keep the number of query heads of the layer."""
         super().__init__()
         self.heads = heads
 
@@ -81,7 +81,7 @@ class PositionBias(PositionLogits):
         query_positions: Float[Tensor, "batch any row"],
         key_positions: Float[Tensor, "batch any key"],
     ) -> Float[Tensor, "batch head row key"]:
-        """The bias of every pair, visible or not, finite everywhere."""
+        """Return the bias of every pair, finite also for pairs that are not visible."""
 
     def forward(
         self,
@@ -94,7 +94,7 @@ class PositionBias(PositionLogits):
         values: Float[Tensor, "batch kv_head key d_head"] | None = None,
         gate_keys: Float[Tensor, "batch kv_head key d_head"] | None = None,
     ) -> Float[Tensor, "batch head row key"]:
-        """Position logits of some rows against all keys, 0 where not visible."""
+        """Return position logits of some rows and all keys, 0 where not visible."""
         with full_precision(query_index):
             bias = self.bias(
                 self._rows_of_positions(query_index), self._rows_of_positions(key_index)
@@ -102,10 +102,10 @@ class PositionBias(PositionLogits):
         return bias.masked_fill(~visible, 0.0)
 
     def _rows_of_positions(self, index: Num[Tensor, "..."]) -> Float[Tensor, "batch any token"]:
-        """Positions in float32 with an axis of heads: one row for all of them, or one per head."""
+        """Positions in float32 with an axis of heads: one row for all heads, or one per head."""
         positions = exact(index if index.ndim == 3 else index[:, None])
         if (
-            # Learned positions are not compared: they differ, and comparing waits for the device
+            # Learned positions differ by prompt; comparing them would wait for the device.
             len(positions) > 1
             and not positions.requires_grad
             and torch.equal(positions, positions[:1].expand_as(positions))
@@ -129,8 +129,8 @@ class ALiBi(PositionBias):
         Args:
             heads: Query heads of the layer.
             first: The first slope; None: the paper's.
-            ratio: Ratio of neighbouring slopes; None: the paper's.
-            slopes: Slope of every head, in place of a series.
+            ratio: Ratio of successive slopes; None: the paper's.
+            slopes: Slope of every head, instead of a series.
         """
         super().__init__(heads)
         self.first, self.ratio, self.slopes = first, ratio, slopes
@@ -141,7 +141,7 @@ class ALiBi(PositionBias):
         key_positions: Float[Tensor, "batch any key"],
     ) -> Float[Tensor, "batch head row key"]:
         """The bias of every pair."""
-        # Made anew each time rather than kept in a buffer, which `.to(bfloat16)` would round.
+        # Computed in every call, since `.to(bfloat16)` would round a buffer.
         device = query_positions.device
         slopes = (
             geometric_slopes(self.heads, self.first, self.ratio, device)
@@ -165,7 +165,7 @@ class KerpleLog(PositionBias):
         key_positions: Float[Tensor, "batch any key"],
     ) -> Float[Tensor, "batch head row key"]:
         """The bias of every pair."""
-        # Widened before exp, which would pass on the rounding of half precision
+        # Converted to float32 before exp, which would amplify the rounding of half precision.
         scale, rate = exact(self.log_scale).exp(), exact(self.log_rate).exp()
         reached = torch.log1p(rate[:, None, None] * distances(query_positions, key_positions))
         return -scale[:, None, None] * reached
@@ -188,14 +188,14 @@ class FIRE(PositionBias):
             heads: Query heads of the layer.
             width: Hidden units of f.
             curvature: c at the start.
-            threshold: L at the start, in positions; a factor of it is learned.
-            margin: Added to the normaliser.
+            threshold: L at the start, in positions; training learns a factor of it.
+            margin: Constant that is added to the normalizer.
         """
         super().__init__(heads)
         self.hidden = nn.Linear(1, width)
         self.output = nn.Linear(width, heads)
         self.curvature = nn.Parameter(torch.tensor(curvature))
-        # As in the listing: a factor near 1 learns at the rate of the other parameters
+        # As in the listing: a factor near 1 learns at a similar rate as other parameters.
         self.threshold_factor = nn.Parameter(torch.tensor(1.0))
         self.first_threshold, self.margin = threshold, margin
 
@@ -205,14 +205,14 @@ class FIRE(PositionBias):
         key_positions: Float[Tensor, "batch any key"],
     ) -> Float[Tensor, "batch head row key"]:
         """The bias of every pair."""
-        # Signs may flip in training; log1p wants arguments above -1
+        # Signs may flip in training, but log1p needs arguments above -1.
         curvature = exact(self.curvature).abs()
         threshold = (exact(self.threshold_factor) * self.first_threshold).abs()
         reach = torch.log1p(
             curvature * torch.maximum(query_positions, threshold.to(query_positions.dtype))
         )
         progress = torch.log1p(curvature * distances(query_positions, key_positions))
-        # The margin keeps the first token, whose reach may be 0, finite.
+        # The margin avoids a division by 0 for the first token.
         progress = progress / (reach + self.margin)[..., None]
         hidden_weight, hidden_bias, output_weight = (
             parameter.to(progress.dtype)
@@ -222,7 +222,7 @@ class FIRE(PositionBias):
                 self.output.weight[:, None],
             )
         )
-        # The network has one input, so it is evaluated by segments, without an axis of units.
+        # A network of one input is evaluated by segments, which needs no axis of units.
         learned = relu_network(progress, hidden_weight, hidden_bias, output_weight)
         return learned + self.output.bias.to(progress.dtype)[:, None, None]
 
@@ -237,11 +237,11 @@ def distances(
         key_positions: [batch, any, key].
 
     Returns:
-        [batch, any, row, key].
+        Distances [batch, any, row, key].
     """
     return (query_positions[..., :, None] - key_positions[..., None, :]).abs()
 
 
 def _uniform(heads: int, upper: float) -> Float[Tensor, "head"]:
-    """Starting values drawn from (0, upper), none below the 0.01 to which KERPLE's code clamps."""
+    """Draw starting values from (0, upper), at least 0.01, to which KERPLE's code clamps."""
     return (torch.rand(heads) * upper).clamp(min=1e-2)

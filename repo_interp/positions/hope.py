@@ -3,22 +3,22 @@
 With training length L, a rotary component of frequency theta (radians per position) turns within L
 
     high         theta >= 2 pi / L              at least once
-    activated    pi / L < theta < 2 pi / L      more than half a turn: the "U shape" that the paper
-                                                blames
+    activated    pi / L < theta < 2 pi / L      more than half a turn: the cause of the "U shape"
+                                                according to the paper
     low          theta <= pi / L                at most half a turn
 
-    HoPE      high ones rotated; the others position-independent: theta = 0,
+    HoPE      only high components rotate; others are position-independent: theta = 0,
               q_l . k_l stays                                                        (eq. 6-7)
-    AB1       activated ones position-independent, low ones still rotated            (table 3)
-    AB2       low ones position-independent, activated ones still rotated
-    AB3       activated and low ones replaced by high ones: none position-independent
-    removed   activated and low ones out of the dot product, nothing in their place
+    AB1       activated components position-independent, low ones still rotated      (table 3)
+    AB2       low components position-independent, activated ones still rotated
+    AB3       activated and low components replaced by high ones: none position-independent
+    removed   activated and low components removed from the dot product
 
-The paper does not say which high frequencies AB3 takes: here the kept ones are repeated in order,
-from the fastest.
+The paper does not say which high frequencies AB3 takes; this module repeats the kept ones in order,
+starting with the fastest.
 
-Knows nothing about scaling: interpolate or stretch (scaling.py) the frequencies that come out; 0
-stays 0.
+This module knows nothing about scaling: interpolate or stretch (scaling.py) the resulting
+frequencies; 0 stays 0.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from torch import Tensor
 def high_components(
     frequencies: Float[Tensor, "component"], training_length: int
 ) -> Bool[Tensor, "component"]:
-    """Return which components HoPE keeps rotated.
+    """Return the components that HoPE rotates.
 
     Args:
         frequencies: Radians per position [component].
         training_length: L, in tokens.
 
     Returns:
-        [component]: theta >= 2 pi / L.
+        Mask [component]: theta >= 2 pi / L.
 
     Raises:
-        ValueError: There is none, so that no position would be left.
+        ValueError: There is no such component, so HoPE would have no positions.
     """
     high = frequencies >= 2.0 * math.pi / _require_positive(training_length)
     if not bool(high.any()):
@@ -58,7 +58,7 @@ def high_components(
 def activated_components(
     frequencies: Float[Tensor, "component"], training_length: int
 ) -> Bool[Tensor, "component"]:
-    """Return which components are "activated": pi / L < theta < 2 pi / L.
+    """Return the "activated" components: pi / L < theta < 2 pi / L.
 
     Args:
         frequencies: Radians per position [component].
@@ -67,7 +67,7 @@ def activated_components(
     Returns:
         [component].
     """
-    # By exclusion of the low ones, so that the three bands split the components
+    # By exclusion of the low components, so that the three bands partition the components.
     return ~low_components(frequencies, training_length) & (
         frequencies < 2.0 * math.pi / training_length
     )
@@ -76,7 +76,7 @@ def activated_components(
 def low_components(
     frequencies: Float[Tensor, "component"], training_length: int
 ) -> Bool[Tensor, "component"]:
-    """Return which components lie below the activated ones: theta <= pi / L.
+    """Return the low components, below the activated ones: theta <= pi / L.
 
     Args:
         frequencies: Radians per position [component].
@@ -100,7 +100,7 @@ def hope_frequencies(
     Returns:
         Radians per position [component].
     """
-    # Frequency 0 turns nothing: the pair stays in the dot product as q . k without position
+    # With frequency 0 a pair does not rotate, but stays in the dot product.
     return frequencies.where(high_components(frequencies, training_length), 0.0)
 
 
@@ -137,7 +137,7 @@ def without_low(
 def only_high(
     frequencies: Float[Tensor, "component"], training_length: int
 ) -> Float[Tensor, "component"]:
-    """AB3: replace activated and low frequencies by the high ones, in order and over again.
+    """AB3: replace activated and low frequencies by the high ones, in order and repeatedly.
 
     Args:
         frequencies: Radians per position [component].
@@ -147,7 +147,7 @@ def only_high(
         Radians per position [component].
     """
     high = high_components(frequencies, training_length)
-    # In order and over again: the paper does not say which ones.
+    # Repeated in order, since the paper does not say which frequencies to take.
     fast = frequencies[high]
     replaced = frequencies.clone()
     replaced[~high] = fast[torch.arange(int((~high).sum()), device=fast.device) % len(fast)]

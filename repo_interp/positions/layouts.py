@@ -1,6 +1,6 @@
-"""The layout language: which layer assigns positions how.
+"""Layouts: texts that state the position scheme of every layer.
 
-    rope | nope | hope | ...    that scheme in every layer
+    rope | nope | hope | ...    the same scheme in every layer
     repo                        learned positions in every layer
     repo@1/3                    RoPE below, learned positions from 0-based layer floor(L/3)
                                 (RePo sec. 4.1: 5 of 16, 10 of 32)
@@ -8,9 +8,9 @@
     r2n1, n2r1, r3n1, ...       two RoPE layers then a NoPE layer, repeated; two NoPE, one RoPE
     rope,rope,repo,...          an explicit list, one scheme a layer
 
-`@START` works for every scheme and for those that repeat: `r2n1@1/3` counts its periods from
-there. Other packages add schemes by entry points of the group `repo_interp.schemes`; here only
-their names are read. Knows nothing about how a scheme is built.
+`@START` works for every scheme and for periods: `r2n1@1/3` counts its periods from the start layer.
+Other packages add schemes by entry points of the group `repo_interp.schemes`; this module reads
+only their names. It knows nothing about how a scheme is built.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ SCHEMES: dict[str, str] = {
     "hope_ab3": "HoPE's ablation: activated and low components given high frequencies",
     "rope_high": "HoPE's ablation: activated and low components removed from the dot product",
 }
-"""Every scheme of ours that a layer can have, with its description."""
+"""The schemes of repo_interp that a layer can have, with a description each."""
 
 _MAPS = ("gate_map", "content_map", "final_map")
 _KERPLE = ("log_rate", "log_scale")
 _FIRE = ("curvature", "hidden", "output", "threshold_factor")
 _COPE = ("position_map", "gate_projection")
 
-# Stated here, without torch, so that a checkpoint is inspected by the names of its tensors
+# Listed here, without torch, so that `inspect` can read a checkpoint by the names of its tensors
 PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("repo", "repo_alibi", "repo_index"), _MAPS),
     "repo_kerple": (*_MAPS, *_KERPLE),
@@ -76,8 +76,8 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("cope", "cope_alibi", "cope_mlp", "cope_rope"), _COPE),
     "cope_relative": (*_COPE, "relative_map"),
 }
-"""The modules and parameters in which schemes keep their weights in a layer, as checkpoints name
-them under `self_attn`.
+"""Names of the modules and parameters with the weights of schemes, under `self_attn` in
+checkpoints.
 """
 
 LEARNED = (
@@ -88,39 +88,39 @@ LEARNED = (
 """Schemes that learn positions from the hidden state."""
 
 CONTEXTUAL = ("cope", "cope_alibi", "cope_mlp", "cope_rope", "cope_relative")
-"""Schemes whose positions are counts of gates."""
+"""Schemes with counts of gates as positions."""
 
 
-# Of ours alone: nothing is known of positions of schemes from other packages
+# Only our schemes: positions in schemes of other packages are unknown.
 FIXED = tuple(scheme for scheme in SCHEMES if scheme not in (*LEARNED, *CONTEXTUAL))
-"""Schemes of ours whose positions are the token index, or none, whatever the text."""
+"""Our schemes in which positions do not depend on the text: the token index, or no positions."""
 
 GateSource = Literal["keys", "separate_keys", "values", "open"]
-"""Tensor that decides, with a query of CoPE, which tokens count; "open": all count."""
+"""Tensor that gives the gates of CoPE together with a query; "open": all gates are 1."""
 
 NO_ATTENTION = "-"
-"""Stands for a layer without attention, in a hybrid: it has no scheme, whatever the layout."""
+"""Entry of a layer without attention in a hybrid model, which has no scheme in any layout."""
 
 _PUBLISHED = ("r2n1", "n2r1")
-"""Periods of RePo's baselines, which a layout has also where they stand once."""
+"""Periods of RePo's baselines, which layouts use even if the period fits only once."""
 _LETTERS = {"r": "rope", "n": "nope"}
 _PERIODS = [
     f"{letters[0]}{first}{letters[1]}{total - first}"
-    # Runs of 1 to 9 layers each, as `_period` reads one digit per run
+    # Runs of 1 to 9 layers each, since `_period` reads one digit per run
     for total in range(2, 19)
     for letters in ("rn", "nr")
     for first in range(max(1, total - 9), min(10, total))
 ]
-"""Names of layouts of two runs that repeat, the shortest periods first."""
+"""Names of layouts with two alternating runs, the shortest periods first."""
 
 
 def scheme_names() -> tuple[str, ...]:
-    """List the schemes that a layer can have, without an import of other packages.
+    """List the schemes that a layer can have, without importing other packages.
 
     Returns:
-        Our names, then those that other packages add.
+        Our names, then names from other packages.
     """
-    # Only names are read: importing a package to list it would cost seconds, and run its code
+    # Only names are read, since importing a package would take seconds and run its code.
     points = installed_points("repo_interp.schemes")
     return (*SCHEMES, *sorted({point.name for point in points if point.name not in SCHEMES}))
 
@@ -151,7 +151,7 @@ def parse_layout(text: str, layers: int) -> tuple[str, ...]:
         ValueError: A scheme is unknown, or the layout does not fit the number of layers.
     """
     text = text.strip()
-    named_schemes(text)  # refuses unknown ones
+    named_schemes(text)  # refuses unknown schemes
     if "," in text:
         schemes = tuple(part.strip() for part in text.split(","))
         if len(schemes) != layers:
@@ -168,7 +168,7 @@ def parse_layout(text: str, layers: int) -> tuple[str, ...]:
 
 
 def named_schemes(text: str) -> tuple[str, ...]:
-    """List the schemes that a layout names, whatever the number of layers.
+    """List the schemes that a layout names, for any number of layers.
 
     Args:
         text: Such as "repo@1/3".
@@ -193,21 +193,21 @@ def format_layout(schemes: tuple[str, ...]) -> str:
         schemes: Scheme of every layer.
 
     Returns:
-        The layout; it leaves out which layers lack attention.
+        The layout; it does not state which layers lack attention.
     """
     layers = len(schemes)
-    # A name alone is shortest; then a start layer; then the list.
-    # Published periods come before lists, even where they fit once only
+    # A name is shortest, then a name with a start layer, then a list. Published periods come before
+    # lists, even if they fit only once.
     for name in (*SCHEMES, *_PUBLISHED):
         if _matches(parse_layout(name, layers), schemes):
             return name
-    # all rope has a name
+    # All layers with RoPE have a name.
     start = next(
         layer for layer, scheme in enumerate(schemes) if scheme not in ("rope", NO_ATTENTION)
     )
     for name in (schemes[start], *_PUBLISHED, *_PERIODS):
         period = _period(name)
-        # RoPE below the start may belong to the period: r2n1 begins two layers before its NoPE
+        # RoPE layers before the start may belong to the period: r2n1 begins two layers before NoPE.
         first = start - next(place for place, scheme in enumerate(period) if scheme != "rope")
         if first >= 0 and _matches(_repeat(period, first, layers), schemes):
             return f"{name}@{first}" if first else name
@@ -215,14 +215,14 @@ def format_layout(schemes: tuple[str, ...]) -> str:
 
 
 def _period(name: str) -> tuple[str, ...]:
-    """Schemes that repeat: one alone, or those that a name such as "r3n1" counts."""
+    """Schemes of one period: a single scheme, or the runs of a name such as "r3n1"."""
     if not re.fullmatch(r"(r[1-9]n[1-9])|(n[1-9]r[1-9])", name):
         return (name,)
     return (_LETTERS[name[0]],) * int(name[1]) + (_LETTERS[name[2]],) * int(name[3])
 
 
 def _matches(named: tuple[str, ...], schemes: tuple[str, ...]) -> bool:
-    # A layer without attention fits any scheme
+    # A layer without attention fits any scheme.
     return all(scheme in (name, NO_ATTENTION) for name, scheme in zip(named, schemes, strict=True))
 
 
@@ -259,7 +259,7 @@ def _parse_start(text: str, layers: int, layout: str) -> int:
             f"layout {layout!r:.80}: after @ stands a layer (5) or a share of the layers "
             f"(1/3), not {text!r:.80}"
         )
-    # A fraction: floats would make 1/49 of 49 layers none.
+    # Exact fractions, since floats would round 1/49 of 49 layers down to 0.
     start = math.floor(Fraction(text) * layers) if "/" in text else int(text)
     if start >= layers:
         raise ValueError(

@@ -28,14 +28,14 @@ from repo_interp.positions.assigners import MixedAssigner, RememberingAssigner
 
 
 def represent(maps: Any, hidden_states: Tensor) -> Tensor:
-    """Make the position representation r = silu(h Wg) * (h Wc) (RePo eq. 4).
+    """Compute the position representation r = silu(h Wg) * (h Wc) (RePo eq. 4).
 
     Args:
         maps: Module with `gate_map` and `content_map`.
         hidden_states: [batch, token, d_model].
 
     Returns:
-        [batch, token, d_p].
+        Representations [batch, token, d_p].
     """
     return nn.functional.silu(maps.gate_map(hidden_states)) * maps.content_map(hidden_states)
 
@@ -44,9 +44,10 @@ class LearnedPositions(MixedAssigner):
     """RePo's f_phi: a gated representation of the position, then one linear map per row."""
 
     def __init__(self, d_model: int, rows: int, representation: int | None = None) -> None:
-        """`rows` is P.
+        """Make the maps; `rows` is P.
 
-        `representation` is d_p, the width in between; d_model // 8 as in the paper unless given.
+        `representation` is d_p, the width of the representation; None: d_model // 8, as in the
+        paper.
         """
         super().__init__()
         self.representation = d_model // 8 if representation is None else representation
@@ -63,10 +64,10 @@ class LearnedPositions(MixedAssigner):
 
 
 class IndexedPositions(LearnedPositions):
-    """RePo's f_phi with the token index as one more input, which training may lean on alone."""
+    """RePo's f_phi with the token index as an additional input; training may rely on it alone."""
 
     def __init__(self, d_model: int, rows: int) -> None:
-        """`rows` is P; the width in between stays d_model // 8."""
+        """Make the maps; `rows` is P, and the width of the representation stays d_model // 8."""
         super().__init__(d_model + 1, rows, d_model // 8)
 
     def forward(
@@ -83,7 +84,7 @@ class LinearPositions(MixedAssigner):
     """A linear map of the hidden state to one row (`continuous`) or several (multihead)."""
 
     def __init__(self, d_model: int, rows: int) -> None:
-        """`rows` is P: 1, or the number of key-value heads."""
+        """Make the map; `rows` is P: 1, or the number of key-value heads."""
         super().__init__()
         self.dynamic_map = nn.Linear(d_model, rows, bias=False)
 
@@ -132,7 +133,7 @@ class AttendedPositions(RecalledPositions):
 
     def gather(self, memory: Tensor, seen: Tensor) -> Tensor:
         """r_i + sum_j a_ij V r_j."""
-        # The new tokens stand last, behind the cached ones
+        # The new tokens are last, after the cached ones.
         last = memory[:, -seen.shape[2] :]
         attended = nn.functional.scaled_dot_product_attention(
             self.query_map(last)[:, None],
@@ -147,22 +148,22 @@ class ConvolvedPositions(RecalledPositions):
     """A causal convolution over the representations, channel by channel."""
 
     def __init__(self, d_model: int, rows: int, taps: int = 4) -> None:
-        """`rows` is P, `taps` the tokens that the convolution sees."""
+        """Make the maps; `rows` is P, and `taps` is the number of tokens in the convolution."""
         super().__init__(d_model, rows)
         self.taps = nn.Parameter(torch.zeros(taps, self.features))
-        # Starts as RePo's f_phi. `detach` shares memory: a leaf that requires gradients refuses
-        # writing
+        # Starts as RePo's f_phi. Written through `detach`, which shares memory, since a leaf that
+        # requires gradients cannot be written to.
         nn.init.ones_(self.taps[0].detach())
 
     def gather(self, memory: Tensor, seen: Tensor) -> Tensor:
-        """sum_o c_o * r_{i - o}, where token i sees token i - o."""
+        """Return sum_o c_o * r_{i - o} over the offsets o for which token i sees token i - o."""
         keys, rows = memory.shape[1], seen.shape[2]
-        # Numbers of the new tokens among all keys
+        # Indices of the new tokens among all keys
         token = torch.arange(keys - rows, keys, device=memory.device)
         gathered = torch.zeros_like(memory[:, -rows:])
         # A short prompt has fewer tokens than taps
         for back, tap in enumerate(self.taps[:keys]):
-            # Clamped to be gathered; tokens before the first are hidden by `token >= back` below
+            # Clamped for gathering; `token >= back` below hides tokens before the first.
             place = (token - back).clamp(min=0)
             shown = seen[:, 0].gather(-1, place[:, None].expand(len(seen), -1, 1))
             gathered = gathered + tap * memory[:, place] * (shown & (token >= back)[:, None])

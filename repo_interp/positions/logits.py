@@ -1,13 +1,13 @@
-"""Base of all schemes that add to the attention logits, and arithmetic that they share.
+"""Base of all schemes that add to the attention logits, and their common arithmetic.
 
-    S_ij = cap_logits(logit_scale * q_i . k_j) + B_ij    B_ij: position logits, of every head
+    S_ij = cap_logits(logit_scale * q_i . k_j) + B_ij    B_ij: position logits of a head
 
-A row of B depends on that row's query and on the keys it sees, never on other rows: so rows may be
-asked in blocks, or one by one against cached keys, and equal the rows of the full computation. Sums
-and distances are made in float32 (float64 for float64 input), under autocast too: bfloat16 would
-round positions.
+A row of B depends on the query of the row and the keys that it sees, never on other rows. Rows may
+therefore be computed in blocks, or one by one with cached keys, and equal the rows of the full
+computation. Sums and distances are in float32 (float64 for float64 input), also under autocast,
+since bfloat16 would round positions.
 
-Knows nothing about models, masks' origin, or which scheme it is.
+This module knows nothing about models, the origin of masks, and single schemes.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class PositionLogits(nn.Module, ABC):
     def gate_keys(
         self, hidden_states: Float[Tensor, "batch token d_model"]
     ) -> Float[Tensor, "batch kv_head token d_head"] | None:
-        """Make further keys from the attention layer's input; None where the scheme has none.
+        """Compute additional keys from the attention layer's input; None if the scheme has none.
 
-        They belong to tokens as keys do: a cache of keys holds these too, and all go to `forward`.
+        A cache of keys holds these too, and `forward` gets those of all tokens.
 
         Args:
             hidden_states: [batch, token, d_model].
 
         Returns:
-            [batch, kv_head, token, d_head], or None.
+            Gate keys [batch, kv_head, token, d_head], or None.
         """
         return None
 
@@ -79,24 +79,23 @@ class PositionLogits(nn.Module, ABC):
         values: Float[Tensor, "batch kv_head key d_head"] | None = None,
         gate_keys: Float[Tensor, "batch kv_head key d_head"] | None = None,
     ) -> Float[Tensor, "batch head row key"]:
-        """Compute position logits of some rows against all keys, 0 where not visible.
+        """Compute position logits of some rows and all keys, 0 where not visible.
 
         Args:
-            queries: Before any rotation.
-            keys: Before any rotation.
-            query_index: Positions as the layer's assigner gave them and hooks left them [batch, P,
-                row], with P one of 1, the key-value heads, the heads; without an assigner tokens'
-                numbers among the valid tokens of their prompts [batch, row].
-            key_index: The same of the keys.
-            visible: Which keys a row may attend to.
+            queries: Queries before rotation.
+            keys: Keys before rotation.
+            query_index: Positions of the queries from the layer's assigner, after hooks, [batch, P,
+                row], where P is 1, the number of key-value heads, or the number of heads. Without
+                an assigner, indices of tokens among the valid tokens of their prompts [batch, row].
+            key_index: Positions, or indices, of the keys.
+            visible: Mask of the keys that a row may attend to.
             logit_scale: Factor of the dot products.
-            values: Values of the layer, where a scheme reads them.
-            gate_keys: All results of `gate_keys` so far.
+            values: Values of the layer, for schemes that read them.
+            gate_keys: Results of `gate_keys` for all tokens so far.
 
         Returns:
-            Logits to add to the scaled ones, float32 (float64 for float64 input) whatever the
-            model's dtype. Batch axes of 1 broadcast; the batch axis is 1 where prompts do not
-            differ.
+            Logits to add to the scaled ones, float32 (float64 for float64 input) for any dtype of
+            the model. The batch axis has length 1 if prompts do not differ.
         """
 
 
@@ -107,23 +106,23 @@ def exact(tensor: Tensor) -> Tensor:
         tensor: Any tensor.
 
     Returns:
-        float32 or float64.
+        The tensor in float32 or float64.
     """
-    # Not `float()`, which would narrow a model that is measured in float64
+    # Not `float()`, which would reduce the precision of a model in float64
     return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
 
 
 def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
-    """Keep logits between -cap and cap: cap tanh(logit / cap) (Gemma 2).
+    """Limit logits to the range from -cap to cap: cap tanh(logit / cap) (Gemma 2).
 
     Args:
-        logits: Any shape.
+        logits: Logits of any shape.
         cap: The largest size of a logit; None: no cap.
 
     Returns:
-        Capped logits, nearly unchanged where small.
+        Capped logits; small ones hardly change.
     """
-    # In the order of Gemma 2's code, so that rounding is the model's
+    # In the order of Gemma 2's code, for the same rounding
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
@@ -131,7 +130,7 @@ def full_precision(tensor: Tensor) -> torch.autocast:
     """Keep autocast from rounding products to bfloat16.
 
     Args:
-        tensor: A tensor on the device in question.
+        tensor: A tensor on the device of the computation.
 
     Returns:
         A context manager.
@@ -142,14 +141,14 @@ def full_precision(tensor: Tensor) -> torch.autocast:
 def grouped_product(
     queries: Float[Tensor, "batch head row d_head"], keys: Float[Tensor, "batch kv_head key d_head"]
 ) -> Float[Tensor, "batch head row key"]:
-    """Compute q_i . k_j with the key of the head's group, without a copy of keys.
+    """Compute q_i . k_j with the key of the head's group, without copying keys.
 
     Args:
         queries: [batch, head, row, d_head].
         keys: [batch, kv_head, key, d_head]; consecutive heads share a key-value head.
 
     Returns:
-        [batch, head, row, key].
+        Products [batch, head, row, key].
 
     Raises:
         ValueError: The heads cannot share the keys evenly.
@@ -158,9 +157,9 @@ def grouped_product(
     kv_heads, tokens = keys.shape[1:3]
     if heads % kv_heads:
         raise ValueError(f"{heads} heads cannot share {kv_heads} keys evenly")
-    # One product without a reshape, which may copy queries of other strides
+    # No reshape for one product, since it may copy queries with other strides.
     if heads == kv_heads:
         return queries @ keys.transpose(-1, -2)
-    # Heads of a group become rows, so that no key is repeated in memory.
+    # Heads of a group become rows, so keys are not repeated in memory.
     grouped = queries.reshape(batch, kv_heads, heads // kv_heads * rows, width)
     return (grouped @ keys.transpose(-1, -2)).view(batch, heads, rows, tokens)

@@ -1,15 +1,15 @@
-"""A ReLU network of one number, evaluated as the piecewise-linear function that it is.
+"""A ReLU network of one input, evaluated as a piecewise-linear function.
 
     f(x) = sum_n v_n relu(w_n x + b_n)
          = x sum_{n active at x} v_n w_n  +  sum_{n active at x} v_n b_n
 
-Unit n switches at its knot -b_n / w_n. Between two neighbouring knots the set of active units is
-fixed, so f needs one slope and one intercept per segment: (units + 1) of them, looked up by x. A
-map of x that is [row, key] then costs a few [row, key] arrays, never one with an axis of units;
-values and gradients are those of the network. FIRE and CoPE-MLP evaluate such networks at every
-pair of tokens.
+Unit n switches at its knot -b_n / w_n. Between two neighboring knots the set of active units is
+fixed, so f has one slope and one intercept for each of the (units + 1) segments, looked up by x.
+For inputs [row, key] this takes a few [row, key] arrays, and none with an axis of units; values and
+gradients equal those of the network. FIRE and CoPE-MLP evaluate such networks at every pair of
+tokens.
 
-Knows nothing about positions.
+This module knows nothing about positions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def relu_network(
 ) -> Float[Tensor, "... row key"]:
     """Evaluate f at every input; differentiable in all arguments, leading axes broadcast.
 
-    At a knot the derivative of the segment below is taken.
+    At a knot the derivative is that of the segment below.
 
     Args:
         inputs: x [..., row, key].
@@ -36,22 +36,22 @@ def relu_network(
         output_weight: v of every row [..., row, unit].
 
     Returns:
-        f(x) [..., row, key].
+        Values f(x) [..., row, key].
     """
-    # Which segment an input lies in has no gradient: f is continuous at its knots
+    # The choice of the segment has no gradient, since f is continuous at its knots.
     with torch.no_grad():
         # A unit without weight never switches.
         knots = torch.where(hidden_weight == 0, torch.inf, -hidden_bias / hidden_weight)
         knots, order = knots.sort()
         segments = torch.searchsorted(knots, inputs.detach().contiguous())
-        # argsort of the order is the rank of every unit's knot
+        # The argsort of the order is the rank of every unit's knot.
         active = _active_units(hidden_weight, hidden_bias, order.argsort()).to(inputs.dtype)
     # One slope and one intercept for every segment.
     slopes = (output_weight * hidden_weight) @ active
     intercepts = (output_weight * hidden_bias) @ active
     leading = torch.broadcast_shapes(slopes.shape[:-1], segments.shape[:-1])
     segments = segments.expand(*leading, -1)
-    # gather does not broadcast; expanded views copy nothing
+    # gather does not broadcast, but expanded views copy nothing.
     slopes, intercepts = slopes.expand(*leading, -1), intercepts.expand(*leading, -1)
     return slopes.gather(-1, segments) * inputs + intercepts.gather(-1, segments)
 
@@ -59,13 +59,13 @@ def relu_network(
 def _active_units(
     weight: Float[Tensor, "unit"], bias: Float[Tensor, "unit"], rank: Tensor
 ) -> Float[Tensor, "unit segment"]:
-    """Which units are active where.
+    """Return the active units of every segment.
 
-    Segment s lies above the s lowest knots; `rank`: a unit's place.
+    Segment s is above the s lowest knots; `rank` is the rank of a unit's knot.
     """
     segment = torch.arange(len(weight) + 1, device=weight.device)
     above_knot = rank[:, None] < segment
-    # w x + b > 0 holds above the knot for w > 0, below it for w < 0, and by b alone for w = 0
+    # w x + b > 0 holds above the knot if w > 0, below it if w < 0, and depends on b if w = 0.
     rising, falling = (weight > 0)[:, None], (weight < 0)[:, None]
     constant = ((weight == 0) & (bias > 0))[:, None]
     return (rising & above_knot) | (falling & ~above_knot) | constant

@@ -3,14 +3,14 @@
     (x_r, x_r') -> (x_r cos(theta_r z) - x_r' sin(theta_r z),
                     x_r' cos(theta_r z) + x_r sin(theta_r z))
 
-x_r, x_r' are dimensions r and r + d_head/2 of a head (half-split pairs, component r = 0 the
-fastest), theta_r is the component's frequency in radians per position, z the token's position: its
-index for RoPE, the output of f_phi for RePo; or every pair has a position z_r of its token. Cosines
-and sines are scaled by `attention_scaling` (YaRN's), so logits are scaled by its square. Where a
-part of a head is rotated, it is 1 for other pairs.
+x_r and x_r' are dimensions r and r + d_head/2 of a head (half-split pairs, component r = 0 is the
+fastest), theta_r is the frequency of the component in radians per position, and z is the position
+of the token: its index for RoPE, the output of f_phi for RePo. A token may also have a position z_r
+for every pair. Cosines and sines are scaled by `attention_scaling` (YaRN's), so logits are scaled
+by its square. If only a part of a head rotates, the scaling is 1 for the other pairs.
 
-Knows nothing about how positions were assigned, nor about models. Tables have d_head/2 columns,
-never d_head.
+Tables have d_head/2 columns, never d_head. This module knows nothing about models and the
+assignment of positions.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 _SHORT, _FEW, _SHARED = 32, 1 << 18, 8
-"""Up to this width and number of features `turn` makes whole tables, where so many entries of
-features share an entry of a table.
+"""Limits for whole tables in `turn`: largest width and number of features, and least number of
+features that share an entry of a table.
 """
 
 
@@ -32,7 +32,7 @@ def rotate(
     frequencies: Float[Tensor, "component"],
     attention_scaling: float | Float[Tensor, "*any component"] = 1.0,
 ) -> Float[Tensor, "... token d_head"]:
-    """Rotate features by positions; leading axes broadcast, gradients reach the positions.
+    """Rotate features by positions; leading axes broadcast, and positions get gradients.
 
     Angles are computed in float32 (float64 for float64 features), as the released models do;
     cosines and sines are then cast to the features' dtype.
@@ -67,20 +67,20 @@ def turn(
     Returns:
         Rotated features.
     """
-    # Llama's order; attention puts interleaved pairs (GPT-J's) into it before it gets here
+    # Llama's order; attention converts interleaved pairs (GPT-J) before the call.
     first, second = features.chunk(2, dim=-1)
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return torch.cat(
             (first * cosines - second * sines, second * cosines + first * sines), dim=-1
         )
-    # The same sums into one tensor: tensors on the way would take most of the time.
+    # Computes the sums in one tensor, since temporary tensors would take most of the time.
     leading = np.broadcast_shapes(features.shape[:-1], cosines.shape[:-1])
     dtype = torch.result_type(features, cosines)
     turned = torch.empty((*leading, features.shape[-1]), dtype=dtype, device=features.device)
     alike = turned.shape == features.shape and dtype == features.dtype == cosines.dtype
     few = _SHARED * cosines.numel() <= features.numel() <= _FEW
     if alike and few and features.shape[-1] <= _SHORT and features.device.type == "cpu":
-        # Halves of short rows are slow. x cos + y (-sin) is the same to the last digit.
+        # Halves of short rows are slow. x cos + y (-sin) gives the same bits.
         swapped = features.roll(features.shape[-1] // 2, -1).mul_(torch.cat((-sines, sines), -1))
         return torch.mul(features, torch.cat((cosines, cosines), -1), out=turned).add_(swapped)
     x, y = turned.chunk(2, dim=-1)
@@ -95,7 +95,7 @@ def rotation_tables(
     attention_scaling: float | Float[Tensor, "*any component"],
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "... token component"], Float[Tensor, "... token component"]]:
-    """Make cosines and sines of theta_r z, times `attention_scaling`.
+    """Compute cosines and sines of theta_r z, times `attention_scaling`.
 
     Args:
         positions: [..., token].
@@ -115,12 +115,12 @@ def pair_tables(
     attention_scaling: float | Float[Tensor, "*any component"],
     dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "... token component"], Float[Tensor, "... token component"]]:
-    """Make cosines and sines of theta_r z_r, times `attention_scaling`.
+    """Compute cosines and sines of theta_r z_r, times `attention_scaling`.
 
     Args:
-        positions: [..., token, component], or [..., token, 1] where all pairs share one.
-        frequencies: Radians per position [component], or [row, 1, component] of heads; where
-            positions have other rows, heads of the fewer ones share them.
+        positions: [..., token, component], or [..., token, 1] if all pairs share a position.
+        frequencies: Radians per position [component], or [row, 1, component] by head. If positions
+            have another number of rows, heads share the rows of the smaller number.
         attention_scaling: A number, or one per component.
         dtype: Precision of the tables; angles are computed in float32 or float64.
 
@@ -134,7 +134,7 @@ def pair_tables(
         frequencies = expand_heads(frequencies[None], positions.shape[1])
     angles = positions.to(exact) * frequencies.to(device=positions.device, dtype=exact)
     tables = angles.cos(), angles.sin()
-    # Scaled after cos and sin, so that angles stay those of the positions
+    # The scaling applies to cosines and sines, not to angles.
     if isinstance(attention_scaling, Tensor):
         tables = tuple(table * attention_scaling.to(angles) for table in tables)
     elif attention_scaling != 1:
@@ -146,16 +146,16 @@ def pair_tables(
 def by_pair(
     positions: Float[Tensor, "batch any token *component"],
 ) -> Float[Tensor, "batch any token any"]:
-    """Give positions of a layer an axis of pairs, as `pair_tables` takes them.
+    """Add an axis of pairs to the positions of a layer, for `pair_tables`.
 
     Args:
         positions: One per token [batch, any, token], or one per token and pair
             [batch, any, token, component].
 
     Returns:
-        [batch, any, token, 1] or [batch, any, token, component].
+        Positions [batch, any, token, 1] or [batch, any, token, component].
     """
-    # The axis of 1 broadcasts against the frequencies
+    # An axis of length 1 broadcasts against the frequencies.
     return positions if positions.ndim == 4 else positions[..., None]
 
 
@@ -163,8 +163,8 @@ def expand_heads(per_head: Tensor, heads: int) -> Tensor:
     """Repeat axis 1 so that it has one entry per query head.
 
     Args:
-        per_head: Tensor whose axis 1 is 1, the key-value heads, or the heads; consecutive heads
-            share a key-value head.
+        per_head: Tensor whose axis 1 has length 1 or the number of key-value heads or heads;
+            consecutive heads share a key-value head.
         heads: Number of query heads.
 
     Returns:
@@ -176,7 +176,7 @@ def expand_heads(per_head: Tensor, heads: int) -> Tensor:
     present = per_head.shape[1]
     if heads % present:
         raise ValueError(f"{heads} heads cannot share {present} entries evenly")
-    # repeat_interleave, not repeat: consecutive heads share a key-value head
+    # repeat_interleave, not repeat, since consecutive heads share a key-value head
     return per_head if present == heads else per_head.repeat_interleave(heads // present, dim=1)
 
 

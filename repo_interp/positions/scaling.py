@@ -4,15 +4,15 @@
     YaRN            theta ((1 - ramp) + ramp / s),
                     cosines and sines times 0.1 ln s + 1       (Peng et al. 2024, sec. 3.2-3.4)
 
-s is the factor of the extension. A component that turns theta L / 2 pi times within the training
-length L is left alone where it turns at least beta_fast = 32 times, divided by s where it turns at
-most beta_slow = 1 time; the ramp between them is linear in the component's number, as in the
-authors' code and transformers, and starts and ends at whole components. In a set of any frequencies
-the component's number is where ln theta stands between the largest and the smallest frequency other
-than 0, in units of their mean spacing: the number itself for RoPE, the same number for the
-components that HoPE keeps. A frequency of 0 stays 0.
+s is the factor of the extension. A component turns theta L / 2 pi times within the training length
+L. Its frequency is unchanged if it turns at least beta_fast = 32 times, and divided by s if it
+turns at most beta_slow = 1 time. The ramp between the two is linear in the number of the component,
+as in the authors' code and transformers, and starts and ends at whole components. For any other set
+of frequencies, the number of a component follows from ln theta: 0 for the largest frequency, then
+in units of the mean spacing down to the smallest frequency other than 0. For RoPE this is the
+ordinary number, and components that HoPE keeps have the same numbers. A frequency of 0 stays 0.
 
-Knows nothing about which layers use them.
+This module does not know which layers use the frequencies.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def interpolate(
 def with_base(
     frequencies: Float[Tensor, "component"], unscaled: Float[Tensor, "component"], theta: float
 ) -> Float[Tensor, "component"]:
-    """Exchange the base theta of theta_r = base^(-r/n); scaling over the unscaled ones is kept.
+    """Replace the base of theta_r = base^(-r/n), and keep the scaling relative to `unscaled`.
 
     Args:
-        frequencies: Radians per position [component], maybe scaled.
+        frequencies: Radians per position [component], possibly scaled.
         unscaled: Frequencies before scaling [component].
         theta: The new base.
 
@@ -57,9 +57,9 @@ def with_base(
     logs = unscaled[unscaled > 0].double().log().unique()
     if len(logs) < 2:
         raise ValueError("a base is defined by at least two different frequencies")
-    # Neighbors are ln(base) / n apart, so n steps are ln(base)
+    # Neighbors differ by ln(base) / n, so n steps are ln(base).
     log_base = float(logs[-1] - logs[0]) / (len(logs) - 1) * len(logs)
-    # base^(-r / n) to the power ln(theta) / ln(base) is theta^(-r / n); 1 stands in for 0
+    # base^(-r / n) to the power ln(theta) / ln(base) is theta^(-r / n); 0 is replaced by 1 here.
     other = unscaled.double().where(unscaled > 0, 1.0) ** (
         math.log(_require_positive(theta, "base")) / log_base
     )
@@ -71,7 +71,7 @@ def with_base(
 def ntk_frequencies(
     frequencies: Float[Tensor, "component"], factor: float
 ) -> Float[Tensor, "component"]:
-    """Divide the slowest frequency by a factor, keep the fastest, and the others in between.
+    """Divide the slowest frequency by a factor, keep the fastest, and scale the others between.
 
         theta_r <- theta_r s^(-r / (n - 1)), the base b s^(d / (d - 2)) for d = 2 n dimensions
 
@@ -86,7 +86,7 @@ def ntk_frequencies(
     turning = exact != 0  # learned ones may turn backwards
     logs = exact.abs().where(turning, 1.0).log()
     slowest, fastest = logs[turning].aminmax() if bool(turning.any()) else (0.0, 0.0)
-    # 0 for the fastest, 1 for the slowest: r / (n - 1) where they are RoPE's
+    # 0 for the fastest, 1 for the slowest; r / (n - 1) for the frequencies of RoPE
     places = (fastest - logs) / max(float(fastest - slowest), 1e-9)
     return (exact * _require_positive(factor, "factor") ** -places).to(frequencies)
 
@@ -95,10 +95,10 @@ def yarn_attention_scaling(factor: float) -> float:
     """Return YaRN's factor of cosines and sines: 0.1 ln factor + 1.
 
     Args:
-        factor: s.
+        factor: Factor s of the extension.
 
     Returns:
-        The factor; 1 where nothing is extended.
+        The factor; 1 without an extension.
     """
     return 1.0 if _require_positive(factor, "factor") <= 1.0 else 0.1 * math.log(factor) + 1.0
 
@@ -129,7 +129,7 @@ def yarn_frequencies(
     distinct = exact[turning].abs().unique().log()
     if len(distinct) == 0:
         return frequencies.clone()
-    # Components by value, not by place: HoPE's sets have zeros, and AB3's repeat
+    # By value, not by index: frequencies of HoPE have zeros, and those of AB3 repeat.
     fastest = float(distinct[-1])
     spacing = float(distinct[-1] - distinct[0]) / (len(distinct) - 1) if len(distinct) > 1 else 1.0
 
@@ -140,12 +140,12 @@ def yarn_frequencies(
     start = max(math.floor(number(math.log(2.0 * math.pi * beta_fast / training_length))), 0)
     end = min(
         math.ceil(number(math.log(2.0 * math.pi * beta_slow / training_length))),
-        # d_head - 1, as transformers bounds it
+        # d_head - 1, the bound in transformers
         2 * len(frequencies) - 1,
     )
-    # Numbers by ln theta, so that sets with gaps (HoPE) get the ramp of RoPE.
+    # Numbers from ln theta, so that sets with gaps (HoPE) get the ramp of RoPE.
     numbers = (fastest - exact.abs().where(turning, 1.0).log()) / spacing
-    # 1e-3 as in transformers, for a ramp that starts and ends at one component
+    # 1e-3, as in transformers, if the ramp starts and ends at the same component
     ramp = ((numbers - start) / max(end - start, 1e-3)).clamp(0.0, 1.0)
     return (exact * ((1.0 - ramp) + ramp / factor)).to(frequencies)
 

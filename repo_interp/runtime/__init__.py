@@ -1,1 +1,1 @@
-"""The running process: terminal, progress, interruption, memory, and processes side by side."""
+"""The running process: terminal, progress, interruption, memory, and parallel processes."""

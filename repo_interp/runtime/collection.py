@@ -1,8 +1,8 @@
 """Pause the collection of cyclic garbage while libraries are imported and modules are built.
 
-Both make a million objects that stay, and Python's collector looks through them hundreds of times:
-a seventh of the time in which a model opens. Objects that were made meanwhile count as old, so that
-the next full collection is the first that looks at them.
+Both create a million permanent objects, and Python's collector would scan them hundreds of times,
+a seventh of the time to open a model. Objects that are created during the pause count as old, so
+only the next full collection scans them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def collection_paused() -> Iterator[None]:
     Yields:
         Nothing.
     """
-    # Somebody else may have paused it, and then it stays so.
+    # If other code has paused it, it stays paused.
     running = gc.isenabled()
     gc.disable()
     before = gc.get_count()[0]

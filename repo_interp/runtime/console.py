@@ -3,7 +3,7 @@ r"""The terminal: a rich console to which no text of a user can give commands.
     console.print(bold(path, "  the page to look at"))
 
 Texts contain no markup, so that brackets and colons of a name are printed unchanged. Control
-characters, escape sequences and bytes that are no text are printed as \x1b and the like.
+characters, escape sequences and bytes that are not text are printed as escapes such as \x1b.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Console(rich.console.Console):
     """
 
     def __init__(self, **options: Any) -> None:
-        # One process speaks. Markup and emoji off: brackets and colons of a path stay as they are,
-        # and its numbers have the color of the rest.
+        # Only the first process prints. Without markup and emoji, brackets and colons of a path are
+        # unchanged; without highlighting, numbers have the same color as other text.
         super().__init__(
             **{
                 "quiet": not is_first(),
@@ -38,8 +38,8 @@ class Console(rich.console.Console):
         )
 
     def on_broken_pipe(self) -> None:
-        """Raise the error again: the command decides about a reader that is gone."""
-        # rich would end the program here, below whoever calls.
+        """Raise the error again, so that the command handles a closed pipe."""
+        # rich would end the program here, deep inside the caller.
         raise BrokenPipeError
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -50,9 +50,9 @@ class Console(rich.console.Console):
             **options: Options of rich.
 
         Returns:
-            The text that is shown.
+            The text to show.
         """
-        # Line by line, as a line break is no printable character either
+        # Line by line, since a line break is not a printable character either
         return super().render_str("\n".join(_visible(line) for line in text.split("\n")), **options)
 
 
@@ -73,10 +73,10 @@ def bold(text: object, rest: str = "") -> Text:
 
     Args:
         text: Anything with a text.
-        rest: Text behind it, not in bold.
+        rest: Text after it, not in bold.
 
     Returns:
-        The text with its style.
+        The text with styles.
     """
     return Text.assemble((on_one_line(text), "bold"), _visible(rest))
 

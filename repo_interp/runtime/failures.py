@@ -3,9 +3,9 @@
     for name, figure in until_failure(lambda: draw(run), "the figures of 'gates'", failures): ...
     with record_failure(failures, "the page"): ...
 
-A failure becomes one line in a list that the caller shows; where there is no list, it is raised.
-Also `sys.exit`, called by somebody else's code, is such a failure; an interruption by the user is
-none. This module knows nothing about the parts that fail.
+A failure becomes one line in a list that the caller shows; without a list, the error is raised.
+`sys.exit` in the code of another package is a failure too, but an interruption by the user is not.
+This module knows nothing about the parts that fail.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def until_failure(
     """Iterate over items up to the first that cannot be made.
 
     Args:
-        make: Gives the items.
-        name: The thing that is made, for the line of a failure.
+        make: Function that returns the items.
+        name: Name of the items, for the line of a failure.
         failures: Receives the line; None: the error is raised.
 
     Yields:
@@ -50,11 +50,11 @@ def until_failure(
 def record_failure(failures: list[str] | None, name: str) -> Iterator[None]:
     """Turn a failure inside the context into a line.
 
-    OSError passes through: the caller reports a disk that refuses.
+    OSError passes through, since the caller reports errors of the disk.
 
     Args:
         failures: Receives the line; None: the error is raised.
-        name: The thing that is made, for the line.
+        name: Name of the result, for the line.
 
     Yields:
         Nothing.
@@ -71,18 +71,18 @@ def record_failure(failures: list[str] | None, name: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error means that memory was lacking.
+    """Return whether an error means that there was not enough memory.
 
     Args:
         error: An error of Python, numpy or torch on any device.
 
     Returns:
-        Whether it does.
+        True if it does.
     """
     # By name, since this module must not import torch.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    # torch has no type for it on a processor, so the text must tell.
+    # On a processor torch has no type for this error, so the text decides.
     return isinstance(error, RuntimeError) and any(
         text in str(error) for text in ("DefaultCPUAllocator", "not enough memory")
     )
@@ -101,7 +101,7 @@ def failure_of(error: BaseException) -> str | None:
         error: An error with its traceback.
 
     Returns:
-        Package, place and reason; None where no such code was called.
+        Package, place and reason; None if no code of another package was called.
     """
     owners = {
         point.module.partition(".")[0]: _owner(group, point)
@@ -125,7 +125,7 @@ def failure_of(error: BaseException) -> str | None:
 
 
 def _owner(group: str, point: EntryPoint | RegisteredPoint) -> tuple[str, str]:
-    """The owner of an entry point's code, and a remedy."""
+    """Return the owner of an entry point's code, and a remedy."""
     if isinstance(point, RegisteredPoint):
         return f"{kind_of(group)} {point.name!r}", "fix it"
     return f"package {package_of(point)}", "fix or uninstall it"

@@ -1,7 +1,7 @@
-"""Facts from the launcher: number of processes, the number of this process, and its machine.
+"""Facts from the launcher: number of processes, rank of this process, and its machine.
 
-`accelerate launch`, `torchrun` and others leave it in the environment. `processes` has them work
-together.
+`accelerate launch`, `torchrun` and others set environment variables. `processes` connects the
+processes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from repo_interp.errors import InputError, one_line
 def launched() -> int:
     """Return the number of processes that were launched together.
 
-    It is read from the environment of the launcher.
+    The number is in the environment variables of the launcher.
 
     Returns:
         The number; 1 without a launcher.
 
     Raises:
-        InputError: The environment holds no such number.
+        InputError: The variables hold no valid number.
     """
     # Every launcher sets RANK; without it there is one process.
     if not os.environ.get("RANK"):
@@ -36,9 +36,9 @@ def local_count() -> int:
     """Return the number of processes of this command on this machine.
 
     Returns:
-        The number, with this process.
+        The number, including this process.
     """
-    # More than one process may share a machine, and with it memory and devices.
+    # Several processes may share the memory and devices of a machine.
     return number_of_launcher("LOCAL_WORLD_SIZE", 1, 1_000_000) if launched() > 1 else 1
 
 
@@ -65,14 +65,14 @@ def number_of_launcher(name: str, least: int, most: int) -> int:
 
     Args:
         name: Name of the variable.
-        least: Smallest number, and the one where there is no such variable.
+        least: Smallest number; also the default without the variable.
         most: Largest number.
 
     Returns:
         The number.
 
     Raises:
-        InputError: The text is no number, or is out of range.
+        InputError: The text is not a number, or is out of range.
     """
     text = os.environ.get(name) or str(least)
     if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):

@@ -1,9 +1,10 @@
-"""Ranges of versions of libraries, as pyproject.toml states them.
+"""Check versions of libraries against the ranges in pyproject.toml.
 
     require("transformers", "torch")      at the head of the part that needs them
 
-A version that is too old or too new gives a one-line error at its use, not a traceback.
-Ranges contain versions that were tested (docs/trust.md). This module imports none of the libraries.
+A version that is too old or too new gives a one-line error when the library is used, not a
+traceback. Ranges contain tested versions (docs/trust.md). This module imports none of the
+libraries.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def require(*names: str) -> None:
         *names: Names of distributions.
 
     Raises:
-        InputError: One is missing, or its version is outside the range of pyproject.toml.
+        InputError: A library is missing, or its version is outside the range of pyproject.toml.
     """
     from packaging.requirements import Requirement
 
@@ -28,7 +29,7 @@ def require(*names: str) -> None:
         stated = [Requirement(line) for line in requires("repo-interp") or ()]
     except PackageNotFoundError:  # our files without our package: nothing is stated
         return
-    # With a marker they belong to an extra, and have no range here.
+    # Requirements with a marker belong to an extra and are not checked.
     ranges = {one.name: one.specifier for one in stated if one.marker is None}
     for name in names:
         try:
@@ -37,7 +38,7 @@ def require(*names: str) -> None:
             raise InputError(
                 f"{name} is not installed; pip install '{name}{ranges[name]}'"
             ) from None
-        # A prerelease of an allowed version counts, which `contains` denies by default.
+        # Prereleases of an allowed version are accepted; by default `contains` rejects them.
         if not ranges[name].contains(found, prereleases=True):
             raise InputError(
                 f"{name} {found} is installed, and repo_interp works with {ranges[name]}; "

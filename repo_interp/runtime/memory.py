@@ -2,10 +2,10 @@
 
     processor      the size of a cache: `CORE` of one core, `SHARED` of all cores
     accelerator    an eighth of the free memory, at most 4 GiB: a launch costs more than its work
-    working_memory(bytes)    as many as given, on any device
+    working_memory(bytes)    this number of bytes, on any device
 
-A kernel takes at least one head at a time, however little it may use. This module knows nothing
-about kernels.
+A kernel always takes at least one head at a time, even if that exceeds the limit. This module knows
+nothing about kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def memory_for(device: torch.device, cache: int) -> int:
 
     Args:
         device: Device of the inputs.
-        cache: Bytes on a processor.
+        cache: Number of bytes on a processor.
 
     Returns:
         Bytes in addition to inputs and outputs.
@@ -43,7 +43,7 @@ def memory_for(device: torch.device, cache: int) -> int:
         return given
     if device.type != "cuda":
         return cache
-    # At least as much as on a processor, where the device is full
+    # If the device is full, at least the limit of a processor
     return max(cache, min(_MOST, free_memory(device) // _SHARE))
 
 
@@ -54,7 +54,7 @@ def free_memory(device: torch.device) -> int:
         device: Device of CUDA.
 
     Returns:
-        Bytes that are free for others, or reserved by torch's allocator without a tensor in them.
+        Bytes that are free for all processes, or reserved by torch's allocator and unused.
     """
     import torch  # the rest of this file needs none
 
@@ -66,7 +66,7 @@ def machine_memory() -> float:
     """Return the memory of the machine, or of the container of this process.
 
     Returns:
-        Bytes; infinity where they are unknown.
+        Bytes; infinity if unknown.
     """
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -82,11 +82,11 @@ def machine_memory() -> float:
 
 @contextmanager
 def working_memory(bytes: int) -> Iterator[None]:
-    """Let every kernel of a measure use as many bytes, inside a `with` block and this thread.
+    """Set the bytes that every kernel of a measure may use, inside a `with` block of this thread.
 
     Args:
-        bytes: Bytes per kernel, in addition to inputs and outputs. Results depend on it only by
-            rounding. Use less for a small card, or extremes in tests.
+        bytes: Bytes per kernel, in addition to inputs and outputs. The number affects results only
+            by rounding. Use a smaller one for a small accelerator.
 
     Yields:
         Nothing.

@@ -1,4 +1,4 @@
-"""Text of a command line as values of options.
+"""Convert text of a command line to values of options.
 
     "0.1,0.2" as tuple[float, ...] -> (0.1, 0.2)        "3-5" as tuple[int, ...] -> (3, 4, 5)
 
@@ -40,8 +40,8 @@ def value_of(text: str, kind: Any, name: str) -> Any:
     """Convert text to a value of a type.
 
     Args:
-        text: Items of a tuple are separated by commas, and "3-7" are the whole numbers from 3 to 7;
-            "none" is None if `kind` allows it.
+        text: The text. Commas separate items of a tuple, "3-7" stands for the whole numbers from 3
+            to 7, and "none" for None if `kind` allows it.
         kind: Type with its range.
         name: Name of the option, for the message.
 
@@ -49,7 +49,7 @@ def value_of(text: str, kind: Any, name: str) -> Any:
         The value.
 
     Raises:
-        InputError: The text is of another type, or out of range.
+        InputError: The text does not fit the type, or is out of range.
     """
     from pydantic import ValidationError
 
@@ -76,7 +76,7 @@ def _items(text: str, whole: bool) -> tuple[str | int, ...]:
         # Short numbers only, so that a range cannot become a list of billions
         if whole and dash and all(re.fullmatch("[0-9]{1,5}", bound) for bound in bounds):
             numbers = range(int(bounds[0]), int(bounds[1]) + 1)
-            items += numbers or [part]  # a range that runs backwards is refused as it is
+            items += numbers or [part]  # a descending range is refused later, as text
         else:
             items.append(part)
     return tuple(items)
@@ -91,14 +91,14 @@ def field_value(
         options: A dataclass, or an instance.
         name: Name of the field.
         text: The text.
-        called: Name that the user has for `options`.
+        called: Name of `options` in messages.
         fixed: Fields that cannot be set.
 
     Returns:
         The value.
 
     Raises:
-        InputError: There is no such field, or the text is of another type.
+        InputError: The field does not exist, or the text does not fit its type.
     """
     fields = dataclasses.fields(options) if dataclasses.is_dataclass(options) else ()
     known = [field.name for field in fields if field.init and field.name not in fixed]
@@ -123,7 +123,7 @@ def with_field(
         options: The dataclass.
         name: Name of the field.
         text: The text.
-        called: Name that the user has for `options`.
+        called: Name of `options` in messages.
         fixed: Fields that cannot be set.
 
     Returns:

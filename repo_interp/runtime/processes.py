@@ -1,6 +1,6 @@
 """Processes that work on one command together.
 
-Those of `accelerate launch`, `torchrun`, or any launcher of `torch.distributed`:
+The processes come from `accelerate launch`, `torchrun`, or another launcher of `torch.distributed`:
 
     with together(): ...    connects the launched processes; does nothing for a single process
     spread(items, work)     [work(item) for item in items]; the next free process does an item
@@ -39,16 +39,16 @@ from repo_interp.runtime.launcher import is_first, launched, local_count, number
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _MEETING, _PATIENCE = timedelta(minutes=1), timedelta(days=30)
-"""How long a process waits for the others to come, and then for their work: as long as the
-longest item takes.
+"""Timeouts for the other processes to connect, and then for their work: as long as the longest item
+takes.
 """
 _SILENCE = 10.0
-"""Seconds of waiting for the others without a word."""
+"""Seconds of waiting for other processes before a message."""
 # All processes call `spread` in the same order, so equal numbers mean the same call.
 _sections = numbers()
 """Numbers of the calls of `spread`, the same in every process."""
 _commands = 0
-"""How many times the processes met; the same in every one too."""
+"""Number of meetings so far, the same in every process too."""
 # Per thread: work inside a spread must not spread again, independent of other threads.
 _solitude = threading.local()
 _groups: dict[Any, Any] = {}
@@ -63,12 +63,12 @@ class Deserted(KeyboardInterrupt):
 
 
 def count() -> int:
-    """Return the number of processes that work together here.
+    """Return the number of processes that work together.
 
     Returns:
-        The number; 1 where none met, and within work that is spread already.
+        The number; 1 if no processes are connected, and inside work that is already spread.
     """
-    # Inside of shared work a process counts for itself.
+    # Inside shared work each process works alone.
     if launched() == 1 or getattr(_solitude, "depth", 0):
         return 1
     import torch.distributed
@@ -85,10 +85,10 @@ def count() -> int:
 def together(
     asked: Sequence[str] = (), waiting: Callable[[str], None] | None = None
 ) -> Iterator[None]:
-    """Make the launched processes one team while the context lasts.
+    """Make the launched processes one team inside a `with` block.
 
-    Process n of a machine uses accelerator n. A request to terminate, of a launcher or a scheduler,
-    is an interruption then, so that finished work is kept.
+    Process n of a machine uses accelerator n. A request to terminate, from a launcher or a
+    scheduler, becomes an interruption, so that finished work is kept.
 
     Args:
         asked: The command, equal in all processes.
@@ -100,7 +100,7 @@ def together(
     Raises:
         InputError: The environment is not from a launcher, or the processes have different
             commands.
-        Deserted: Processes are missing, or were told to terminate.
+        Deserted: Processes are missing, or got a request to terminate.
     """
     global _commands
     # Part of the keys of the store, so that a second command does not read the first one's
@@ -111,7 +111,7 @@ def together(
     import torch
     from accelerate import PartialState
 
-    # Connected by the caller, who also ends it
+    # The caller has connected the processes, and also ends the connection.
     if torch.distributed.is_initialized():
         _require_same(asked)
         yield
@@ -123,7 +123,7 @@ def together(
     # cpu means gloo. Ten times the patience: our message comes before torch's, and a busy
     # machine has ended this process by then.
     state = _met(lambda: PartialState(cpu=True, timeout=10 * _MEETING), waiting)
-    # In turn over the devices, where there are more processes than devices
+    # With more processes than devices, processes take devices in turn.
     if torch.cuda.is_available():
         torch.cuda.set_device(state.local_process_index % torch.cuda.device_count())
     # Python sets handlers only in the main thread. Launchers end the other processes by SIGTERM.
@@ -140,14 +140,14 @@ def together(
             signal.signal(signal.SIGTERM, before)
         # Groups belong to a connection that ends here.
         _groups.clear()
-        # Others may be gone already, and then ending the connection fails.
+        # Ending the connection fails if other processes have ended already.
         with suppress(Exception):
             state.destroy_process_group()
             PartialState._reset_state()
 
 
 def speaks() -> bool:
-    """Return whether this process reports why the command ended: the first caller does.
+    """Return whether this process reports why the command ended; only the first caller does.
 
     Returns:
         True in one process of a team.
@@ -157,7 +157,7 @@ def speaks() -> bool:
     try:
         # add is atomic, so exactly one process gets 1.
         return _store().add(f"repo_interp/{_commands}/ended", 1) == 1
-    except Exception:  # they have not met, or do no longer
+    except Exception:  # not connected, or no longer
         return is_first()
 
 
@@ -191,24 +191,23 @@ def share_work(
     mine: dict[int, Result] = {}
     failure: tuple[int, Exception] | None = None
     with _lost_ones():
-        # A shared counter hands out places: whoever is free takes the next one.
+        # A shared counter hands out items: a free process takes the next one.
         while not store.check([f"{section}/failed"]) and (
             place := store.add(f"{section}/taken", 1) - 1
         ) < len(items):
             try:
-                # Inside of an item nothing is spread again: the other
-                # processes are busy with theirs.
+                # Inside an item nothing is spread again, since the other processes are busy.
                 with alone():
                     mine[place] = work(items[place])
             except Exception as error:
                 failure = (place, error)
-                # The others take nothing more; they finish theirs.
+                # The others finish their items and take no more.
                 store.set(f"{section}/failed", "")
                 break
             done = store.add(f"{section}/done", 1)
             if progress is not None:
                 progress(done, len(items))
-    # Also after a failure: every process must come here, or the others wait forever.
+    # Also after a failure: every process must get here, or the others wait forever.
     found = _gathered((mine, None if failure is None else (failure[0], _portable(failure[1]))))
     # The failure of the first item, so that all processes raise the same one
     failures = sorted(
@@ -243,7 +242,7 @@ def from_first(work: Callable[[], Result]) -> Result:
                 result = work()
         except Exception as error:
             failure = error
-    # An error is sent as a value: raised here at once, it would leave the others waiting.
+    # An error is sent as a value: if it were raised here, the others would keep waiting.
     told: list[Any] = [(result, None if failure is None else _portable(failure))]
     import torch.distributed
 
@@ -253,13 +252,13 @@ def from_first(work: Callable[[], Result]) -> Result:
         raise failure
     if told[0][1] is not None:
         raise told[0][1]
-    # The first keeps its object, which is never sent to itself.
+    # The first process keeps its object, since it does not send it to itself.
     return result if is_first() else told[0][0]  # pyright: ignore[reportReturnType]
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let this process work for itself while the context lasts: nothing is spread.
+    """Let this process work alone inside a `with` block, without sharing work.
 
     Yields:
         Nothing.
@@ -272,17 +271,17 @@ def alone() -> Iterator[None]:
 
 
 def meet() -> None:
-    """Wait until every process is here: files written from now on are new to the others."""
+    """Wait until all processes have called this, so that none has missed an earlier file."""
     if count() > 1:
         _gathered(None)
 
 
 def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -> Result:
-    """The result of `connect` when all processes are connected; `waiting` is called meanwhile.
+    """Return the result of `connect` when all processes are connected; calls `waiting` meanwhile.
 
     Raises as `together`.
     """
-    # Called for their errors: a bad number in the environment would fail inside torch.
+    # Called for their errors, since a bad number in the environment would fail inside torch.
     local_count()
     number_of_launcher("LOCAL_RANK", 0, launched() - 1)
     number_of_launcher("MASTER_PORT", 1, 65_535)
@@ -305,8 +304,7 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
         except Exception as error:
             ended.append(error)
 
-    # torch ignores interruptions while it waits, waits longer than its timeout, and prints lines
-    # about it
+    # While torch waits, it ignores interruptions, exceeds its timeout, and prints lines.
     meeting, seconds = threading.Thread(target=meet, daemon=True), _MEETING.total_seconds()
     meeting.start()
     for waited in _waited(meeting, seconds):
@@ -322,7 +320,7 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
 
 
 def _waited(meeting: threading.Thread, longest: float) -> Iterator[float]:
-    """Join a thread for `longest` seconds; the seconds so far, whenever a word is due."""
+    """Join a thread for up to `longest` seconds; yields the seconds so far for each message."""
     begun = time.monotonic()
     while (left := begun + longest - time.monotonic()) > 0:
         # Short meetings need no line.
@@ -334,11 +332,11 @@ def _waited(meeting: threading.Thread, longest: float) -> Iterator[float]:
 
 
 def _require_same(asked: Sequence[str]) -> None:
-    """Raise InputError where the processes were given different commands.
+    """Raise InputError if the processes have different commands.
 
-    They would wait for one another in vain.
+    Such processes would wait for each other forever.
     """
-    # Compared in every process, so that all of them refuse
+    # Compared in every process, so that all refuse.
     everyones = _gathered(list(asked))
     for number, others in enumerate(everyones):
         if others != everyones[0]:
@@ -351,10 +349,10 @@ def _require_same(asked: Sequence[str]) -> None:
 
 @contextmanager
 def _lost_ones() -> Iterator[None]:
-    """Raises errors of a broken connection to another process as `Deserted`."""
+    """Convert errors of a broken connection to another process to `Deserted`."""
     try:
         yield
-    except RuntimeError as error:  # of gloo and of the store
+    except RuntimeError as error:  # from gloo or the store
         raise Deserted(
             f"another process of this command has ended ({one_line(error, 80)})"
         ) from None
@@ -373,10 +371,10 @@ def _group() -> Any:
     """Return the processes connected by gloo, which exchanges numbers and names."""
     import torch.distributed
 
-    # of gloo there is no public way to set it later
+    # gloo has no public function to set the timeout later.
     from torch.distributed.distributed_c10d import _set_pg_timeout
 
-    # By the world it is of: a caller may end one connection and begin another.
+    # Cached by the connection, since a caller may end one and begin another.
     whole = torch.distributed.group.WORLD
     if whole not in _groups:
         # A short timeout for meeting, then a long one for the work of the others
@@ -387,19 +385,19 @@ def _group() -> Any:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that can be sent; that of another package as a line with its place."""
+    """Convert an error so that it can be sent; errors of other packages become a line of text."""
     if not isinstance(error, InputError) and (line := failure_of(error)) is not None:
         return InputError(line)
     try:
-        # Back and forth: some errors can be pickled and not unpickled.
+        # Pickled and unpickled, since some errors can only be pickled.
         return pickle.loads(pickle.dumps(error))
     except Exception:
-        # The other processes need its words; its type is lost.
+        # The other processes get its message; its type is lost.
         return RuntimeError(one_line(f"{type(error).__name__}: {error}"))
 
 
 def _store() -> Any:
-    """Return the key-value store of the processes, which no public function of torch gives."""
+    """Return the key-value store of the processes; torch has no public function for it."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()

@@ -1,4 +1,4 @@
-"""One bar over the steps of long work; without a terminal, a line now and then.
+"""A progress bar over the steps of long work; without a terminal, a line now and then.
 
 A line comes about every ten seconds at first, then whenever a tenth of the time so far has passed.
 
@@ -23,32 +23,31 @@ from repo_interp.runtime.console import Console
 from repo_interp.values import duration
 
 FIRST, EVERY = 1.5, 10.0
-"""Seconds until the first plain line, and at least between the others: a tenth of the time so far
-is, too.
+"""Seconds before the first plain line. Later lines wait at least as long, and at least a tenth of
+the time so far.
 """
 STILL = 6
-"""Lines that are left out where nothing has changed since the last one."""
+"""Number of lines that are skipped if nothing has changed since the last line."""
 
 _showing: ContextVar[bool] = ContextVar("showing", default=False)
 Step = Callable[..., None]
-"""Called with the name of the step, the count that is done, the total where known, and a text."""
+"""Called with the name of the step, the finished count, the total if known, and a text."""
 
 
 @contextmanager
 def steps(console: Console, every: float = EVERY) -> Iterator[Step]:
     """Show the progress of long work until the context ends.
 
-    Inside another such context, and on a quiet console, nothing is shown.
+    Shows nothing inside another `steps` context, or on a quiet console.
 
     Args:
-        console: Where the bar is drawn.
-        every: Seconds between lines where there is no terminal, at the beginning.
+        console: Console for the bar.
+        every: Initial seconds between lines without a terminal.
 
     Yields:
-        Function that takes the name of the step, the count that is done, the total, and further
-        text.
+        Function of the name of the step, the finished count, the total, and further text.
     """
-    # Work inside of other work: one bar at a time.
+    # Nested work shows no second bar.
     if console.quiet or _showing.get():
         yield lambda *done: None
         return
@@ -70,7 +69,7 @@ def _bar(console: Console) -> Iterator[Step]:
     with Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True
     ) as progress:
-        # Without a total the bar moves to and fro.
+        # Without a total the bar moves back and forth.
         bar = progress.add_task("", total=None, count="")
         current = ""
 
@@ -78,7 +77,7 @@ def _bar(console: Console) -> Iterator[Step]:
             name: str, done: int | None = None, total: int | None = None, text: str = ""
         ) -> None:
             nonlocal bar, current
-            if name != current:  # the time that remains is that of this step
+            if name != current:  # the remaining time is estimated by step
                 progress.remove_task(bar)
                 bar, current = progress.add_task(name, total=total or None, count=""), name
             count = f"{_count(done, total)} {text}"
@@ -99,8 +98,8 @@ def _lines(every: float) -> Iterator[Step]:
     ) -> None:
         nonlocal name, done, total, text, since, first, at
         with lock:
-            # Time left is estimated within a step, as steps differ in speed, and by items done
-            # now: resumed work begins with others done already.
+            # Remaining time is estimated within a step, since steps differ in speed, and from items
+            # of this call, since resumed work begins with finished items.
             if current != name:
                 since, first = time.monotonic(), so_far or 0
             at = time.monotonic()
@@ -120,7 +119,8 @@ def _lines(every: float) -> Iterator[Step]:
                 said, silent = line, 0
                 if done and total:
                     line += f" ({100 * done // total} %)"
-                    # By the time of the last item: while one is worked on, less is left, not more
+                    # Measured at the last finished item, so that the estimate does not grow during
+                    # an item.
                     left = (at - since) * (total - done) / max(1, done - first) - (now - at)
                     if first < done < total and left > 0:
                         line += f", about {duration(left)} left"
@@ -134,7 +134,7 @@ def _lines(every: float) -> Iterator[Step]:
         yield step
     finally:
         ended.set()
-        # Else a last line could be written into the next output.
+        # Otherwise a last line could appear in the next output.
         thread.join()
 
 

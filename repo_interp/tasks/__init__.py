@@ -1,12 +1,12 @@
-"""Prompts with named token spans, and how an answer is scored. Knows no model.
+"""Make prompts with named token spans, and score answers. This package knows no model.
 
     prompts = niah(tokenizer, variant="multikey_1", length=4096)    RULER, for any tokenizer
     task    = make_task("reversal", longest=20)                     a task to train and score on
     prompts = task.prompts(20, test_set="25")
 
 A task is imported at its first use. Our tasks (`entry_points.OWN`) and tasks of other packages are
-found by entry points: the group `repo_interp.tasks` has, by name, mappings from names of sizes to
-tasks, with a size "small".
+entry points of the group `repo_interp.tasks`: by name of the task, a mapping from names of sizes to
+tasks, with at least the size "small".
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
 
     Args:
         name: One of `task_names`.
-        size: Named size that has the defaults: "small" or "paper".
+        size: Size that has the defaults: "small" or "paper".
         **options: Options that replace the defaults.
 
     Returns:
@@ -61,7 +61,7 @@ def make_task(name: str, size: str = "small", **options: Any) -> Task:
             f"task {name}: wanted a size, one of {', '.join(sizes)}; got {quoted(size)}"
         )
     task = sizes[size]
-    # With extras, since ranges are in the annotations and values are held to them
+    # With extras, since the annotations have ranges for the checks
     known, kinds = task.options(), get_type_hints(type(task), include_extras=True)
     for option in options:
         if option not in known:
@@ -82,13 +82,13 @@ def recorded_task(
 ) -> Task:
     """Return the task that a file from outside records.
 
-    Options `given` by the user replace the recorded ones. A record sets numbers, and texts that the
-    task knows by name. It never chooses a file that is read here.
+    Options `given` by the user replace the recorded ones. A record may set numbers, and texts that
+    are names of the task. It cannot choose a file to read.
 
     Args:
         source: The file, for messages.
         name: Name of the task.
-        size: Named size that has the defaults.
+        size: Size that has the defaults.
         options: Options that the file records.
         given: Options of the user.
 
@@ -105,7 +105,7 @@ def recorded_task(
     for option in options.keys() & kinds.keys() - given.keys():
         value, allowed = (
             options[option],
-            # Empty, a text that the task knows, or a member of its Literal: none is a path
+            # Allowed texts are not paths: empty, a name of the task, or a member of its Literal.
             ("", *task.named_texts.get(option, ()), *get_args(kinds[option])),
         )
         if not all(
@@ -122,11 +122,11 @@ def recorded_task(
 
 
 def _sizes(name: str) -> Mapping[str, Task]:
-    # Refused by name first, so that the message lists the tasks that there are
+    # Unknown names are refused first, so that the message lists the existing tasks.
     require_names(TASKS, [name])
     sizes = find(TASKS, name)
     tasks = sizes.values() if isinstance(sizes, Mapping) else ()
-    # A task finds its way back from a checkpoint by its name, which must be the entry point's
+    # Checkpoints record a task by its name, which must be the name of the entry point.
     if not tasks or not all(isinstance(task, Task) and task.name == name for task in tasks):
         raise InputError(
             f"{called(TASKS, name)}: wanted a mapping from sizes to tasks of that name, got "

@@ -21,9 +21,9 @@ from repo_interp.tasks.task import Batch, Number, WordTask, doublings, grown, wh
 
 
 class ContextTask(WordTask):
-    """Questions behind a context.
+    """Questions after a context.
 
-    A task states these options as its fields, in its order and with its defaults.
+    A task declares these options as fields, in any order and with its defaults.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("length",)
@@ -33,14 +33,14 @@ class ContextTask(WordTask):
     first_length: Number
     """Length where the curriculum begins."""
     longest_test: Number
-    """Test sets are length, 2 x length, ... up to this."""
+    """Longest test set; the sets are length, 2 x length, ..."""
     questions: Number
-    """Questions of a training sequence."""
+    """Number of questions of a training sequence."""
 
     @property
     @abstractmethod
     def _contents(self) -> str:
-        """Contents that must fit into a context, for messages, such as 8 needles."""
+        """Contents of a context for messages, such as "8 needles"."""
 
     @property
     def _test_questions(self) -> int:
@@ -55,7 +55,7 @@ class ContextTask(WordTask):
     def _sequences(
         self, generator: np.random.Generator, size: int, length: int, questions: int
     ) -> Batch:
-        """`size` sequences of `length` tokens with `questions` questions."""
+        """Make `size` sequences of `length` tokens with `questions` questions."""
 
     def _require_lengths(self) -> None:
         # Contents and questions must fit into the shortest sequence of the curriculum
@@ -98,8 +98,8 @@ def places(starts: Sequence[int], first: int, end: int) -> tuple[int, ...]:
 
     Args:
         starts: First places of the needles or questions.
-        first: First place of the part, from a start on.
-        end: Place behind the part.
+        first: Begin of the part, relative to a start.
+        end: End of the part, relative to a start.
 
     Returns:
         Places in the order of `starts`.

@@ -5,7 +5,7 @@
 The prefix in the question occurs once in the context, so the answer is determined. Test prompts
 have n sequences (30 to 80 in the paper, trained at 512 tokens) and ask for the middle one, m = n //
 2. Tokens are drawn uniformly: from `symbols` words, or, for a pre-trained model (`copying_prompts`,
-the paper's way: its models were trained on text), from the ordinary tokens of its vocabulary.
+as in the paper, whose models were trained on text), from the ordinary tokens of its vocabulary.
 
 Training sequences have up to `sequences` sequences and ask for `questions` distinct ones, drawn
 uniformly. With `fewest` above 0 both numbers vary by batch, so that all places in the context have
@@ -60,7 +60,7 @@ class Copying(WordTask):
     sequences: Number = 20
     """Most sequences of a training context."""
     first_sequences: Number = 4
-    """The same where the curriculum begins."""
+    """Most sequences at the beginning of the curriculum."""
     fewest: CountOrNone = 0
     """Fewest sequences of a training context; 0: half as many as the most, and always the same
     number of questions.
@@ -70,7 +70,7 @@ class Copying(WordTask):
     separator: Annotated[int, Interval(ge=0, le=1)] = 0
     """Words before every sequence."""
     filler: CountOrNone = 0
-    """Further ones per sequence and question, on average, before any of them."""
+    """Average number of additional separators per sequence and question, scattered before them."""
     test_from: Number = 10
     test_to: Number = 40
     test_step: Number = 5
@@ -88,7 +88,7 @@ class Copying(WordTask):
         self._require_ascending(1, "test_from", "test_to")
 
     def task_words(self) -> tuple[str, ...]:
-        """The symbols, and the separator where there is one."""
+        """The symbols, and the separator if it is used."""
         return (
             *(f"s{index}" for index in range(self.symbols)),
             # Last, so that its id follows the ids of all symbols
@@ -101,7 +101,7 @@ class Copying(WordTask):
         return self.tokens(self.sequences, self.questions)
 
     def tokens(self, sequences: int, questions: int = 1) -> int:
-        """Count the tokens of a context, <bos> with them.
+        """Count the tokens of a context, including <bos>.
 
         Args:
             sequences: Sequences of the context.
@@ -110,7 +110,7 @@ class Copying(WordTask):
         Returns:
             Number of tokens.
         """
-        # All sequences of a batch have this length: only the places of the filler are random
+        # All sequences of a batch have this length, since only the places of the filler are random.
         return 1 + (WHOLE + self.separator + self.filler) * (sequences + questions)
 
     @property
@@ -134,7 +134,7 @@ class Copying(WordTask):
             )
         # The first of a random order: distinct sequences per row, in random order
         asked = np.argsort(generator.random((size, count)))[:, :questions]
-        # Prefixes are targets from their second token on: the first names the sequence
+        # Prefixes are targets from their second token on; the first token selects the sequence.
         return self._contexts(generator, count, asked, first_target=1)
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
@@ -160,7 +160,7 @@ class Copying(WordTask):
         # [row, place, token]: indices of the tokens of a sequence
         at = starts[:, :, None] + np.arange(WHOLE)
         rows = np.arange(len(asked))[:, None, None]
-        # Filled with the separator, whose id follows the symbols'
+        # Filled with the separator, whose id follows the ids of the symbols
         tokens = np.full((len(asked), self.tokens(count, asked.shape[1])), first + self.symbols)
         tokens[:, 0] = BOS
         tokens[rows, at] = sequences
@@ -218,7 +218,7 @@ def ordinary_tokens(tokenizer: PreTrainedTokenizerBase) -> Int[np.ndarray, " tok
         Ids, ascending.
 
     Raises:
-        InputError: Fewer than 2 are left.
+        InputError: Fewer than 2 ordinary tokens exist.
     """
     # unique: several texts may have one id
     ids = np.setdiff1d(np.unique(list(tokenizer.get_vocab().values())), tokenizer.all_special_ids)
@@ -237,7 +237,7 @@ def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
         tokenizer: Hugging Face tokenizer.
 
     Returns:
-        Its id in a list; an empty list without one.
+        The id of the BOS in a list; an empty list without a BOS.
     """
     bos = tokenizer.bos_token_id
     return [bos] if isinstance(bos, int) else []
@@ -284,10 +284,10 @@ def _determined(tokens: Int[np.ndarray, "row token"], count: int) -> Bool[np.nda
 def _scattered(
     generator: np.random.Generator, rows: int, places: int, total: int
 ) -> Int[np.ndarray, "row place"]:
-    """Share `total` things out over `places`, per row; all ways are as likely (stars and bars)."""
+    """Distribute `total` items over `places`, per row, uniformly over all ways (stars and bars)."""
     if not total:
         return np.zeros((rows, places), dtype=int)
-    # `places` - 1 bars among total + places - 1 things; gaps between bars are the shares
+    # `places` - 1 bars among total + places - 1 items; gaps between bars are the shares.
     bars = np.sort(
         np.argsort(generator.random((rows, total + places - 1)), axis=1)[:, : places - 1], axis=1
     )
@@ -334,7 +334,7 @@ def _describe(
 
 
 def _starts(tokens: Sequence[int], first: int, separator: int) -> Iterator[int]:
-    """Where sequences start from `first` on, after any number of `separator` tokens."""
+    """Yield the starts of sequences from `first` on, after any number of `separator` tokens."""
     at = first
     while at < len(tokens):
         if tokens[at] == separator:

@@ -41,10 +41,10 @@ _LEFT_OUT = {
 
 
 class Essay:
-    """Words of an endless text: it begins again at its end."""
+    """Words of an endless text, which repeats from its beginning."""
 
     def __init__(self, read: Callable[[], Iterator[str]]) -> None:
-        """Take paragraphs from the iterator that `read` gives."""
+        """Take paragraphs from the iterator that `read` returns."""
         self._read = read
         self._begin()
 
@@ -68,13 +68,13 @@ class Essay:
                 if paragraph is not None:
                     self._words.extend(paragraph.split())
                     continue
-                # The source has ended: words repeat from here, with the number of words as period
+                # The source has ended, so words repeat; the period is the number of words.
                 self._period = self._period or len(self._words)
                 self._words.extend(
                     itertools.islice(self._words[: self._period], count - len(self._words))
                 )
         except BaseException:
-            # An iterator that was interrupted seems to have ended, and the text would be another.
+            # An interrupted iterator would look like the end of the text, and change the text.
             self._begin()
             raise
         return self._words[:count]
@@ -149,7 +149,7 @@ def standard_library_sources(root: Path) -> Iterator[Path]:
         Files, folder by folder in the order of their names.
     """
     for folder, folders, files in os.walk(root):
-        # In place: os.walk descends into the remaining folders in this order
+        # Changed in place: os.walk descends into the remaining folders in this order.
         folders[:] = sorted(
             name for name in folders if name not in _LEFT_OUT and not name.startswith("config-")
         )
@@ -180,9 +180,9 @@ def docstring_prose(path: Path | zipfile.Path) -> Iterator[str]:
         Paragraphs, all in one line.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # of the author of the module
+        with warnings.catch_warnings(action="ignore"):  # warnings are for the author of the module
             tree = ast.parse(path.read_bytes())
-    # Packages hold files of other Pythons, or broken on purpose; their prose is not missed
+    # Packages contain files for other Python versions, and files that are broken on purpose.
     except (SyntaxError, ValueError, OSError, RecursionError):
         return
     for node in _statements(tree):
@@ -203,7 +203,7 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Whole sentences of mostly letters: no code, tables, lists or signatures."""
+    """Whether a paragraph has whole sentences of mostly letters: no code, tables or lists."""
     text = " ".join(paragraph.split())
     if (
         len(text.split()) < 12
@@ -215,5 +215,5 @@ def _is_prose(paragraph: str) -> bool:
     # Doctests, markup, rules, calls, and two indented lines in a row: lists or code
     if re.search(r">>>|::|[{}<>|\\*`@#$]|[=_/~^]{2}|\w\(|  \S.*\n  \S", paragraph):
         return False
-    # Digits and signs are a few per cent of English prose, and more of tables and lists
+    # Digits and signs are a few per cent of English prose, but more in tables and lists.
     return sum(character.isalpha() or character == " " for character in text) > 0.93 * len(text)

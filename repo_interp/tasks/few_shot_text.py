@@ -10,11 +10,11 @@ Examples are rows of GLUE that the user gives, or built-in sentences.
     Sentence: The icy harbor is grim.
     Label: 0
 
-As many meaningless sentences as fit: tokens with the answer <= length. A file is a table with tabs
-and a header, as GLUE's SST-2 (sentence, label), QNLI (question, sentence, label) and RTE
-(sentence1, sentence2, label) are; other columns than `label` and `index` are text. Without a file
-the rows are about adjectives: 1 for kind ones, 0 for grim ones. All labels of a table are among the
-examples where shots allow it.
+A prompt has as many meaningless sentences as fit: its tokens with the answer are at most `length`.
+A file is a table with tabs and a header, like GLUE's SST-2 (sentence, label), QNLI (question,
+sentence, label) and RTE (sentence1, sentence2, label); columns other than `label` and `index` are
+text. Without a file, rows are sentences with kind (1) or grim (0) adjectives. The examples include
+all labels of the table if there are enough shots.
 
 Following (table 2): the output begins, after white space, with a label of the prompt's examples.
 Spans: `examples` (`examples.1` ..., with `.label`), `padding`, `query`; the label is generated.
@@ -74,17 +74,17 @@ def read_rows(path: str | Path) -> list[Row]:
         path: The file.
 
     Returns:
-        Its rows.
+        Rows of the table.
 
     Raises:
-        InputError: The file is no such table; the message names the line.
+        InputError: The file is not a table of this form; the message names the line.
     """
     path = Path(path)
     # Not csv: GLUE's files hold unbalanced quotation marks
     lines = read_text(path, "a table of labelled rows, a .tsv file like GLUE's").split("\n")
     table = [line.split("\t") for line in lines if line.strip()]
     header = [name.strip() for name in table[0]] if table else []
-    # Both names occur in GLUE's tables and in copies of them
+    # Both names occur in GLUE's tables and in copies.
     columns = [name for name in header if name not in ("label", "index", "idx")]
     if "label" not in header or not columns:
         raise InputError(
@@ -167,13 +167,13 @@ def few_shot_prompts(
             f"wanted more rows than the {shots} shots, got {len(table)}; add rows or take "
             "fewer shots"
         )
-    # A tokenizer without offsets is refused before prompts are searched for
+    # A tokenizer without offsets is refused before the search for prompts.
     encode("One word.", tokenizer)
     prompts = []
     for index in range(count):
         examples, asked = _draw(random.Random(f"{seed}/{index}"), table, shots)
 
-        # Defaults bind this round's rows: a closure would see the loop's last ones
+        # Defaults bind the rows of this iteration; a closure would see the last rows of the loop.
         def tokens(size: int, examples: list[Row] = examples, asked: Row = asked) -> int:
             return count_tokens(_write(examples, asked, size).text, tokenizer)
 
@@ -202,14 +202,14 @@ def few_shot_prompts(
 def few_shot_questions(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> list[Prompt]:
-    """Leave the answers of few-shot prompts out, for a model to generate them.
+    """Remove the answers from few-shot prompts, for a model to generate them.
 
     Args:
         prompts: Prompts of `few_shot_prompts`.
         tokenizer: Encodes the questions.
 
     Returns:
-        Prompts without an answer; their attribute `new_tokens` has room for the longest label.
+        Prompts without an answer; their attribute `new_tokens` suffices for the longest label.
     """
     questions = []
     for prompt in prompts:
@@ -261,7 +261,7 @@ def _draw(rng: random.Random, table: list[Row], shots: int) -> tuple[list[Row], 
     examples = first + rng.sample(others, shots - len(first))
     shown = {row.label for row in examples}
     asked = rng.choice(
-        # A small table may have no other row with these labels; then an example is the question
+        # If a small table has no other row with these labels, an example is the question.
         [row for row in table if row.label in shown and row not in examples] or examples
     )
     rng.shuffle(examples)
@@ -269,7 +269,7 @@ def _draw(rng: random.Random, table: list[Row], shots: int) -> tuple[list[Row], 
 
 
 def _write(examples: list[Row], asked: Row, size: int) -> MarkedText:
-    # Sentence by sentence, so that the size is fitted to a few tokens
+    # Sentence by sentence, so that the size fits to within a few tokens
     sentences = [f"{sentence}." for sentence in NOISE.rstrip(".").split(". ")]
     text = MarkedText()
     for number, row in enumerate(examples, start=1):

@@ -2,11 +2,11 @@
 
     document of a task -> prompt, reference answer -> greedy answer -> the harness' metric
 
-Only tasks that generate text. The answer ends before the first stop text of the task. The tokenizer
-encodes the prompt like any text, with BOS. Spans: `needle`, every reference that occurs exactly
-once in the prompt as a whole word. RULER's tasks make documents of a given length (`pip install
-'lm-eval[ruler]'`), at least 1,024 tokens: below, the harness does not terminate. The random states
-of Python and numpy are seeded, and restored.
+Only tasks that generate text are supported. The answer ends before the first stop text of the task.
+The tokenizer encodes the prompt like any text, with BOS. The span `needle` has every reference that
+occurs exactly once in the prompt as a whole word. RULER's tasks make documents of a given length
+(`pip install 'lm-eval[ruler]'`) of at least 1,024 tokens; below that the harness does not
+terminate. The random states of Python and numpy are seeded, and restored afterwards.
 
 This module knows nothing about models.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHORTEST = 1024
-"""Tokens of RULER's documents."""
+"""Shortest length of RULER's documents, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class HarnessDocuments:
 
     task: Any
     prompts: tuple[Prompt, ...]
-    """Their attributes: the task, `targets`, `new_tokens` and `until`."""
+    """Prompts with the attributes `task`, `targets`, `new_tokens` and `until`."""
 
     @property
     def metric(self) -> str:
@@ -63,19 +63,19 @@ class HarnessDocuments:
             The metric of every prompt.
 
         Raises:
-            InputError: The task scores a document by something that is no number.
+            InputError: The task gives no numeric score for a document.
         """
         found = []
-        # The harness' objects: filters and metrics read answers from there
+        # Objects of the harness, from which filters and metrics read answers
         instances = self.task.instances
         for prompt, answer, instance in zip(self.prompts, answers, instances, strict=True):
-            # Our models generate past a stop text. An empty one is no separator to str.split
+            # Our models generate past a stop text. str.split refuses an empty separator.
             for stop in filter(None, prompt.attributes["until"]):
                 answer = answer.split(stop)[0]
             instance.resps = [answer]
         self.task.apply_filters()
         for prompt, instance in zip(self.prompts, instances, strict=True):
-            # One answer per document; a task with several filters is scored by its first
+            # One answer per document; of several filters of a task, the first counts.
             response = next(iter(instance.filtered_resps.values()))
             values = self.task.process_results(instance.doc, [response])
             length = str(prompt.attributes.get("length", ""))
@@ -97,12 +97,12 @@ def harness_documents(
     count: int = 20,
     seed: int = 0,
 ) -> HarnessDocuments:
-    """Make the first documents of a task of lm-evaluation-harness into prompts.
+    """Convert the first documents of a task of lm-evaluation-harness to prompts.
 
     Args:
         tokenizer: Fast tokenizer; RULER's tasks count its tokens.
         task: Name of a task that generates text, such as "ruler_vt", or a `Task` of the harness.
-        length: Tokens of RULER's documents, from 1,024 on; None: the task's own documents.
+        length: Tokens of RULER's documents, at least 1,024; None: the default of the task.
         count: Number of documents.
         seed: Seed of tasks that draw documents.
 
@@ -110,8 +110,8 @@ def harness_documents(
         The documents.
 
     Raises:
-        InputError: The harness is missing, knows no such task or cannot make it, or the task does
-            not generate text.
+        InputError: The harness is missing, lacks the task or cannot make it, or the task does not
+            generate text.
     """
     require_drawable(count, seed)
     if length is not None and length < SHORTEST:
@@ -126,7 +126,7 @@ def harness_documents(
             "generates text. lm_eval.simple_evaluate takes our models (docs/tasks.md)"
         )
     with _quiet(), _seeded(seed):
-        # As the only process: otherwise the harness splits documents between processes
+        # As a single process, since the harness would split documents between processes.
         made.build_all_requests(limit=count, rank=0, world_size=1)
     known = {} if length is None else {"length": length}
     prompts = tuple(
@@ -148,7 +148,7 @@ def harness_prompts(
     Args:
         tokenizer: Fast tokenizer.
         task: Name of a task that generates text, such as "ruler_vt", or a `Task` of the harness.
-        length: Tokens of RULER's documents, from 1,024 on; None: the task's own documents.
+        length: Tokens of RULER's documents, at least 1,024; None: the default of the task.
         count: Number of prompts.
         seed: Seed of tasks that draw documents.
 
@@ -156,7 +156,7 @@ def harness_prompts(
         Prompts without answers, with the span `needle` if references occur in the text.
 
     Raises:
-        InputError: As by `harness_documents`.
+        InputError: As for `harness_documents`.
     """
     return list(harness_documents(tokenizer, task, length, count, seed).prompts)
 
@@ -186,7 +186,7 @@ def require_task(name: str) -> None:
         for folder in harness.submodule_search_locations or ()
         for file in Path(folder, "tasks").rglob("*.y*ml")
     ]
-    # Without any file this harness is of an unknown kind, and raises an error later
+    # A harness without such files is of an unknown version, and raises an error later.
     if files and not any(task.search(file.read_bytes() + b"\n") for file in files):
         raise InputError(
             f"lm-eval has no task {name!r}; `lm_eval ls tasks` lists them, and a group is "
@@ -201,7 +201,7 @@ def _named_task(
     with _quiet(), _seeded(seed), tempfile.TemporaryDirectory() as directory:
         from lm_eval.tasks import TaskManager, get_task_dict
 
-        tokenizer.save_pretrained(directory)  # files without code: the harness would run code
+        tokenizer.save_pretrained(directory)  # files without code, since the harness would run it
         metadata: dict[str, Any] = {"tokenizer": directory}
         if length is not None:
             metadata["max_seq_lengths"] = [length]
@@ -213,7 +213,7 @@ def _named_task(
             )
         try:
             return get_task_dict([name], manager)[name]
-        except Exception as error:  # of another package: no data set, no connection, no module
+        except Exception as error:  # the harness may lack a data set, a connection or a module
             raise InputError(f"lm-eval cannot make the task {name}: {one_line(error)}") from error
 
 
@@ -226,7 +226,7 @@ def _prompt(
 ) -> Prompt:
     text, options = arguments
     targets = [str(answer) for answer in (target if isinstance(target, list) else [target])]
-    # \w around it, since the target may be a number inside another one
+    # Bounded by \w, since the target may be a part of a longer number
     places = [
         match.span()
         for answer in targets
@@ -255,7 +255,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        # Its tasks print as well as log
+        # Tasks of the harness both print and log.
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
@@ -264,7 +264,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the random numbers of Python and numpy; they go on afterwards as before."""
+    """Seed the random numbers of Python and numpy, and restore their state afterwards."""
     # Global state, so it is restored for other users
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 - the harness draws from it
     random.seed(seed)

@@ -31,7 +31,7 @@ from repo_interp.tasks.vocabulary import ADJECTIVES, NOUNS
 DRAW: dict[str, Callable[[random.Random], str]] = {
     "numbers": lambda rng: str(rng.randrange(10**6, 10**7)),
     "words": lambda rng: f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}",
-    # Not uuid4(), which draws from the system and would differ in every run
+    # Not uuid4(), which draws from the system and differs in every run
     "uuids": lambda rng: str(uuid.UUID(int=rng.getrandbits(128), version=4)),
 }
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -85,21 +85,21 @@ class NeedleQuestion:
 
     @property
     def singular(self) -> bool:
-        """Whether the question has one value as its answer."""
+        """Whether the answer is a single value."""
         return len(self.references) == 1
 
     @property
     def asked_type(self) -> str:
-        """The type as the question names it."""
+        """Name of the type in the question."""
         return self.value_type.removesuffix("s") if self.singular else self.value_type
 
     @property
     def asked(self) -> str:
-        """The keys as the question names them."""
+        """The keys as a phrase in the question."""
         return join_names(self.queries)
 
     def distractor(self, rng: random.Random) -> Needle:
-        """Draw another needle, with a key and a value that no needle of the question has.
+        """Draw a needle with a key and a value that differ from all needles of the question.
 
         Args:
             rng: Source of randomness.
@@ -107,14 +107,14 @@ class NeedleQuestion:
         Returns:
             The needle.
         """
-        # A doubled key would give the question a second answer
+        # A repeated key would give the question a second answer.
         key = _draw(rng, self.key_type, [needle.key for needle in self.needles])
         value = _draw(rng, self.value_type, [needle.value for needle in self.needles])
         return Needle(self.value_type, key, value, None)
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names as English does: a; a and b; a, b, and c.
+    """Join names as in English: a; a and b; a, b, and c.
 
     Args:
         names: At least one name.
@@ -164,7 +164,7 @@ def draw_question(
 
 
 def _draw(rng: random.Random, kind: str, taken: Collection[str]) -> str:
-    # Thousands of words and a handful of needles: a second draw is rare
+    # There are thousands of words and few needles, so a second draw is rare.
     while (drawn := DRAW[kind](rng)) in taken:
         pass
     return drawn
@@ -188,7 +188,7 @@ class Haystack(ABC):
 
         Args:
             text: Text to write to.
-            size: Units of the haystack.
+            size: Number of units of the haystack.
 
         Returns:
             Depths in percent of the needles in the question, in order.
@@ -197,7 +197,7 @@ class Haystack(ABC):
     def _with_depth(self, depths: Sequence[float]) -> list[tuple[float, Needle]]:
         """Needles with their depths, in the order of the text."""
         if self.depth is None:
-            # Sorted, so that needles are in the order of their numbers
+            # Sorted, so that needles are in the order of their numbers.
             return list(zip(sorted(depths), self.question.needles, strict=True))
         pairs = [
             (self.depth if needle.number else drawn, needle)
@@ -214,7 +214,8 @@ class Essays(Haystack):
         assert self.essay is not None
         sentences = self.essay.sentences(size)
         placed = self._with_depth(
-            # Seeded anew at each writing: the search for a size writes many, with the same depths
+            # Seeded for each call, since the search for a size writes many haystacks with the same
+            # depths.
             random.Random(self.seed).sample(DEPTHS, len(self.question.needles))
         )
         # Sentences written so far
@@ -234,14 +235,14 @@ class LineHaystack(Haystack):
 
     def write(self, text: MarkedText, size: int) -> list[float]:
         """Write needles before randomly drawn lines."""
-        # Distinct lines; like the filler, a function of only the seed and the size
+        # Distinct lines; like the filler, they depend only on the seed and the size.
         drawn = random.Random(self.seed).sample(range(size), len(self.question.needles))
         placed = self._with_depth([100 * line / size for line in drawn])
         waiting = [(round(size * depth / 100), needle) for depth, needle in placed]
-        # Another stream than the places: one line more does not redraw the lines before it
+        # A separate stream from the places, so that an additional line does not change earlier ones
         fillers = random.Random(self.seed + 1)
         for line in range(size + 1):
-            # Line `size` is behind the last one: a needle of depth 100 ends the haystack
+            # Line `size` is after the last line: a needle of depth 100 ends the haystack.
             while waiting and waiting[0][0] <= line:
                 waiting.pop(0)[1].write(text)
                 text.add("\n" if line < size else "")
@@ -256,10 +257,10 @@ class LineHaystack(Haystack):
 
 
 class Noise(LineHaystack):
-    """The same line again and again."""
+    """The same line, repeated."""
 
     def write_line(self, text: MarkedText, rng: random.Random) -> None:
-        """The noise line."""
+        """Write the noise line."""
         text.add(NOISE)
 
 
@@ -267,7 +268,7 @@ class Needles(LineHaystack):
     """Distractor needles."""
 
     def write_line(self, text: MarkedText, rng: random.Random) -> None:
-        """A needle with a random key and value."""
+        """Write a needle with a random key and value."""
         self.question.distractor(rng).write(text)
 
 

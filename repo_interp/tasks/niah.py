@@ -12,13 +12,14 @@ large as fits:
 
     tokens(prompt and answer prefix, with BOS) + 128 <= length
 
-A search for every prompt finds the size: one more line (noise, needle haystacks) or word (essay)
-would not fit. Depth: in an essay, percentages are drawn without replacement from round(linspace(0,
-100, 40)), and a needle is before sentence int(sentences * depth / 100); in noise and needle
-haystacks, needles are before uniformly drawn lines. Dialects: "ruler" writes the answer prefix
-after the question and a space. "repo" (the evaluation of RePo) writes it after a newline, without
-the space, generates 50 tokens in place of 128, and counts the prefix as a part of the output. RULER
-takes keys, values and sentence ends from libraries; we use lists and a simple rule.
+For every prompt a search finds the largest size: one more line (noise, needle haystacks) or word
+(essay) would not fit. In an essay, the depths of needles are drawn without replacement from the
+percentages round(linspace(0, 100, 40)), and a needle is before sentence int(sentences * depth /
+100). In noise and needle haystacks, needles are before uniformly drawn lines. Dialects: "ruler"
+writes the answer prefix after the question and a space. "repo" (the evaluation of RePo) writes it
+after a newline, without the space, generates 50 tokens instead of 128, and counts the prefix as a
+part of the output. RULER takes keys, values and sentence ends from libraries; we use lists and a
+simple rule.
 
 Spans: `needle` (whole sentences of the needles in the question; `needle.1`, `needle.1.key`,
 `needle.1.value`, numbered in text order), `distractor` (other needles), `query` (question and
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 RESERVE = 128
-"""Tokens that every prompt leaves room for."""
+"""Tokens that every prompt reserves for the answer."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,12 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Dialect:
-    """How prompts are written and scored: text before the answer prefix, tokens, scored text."""
+    """Format and scoring of prompts: text before the answer prefix, tokens, and scored text."""
 
     before_prefix: str
     new_tokens: int
     scored_from: str
-    """"output", or "prefix": the answer prefix and then the output."""
+    """Scored text: "output", or "prefix" for the answer prefix and the output."""
 
 
 DIALECTS = {"ruler": Dialect(" ", 128, "output"), "repo": Dialect("\n", 50, "prefix")}
@@ -120,7 +121,7 @@ def niah(
     Args:
         tokenizer: Counts tokens and encodes the prompts.
         variant: One of `VARIANTS`.
-        length: Most tokens of a prompt with the `reserve` that is kept for the answer.
+        length: Most tokens of a prompt, including `reserve`.
         count: Number of prompts.
         seed: Seed; prompt i depends only on the seed and i.
         dialect: One of `DIALECTS`.
@@ -148,22 +149,22 @@ def niah(
     reserve = checked(reserve, TokensOrNone, "reserve")
     if depth is not None:
         require_depth(depth, variant)
-    # A tokenizer without offsets is refused before the search for a size
+    # A tokenizer without offsets is refused before the search for a size.
     encode("One word.", tokenizer)
     text = essay_text(essay) if chosen.haystack == "essay" else None
     prompts = []
     for index in range(count):
-        # A text seeds Random by its SHA-512, the same in every process; tuples would be hashed
+        # A text seeds Random by its SHA-512, which is equal in every process, unlike a hash.
         rng = random.Random(f"{variant}/{seed}/{index}")
         question = draw_question(
             rng, chosen.key_type, chosen.value_type, chosen.keys, chosen.values, chosen.queries
         )
-        # A seed, not the generator: the haystack is written again for every size that is tried
+        # A seed, not a generator, since the haystack is written again for every tested size.
         haystack = HAYSTACKS[chosen.haystack](question, rng.randrange(2**32), depth, text)
         size = _fitting_size(question, haystack, variant, spoken, length, reserve, tokenizer)
         marked, depths = _write(question, haystack, size, spoken)
         if answer == "reference":
-            # The space belongs to the answer: most tokenizers join it to the first word
+            # The space belongs to the answer, since most tokenizers join it to the first word.
             marked.add(" " + join_names(question.references), GENERATED)
         attributes = {
             "task": "niah",
@@ -175,7 +176,7 @@ def niah(
             "depth": depths[0] if len(depths) == 1 else None,
             "depths": depths,
             "haystack_size": size,
-            # Kept for scoring: RePo's dialect counts the prefix as a part of the output
+            # Kept for scoring, since RePo's dialect counts the prefix as a part of the output.
             "prefix": _prefix(question, spoken),
             "new_tokens": spoken.new_tokens,
         }
@@ -190,14 +191,14 @@ def niah(
 
 
 def niah_scores(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.ndarray, " prompt"]:
-    """Score answers as the dialect of their prompts counts them, ignoring case.
+    """Score answers by the dialect of their prompts, ignoring case.
 
     Args:
         outputs: Generated texts without the prompts.
         prompts: Prompts of this task.
 
     Returns:
-        100 x the share of reference values that an output holds.
+        100 x the share of reference values in an output [prompt].
 
     Raises:
         InputError: Prompts are not of this task, or numbers differ.
@@ -214,7 +215,7 @@ def niah_scores(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.n
             )
         dialect = one_of("dialect", str(prompt.attributes["dialect"]), DIALECTS)
         counted = (prompt.attributes["prefix"] if dialect.scored_from == "prefix" else "") + output
-        # RULER's metric `string_match_all`: a reference counts at any place, in upper or lower case
+        # RULER's metric `string_match_all`: a reference counts anywhere, in upper or lower case.
         present = [reference.lower() in counted.lower() for reference in prompt.answers]
         scores.append(100.0 * sum(present) / len(present))
     return np.array(scores)
@@ -253,16 +254,16 @@ def one_of(option: str, name: str, known: dict):
 
 
 def require_depth(depth: float, variant: str) -> None:
-    """Refuse a depth that needles of a variant cannot have.
+    """Refuse a depth that is invalid for a variant.
 
     Args:
         depth: Percent of the haystack before the needle.
         variant: One of `VARIANTS`.
 
     Raises:
-        InputError: It is no percentage, or the variant has several needles in the question.
+        InputError: `depth` is not a percentage, or the question is about several needles.
     """
-    # True and False are numbers to Python
+    # Booleans are numbers in Python.
     if isinstance(depth, bool) or not isinstance(depth, int | float) or not 0 <= depth <= 100:
         raise InputError(f"wanted a depth of 0 to 100 percent, got {depth}")
     if VARIANTS[variant].values * VARIANTS[variant].queries > 1:
@@ -280,10 +281,10 @@ def _fitting_size(
     reserve: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> int:
-    """The largest haystack with which the prompt and the reserve have at most `length` tokens."""
+    """Find the largest size for which the prompt and the reserve have at most `length` tokens."""
 
     def tokens(size: int) -> int:
-        # The whole text is tokenized, since tokens at the seams depend on the adjacent text
+        # The whole text is tokenized, since tokens at the seams depend on adjacent text.
         return count_tokens(_write(question, haystack, size, dialect)[0].text, tokenizer)
 
     size = largest_size(tokens, length - reserve)
@@ -304,13 +305,13 @@ def _prefix(question: NeedleQuestion, dialect: Dialect) -> str:
 def _write(
     question: NeedleQuestion, haystack: Haystack, size: int, dialect: Dialect
 ) -> tuple[MarkedText, list[float]]:
-    """The prompt up to the answer prefix, and the depths of needles in the question, in order."""
+    """Write the prompt up to the answer prefix; return it and the depths of needles, in order."""
     text = MarkedText()
     kind = question.asked_type
     opening = (
         f"A special magic {kind} is" if question.singular else f"Some special magic {kind} are"
     )
-    # RULER's wording, to the letter; scores of models depend on it
+    # RULER's exact wording, since scores of models depend on it
     text.add(f"{opening} hidden within the following text. Make sure to memorize it. ")
     text.add(f"I will quiz you about the {kind} afterwards.\n")
     depths = haystack.write(text, size)

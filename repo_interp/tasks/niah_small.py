@@ -4,19 +4,19 @@
 
 A needle is the marker M twice and a value. There are `classes` x `values_per_class` values (16 x
 8); value "c3v5" belongs to class c3, so the value itself names its class, and the
-question "Q c3" is answered by the one value of class c3 in the context. One hop of attention finds
-it - no key stands apart from its value, as it would in a two-hop key-value pair, which small models
-do not learn in minutes. A context holds `needles` (8) needles of distinct classes, their
+question "Q c3" is answered by the only value of class c3 in the context. One hop of attention finds
+it. A pair of key and value would need two hops, which small models do not learn in minutes. A
+context holds `needles` (8) needles of distinct classes, their
 classes, values and places drawn uniformly. The filler is drawn uniformly, with replacement, from
 `fillers` words. Chance: 1 / values_per_class for a model that knows the class of a value, 1 /
 needles for one that knows the context.
 
 Test prompts ask one question. Training sequences ask `questions` of them, Q c v* Q c' v'* ...,
-about distinct needles: the first is the question of a test prompt, the others are as much to learn
-from again. Only answers are targets.
+about distinct needles. The first is like the question of a test prompt, the others are additional
+training signal. Only answers are targets.
 
-Context lengths, in tokens with everything: a curriculum grows them from `first_length` to `length`;
-one length per batch. Test sets are named by the length. Spans: `needle` (parts `needle.1`,
+A curriculum grows the length, in tokens of the whole sequence, from `first_length` to `length`, one
+length per batch. Test sets are named by the length. Spans: `needle` (parts `needle.1`,
 `needle.1.key` the markers, `needle.1.value`), `distractor` (the other needles), `query` (Q c, part
 `query.key` c); answers are generated. attributes: length, and depth in percent of the haystack (0
 first, 100 last).
@@ -38,9 +38,9 @@ from repo_interp.tasks.vocabulary import BOS
 
 MARKER, QUESTION = "M", "Q"
 NEEDLE = 3
-"""Tokens of a needle."""
+"""Number of tokens of a needle."""
 ASKING = 3
-"""Tokens of a question and its answer."""
+"""Number of tokens of a question and its answer."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SmallNiah(ContextTask):
 
     def task_words(self) -> tuple[str, ...]:
         """M, Q, classes, values by class, filler words."""
-        # Values of a class follow each other: cKvJ has the id of c0v0 + K * values_per_class + J
+        # Values of a class are consecutive: cKvJ has the id of c0v0 + K * values_per_class + J.
         classes = [f"c{index}" for index in range(self.classes)]
         values = [f"{name}v{index}" for name in classes for index in range(self.values_per_class)]
         return (
@@ -108,12 +108,12 @@ class SmallNiah(ContextTask):
         classes = np.argsort(generator.random((size, self.classes)))[:, : self.needles]
         values = first_value + classes * self.values_per_class
         values = values + generator.integers(0, self.values_per_class, values.shape)
-        # Places ascend and the questions are about the first needles, so places are shuffled
+        # Places ascend, and the questions are about the first needles, so places are shuffled.
         starts = generator.permuted(starts, axis=1)
         rows = np.arange(size)[:, None]
         tokens[rows, starts] = tokens[rows, starts + 1] = vocabulary[MARKER]
         tokens[rows, starts + 2] = values
-        # Q c v, again and again up to the end
+        # Q c v, repeated up to the end
         tokens[:, 1 + room :: ASKING] = vocabulary[QUESTION]
         tokens[:, 2 + room :: ASKING] = vocabulary["c0"] + classes[:, :questions]
         tokens[:, 3 + room :: ASKING] = values[:, :questions]
@@ -124,8 +124,8 @@ class SmallNiah(ContextTask):
     def _starts(
         self, generator: np.random.Generator, size: int, room: int
     ) -> Int[np.ndarray, "sequence needle"]:
-        """Uniform places of needles that do not overlap: slots in which a needle is one wide."""
-        # Choosing among narrowed slots and widening again makes every layout as likely
+        """Draw places of needles that do not overlap, uniformly over all layouts."""
+        # Drawn as if a needle had width 1, and then widened, so that all layouts are equally likely
         slots = room - (NEEDLE - 1) * self.needles
         chosen = np.sort(np.argsort(generator.random((size, slots)))[:, : self.needles])
         return chosen + (NEEDLE - 1) * np.arange(self.needles)
@@ -135,7 +135,7 @@ class SmallNiah(ContextTask):
         marker, question = self.vocabulary[MARKER], self.vocabulary[QUESTION]
         questions = [at for at in range(len(tokens)) if tokens[at] == question]
         answers = {tokens[at + 2] for at in questions}
-        # The marker is no filler word, so two of them are always a needle
+        # The marker is not a filler word, so two markers are always a needle.
         starts = [at for at in range(len(tokens) - 1) if tokens[at] == tokens[at + 1] == marker]
         asked = [at for at in starts if tokens[at + 2] in answers]
         spans = {

@@ -2,8 +2,8 @@
 
     `repo-interp fetch texts` -> CACHE/texts/{django-5.2.19.whl, ...}
 
-Wheels are kept as they are. Modules are read out of the archive once its digest was checked;
-nothing is unpacked, installed or run.
+Wheels are kept unchanged. Modules are read from the archive after a check of its digest; nothing is
+unpacked, installed or run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from repo_interp.storage.files import cache_directory
 from repo_interp.storage.wheels import Wheel, digest_of, download
 
 TEXTS = "texts"
-"""Their common name in `repo-interp fetch`."""
+"""Common name of the corpora in `repo-interp fetch`."""
 PINNED = {
     "pinned-prose": (
         Wheel("django==5.2.19", "5965d974a5218a2b68a11dd1276434707f23886525c23f0598eccedaf4f4ca00"),
@@ -41,15 +41,15 @@ PINNED = {
         Wheel("sphinx==9.0.4", "5bebc595a5e943ea248b99c13814c1c5e10b3ece718976824ffa7959ff95fffb"),
     ),
 }
-"""Pure-Python wheels by corpus, so that every machine gets the same; no package is in two, nor one
-that ours need.
+"""Wheels by corpus: pure Python, so equal on every machine. No package is in two corpora, or among
+our requirements.
 """
 
 
 def fetch_texts() -> Path:
-    """Fetch the wheels of `PINNED` that are not there, or no longer whole.
+    """Fetch the wheels of `PINNED` that are missing or damaged.
 
-    Raises InputError as `download`.
+    Raises InputError as `download` does.
 
     Returns:
         The directory with all wheels.
@@ -59,7 +59,7 @@ def fetch_texts() -> Path:
     for wheel in (wheel for wheels in PINNED.values() for wheel in wheels):
         file = _place(wheel)
         if not (file.is_file() and digest_of(file) == wheel.digest):
-            # In the same folder, so that the move is one rename and a wheel is never there in part
+            # In the same folder, so that the move is a single rename, without partial wheels.
             with tempfile.TemporaryDirectory(dir=folder) as temporary:
                 os.replace(download(wheel, Path(temporary)), file)
     return folder
@@ -76,13 +76,13 @@ def pinned_modules(corpus: str, most: int) -> Iterator[zipfile.Path]:
         Modules, package by package in the order of their names.
 
     Raises:
-        InputError: A wheel was not fetched, or has changed since.
+        InputError: A wheel was not fetched, or has changed after that.
     """
     for wheel in PINNED[corpus]:
         file, command = _place(wheel), f"with: repo-interp fetch {TEXTS}"
         if not file.is_file():
             raise InputError(f"{corpus} has not been fetched yet; fetch it once {command}")
-        # Checked at every reading, since the cache may have been changed after the fetch
+        # Checked at every reading, since the cache may have changed after the fetch.
         if digest_of(file) != wheel.digest:
             raise InputError(
                 f"{file}, a part of {corpus}, is no longer what was fetched; fetch it again "
@@ -90,7 +90,7 @@ def pinned_modules(corpus: str, most: int) -> Iterator[zipfile.Path]:
             )
         with zipfile.ZipFile(file) as archive:
             sizes = {info.filename: info.file_size for info in archive.infolist()}
-            # By the size unpacked: generated modules hold tables, not prose
+            # Limited by unpacked size: large generated modules hold tables, not prose.
             names = sorted(
                 name for name, size in sizes.items() if name.endswith(".py") and size <= most
             )

@@ -2,10 +2,10 @@
 
     <bos> t_1 t_2 ... t_{n-1}          t_i uniform over the ordinary tokens of a vocabulary
 
-The paper takes 5,000 sequences of lengths L and 2 L, L the training length. As a task it has a
-known best score: every token has the log perplexity ln(vocabulary), and a model that is trained on
-it can do no better. Every token but the first is a target; nothing is generated and there are no
-spans. Score: log perplexity, in nats per token.
+The paper takes 5,000 sequences of lengths L and 2 L, where L is the training length. As a task, the
+best possible score is known: a log perplexity of ln(vocabulary) for every token. Every token but
+the first is a target; nothing is generated, and there are no spans. Score: log perplexity, in nats
+per token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Kind = Literal["independent", "repeated"]
-"""Whether every token of a sequence is drawn, or one token for all places."""
+"""Kinds of draws: every token of a sequence independently, or one token for all places."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RandomTokens(PlainText, WordTask):
         return (str(self.length), str(2 * self.length))
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Sequences of the training length; there is no curriculum."""
+        """Make sequences of the training length; there is no curriculum."""
         return self.sample(generator, size, str(self.length))
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
@@ -65,7 +65,7 @@ class RandomTokens(PlainText, WordTask):
         tokens = generator.integers(first, first + self.symbols, (size, length))
         tokens[:, 0] = BOS
         targets = np.ones(tokens.shape, dtype=bool)
-        # <bos> has nothing before it to be predicted from
+        # <bos> has no earlier tokens that could predict it.
         targets[:, 0] = False
         return Batch(tokens, targets)
 
@@ -109,7 +109,7 @@ def random_token_prompts(
 
     Args:
         tokenizer: Tokenizer of the model; prompts begin with its BOS if it has one.
-        length: Tokens of a prompt, BOS with them.
+        length: Tokens of a prompt, including BOS.
         count: Number of prompts.
         seed: Seed of the tokens.
         kind: Draw every token, or repeat one.
@@ -127,7 +127,7 @@ def random_token_prompts(
     prompts = []
     for index in range(count):
         tokens = drawn(ids, length, [seed, index, length], kind)
-        # BOS counts in the length, so prompts with and without BOS have equal lengths
+        # The length includes BOS, so prompts with and without BOS have equal lengths.
         tokens = [*beginning(tokenizer), *tokens][:length]
         text = tuple(str(tokenizer.decode([token])) for token in tokens)
         attributes = {"task": "random_tokens", "length": length, "seed": seed, "index": index}

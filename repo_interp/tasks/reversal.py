@@ -1,18 +1,17 @@
-"""Text reversal (RePo, app. C): say the words of a text backwards.
+"""Text reversal (RePo, app. C): write the words of a text in reverse order.
 
     <bos> Reverse the following words: w_1 ... w_L Answer: w_L ... w_1
 
-w_i drawn with replacement from a fixed list, so that their places must be used; the answer is w_L
-... w_1. Lengths 2-20 to train, 2-30 to test (Kazemnejad et al. 2023). A batch mixes all lengths up
-to a limit that the curriculum grows from `first_longest` to `longest`.
+The w_i are drawn with replacement from a fixed list, so a model must use their places; the answer
+is w_L ... w_1. Training uses lengths 2-20, tests use 2-30 (Kazemnejad et al. 2023). A batch mixes
+all lengths up to a limit, which the curriculum grows from `first_longest` to `longest`.
 
 Spans: `instruction` (up to "words:"), `words`, `separator` ("Answer:"); the answer is generated.
 attributes["source"] has, for every generated token in order, the index of the token that it copies:
-the mirror of the mirror effect (fig. 6). So every row that produces a word has a separate needle
-and query (`measures.attention_mass`): the next word at its place in the text, and the previous word
-of the answer, which is "Answer:" for the first word. `reversal_prompts` makes prompts for a
-pre-trained model in its tokens; a word of several tokens is copied as a whole, with its tokens in
-order.
+the mirror effect (fig. 6). So every row that produces a word has a separate needle and query
+(`measures.attention_mass`): the next word at its place in the text, and the previous word of the
+answer, or "Answer:" before the first word. `reversal_prompts` makes prompts for a pre-trained
+model in its tokens; a word of several tokens is copied as a whole, with its tokens in order.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Reversal(WordTask):
     test_sets_count: ClassVar[str] = "words"
 
     words: Words = 32
-    """Size of the list that words are drawn from."""
+    """Number of words to draw from."""
     shortest: Number = 2
     longest: Number = 20
     """Longest text to train on."""
@@ -95,7 +94,7 @@ class Reversal(WordTask):
         return str(self.longest)
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Lengths uniform from `shortest` to a limit that the curriculum raises."""
+        """Make texts with uniform lengths from `shortest` to a limit that the curriculum raises."""
         limit = grown(self.first_longest, self.longest, progress)
         # Lengths are mixed within a batch, so short texts are not forgotten; rows are padded
         return self._sequences(generator, generator.integers(self.shortest, limit + 1, size))
@@ -116,11 +115,11 @@ class Reversal(WordTask):
         size, longest = len(lengths), int(lengths.max())
         first = 1 + len(INSTRUCTION)
         listed = self.vocabulary.ids(NOUNS[: self.words])
-        # As many words for all rows; short ones use the first
+        # All rows get the same number of words; short rows use the first ones.
         drawn = np.array(listed)[generator.integers(0, self.words, (size, longest))]
         tokens = np.full((size, self._tokens(longest)), PAD)
         tokens[:, :first] = [BOS, *self.vocabulary.ids(INSTRUCTION)]
-        # 0 at the first word: a row has words at 0 .. L-1, the separator at L, copies at L+1 .. 2L
+        # Relative to the first word: words at 0 .. L-1, the separator at L, copies at L+1 .. 2L
         place = np.arange(tokens.shape[1]) - first
         ends = lengths[:, None]
         word, separator = (place >= 0) & (place < ends), place == ends
@@ -159,8 +158,8 @@ def reversal_prompts(
 ) -> list[Prompt]:
     """Make reversal prompts for a pre-trained model, in its tokens.
 
-    They begin with the BOS of a tokenizer that has one, so that the token on which attention rests
-    does not belong to the instruction. A word has a span, `words.1` and on.
+    Prompts begin with BOS if the tokenizer has one, so that the token that acts as a sink is not
+    part of the instruction. Every word has a span, `words.1`, `words.2`, ...
 
     Args:
         tokenizer: Tokenizer of the model.
@@ -172,8 +171,8 @@ def reversal_prompts(
         Prompts with spans and sources.
 
     Raises:
-        InputError: A number is below 1, or the tokenizer has no offsets or splits a word otherwise
-            behind "Answer:" than before it.
+        InputError: A number is below 1, or the tokenizer has no offsets or splits a word
+            differently before and after "Answer:".
     """
     require_drawable(count, seed)
     words = checked(words, Words, "words")
@@ -189,7 +188,7 @@ def reversal_prompts(
 
 
 def _opening(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The BOS, if a tokenizer has one but does not prepend it to texts."""
+    """Return the BOS, if a tokenizer has one but does not prepend it to texts."""
     start = beginning(tokenizer)
     return (
         str(tokenizer.bos_token)
@@ -208,7 +207,7 @@ def _in_tokens(tokenizer: PreTrainedTokenizerBase, opening: str, words: Sequence
     text.add(f" {SEPARATOR}", "separator")
     text.add(f" {backwards}", GENERATED)
     prompt = prompt_from_text(text.text, text.characters, tokenizer, (backwards,))
-    # Words backwards, the tokens of a word forwards
+    # Words in reverse order, but the tokens of a word in order
     source = [at for number in range(len(words), 0, -1) for at in prompt.spans[f"words.{number}"]]
     # A tokenizer may merge a word with its neighbors, which differ in the two places
     if [prompt.tokens[at] for at in source] != [prompt.tokens[at] for at in prompt.generated]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TOKENS = 512
-"""Of the short text, at most."""
+"""Most tokens of the short text."""
 
 
 def short_text(tokenizer: PreTrainedTokenizerBase, tokens: int = TOKENS) -> Prompt:
@@ -30,7 +30,7 @@ def short_text(tokenizer: PreTrainedTokenizerBase, tokens: int = TOKENS) -> Prom
     Returns:
         The prompt.
     """
-    # As many words as tokens are enough: a word has one token at least
+    # Every word has at least one token, so as many words as tokens suffice.
     return truncate(prompt_from_text(" ".join(essay().words(tokens)), {}, tokenizer), tokens)
 
 
@@ -39,13 +39,13 @@ def truncate(prompt: Prompt, tokens: int) -> Prompt:
 
     Args:
         prompt: Prompt to cut.
-        tokens: Tokens that remain.
+        tokens: Number of tokens to keep.
 
     Returns:
         A prompt of the first `tokens` tokens.
     """
     by_token = ("tokens", "token_text", "position_ids")
-    # The text stays whole, as it was encoded
+    # The text is not cut, since it is the text that was encoded.
     parts = {
         name: part[:tokens] for name in by_token if (part := getattr(prompt, name)) is not None
     }

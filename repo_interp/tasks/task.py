@@ -1,4 +1,4 @@
-"""Scoring of prompts (`Scoring`), and tasks, which make prompts and training batches too (`Task`).
+"""Scoring of prompts (`Scoring`), and tasks that also make prompts and training batches (`Task`).
 
     loss       mean over targets t of  -log p(tokens[t] | tokens[:t])      targets = Batch.targets
     response   for every target t of a prompt: argmax p(. | tokens[:t]) and
@@ -6,12 +6,12 @@
     score      one number per prompt from its response (`metric`); its mean over prompts is the
                score of the task
 
-All targets right in the teacher-forced response is the same as greedy generation giving the
-reference, so exact match needs no generation. Tokens are padded on the right, so padding is never
-seen by a causal model and is never a target.
+All targets of a teacher-forced response are right if and only if greedy generation gives the
+reference, so exact match needs no generation. Tokens are padded on the right, so a causal model
+never sees padding, and padding is never a target.
 
-A task is a frozen dataclass whose fields - numbers, words and truth values - are its options; they
-rebuild it (`make_task`). This module knows nothing about models, losses or optimizers.
+A task is a frozen dataclass. Its fields (numbers, words and booleans) are the options from which
+`make_task` rebuilds it. This module knows nothing about models, losses or optimizers.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 MOST = 65_536
 Number = Annotated[int, Interval(ge=1, le=MOST)]
-"""Of tokens, or of parts, of a sequence."""
+"""Number of tokens, or of parts, of a sequence."""
 Words = Annotated[int, Interval(ge=1, le=1_000_000)]
-"""Of a vocabulary."""
+"""Number of words of a vocabulary."""
 
 
 class Batch(NamedTuple):
@@ -109,7 +109,7 @@ class Scoring:
         }
 
     def targets(self, prompt: Prompt) -> tuple[int, ...]:
-        """List the tokens that are to be predicted.
+        """List the tokens to predict.
 
         Args:
             prompt: Prompt.
@@ -122,7 +122,7 @@ class Scoring:
     def score(
         self, responses: Sequence[Response], prompts: Sequence[Prompt]
     ) -> Float[np.ndarray, " prompt"]:
-        """Score responses; here 1 where every target is right, else 0.
+        """Score responses; by default 1 if every target is right, else 0.
 
         Args:
             responses: One response per prompt.
@@ -143,7 +143,7 @@ class Scoring:
             prompts: Prompts.
 
         Returns:
-            For every prompt, whether its targets were predicted.
+            For every prompt, whether each target was predicted.
 
         Raises:
             ValueError: Responses do not fit the prompts.
@@ -165,7 +165,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class PlainText(Scoring):
-    """Text that is read, not answered: all tokens but the first are targets.
+    """Text without an answer: all tokens but the first are targets.
 
     The score is the log perplexity in nats per token.
     """
@@ -181,7 +181,7 @@ class PlainText(Scoring):
     def score(
         self, responses: Sequence[Response], prompts: Sequence[Prompt]
     ) -> Float[np.ndarray, " prompt"]:
-        """Log perplexity of every prompt, in nats per token."""
+        """Return the log perplexity of every prompt, in nats per token."""
         return log_perplexity(self, responses, prompts)
 
 
@@ -194,11 +194,11 @@ class Task(Scoring, ABC):
     test_sets_count: ClassVar[str] = "tokens"
     """Unit of test sets with numbers as names."""
     named_texts: ClassVar[Mapping[str, Collection[str]]] = {}
-    """By text option, the values that name no file: only these may come from a checkpoint's record.
+    """By text option, the values that are not files; the record of a checkpoint may only set these.
     """
 
     def __post_init__(self) -> None:
-        """Raises InputError for an option that is not of the type and range that it states."""
+        """Raises InputError for an option with a wrong type or out of range."""
         check_fields(self, f"task {self.name}")
 
     @property
@@ -223,7 +223,7 @@ class Task(Scoring, ABC):
 
     @property
     def default_test_set(self) -> str:
-        """Test set of `prompts` when no name is given: as in training, at full difficulty."""
+        """Default test set of `prompts`: like training at full difficulty."""
         return self.test_sets[0]
 
     @abstractmethod
@@ -232,7 +232,7 @@ class Task(Scoring, ABC):
 
     @abstractmethod
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Make `size` training sequences at `progress` of a curriculum, 0 its begin, 1 its end."""
+        """Make `size` training sequences at `progress` of a curriculum, from 0 to 1."""
 
     @abstractmethod
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
@@ -246,14 +246,14 @@ class Task(Scoring, ABC):
         """Make `count` prompts of a test set. Prompt i depends only on the seed, the set and i."""
         require_drawable(count, seed)
         chosen = self.default_test_set if test_set is None else str(test_set)
-        # A number for numpy's seed; hash() of a text differs from process to process
+        # A number for numpy's seed; hash() of a text differs between processes.
         tag = zlib.crc32(f"{self.name}/{chosen}".encode())
         prompts = []
         for index in range(count):
-            # One at a time, so that prompt i is the same however many are drawn
+            # One at a time, so that prompt i does not depend on `count`.
             tokens = self.sample(np.random.default_rng([seed, index, tag]), 1, chosen).tokens[0]
             prompt = self.describe(tokens.tolist())
-            # Last, so that a task may set either itself
+            # Last, so that a task may set both itself.
             attributes = {"task": self.name, "test_set": chosen, **prompt.attributes}
             prompts.append(dataclasses.replace(prompt, attributes=attributes))
         return prompts
@@ -263,7 +263,7 @@ class Task(Scoring, ABC):
         return dataclasses.asdict(self)
 
     def sources(self) -> dict[str, str]:
-        """Versions of the material of the task, for the record of a training run; empty here."""
+        """Versions of the task's data for the record of a training run; empty by default."""
         return {}
 
     def _require_test_set(self, name: str) -> None:
@@ -278,9 +278,9 @@ class Task(Scoring, ABC):
             raise InputError(f"task {self.name}: {message}")
 
     def _require_ascending(self, *bounds: int | str) -> None:
-        """Raise InputError where `bounds`, numbers and names of options, descend."""
+        """Raise InputError if `bounds`, numbers and names of options, descend."""
         values = [getattr(self, bound) if isinstance(bound, str) else bound for bound in bounds]
-        # Only options are shown with their values: fixed bounds are in the text already
+        # The message shows values of options only, since it contains fixed bounds already.
         options = [
             str(value)
             for bound, value in zip(bounds, values, strict=True)
@@ -323,9 +323,9 @@ def require_drawable(count: Any, seed: Any) -> None:
         seed: Seed to draw them with.
 
     Raises:
-        InputError: `count` is no number from 1, or `seed` none from 0.
+        InputError: `count` is not a whole number from 1, or `seed` not one from 0.
     """
-    # numpy's whole numbers too; True is a number to Python
+    # Whole numbers of numpy are allowed; booleans, which are numbers in Python, are not.
     counts, seeds = (
         hasattr(number, "__index__") and not isinstance(number, bool) for number in (count, seed)
     )
@@ -351,7 +351,7 @@ def log_perplexity(
     Raises:
         ValueError: A response lacks log-probabilities.
     """
-    # Only for its checks of the numbers of responses and targets
+    # Called only for its checks of the numbers of responses and targets.
     scoring.right(responses, prompts)
     for response in responses:
         if len(response.log_probabilities) != len(response.tokens):
@@ -360,7 +360,7 @@ def log_perplexity(
 
 
 def grown(first: int, last: int, progress: float) -> int:
-    """Interpolate the size that a curriculum has reached.
+    """Interpolate the current size of a curriculum.
 
     Args:
         first: Size at the beginning.
@@ -383,7 +383,7 @@ def doublings(length: int, longest: int) -> tuple[str, ...]:
     Returns:
         length, 2 x length, 4 x length, ... up to `longest`, as names of test sets.
     """
-    # bit_length is floor(log2) + 1: how many doublings fit, the length itself among them
+    # bit_length is floor(log2) + 1: the number of doublings that fit, including the length itself
     return tuple(str(length << power) for power in range((longest // length).bit_length()))
 
 
@@ -399,9 +399,9 @@ def whole_number(name: str, wanted: str, most: int = MOST) -> int:
         The number.
 
     Raises:
-        InputError: `name` is no number from 1 to `most`.
+        InputError: `name` is not a number from 1 to `most`.
     """
-    # isdigit holds for superscripts too, which int refuses
+    # isdigit is true for superscripts too, which int refuses.
     if not (name.isascii() and name.isdigit() and int(name) > 0):
         raise InputError(
             f"wanted a test set named by {wanted}, got {quoted(name)}; give a number like 64"

@@ -1,8 +1,8 @@
-"""The vocabulary of a synthetic task with its tokenizer, and English words to draw from.
+"""The vocabulary and tokenizer of a synthetic task, and English words to draw from.
 
-A token id is a place in a list of words. Ids 0 and 1 are <pad> and <bos>; the task's words follow.
-Text is words with one space between; the tokenizer puts <bos> in front. An unknown word is refused,
-never replaced. This module knows no meaning of words.
+A token id is an index in a list of words. Ids 0 and 1 are <pad> and <bos>; the words of the task
+follow. Text is words separated by single spaces; the tokenizer prepends <bos>. An unknown word is
+refused, never replaced. This module does not know the meaning of words.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ PAD, BOS = 0, 1
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words of a task, without the two special ones.
+    """Words of a task, without the two special tokens.
 
-    Raises InputError for doubled words and words with white space.
+    Raises InputError for repeated words and words with white space.
     """
 
     task_words: tuple[str, ...]
@@ -83,14 +83,14 @@ class Vocabulary:
         Returns:
             A Hugging Face tokenizer of this vocabulary.
         """
-        # Imported here: they take seconds, and most uses of a vocabulary need no tokenizer
+        # Imported here: the import takes seconds, and most uses of a vocabulary need no tokenizer.
         from tokenizers import Tokenizer, models, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast
 
-        # Without an unk token an unknown word is an error of the tokenizer
+        # Without an unk token the tokenizer refuses unknown words.
         backend = Tokenizer(models.WordLevel(self._ids))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        # As our training sequences begin
+        # Our training sequences begin with <bos>.
         backend.post_processor = processors.TemplateProcessing(
             single="<bos> $A", special_tokens=[("<bos>", BOS)]
         )
@@ -98,7 +98,7 @@ class Vocabulary:
             tokenizer_object=backend,
             pad_token="<pad>",
             bos_token="<bos>",
-            # Decoding would remove spaces before punctuation, which are part of the text here
+            # Decoding would remove spaces before punctuation, which are part of our texts.
             clean_up_tokenization_spaces=False,
         )
 
@@ -118,7 +118,7 @@ hill ink jug knot lamp moss nail oven plank rope sponge thread urn vase wallet b
 echo ferry gate hive iris
 """
 NOUNS = tuple(_NOUNS.split())
-"""Nouns of the texts and needles that we write; a built-in list."""
+"""Nouns for built-in texts and needles."""
 
 _ADJECTIVES = """
 amber brave calm dainty eager faint gentle humble icy jolly keen lively mellow noble odd plain quiet
@@ -131,4 +131,4 @@ blunt cheerful dense empty frosty grand hasty idle juicy lucky mild new obedient
 thick unique violet wild azure brisk cozy dim even fresh grim heavy
 """
 ADJECTIVES = tuple(_ADJECTIVES.split())
-"""Adjectives, likewise: a needle's keys and values are "adjective-noun"."""
+"""Adjectives for built-in texts; keys and values of needles are "adjective-noun"."""

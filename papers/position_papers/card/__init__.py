@@ -1,5 +1,5 @@
-"""The report card of a position scheme: trained by the recipes of the zoo, beside the records that
-ship.
+"""The report card of a position scheme: train it by the recipes of the zoo, and compare it with the
+records of the package.
 
     position_papers.card.card("mine", out="runs/card")     -> xarray.Dataset
     repo-interp card FILE.py:build --out DIR               the same on the command line
@@ -16,7 +16,7 @@ __all__ = ["card"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, so that the command's options are read without torch."""
+    """Import `card` at its first use, so that the command's options are read without torch."""
     if name == "card":
         from position_papers.card.report import card
 

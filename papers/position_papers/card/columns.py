@@ -1,12 +1,12 @@
-"""What a card measures: a column for every task, and budgets of columns and seeds.
+"""Measurements of a card: a column for every task, and budgets of columns and seeds.
 
-    like training      test sets `inside`: a task is learned where every seed scores `learned`
-    unlike training    mean score over the test sets `beyond`, which are longer, shorter or made
-                       otherwise: what schemes are compared by
+    like training      test sets `inside`: a task is learned if every seed scores `learned`
+    unlike training    mean score over the test sets `beyond`, which are longer, shorter or
+                       different; schemes are compared by this score
 
-On reversal, flip_flop and selective_copy every scheme that has records ends at .99 or more like
-training, so that a score there compares nothing. Budgets differ in tasks and seeds, never in steps:
-with a third of them reversal ranks schemes the other way round. Imports no torch.
+On reversal, flip_flop and selective_copy every scheme with records scores .99 or more like
+training, so this score does not distinguish schemes. Budgets differ in tasks and seeds, never in
+steps: with a third of the steps, reversal ranks schemes in the opposite order. Imports no torch.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from position_papers.training.plan import PLAN, recipe
 from repo_interp.errors import InputError
 
 LEARNED = 0.95
-"""Score like training from which a run has learned a task."""
+"""Least score like training of a run that has learned a task."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A task and the test sets that schemes are compared on."""
+    """A task and the test sets for comparing schemes."""
 
     task: str
     inside: tuple[str, ...]
-    """Test sets as long as training and made as it is."""
+    """Test sets with the length and distribution of training."""
     beyond: tuple[str, ...]
     learned: float | None = LEARNED
-    """Least score `inside` of a run that has learned; None: the metric has no such score."""
+    """Least score `inside` of a run that has learned; None: the metric has no such threshold."""
     start: str = ""
-    """TASK/NAME of the zoo that is trained first and continued, with the same seed."""
+    """TASK/NAME of the zoo that is trained first, with the same seed, and then continued."""
     seeds: tuple[int, ...] = ()
-    """Seeds in the place of 0, 1, 2, where a start ships with others."""
+    """Seeds instead of 0, 1, 2, if the start ships with others."""
     fields: Mapping[str, Any] | None = None
     """Fields of the training; None: the task's recipe."""
 
     def configuration(self, scheme: str, seed: int, **more: Any) -> TrainingConfiguration:
-        """How a scheme is trained on the task.
+        """Return the configuration to train a scheme on the task.
 
         Args:
             scheme: Layout.
@@ -49,14 +49,14 @@ class Column:
             **more: Further fields, over those of the recipe.
 
         Returns:
-            The configuration; what is scored meanwhile is left out, which changes no weight.
+            The configuration, without scores during training, which do not change weights.
         """
         stated = recipe(self.task, bool(self.start)) if self.fields is None else dict(self.fields)
         own = {"scheme": scheme, "seed": seed, "score_every": 0}
         return replaced(TrainingConfiguration(task=self.task), joined(joined(stated, own), more))
 
     def seed(self, number: int) -> int:
-        """The seed in the place of `number`."""
+        """Return the seed for `number`."""
         return self.seeds[number] if number < len(self.seeds) else number
 
 
@@ -69,7 +69,7 @@ COLUMNS: Mapping[str, Column] = {
         Column("counting", ("in_distribution",), ("longer", "shorter")),
         Column("copying", ("4",), ("6", "8", "10", "12", "14", "16")),
         Column("language", ("256",), ("512", "1024"), learned=None),
-        # The seeds of its start whose weights ship
+        # Seeds of the start with weights in the package
         Column("niah_keys", ("128",), ("256", "512"), LEARNED, "niah_keys/pretrained", (9, 10, 11)),
     )
 }
@@ -78,7 +78,7 @@ COLUMNS: Mapping[str, Column] = {
 
 @dataclass(frozen=True)
 class Budget:
-    """Which columns are filled, with which seeds."""
+    """The columns and seeds of a card."""
 
     tasks: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -97,7 +97,7 @@ def columns_of(tasks: Sequence[str]) -> tuple[Column, ...]:
         tasks: Names of tasks.
 
     Returns:
-        Their columns, in the order given.
+        The columns in the given order.
 
     Raises:
         InputError: A task has no column.
@@ -109,19 +109,19 @@ def columns_of(tasks: Sequence[str]) -> tuple[Column, ...]:
 
 
 def plain_layout(task: str, scheme: str) -> str:
-    """The layout by which the zoo has a scheme on a task.
+    """Return the layout of a scheme on a task in the zoo.
 
     Args:
         task: A task.
         scheme: Name of a scheme, or of a period of two.
 
     Returns:
-        The planned layout; of a scheme that is not planned there, its name, or that of RePo's kin
-        as RePo has it.
+        The planned layout. Without one, the name of the scheme, or, for variants of RePo, the
+        layout of RePo with their name.
     """
     planned = {each.name: each.scheme for each in PLAN}
     if f"{task}/{scheme}" in planned:
         return planned[f"{task}/{scheme}"]
-    # RePo alone on its own tasks; on others its layers begin at a third, as in its paper
+    # On RePo's tasks all layers are RePo; on others they begin at a third, as in its paper.
     start = planned.get(f"{task}/repo", "repo@1/3").partition("@")[2] if task != "reversal" else ""
     return f"{scheme}@{start}" if start and scheme.startswith("repo") else scheme

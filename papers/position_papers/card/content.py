@@ -1,4 +1,4 @@
-"""What a card says, and its numbers as labelled arrays."""
+"""Content of a card, and its numbers as labelled arrays."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ PARTS = ("training length", "beyond")
 
 @dataclass(frozen=True)
 class TaskCard:
-    """What a card has on one task."""
+    """Content of a card for one task."""
 
     column: Column
     own: Row | None
     """None until a run is finished."""
     rivals: tuple[Row, ...]
     compared: tuple[Compared, ...]
-    """The rivals beside the scheme, where it has a run."""
+    """Comparisons with rivals, once the scheme has a run."""
     missing: tuple[str, ...]
-    """Encodings that have no record of this budget."""
+    """Encodings without a record of this budget."""
     heads: pd.DataFrame | None = None
     heads_left_out: tuple[str, ...] = ()
-    """Measures of heads that do not fit the scheme, each with its reason."""
+    """Measures of heads that do not fit the scheme, with reasons."""
     unfinished: tuple[str, ...] = ()
-    """Runs that were begun, and at which step they stand."""
+    """Runs in progress, with their steps."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A card, as its page shows it."""
+    """A card, with the content of its page."""
 
     layout: str
     digest: str
@@ -46,9 +46,9 @@ class Card:
     notes: tuple[str, ...]
     tasks: tuple[TaskCard, ...]
     number: int = 1
-    """Of this version among those tried, in the order in which they were begun."""
+    """Number of this version among all versions, in the order in which they were begun."""
     scored: int = 1
-    """Versions of which a score was seen."""
+    """Number of versions whose scores were shown."""
     reference: Mapping[str, str] = field(default_factory=dict)
     """`function` and `sha256` of the source of the formula that `verify_scheme` held the scheme
     against; empty: none, and without `sha256` where the source cannot be read.
@@ -56,13 +56,13 @@ class Card:
 
 
 def as_dataset(made: Card) -> xr.Dataset:
-    """The numbers of a card.
+    """Return the numbers of a card.
 
     Args:
         made: The card.
 
     Returns:
-        As `card` returns it.
+        The dataset that `card` returns.
     """
     rows: dict[tuple[str, str], Row] = {}
     for each in made.tasks:

@@ -1,9 +1,9 @@
-"""What the trainings of a card will cost on this machine, in seconds.
+"""Estimate the cost of the trainings of a card on this machine, in seconds.
 
     seconds = steps left * median over `STEPS` steps at full difficulty
 
-Measured on a model that is thrown away. The first steps of a curriculum are shorter than the rest,
-so that the estimate is an upper one; scores, some per cent of it, come on top.
+Measured on a temporary model. The first steps of a curriculum are shorter than the others, so this
+is an upper estimate. Scoring takes a few per cent in addition.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def seconds_of_a_step(configuration: TrainingConfiguration) -> float:
     """Time training steps at full difficulty.
 
     Args:
-        configuration: How a run is trained.
+        configuration: Configuration of a run.
 
     Returns:
-        The median of `STEPS` steps, in seconds; the step before them is not counted.
+        The median of `STEPS` steps, in seconds, after one uncounted step.
     """
     prepared, times = prepare(configuration), []
     with reproducible(configuration):
@@ -45,14 +45,13 @@ def seconds_of_a_step(configuration: TrainingConfiguration) -> float:
 
 
 def costs(trainings: Sequence[Training]) -> dict[str, float]:
-    """Estimate what is left to train.
+    """Estimate the remaining time of trainings.
 
     Args:
-        trainings: Trainings of a card; of one that goes on from another, what that will have cost
-            is measured on it.
+        trainings: Trainings of a card.
 
     Returns:
-        Seconds by task, of those that have something left.
+        Seconds by task, for tasks with remaining steps.
     """
     found: dict[str, float] = {}
     timed: dict[tuple[str, str], float] = {}
@@ -62,7 +61,7 @@ def costs(trainings: Sequence[Training]) -> dict[str, float]:
         configuration = training.configuration
         kind = (training.column.task, configuration.scheme)
         if kind not in timed:
-            # A start that is not there yet cannot be continued: its own step is about as dear
+            # A missing start cannot be continued; a step of the start costs about the same.
             alike = next(t.configuration for t in trainings if t.column is training.column)
             origin = configuration.continue_from
             waits = origin and not (Path(origin) / "config.json").is_file()

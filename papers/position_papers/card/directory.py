@@ -1,4 +1,4 @@
-"""Whose card a directory has. Imports no torch."""
+"""Find the scheme of the card in a directory. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ STATED = "card.toml"
 
 
 def stated_versions(directory: Path) -> list[str]:
-    """Read which versions of its scheme a card knows.
+    """Read the versions of its scheme from a card.
 
     Args:
         directory: Directory of the card.
 
     Returns:
-        Their folders, in the order in which they were begun; none where the card does not say it.
+        Folders of the versions, in the order in which they were begun; empty if the card has none.
     """
     try:
         known = tomllib.loads((directory / STATED).read_text(encoding="utf-8"))["versions"]
@@ -29,14 +29,14 @@ def stated_versions(directory: Path) -> list[str]:
 
 
 def require_card_of(directory: Path, layout: str) -> None:
-    """Refuse a directory that is not for the card of a scheme; reads names alone.
+    """Refuse a directory that is not for the card of a scheme; reads only names.
 
     Args:
         directory: The directory, which may be missing.
         layout: The scheme.
 
     Raises:
-        InputError: It holds the card of another scheme, or something else.
+        InputError: The directory has the card of another scheme, or other content.
     """
     require_directory(directory)
     stated = directory / STATED

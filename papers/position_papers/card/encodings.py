@@ -1,12 +1,12 @@
-"""The table of encodings by tasks by seeds: what the records have, and what fills the rest.
+"""The table of encodings by tasks by seeds: recorded cells, and the trainings for empty cells.
 
-    cell      an encoding on a task with a seed, trained by the task's recipe; empty until a record
-              of equal budget is there
+    cell      an encoding on a task with a seed, trained by the task's recipe; empty without a record
+              of equal budget
     taught    encodings that differ from RoPE on test sets unlike training at 5 %, after Holm's
-              correction over the encodings of the task, where both have learned and have two seeds
+              correction over the encodings of the task, if both have learned and have two seeds
 
 A filled cell is a line of ZOO/encodings/TASK/runs.jsonl; weights stay in the directory of the run.
-Knows nothing about pages.
+This module knows nothing about pages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from repo_interp.positions.layouts import CONTEXTUAL
 
 SEEDS = (0, 1, 2)
 OPTIONS = {scheme: {"p_max": 64} for scheme in CONTEXTUAL}
-"""Options of schemes as the zoo has them on every task."""
+"""Options of schemes in the zoo, equal for all tasks."""
 FIRST = ("reversal", "flip_flop", "selective_copy")
 WANTED = (
     *("rope", "nope", "alibi", "cope", "repo", "hope", "fire", "kerple", "learned"),
@@ -63,7 +63,7 @@ class Cell:
 
 
 def rows_of(zoo: Path = DIRECTORY) -> dict[str, dict[str, Row]]:
-    """Read every encoding that has records at the recipe.
+    """Read every encoding with records of the recipe.
 
     Args:
         zoo: Directory of the records.
@@ -86,7 +86,7 @@ def cells(zoo: Path = DIRECTORY) -> list[Cell]:
         zoo: Directory of the records.
 
     Returns:
-        Cells by encoding, task and seed, with the run where there is one.
+        Cells by encoding, task and seed, with the run if there is one.
     """
     rows = rows_of(zoo)
     found = []
@@ -95,19 +95,19 @@ def cells(zoo: Path = DIRECTORY) -> list[Cell]:
             row = rows[task].get(encoding)
             by_seed = {} if row is None else {run.recorded.seed: run for run in row.runs}
             seeds = [column.seed(number) for number in SEEDS]
-            more = sorted(set(by_seed) - set(seeds))  # beyond the three that are asked for
+            more = sorted(set(by_seed) - set(seeds))  # beyond the three requested seeds
             found += [Cell(encoding, column, seed, by_seed.get(seed)) for seed in (*seeds, *more)]
     return found
 
 
 def as_table(found: Sequence[Cell]) -> pd.DataFrame:
-    """The table of cells, a line each.
+    """Return the table of cells, one line each.
 
     Args:
         found: Cells.
 
     Returns:
-        Scores, loss, command, day, versions and SHA-256 of the record; empty where there is none.
+        Scores, loss, command, day, versions and SHA-256 of the record; empty without a record.
     """
     return pd.DataFrame([_line(cell) for cell in found])
 
@@ -137,15 +137,15 @@ def _line(cell: Cell) -> dict[str, Any]:
 
 
 def in_order(found: Sequence[Cell]) -> list[Cell]:
-    """Put empty cells into the order in which they are filled.
+    """Sort empty cells by priority.
 
     Args:
         found: Cells.
 
     Returns:
-        The empty ones: the three tasks of a quick card before others, and language last; of these
-        tasks, encodings that are asked for most before others; of these, first seeds before second
-        and third ones.
+        The empty cells: first the three tasks of a quick card, then others, and language last;
+        within these the most requested encodings first; within these first seeds before second and
+        third.
     """
 
     def place(cell: Cell) -> tuple[Any, ...]:
@@ -164,16 +164,15 @@ def in_order(found: Sequence[Cell]) -> list[Cell]:
 
 
 def trainings(cell: Cell, out: Path, device: str = "cpu") -> list[Training]:
-    """Plan what fills a cell.
+    """Plan the trainings for a cell.
 
     Args:
         cell: An empty cell.
-        out: Directory of the runs: each encoding has its own in it, and all share what they go on
-            from.
-        device: Where they are trained.
+        out: Directory of the runs, with a folder per encoding and shared starts.
+        device: Device of the training.
 
     Returns:
-        The training of the cell, behind the one that it goes on from.
+        The training of the cell, after the training of its start, if it has one.
     """
     layout = plain_layout(cell.column.task, cell.encoding)
     options = OPTIONS.get(cell.encoding, {})
@@ -187,7 +186,7 @@ def record(cell: Cell, training: Training, zoo: Path = DIRECTORY) -> Path:
 
     Args:
         cell: The cell.
-        training: Its training.
+        training: Training of the cell.
         zoo: Directory of the records.
 
     Returns:
@@ -198,23 +197,24 @@ def record(cell: Cell, training: Training, zoo: Path = DIRECTORY) -> Path:
 
 @dataclass(frozen=True)
 class Taught:
-    """What a task teaches of encodings beside RoPE."""
+    """Result of a task on encodings compared with RoPE."""
 
     task: str
     decided: Mapping[str, Compared]
-    """By encoding, where the difference is decided."""
+    """Decided differences by encoding."""
     tested: Mapping[str, Compared]
-    """Where both have learned the task, with two seeds or more, and there is an interval."""
+    """Encodings with a test: both have learned the task, with at least two seeds and an interval.
+    """
 
 
 def taught(rows: Mapping[str, Mapping[str, Row]]) -> Iterator[Taught]:
     """Compare every encoding with RoPE, on test sets unlike training.
 
     Args:
-        rows: As `rows_of` gives them.
+        rows: Rows from `rows_of`.
 
     Yields:
-        What each task that RoPE has records of says.
+        The result of each task with records of RoPE.
     """
     for task, own in rows.items():
         if BASE not in own:
@@ -225,7 +225,7 @@ def taught(rows: Mapping[str, Mapping[str, Row]]) -> Iterator[Taught]:
             for name, one in found.items()
             if one.verdict in (BETTER, WORSE, UNDECIDED)
             and np.isfinite(one.limits[0])
-            # What one seed scores says too little of the next one where RoPE's do not spread
+            # One seed says too little about others, even if RoPE's seeds hardly vary.
             and min(len(own[name].runs), len(own[BASE].runs)) > 1
         }
         adjusted = holm(np.array([one.p_value for one in tested.values()]))

@@ -1,5 +1,5 @@
-"""The figures of a card: what is decided of each difference, and for each task how the scheme scores
-on every test set and how fast it learned.
+"""The figures of a card: all differences with verdicts, and for each task the scores on every test
+set and the losses during training.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ COLOURS = {BETTER: "#0072B2", WORSE: "#D55E00"}
 GREY = "#777777"
 OWN = "#9A2CA0"
 BASE = "rope"
-"""The rival that is drawn apart from the others."""
+"""The rival with a separate style."""
 
 
 def compares(made: Card) -> bool:
-    """Whether a card has a difference to draw."""
+    """Return whether a card has a difference to draw."""
     return any(one.margin is not None for each in made.tasks for one in each.compared)
 
 
 @style()
 def differences(made: Card) -> PaperFigure:
-    """Draw every difference on test sets unlike training, a panel for each task.
+    """Draw all differences on test sets unlike training, one panel per task.
 
     Args:
         made: A card with at least one difference.
@@ -70,7 +70,7 @@ def scores_and_losses(made: Card, each: TaskCard) -> PaperFigure:
 
     Args:
         made: The card.
-        each: A task that is trained.
+        each: A trained task.
 
     Returns:
         The figure.
@@ -102,7 +102,7 @@ def scores_and_losses(made: Card, each: TaskCard) -> PaperFigure:
 
 
 def _draw_scores(ax: Any, own: Row, rows: Sequence[Row], looks: Mapping[str, Any]) -> None:
-    """Mean scores over seeds by test set; a line at the training length."""
+    """Draw mean scores over seeds by test set, and a line at the training length."""
     recorded = own.runs[0].recorded
     names = list(recorded.means)
     numeric = all(name.isdigit() for name in names)
@@ -127,7 +127,7 @@ def _draw_scores(ax: Any, own: Row, rows: Sequence[Row], looks: Mapping[str, Any
 
 
 def _draw_losses(ax: Any, rows: Sequence[Row], looks: Mapping[str, Any]) -> None:
-    """Losses by step, of the seeds that have them."""
+    """Draw losses by step of the seeds with recorded losses."""
     for row in rows:
         for run in (run for run in row.runs if run.recorded.log):
             steps, losses = zip(*run.recorded.log, strict=True)

@@ -1,7 +1,7 @@
-"""Fill empty cells of the table of encodings: train, and record each one as it ends.
+"""Fill empty cells of the table of encodings: train, and record each cell when it is finished.
 
-Interrupted at any moment, the next call goes on; a cell whose training is finished and that lacks
-its record gets it first.
+After an interruption at any moment, the next call continues; first it writes missing records of
+finished trainings.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def fill(
     Args:
         empty: The cells.
         out: Directory of the runs.
-        jobs: Trainings at a time.
-        device: Where they are trained.
+        jobs: Number of trainings at a time.
+        device: Device of the trainings.
         zoo: Directory of the records.
         on_record: Called with a cell when its record is written.
-        scheme_files: Every FILE.py:FUNCTION that gives an encoding, which each process runs.
+        scheme_files: Every FILE.py:FUNCTION of an encoding, which each process runs.
         on_step: Called now and then with the first cell that is not finished, in words, its
             finished steps and all of its steps.
 
     Returns:
-        Whether all were filled; False after an interrupt.
+        True if all cells were filled; False after an interruption.
 
     Raises:
         InputError: A cell cannot be trained.
         Taken: A directory has another run.
     """
     read_scheme_files(scheme_files)
-    # Of cells of one kind: what a run goes on from has to be finished before it is begun
+    # Starts must be finished before the runs that continue them begin.
     for _, group in groupby(empty, key=lambda cell: bool(cell.column.start)):
         planned = [(cell, trainings(cell, out, device)) for cell in group]
         waiting_for_record = list(planned)
@@ -72,7 +72,7 @@ def fill(
                 on_step(name, done, training.configuration.steps)
 
         keep()
-        for wave in (0, -1):  # both are the same where there is no start
+        for wave in (0, -1):  # the same training twice without a start
             waiting = {
                 each[wave].directory: each[wave]
                 for _, each in planned

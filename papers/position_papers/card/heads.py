@@ -1,7 +1,7 @@
-"""What the heads of a trained checkpoint do, from the measures of the instrument.
+"""Numbers of the heads of a trained checkpoint, from measures of repo_interp.
 
     range          positions of a prompt, largest minus smallest (`positions`)
-    resolution     tokens from which on positions tell order, in all prompts (`patterns`)
+    resolution     least distance in tokens at which positions show order, in all prompts (`patterns`)
     order          largest order that holds from some distance on: 1 always later, -1 always earlier
     needle         share of attention that generated tokens give to the needle (`attention_mass`)
     band           of rotary components, with most of the variance of logits (`components`)
@@ -9,8 +9,8 @@
     disentangled   correlation of logits with a position axis plus a semantic one, and the share of
                    the semantic one (`fake_distance`)
 
-Means over prompts of the training length. A measure that does not fit the scheme is left out and
-named; a head without a number has none.
+Numbers are means over prompts of the training length. Measures that do not fit the scheme are left
+out and listed; a head may lack a number.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TAKEN = {
     "fake_distance_r": "disentangled",
     "semantic_share": "semantic share",
 }
-"""Columns of the atlas of heads, and what a card calls them."""
+"""Columns of the atlas of heads, and their names on a card."""
 
 
 def head_numbers(checkpoint: Path, test_set: str, device: str = "cpu") -> pd.DataFrame:
@@ -50,7 +50,7 @@ def head_numbers(checkpoint: Path, test_set: str, device: str = "cpu") -> pd.Dat
     Args:
         checkpoint: Directory of the training run.
         test_set: Test set of the training length, for prompts.
-        device: Where the model runs.
+        device: Device of the model.
 
     Returns:
         A row per layer and head; `attrs["left_out"]` has a line for each measure that does not
@@ -61,7 +61,7 @@ def head_numbers(checkpoint: Path, test_set: str, device: str = "cpu") -> pd.Dat
     prompts = configured_task(configuration).prompts(PROMPTS, configuration.seed, test_set)
     model, groups, left_out = load(checkpoint, device), {}, []
     for measure in MEASURES:
-        # One by one: a scheme that one of them refuses is measured by the others
+        # One by one, so that one refusal does not stop other measures.
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", SilentMeasure)
@@ -76,13 +76,13 @@ def head_numbers(checkpoint: Path, test_set: str, device: str = "cpu") -> pd.Dat
 
 
 def _quiet(*done: object) -> None:
-    """No bar of its own below that of the card."""
+    """Show no bar, since the card has one."""
 
 
 def _table(groups: dict[str, xr.Dataset]) -> pd.DataFrame:
     run = xr.DataTree.from_dict(groups)
     table, more = pd.DataFrame(), {}
-    with suppress(InputError):  # nothing that was measured has a number of single heads
+    with suppress(InputError):  # no measure has numbers by head
         table = pd.DataFrame(atlas(run)).set_index(["layer", "head"])
     if "positions" in groups:
         more["range"] = groups["positions"]["position_range"].mean("prompt")
@@ -97,7 +97,7 @@ def _table(groups: dict[str, xr.Dataset]) -> pd.DataFrame:
     }
     columns |= {name: table[own] for own, name in _TAKEN.items() if own in table}
     found = pd.DataFrame(columns)
-    # Infinity stands for no resolution
+    # Infinity means that there is no resolution.
     numbers = found.select_dtypes("number").replace([np.inf, -np.inf], np.nan)
     found[numbers.columns] = numbers
     return found.loc[:, found.notna().any()].reset_index()

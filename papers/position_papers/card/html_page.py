@@ -1,10 +1,10 @@
-"""The HTML page of a card: one file that opens by itself, in the frame of the product's pages.
+"""The HTML page of a card: a single offline file in the style of our other pages.
 
     facts                  the scheme, its source, versions tried, findings of `verify_scheme`
-    a section per task     scores and losses, the scheme beside its rivals, what its heads do
-    provenance             what made each training
+    a section per task     scores and losses, comparison with rivals, numbers of heads
+    provenance             command and versions of each training
 
-Without scripts; figures are images inside it.
+The page has no scripts; figures are embedded images.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def html_of(made: Card) -> str:
         made: The card.
 
     Returns:
-        HTML.
+        The HTML text.
     """
     facts = [
         ("source", made.digest[:12] or "packaged"),
@@ -91,7 +91,7 @@ def _section(
     tables: list[Table],
     lines: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """A section as the template of pages has it; nothing in it needs a script."""
+    """Make a section for the template of pages, without scripts."""
     content = {
         "group": name,
         "title": title,
@@ -107,7 +107,7 @@ def _section(
 
 
 def _plain(line: str) -> str:
-    """A line without the marks of Markdown."""
+    """Remove Markdown marks from a line."""
     return line.replace("`", "")
 
 

@@ -1,15 +1,16 @@
 """The difference of two schemes on a task, with its 95 % interval.
 
-    over seeds      `judge.differences.between`: paired where the seeds are the same ones, else
-                    Welch's, and Student's beside a single run
-    over prompts    prompt by prompt where the records of both have them, of all seeds; else
-                    Newcombe's of two shares, of the prompts of one seed
-    shown           from the lower of both lower limits to the higher of both higher ones, of shares
-                    cut to [-1, 1]
+    over seeds      `judge.differences.between`: paired for equal seeds, else Welch's, and Student's
+                    against a single run
+    over prompts    paired by prompt if both records have scores by prompt for all seeds; else
+                    Newcombe's for two shares of the prompts of one seed
+    shown           from the lower of the two lower limits to the higher of the two upper limits;
+                    shares are clipped to [-1, 1]
 
-Seeds that do not spread - three at 1 against three at 0 - have a standard error of 0, though
-prompts stand behind each; so the interval over prompts keeps a width. One run against one has no
-interval: prompts of a single seed tell nothing about the next seed. Knows no scheme and no task.
+Seeds without variation, such as three at 1 against three at 0, have a standard error of 0, although
+each score is an estimate from prompts. The interval over prompts then gives a width. One run
+against one has no interval, because prompts of a single seed do not show the variation between
+seeds. This module knows no scheme and no task.
 """
 
 from __future__ import annotations
@@ -41,22 +42,21 @@ class Margin:
     difference: float
     low: float
     high: float
-    """Limits of 95 %; NaN where nothing gives one."""
+    """Limits of 95 %; NaN without an interval."""
     over: str
-    """What the limits are taken over, in words."""
+    """The units behind the limits, in words."""
     p_value: float = 1.0
-    """How probable so large a difference is where there is none, to either side: the larger one of
-    seeds and of prompts.
+    """Two-sided p-value: the larger one of the tests over seeds and over prompts.
     """
 
     def verdict(self, higher: bool) -> str:
-        """Whether the first one is better.
+        """Return the verdict on the first scheme.
 
         Args:
             higher: Whether a higher score is better.
 
         Returns:
-            `BETTER` or `WORSE` where the interval excludes 0, else `UNDECIDED`.
+            `BETTER` or `WORSE` if the interval excludes 0, else `UNDECIDED`.
         """
         if self.low > 0:
             return BETTER if higher else WORSE
@@ -72,9 +72,9 @@ def margin(first: Sample, second: Sample, prompts: tuple[Prompts, Prompts] | Non
     """Compare two schemes.
 
     Args:
-        first: Scores of one by seed.
-        second: Those of the other. Seeds with the same number are paired.
-        prompts: Scores of both on the same prompts, of all seeds; None where they are not known.
+        first: Scores of the first scheme by seed.
+        second: Scores of the second scheme. Equal seeds are paired.
+        prompts: Scores of both on the same prompts, for all seeds; None if unknown.
 
     Returns:
         First minus second.
@@ -89,7 +89,7 @@ def margin(first: Sample, second: Sample, prompts: tuple[Prompts, Prompts] | Non
     if over_prompts is None:
         return Margin(difference, low, high, over_seeds.over, rare)
     below, above = over_prompts.limits(NORMAL_95)
-    # Whichever is the wider one on a side
+    # The wider limit on each side
     over = (
         over_seeds.over
         if low <= below and high >= above
@@ -107,7 +107,7 @@ def _over_prompts(
 ) -> Difference | None:
     if prompts is not None:
         paired = paired_difference(*prompts)
-        if paired.standard_error > 0:  # a point where every prompt says the same
+        if paired.standard_error > 0:  # the interval has no width if all prompts agree
             return replace(paired, over=f"{len(prompts[0])} paired prompts")
     if first.share and second.share:
         return share_difference(first.mean, second.mean, (first.count, second.count))
@@ -115,7 +115,7 @@ def _over_prompts(
 
 
 def _two_sided(difference: Difference) -> float:
-    """The p-value of a difference to either side."""
+    """Return the two-sided p-value of a difference."""
     above = difference.p_value()
     if isinstance(difference, ShareDifference):
         (first, second), counts = difference.shares, difference.counts

@@ -1,10 +1,10 @@
-"""The files of a card, written from the `Card` alone, each whole or not at all. Knows no model.
+"""Write the files of a card from a `Card`, each whole or not at all. This module knows no model.
 
-card.html          a page that opens by itself: figures, tables, what made the trainings
-card.md            the tables of each task, the scheme first, then those it is worse than, those
-                   that are undecided, those it is better than, by name within each
-card.csv           scores by test set, means, differences and verdicts, a line for each encoding
-                   and task
+card.html          a single offline page: figures, tables, provenance of the trainings
+card.md            the tables of each task: the scheme first, then rivals by verdict (worse,
+                   undecided, better) and name
+card.csv           scores by test set, means, differences and verdicts, one line per encoding and
+                   task
 differences.png    every difference with its interval
 """
 
@@ -35,11 +35,11 @@ COLUMNS = (
 
 
 def write_card(made: Card, directory: Path) -> None:
-    """Write the pages, the table and, where something is compared, the figure.
+    """Write the pages, the table and, if there is a comparison, the figure.
 
     Args:
         made: The card.
-        directory: Where.
+        directory: Directory of the files.
     """
     lines = [line for each in made.tasks for line in table_lines(each)]
     sets = dict.fromkeys(name for line in lines for name in line if name not in COLUMNS)
@@ -70,7 +70,7 @@ def rendered(made: Card, figure: str) -> str:
 
 
 def table_lines(each: TaskCard) -> Iterable[dict[str, Any]]:
-    """Lines of the table of one task: the scheme's, then its rivals'."""
+    """Return the lines of the table of one task: the scheme, then its rivals."""
     if each.own is not None:
         yield _line(each.own, "trained here")
     beside = {one.row.name: one for one in each.compared}

@@ -1,10 +1,10 @@
-"""Runs of schemes on a task: what a card has trained, and the rivals that ship as records.
+"""Runs of schemes on a task: trainings of a card, and rivals from records of the package.
 
-A rival is a name of TASK/runs.jsonl whose training differs from the card's in nothing but the
-scheme, its options, the seed and what changes no result (`kit.scores.unequal_budgets`). Seeds are
-paired with those of a rival that was made on the same kind of device with the same versions; a
-language model of another seed answers other windows, so there equal seeds alone are compared, and
-those on texts of another Python not at all. Knows nothing about pages.
+A rival is a name in TASK/runs.jsonl whose training differs from the card's only in the scheme, its
+options, the seed, and fields that do not change results (`kit.scores.unequal_budgets`). Seeds are
+paired if both runs have the same kind of device and the same versions. Language models of different
+seeds answer different windows, so only equal seeds are compared, and models on texts of different
+Python versions are not compared. This module knows nothing about pages.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ from repo_interp.positions.layouts import SCHEMES
 
 VERSIONS = ("python", "torch", "transformers", "numpy")
 FILLED = "encodings"
-"""Directory beside the tasks of the zoo: records that fill the table of encodings, which are in no
-plan of checkpoints.
+"""Directory next to the tasks of the zoo, with records for the table of encodings that are not in
+the plan of checkpoints.
 """
 PERIODS = ("r2n1", "n2r1")
 NINE = (
     *("adarope", "adarope_scaled", "carope", "tapa", "grape", "harope", "wavelet", "stick"),
     "prope",
 )
-"""Schemes of docs/nine_schemes.py, which no package gives."""
+"""Schemes of docs/nine_schemes.py, which are not in a package."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run and what made it."""
+    """One training run and its provenance."""
 
     recorded: Recorded
     made_with: Mapping[str, str] = field(default_factory=dict)
     """The command, and versions."""
     date: str = ""
-    """Day on which it was scored; empty where the record does not have it."""
+    """Day of scoring; empty if the record does not have it."""
     sha256: str = ""
-    """Of the line of runs.jsonl; empty of a run that is no record."""
+    """SHA-256 of the line of runs.jsonl; empty for a run without a record."""
     seconds: float = np.nan
-    """Of training, as logged."""
+    """Logged losses of training."""
 
     @property
     def machine(self) -> tuple[str, ...]:
-        """What has to be equal so that a seed means the same: kind of device, and versions."""
+        """Kind of device and versions, which must be equal for equal seeds to be comparable."""
         versions = (self.made_with.get(name, "") for name in VERSIONS)
         return self.recorded.configuration.device, *versions
 
     def score(self, test_sets: Sequence[str]) -> float:
-        """Mean score over test sets; NaN where one was not answered."""
+        """Return the mean score over test sets; NaN if one was not answered."""
         return float(np.mean([self.recorded.means.get(name, np.nan) for name in test_sets]))
 
     def prompts(self, test_sets: Sequence[str]) -> Prompts | None:
-        """Scores of the prompts of test sets; None where one of them has a mean alone."""
+        """Return the scores of the prompts of test sets; None if one has only a mean."""
         known = self.recorded.by_prompt
         if any(name not in known for name in test_sets):
             return None
@@ -76,7 +76,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Row:
-    """Every run of an encoding on a task."""
+    """All runs of an encoding on a task."""
 
     name: str
     column: Column
@@ -89,33 +89,33 @@ class Row:
 
     @property
     def learned(self) -> tuple[bool, ...]:
-        """Whether each run learned the task; all did where no score says it."""
+        """Whether each run learned the task; True without such a score."""
         least = self.column.learned
         return tuple(least is None or run.score(self.column.inside) >= least for run in self.runs)
 
     @property
     def losses(self) -> np.ndarray:
-        """Of the last steps of each run, nats."""
+        """Loss of the last steps of each run, in nats."""
         return np.array([run.recorded.loss for run in self.runs])
 
     def scores(self, test_sets: Sequence[str]) -> np.ndarray:
-        """The score of each run, a mean over test sets."""
+        """Return the score of each run, a mean over test sets."""
         return np.array([run.score(test_sets) for run in self.runs])
 
     def by_test_set(self) -> dict[str, float]:
-        """The mean score over seeds by test set; NaN where one has none."""
+        """Return the mean score over seeds by test set; NaN if a seed has none."""
         names = dict.fromkeys(name for run in self.runs for name in run.recorded.means)
         return {name: float(np.mean(self.scores([name]))) for name in names}
 
     def sample(self, seeds: Sequence[int] = (), paired: bool = True) -> Sample | None:
-        """Scores on test sets unlike training.
+        """Return scores on test sets unlike training.
 
         Args:
-            seeds: Seeds that count; none: all.
-            paired: Whether the seeds are told by number.
+            seeds: Seeds to use; empty: all.
+            paired: Whether the sample states the numbers of seeds.
 
         Returns:
-            The sample; None where no run answered prompts of these lengths.
+            The sample; None if no run answered prompts of these lengths.
         """
         known = {
             run.recorded.seed: run.score(self.column.beyond)
@@ -137,23 +137,23 @@ class Row:
 
 @dataclass(frozen=True)
 class Compared:
-    """A row beside that of the card."""
+    """A rival's row, compared with that of the card."""
 
     row: Row
     margin: Margin | None
-    """The card's scheme minus the rival; None where they have no test set in common."""
+    """The card's scheme minus the rival; None without a common test set."""
     verdict: str
     unpaired: str = ""
-    """Why seeds are not paired; empty where they are."""
+    """Reason why seeds are not paired; empty if they are."""
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Limits of 95 %; NaN where there are none."""
+        """Limits of 95 %; NaN without an interval."""
         return (np.nan, np.nan) if self.margin is None else (self.margin.low, self.margin.high)
 
     @property
     def p_value(self) -> float:
-        """Of the difference; 1 where there is none."""
+        """p-value of the difference; 1 without a difference."""
         return 1.0 if self.margin is None else self.margin.p_value
 
 
@@ -165,16 +165,16 @@ def compared(ours: Row, theirs: Row) -> Compared:
         theirs: The row of the rival.
 
     Returns:
-        The difference on test sets unlike training, and who is better where that is decided: by
-        schemes that have both learned the task alone.
+        The difference on test sets unlike training, and a verdict, which needs that both schemes
+        have learned the task.
     """
     own, others = ({run.recorded.seed: run for run in row.runs} for row in (ours, theirs))
     seeds = tuple(sorted(own.keys() & others.keys()))
     alike = all(own[seed].machine == others[seed].machine for seed in seeds)
     unpaired = "" if alike else "another device or other versions"
-    if not ours.higher:  # windows of text are those of the seed
+    if not ours.higher:  # windows of text depend on the seed
         pythons = {row[seed].made_with.get("python", "") for seed in seeds for row in (own, others)}
-        if len(pythons) != 1:  # of no seed, too
+        if len(pythons) != 1:  # also if there is no version at all
             return Compared(theirs, None, "other texts", unpaired)
         unpaired = ""
     else:
@@ -188,8 +188,8 @@ def compared(ours: Row, theirs: Row) -> Compared:
 
 
 def _same_prompts(ours: Row, theirs: Row, seeds: Sequence[int]) -> tuple[Prompts, Prompts] | None:
-    """Scores unlike training of the prompts that both answered; None where a seed of one
-    is not one of the other, or has means alone. The prompts of a test set are those of the seed.
+    """Return scores unlike training on the prompts that both answered; None if the seeds differ, or
+    a seed has only means. The prompts of a test set depend on the seed.
     """
     own, others = (
         {
@@ -212,11 +212,11 @@ def records_of(zoo: Path, task: str) -> dict[str, list[Run]]:
     """Read the records of a task.
 
     Args:
-        zoo: Directory with TASK/runs.jsonl, and with those of `FILLED`.
+        zoo: Directory with TASK/runs.jsonl and `FILLED`/TASK/runs.jsonl.
         task: The task.
 
     Returns:
-        Runs by name, those from random weights and continued ones.
+        Runs by name, from random weights and continued ones.
     """
     found: dict[str, list[Run]] = {}
     for place in (zoo, zoo / FILLED):
@@ -232,7 +232,7 @@ def as_run(line: Mapping[str, Any]) -> Run:
         line: The line.
 
     Returns:
-        The run, with the SHA-256 of the line as it stands there.
+        The run, with the SHA-256 of the line.
     """
     text = json.dumps(line, ensure_ascii=False)
     return Run(
@@ -249,7 +249,7 @@ def rivals(column: Column, configuration: TrainingConfiguration, zoo: Path) -> d
 
     Args:
         column: The column.
-        configuration: How the scheme of the card is trained on it.
+        configuration: Configuration of the card's scheme on the task.
         zoo: Directory of the records.
 
     Returns:
@@ -268,13 +268,13 @@ def rivals(column: Column, configuration: TrainingConfiguration, zoo: Path) -> d
 
 
 def known_encodings() -> tuple[str, ...]:
-    """List every scheme of the packages, the periods that RePo's paper compares, and `NINE`."""
+    """List all schemes of packages, the periods in RePo's paper, and `NINE`."""
     packaged = [name for name in names(SCHEME_GROUP) if not _registered(name)]
     return (*SCHEMES, *packaged, *PERIODS, *NINE)
 
 
 def _registered(name: str) -> bool:
-    """Whether a program gave the scheme its name, for itself."""
+    """Return whether the scheme was registered by the running program."""
     from repo_interp.installed_points import installed_points
 
     return any(p.name == name and p.dist is None for p in installed_points(SCHEME_GROUP))

@@ -1,8 +1,8 @@
-"""A card: a scheme verified, trained by the recipes, and put beside the records that ship.
+"""Make a card: verify a scheme, train it by the recipes, and compare it with the package's records.
 
-    verify -> cost -> train, a task and a seed at a time -> heads -> card
+    verify -> cost -> train, one task and seed at a time -> heads -> card
 
-The card is written before the first training, and whole after each one. Nothing here prints.
+The whole card is written before the first training and after each one. This module prints nothing.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from repo_interp.storage.files import replace_whole, write_text
 from repo_interp.values import duration
 
 STOPPING = ("first", "causal", "repeated", "reference")
-"""Checks of `verify_scheme` with which a training would answer another question."""
+"""Checks of `verify_scheme` whose findings stop the card before training."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """How a caller follows a card."""
+    """Callbacks of a card."""
 
     say: Callable[[str], object] = lambda line: None
-    """Called with lines: what was found, what it will cost, what is finished."""
+    """Called with lines about findings, cost, and finished trainings."""
     step: Callable[..., object] = lambda *done: None
-    """Called with what is done, how far, and a text."""
+    """Called with the name of the work, its progress, and a text."""
     stop: Callable[[], bool] = lambda: False
-    """Called after every step; True: keep the state and end."""
+    """Called after every step; True: save the state and stop."""
 
 
 def card(
@@ -68,33 +68,33 @@ def card(
 ) -> xr.Dataset:
     """Verify a scheme, train it by the recipes of the zoo, and compare it with the records.
 
-    Trainings that are finished in `out` are not made again, and interrupted ones go on; those of
-    another source of the scheme are other ones, and are counted.
+    Finished trainings in `out` are not repeated, and interrupted ones continue. Trainings of
+    another version of the scheme's source are separate; the card counts the versions.
 
     Args:
-        layout: Layout, with names of schemes of the packages or of `repo_interp.register_scheme`.
-        out: Directory of the card, of this scheme alone.
+        layout: Layout, with names of schemes of packages or of `repo_interp.register_scheme`.
+        out: Directory of the card, for this scheme only.
         budget: "quick" or "standard", see `columns.BUDGETS`.
-        tasks: Tasks in the place of those of the budget.
-        seeds: Seeds in the place of those of the budget.
-        device: Where it is trained.
-        columns: Columns in the place of tasks, with recipes of their own; no record that ships has
-            their budget.
-        reference: Slow formula of the scheme, as `repo_interp.verify_scheme` takes it; with a
-            difference from it nothing is trained. None: the formula is not held against one.
+        tasks: Tasks instead of those of the budget.
+        seeds: Seeds instead of those of the budget.
+        device: Device of the trainings.
+        columns: Columns instead of tasks, with other recipes; no record of the package has their
+            budget.
+        reference: Slow formula of the scheme, as for `repo_interp.verify_scheme`. If the scheme
+            differs from it, nothing is trained. None: no comparison with a formula.
         zoo: Directory of the records.
-        command: What training.toml says made the runs; "": a call from Python.
-        watch: How to follow it; None: in silence.
+        command: Command in training.toml; "": a call from Python.
+        watch: Callbacks; None: no output.
 
     Returns:
-        `loss [encoding, task, seed]`, `score [encoding, task, part, seed]`, NaN where there is
-        none; `difference`, `low`, `high` and `verdict` [rival, task], on test sets unlike
-        training, the scheme minus the rival with limits of 95 %. Attributes: findings of
-        `verify_scheme`, the reference, how many versions were tried.
+        `loss [encoding, task, seed]` and `score [encoding, task, part, seed]`, NaN if missing;
+        `difference`, `low`, `high` and `verdict` [rival, task], on test sets unlike training, the
+        scheme minus the rival with limits of 95 %. Attributes: findings of `verify_scheme`, the
+        reference, and the number of versions.
 
     Raises:
         InputError: The budget, a task or the directory is refused, or the scheme is not causal.
-        KeyboardInterrupt: `watch.stop` asked for it; the same call goes on.
+        KeyboardInterrupt: `watch.stop` returned True; the same call continues.
     """
     if budget not in BUDGETS:
         raise InputError(f"there is no budget {budget!r:.80}; wanted one of {', '.join(BUDGETS)}")
@@ -133,7 +133,7 @@ def card(
 
 
 def _require_layout(layout: str, sizes: Sequence[int]) -> None:
-    """Raise InputError for a layout that does not fit a model of one of these numbers of layers."""
+    """Raise InputError if a layout does not fit models with these numbers of layers."""
     for layers in sizes:
         try:
             parse_layout(layout, layers)
@@ -164,7 +164,7 @@ def _verify(
 
 
 def _say_versions(trials: Trials, watch: Watch) -> None:
-    """What stands in the directory of versions with other sources."""
+    """Report the trainings of other versions in the directory."""
     known = trials.versions
     for number, version in enumerate(known, 1):
         if version != trials.version.name:
@@ -214,7 +214,7 @@ def _train(training: Training, command: str, watch: Watch) -> None:
 
 
 def _begun(trials: Trials) -> list[Column]:
-    """Columns that earlier calls filled."""
+    """Return the columns that earlier calls filled."""
     tasks = sorted({path.parts[-3] for path in trials.version.glob("*/seed-*/config.json")})
     return [column for task in tasks for column in columns_of([task])]
 
@@ -224,12 +224,12 @@ def _heads_file(trials: Trials, column: Column) -> Path:
 
 
 def _left_out(file: Path) -> Path:
-    """Where the measures that the table of heads lacks stand, with their reasons."""
+    """Return the file with the measures missing in the table of heads, and the reasons."""
     return file.with_name("heads_left_out.txt")
 
 
 def _measure_heads(trials: Trials, column: Column, watch: Watch) -> bool:
-    """Measure the heads of the first seed of a task, once; whether it was done now."""
+    """Measure the heads of the first seed of a task once; True if measured in this call."""
     row, file = trials.row(column), _heads_file(trials, column)
     if row is None or (file.exists() and _left_out(file).exists()):
         return False
@@ -271,7 +271,7 @@ def _task(trials: Trials, column: Column, zoo: Path) -> TaskCard:
     (*_, training) = trials.trainings([column], [0])
     found = rivals(column, training.configuration, zoo)
     own, file = trials.row(column), _heads_file(trials, column)
-    found.pop(trials.layout, None)  # a scheme of ours is no rival of itself
+    found.pop(trials.layout, None)  # a scheme of the package is not a rival of itself
     others = tuple(found.values())
     beside = () if own is None else tuple(compared(own, rival) for rival in others)
     missing = tuple(name for name in known_encodings() if name not in (*found, trials.layout))

@@ -1,7 +1,7 @@
-"""Weights that ship of what a task's runs go on from, so that they are not trained again.
+"""Weights in the package from which runs of a task continue, so that they need no training.
 
-A start is a checkpoint of the zoo, TASK/NAME or TASK/NAME/seed-N; it is taken where registry.csv lists
-it, and its file has the SHA-256 that stands there.
+A start is a checkpoint of the zoo, TASK/NAME or TASK/NAME/seed-N. It is used if registry.csv lists
+it and its file has the listed SHA-256.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ def shipped_start(name: str, seed: int) -> str:
 
     Args:
         name: TASK/NAME of the zoo.
-        seed: Seed that it was trained with.
+        seed: Seed of its training.
 
     Returns:
-        The name by which checkpoints of the zoo open; "" where its weights do not ship.
+        The name that opens the checkpoint; "" if its weights are not in the package.
 
     Raises:
-        InputError: They are other weights than the registry lists.
+        InputError: The weights differ from those in the registry.
     """
     wanted = registered(DIRECTORY / name, seed)
     if not wanted:

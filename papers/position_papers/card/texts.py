@@ -1,6 +1,6 @@
-"""What a card says in tables and sentences, for its Markdown page and its HTML page alike.
+"""Tables and sentences of a card, for its Markdown page and its HTML page.
 
-Knows no model, no figure and no file.
+This module knows no model, no figure and no file.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ CAVEATS = (
     "explain. Where their seeds hardly spread that may be too little: better or worse by one seed "
     "is a hint. One seed beside one is never decided.",
 )
-"""What no card can say."""
+"""Limits of all cards."""
 LEGEND = (
     "Dot: difference; line: 95 % interval, none where both have one seed; blue: better, orange: "
     "worse, grey: undecided, or one of both has not learned."
 )
 UNLIKE = "test sets unlike training"
-"""What schemes are compared on: longer ones, shorter ones, and those of another make."""
+"""Test sets for comparing schemes: longer, shorter and different ones."""
 _HEADS = {
     "range": "largest minus smallest position of a prompt, mean over prompts "
     "(docs/measures.md#positions)",
@@ -52,18 +52,18 @@ _HEADS = {
     "semantic share": "share of the semantic axis in the variance of both "
     "(docs/measures.md#fake_distance)",
 }
-"""What a column of the heads is, and the page that explains it."""
+"""Meaning of the columns of heads, and the pages that explain them."""
 _OF_INDEX = ("range", "resolution", "order")
 
 
 def ordered(compared: Iterable[Compared]) -> list[Compared]:
-    """Put rivals in groups by verdict, by name within each: no order that is not decided."""
+    """Sort rivals by verdict, then by name, so that the order shows no undecided differences."""
     places = {verdict: place for place, verdict in enumerate(ORDER)}
     return sorted(compared, key=lambda one: (places.get(one.verdict, len(ORDER)), one.row.name))
 
 
 def versions(made: Card) -> str:
-    """Say how many versions of the scheme were tried, and of how many a score was seen."""
+    """State the number of versions of the scheme, and of versions whose scores were shown."""
     if made.tried < 2:
         return f"{made.tried}"
     warning = ". Who sees several scores and shows one has chosen it by these test sets"
@@ -74,7 +74,7 @@ def versions(made: Card) -> str:
 
 
 def verified(findings: Sequence[str], reference: Mapping[str, str]) -> str:
-    """Say what `verify_scheme` found, and whether it had a formula to hold the scheme against."""
+    """State the findings of `verify_scheme`, and whether there was a reference."""
     digest = reference.get("sha256", "")
     source = f" of a source with SHA-256 {digest[:12]}..." if digest else ""
     held = (
@@ -86,7 +86,7 @@ def verified(findings: Sequence[str], reference: Mapping[str, str]) -> str:
 
 
 def reading(made: Card) -> Iterator[tuple[str, str]]:
-    """Say what the words and columns of a card mean, each with its meaning."""
+    """Yield the terms and columns of a card, each with its meaning."""
     name = made.layout
     yield (
         "like training",
@@ -122,7 +122,7 @@ def reading(made: Card) -> Iterator[tuple[str, str]]:
 
 
 def about(own: Row) -> str:
-    """Say how a row was trained and what its scores are."""
+    """Describe the training of a row and its scores."""
     one, column = own.runs[0].recorded, own.column
     sequences = one.configuration.batch * one.configuration.accumulation
     return (
@@ -134,7 +134,7 @@ def about(own: Row) -> str:
 
 
 def _others(own: Row) -> str:
-    """Test sets that no mean has."""
+    """List the test sets that are not in a mean."""
     column = own.column
     left = [
         name for name in own.runs[0].recorded.means if name not in (*column.inside, *column.beyond)
@@ -149,7 +149,7 @@ def _others(own: Row) -> str:
 
 
 def remarks(each: TaskCard) -> Iterator[str]:
-    """Say what a task has no answer for."""
+    """Yield remarks on missing results of a task."""
     if each.own is None:
         names = ", ".join(row.name for row in each.rivals)
         begun = "Not finished yet." if each.unfinished else "Not trained yet."
@@ -169,19 +169,19 @@ def remarks(each: TaskCard) -> Iterator[str]:
 
 
 def missing(each: TaskCard) -> str:
-    """Say which encodings a task has no record of; "" where it has all."""
+    """List the encodings without a record for a task; "" if there are none."""
     return f"No record of this budget: {', '.join(each.missing)}." if each.missing else ""
 
 
 def tables(made: Card, each: TaskCard) -> list[Table]:
-    """Make the tables of a task: the scheme beside its rivals, scores by test set, and its heads.
+    """Make the tables of a task: the scheme and its rivals, scores by test set, and heads.
 
     Args:
         made: The card.
-        each: A task of it.
+        each: A task of the card.
 
     Returns:
-        None of a task that is not trained.
+        The tables; empty for a task without training.
     """
     if each.own is None:
         return []

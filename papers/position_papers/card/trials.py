@@ -1,14 +1,14 @@
-"""The directory of a card: every training of every version of one scheme.
+"""The directory of a card: all trainings of all versions of one scheme.
 
-    DIR/card.toml                                the scheme that the card is of, and its versions
+    DIR/card.toml                                the scheme of the card, and its versions
     DIR/versions/SHA256/TASK/seed-N/             a training run of the version with this source
-    DIR/starts/NAME/seed-N/                      what runs of a task go on from
+    DIR/starts/NAME/seed-N/                      checkpoints from which runs of a task continue
     DIR/{card.md, card.csv, differences.png}     the card of the last call
 
-A version is known by the first 12 digits of the SHA-256 of its source, "packaged" where a package
-gives the scheme: a run of an edited function is another run. How many versions were tried, and of
-how many a score was seen, stands on the card: who sees ten and shows one has chosen it by these test
-sets.
+A version is identified by the first 12 digits of the SHA-256 of its source, or "packaged" if a
+package contains the scheme. Runs of an edited function are therefore separate. The card states the
+number of versions, and of versions whose scores were shown, because choosing one of ten versions by
+its scores selects it on these test sets.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Training:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it came to its end."""
+        """Whether the training is finished."""
         return TrainingFolder(self.directory).is_finished
 
     @property
     def steps_left(self) -> int:
-        """Steps that were not logged yet."""
+        """Number of steps that are not logged yet."""
         if self.is_finished:
             return 0
         done = TrainingFolder(self.directory).records()
@@ -72,11 +72,11 @@ class Trials:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the scheme."""
     starts: Path | None = None
-    """What runs go on from, where other schemes go on from it too; None: in the directory."""
+    """Directory of starts that other schemes share; None: in the directory of the card."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the sources of its functions; "" where packages give all of them."""
+        """SHA-256 of the sources of its functions; "" if all are in packages."""
         found = functions_of(named_schemes(self.layout))
         digests = [function["sha256"] for function in found.values()]
         if len(digests) < 2:
@@ -90,27 +90,29 @@ class Trials:
 
     @property
     def versions(self) -> list[str]:
-        """Folders of the versions that were begun here, this one among them, in that order."""
+        """Folders of the versions in the directory, including this one, in the order in which they
+        were begun.
+        """
         begun: dict[str, float] = {}
         for path in self.directory.glob("versions/*/*/*/training.toml"):
             first = begun.get(path.parts[-4], math.inf)
             begun[path.parts[-4]] = min(first, path.stat().st_mtime)
         known = [name for name in stated_versions(self.directory) if name in begun]
-        # Of a card from before its file named them
+        # Older cards do not list their versions.
         known += sorted(begun.keys() - set(known), key=lambda name: begun[name])
         return list(dict.fromkeys([*known, self.version.name]))
 
     @property
     def scored(self) -> int:
-        """Versions of which a score was seen."""
+        """Number of versions whose scores were shown."""
         return len({path.parts[-4] for path in self.directory.glob("versions/*/*/*/config.json")})
 
     def stand(self, version: str, task: str = "*") -> list[str]:
-        """Say how far the runs of a version are.
+        """Describe the progress of the runs of a version.
 
         Args:
-            version: Its folder.
-            task: A task; "*": every one.
+            version: Folder of the version.
+            task: A task; "*": all tasks.
 
         Returns:
             A line for each run, such as "reversal, seed 0 at step 275".
@@ -124,10 +126,10 @@ class Trials:
         return found
 
     def claim(self) -> None:
-        """Make the directory, and state whose card it is.
+        """Make the directory, and record the scheme of the card.
 
         Raises:
-            InputError: It holds the card of another scheme, or something else.
+            InputError: The directory has the card of another scheme, or other content.
         """
         require_card_of(self.directory, self.layout)
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -140,12 +142,12 @@ class Trials:
         """Plan trainings.
 
         Args:
-            columns: Tasks, in order.
-            seeds: Seeds of each.
+            columns: Tasks in order.
+            seeds: Seeds of each task.
 
         Returns:
-            The trainings, those that others go on from first; where their weights ship, and none
-            was begun here, they are not trained.
+            The trainings, starts first. A start is not trained if the package has its weights and
+            no training of it was begun here.
         """
         starts: dict[Path, Training] = {}
         own: list[Training] = []
@@ -154,7 +156,7 @@ class Trials:
                 seed = column.seed(number)
                 directory = self.version / column.task / f"seed-{seed}"
                 if any(training.directory == directory for training in own):
-                    continue  # in the place of a seed that was asked for too
+                    continue  # replaces a seed that was requested too
                 more: dict[str, Any] = {"device": self.device, "scheme_options": self.options}
                 if column.start:
                     start = self._start(column, seed)
@@ -182,16 +184,16 @@ class Trials:
         return Training(column, seed, directory, planned.configuration)
 
     def row(self, column: Column) -> Row | None:
-        """What this version has on a task.
+        """Return the finished runs of this version on a task.
 
         Args:
             column: The column.
 
         Returns:
-            Its finished runs by seed; None where there is none.
+            Finished runs by seed; None without any.
 
         Raises:
-            InputError: A run was trained otherwise than the column says.
+            InputError: A run has another configuration than the column.
         """
         places = sorted((self.version / column.task).glob("seed-*"), key=lambda p: seed_of(p) or 0)
         runs: list[Run] = []
@@ -200,7 +202,7 @@ class Trials:
                 continue
             run = as_run(line_of(place, self.layout))
             wanted = column.configuration(self.layout, run.recorded.seed)
-            if column.start:  # which checkpoint it was, each seed has its own
+            if column.start:  # the continued checkpoint differs by seed
                 wanted = replace(wanted, continue_from=column.start)
             if other := unequal_budgets({"run": run.recorded.configuration, "card": wanted}):
                 raise InputError(f"{place} was trained otherwise ({other}); give another --out")

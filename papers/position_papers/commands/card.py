@@ -1,5 +1,5 @@
-"""`repo-interp card FILE.py:FUNCTION`: verify a position scheme, train it by the recipes of the zoo, and
-put it beside the schemes that have records.
+"""`repo-interp card FILE.py:FUNCTION`: verify a position scheme, train it with the recipes of the
+zoo, and compare it with the schemes whose scores are recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUMMARY = (
     "all schemes whose records have the same budget."
 )
 EVERY = 60.0
-"""Seconds between the lines where there is no terminal."""
+"""Seconds between progress lines when the output is not a terminal."""
 _SHOWN = "FILE.py:FUNCTION"
 
 
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make the card, and print where it is."""
+    """Make the card, and print its path."""
     out = Path(arguments.out)
     columns_of(arguments.tasks)
     require_card_of(out, _layout_named(arguments.scheme))
@@ -140,16 +140,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _formula(text: str) -> str:
-    """FILE.py:FUNCTION as it is; argparse.ArgumentTypeError for another text."""
+    """Return the text unchanged.
+
+    Raises argparse.ArgumentTypeError unless it has the form FILE.py:FUNCTION.
+    """
     if re.fullmatch(r".+\.py:\w+", text) is None:
         raise argparse.ArgumentTypeError(f"{text!r:.80}: wanted {_SHOWN}, such as t5.py:logits")
     return text
 
 
 def _layout_named(text: str) -> str:
-    """The layout that FILE.py:FUNCTION will have; the file is only looked at.
+    """The name of the layout that FILE.py:FUNCTION will have. The file must exist; its code is not
+    run.
 
-    Raises InputError for another text, and where there is no such file.
+    Raises InputError for a text of another form, and when the file does not exist.
     """
     found = re.fullmatch(r"(.+\.py):(\w+)(@[\w/]+)?", text)
     if found is None or "," in text:

@@ -1,5 +1,5 @@
-"""`repo-interp figures [PAPER ...]`: the papers' figures made again, verdicts on their claims, and
-a page over all of them.
+"""`repo-interp figures [PAPER ...]`: reproduce the papers' figures, judge their claims, and write a
+page that lists all of them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, draw, write; print the verdicts."""
+    """Measure, draw and write; print the verdicts."""
     calls = list(_calls(arguments))
     for place, call in calls:
         with _at(place):
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
             whole = PAPERS if not asked or ALL in call.papers else asked
             require_items({name: items_of(name) for name in PAPERS if name in whole}, call.items)
             for _, checkpoint in call.checkpoints:
-                # A directory may hold records of training alone.
+                # A directory may hold training records without a model.
                 if not Path(checkpoint).is_dir():
                     find_readable(checkpoint)
             require_directory(Path(call.out))
@@ -152,14 +152,14 @@ def run(arguments: argparse.Namespace) -> int:
                     )
                 taken[where] = place
             prepared.append((call, builds, cache))
-    console = Console()  # only now: bad input is refused in one line, with nothing before it
+    console = Console()  # not earlier: an input error prints one line and nothing before it
     console.print(f"models run on {device}", highlight=False)
     return max(_execute(console, *each) for each in prepared)
 
 
 def _calls(arguments: argparse.Namespace) -> Iterator[tuple[str, argparse.Namespace]]:
-    """What is asked for: the options themselves, or each row of a plan, with what its errors begin
-    with.
+    """The requested calls, each with the prefix of its error messages: one call with the options
+    themselves, or one for each row of a plan.
     """
     options = {
         "PAPER": arguments.papers, "--checkpoint": arguments.checkpoints, "--no-zoo": not arguments.zoo,
@@ -190,7 +190,7 @@ def _calls(arguments: argparse.Namespace) -> Iterator[tuple[str, argparse.Namesp
 
 @contextmanager
 def _at(place: str) -> Iterator[None]:
-    """While the context lasts, an InputError begins with `place`."""
+    """Prefix the message of an InputError raised inside the block with `place`."""
     try:
         yield
     except InputError as error:
@@ -198,7 +198,7 @@ def _at(place: str) -> Iterator[None]:
 
 
 def _execute(console, arguments: argparse.Namespace, builds, cache: Path) -> int:
-    """Measure and make one call; what is measured is kept in `cache`."""
+    """Measure for one call, keeping the measurements in `cache`, then write its figures."""
     from position_papers.kit.build import fitting_jobs, measure_together
     from repo_interp.runtime.progress import steps
 
@@ -225,7 +225,9 @@ def _execute(console, arguments: argparse.Namespace, builds, cache: Path) -> int
 
 
 def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
-    """Measure what is not kept yet, draw and write; print what became of every claim."""
+    """Measure everything that is not in `cache` yet, draw and write; print the outcome of every
+    claim.
+    """
     from position_papers.kit.gallery import headlines, judge_again, page_above, write_gallery
     from repo_interp.runtime.console import bold
     from repo_interp.runtime.progress import steps
@@ -269,9 +271,9 @@ def _made(console, builds, arguments: argparse.Namespace, cache: Path) -> int:
 
 
 def _builds(arguments: argparse.Namespace, out: Path):
-    """Each paper with its checkpoints and options.
+    """One build for each paper, with its checkpoints and options.
 
-    Raises InputError for everything that can be known before measuring.
+    Raises InputError for every problem that can be detected before measuring.
     """
     from position_papers.kit.build import Build, stated_options, with_experiments, with_items
     from position_papers.kit.gallery import require_own
@@ -321,8 +323,8 @@ def _builds(arguments: argparse.Namespace, out: Path):
 
 
 def _require_asked(builds, users: dict[str, str]) -> None:
-    """Raise InputError where the user's checkpoints fit none of the experiments that are asked for:
-    the zoo's alone would be measured.
+    """Raise InputError when the user's checkpoints fit none of the requested experiments, since
+    only checkpoints of the zoo would be measured.
     """
     fitting = {
         subject.name
@@ -338,12 +340,14 @@ def _require_asked(builds, users: dict[str, str]) -> None:
 
 
 def _is_made(build, arguments: argparse.Namespace) -> bool:
-    """Whether a paper is measured now; it is judged and drawn again where it stands already."""
+    """Whether this call measures the paper. A paper that is stored already is only judged and drawn
+    again.
+    """
     return arguments.overwrite or build.changes is None
 
 
 def _announced(builds) -> list[str]:
-    """On what each paper is made that is not up to date."""
+    """Lines with the number of checkpoints of each paper that is not stored yet."""
     lines = []
     for build in builds:
         if build.changes is None:
@@ -355,7 +359,7 @@ def _announced(builds) -> list[str]:
 
 
 def _print_rows(console, directory: Path, keys) -> None:
-    """Print the verdicts on claims and checkpoints that were measured."""
+    """Print the verdict for every measured pair of a claim and a checkpoint."""
     from rich.table import Table
     from rich.text import Text
 
@@ -381,8 +385,8 @@ def _print_rows(console, directory: Path, keys) -> None:
 
 
 def _print(console, rows) -> None:
-    """Print what became of every claim, on the small models and on real ones, in columns that fit
-    into 80. "(toy)": no real model was measured that can decide.
+    """Print the outcome of every claim, on the small models and on real ones, in a table at most 80
+    characters wide. "(toy)" marks an outcome for which no real model could be measured.
     """
     from rich.table import Table
     from rich.text import Text
@@ -401,7 +405,7 @@ def _print(console, rows) -> None:
 
 
 def _command(paper: str, arguments: argparse.Namespace) -> str:
-    """What makes this paper's figures again, wherever it is put."""
+    """The command that makes this paper's figures again, without an output directory."""
     words = ["repo-interp", "figures", paper]
     for flag, pairs in (("--checkpoint", arguments.checkpoints), ("--set", arguments.options)):
         words += [word for name, value in pairs for word in (flag, f"{name}={value}")]

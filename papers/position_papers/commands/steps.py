@@ -1,7 +1,7 @@
-"""`repo-interp train steps RUN` (`repo-interp steps RUN` still works): what the saved steps of a
-training run show.
+"""`repo-interp train steps RUN` (`repo-interp steps RUN` still works): measure the saved steps of a
+training run.
 
-They are measured once and kept in one small file beside the run's checkpoint.
+The steps are measured once; the results are kept in one small file next to the run's checkpoint.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write."""
+    """Measure the saved steps and write the results."""
     from position_papers.hope.over_training import read_steps, write_steps
     from position_papers.hope.replicates import Sampling
     from repo_interp.models.checkpoints import device_named

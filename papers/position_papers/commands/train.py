@@ -1,5 +1,5 @@
-"""`repo-interp train TASK`: train a small model on a task with any position scheme, or go on from a
-checkpoint with another one.
+"""`repo-interp train TASK`: train a small model on a task with any position scheme, or continue a
+checkpoint with another scheme.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ SUMMARY = (
 )
 
 CALL = "repo-interp train reversal --scheme repo --out runs/own"
-"""A call as an example, for errors of wrong words."""
+"""An example call that error messages about the arguments show."""
 EVERY = 60.0
-"""Seconds between the lines where there is no terminal."""
+"""Seconds between progress lines when the output is not a terminal."""
 _SHORT = {"index_share_until": ("--index-share-until", "--p-drop")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options: one for every field of a training configuration, and where and how to
-    run.
+    """Declare the options: one for every field of a training configuration, and options that say
+    where and how to run.
     """
     parser.add_argument(
         "task", nargs="?", metavar="TASK", help="the task, unless --config or --resume names it"
@@ -124,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         recipe.add_argument(
             *_SHORT.get(option.name, (f"--{option.name.replace('_', '-')}",)),
             dest=option.name,
-            # int and float of Python take digits of other scripts.
+            # Python's int and float also accept digits of other scripts.
             type=str if isinstance(option.default, str) else reader_of(type(option.default)),
             default=None,
             nargs=None if option.metadata["alone"] is None else "?",
@@ -135,12 +135,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, with a bar, and print what came of it."""
+    """Train with a progress bar, and print the scores."""
     from repo_interp.runtime.console import Console, on_one_line
 
     arguments.scheme_files = ()
     if arguments.scheme is not None:
-        # Of the command line alone: a TOML file may be another's, and runs no code
+        # Only for the command line: a TOML file may come from someone else and must run no code
         arguments.scheme_layout = arguments.scheme
         arguments.scheme, arguments.scheme_files = layout_of_files(arguments.scheme)
     _require_known_names(arguments)
@@ -163,7 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     except BrokenPipeError:
         raise
-    except KeyboardInterrupt:  # a second one, which does not wait for the state
+    except KeyboardInterrupt:  # the second Ctrl-C, which does not wait for the state to be saved
         if not any(folder.kept for _, folder in pending):
             raise
         done = False
@@ -187,7 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _require_known_names(arguments: argparse.Namespace) -> None:
-    """Raise InputError for a task, a size, a scheme, a device or a checkpoint that there is not,
+    """Raise InputError for a task, a size, a scheme, a device or a checkpoint that does not exist,
     before anything heavy is imported.
     """
     from repo_interp.positions.layouts import SCHEMES, named_schemes
@@ -210,7 +210,7 @@ def _require_known_names(arguments: argparse.Namespace) -> None:
 
 
 def _require_possible(runs: Sequence[Run]) -> None:
-    """Raise InputError for runs that can neither be begun nor written, before torch is imported."""
+    """Raise InputError for runs that cannot start or be written, before torch is imported."""
     from position_papers.training.trained import configured_task
     from repo_interp.positions.layouts import parse_layout
 
@@ -219,7 +219,7 @@ def _require_possible(runs: Sequence[Run]) -> None:
         require_writable(folder.directory)
         if configuration.continue_from:
             find_readable(configuration.continue_from)
-            continue  # its layers are known to who reads it
+            continue  # the number of layers is known only when the checkpoint is read
         try:
             parse_layout(configuration.scheme, configuration.layers)
         except ValueError as error:
@@ -227,9 +227,9 @@ def _require_possible(runs: Sequence[Run]) -> None:
 
 
 def _runs(arguments: argparse.Namespace) -> list[Run]:
-    """Every run that is asked for.
+    """Every requested run.
 
-    Raises InputError for what cannot be run, before anything is written.
+    Raises InputError for options that exclude each other, before anything is written.
     """
     if arguments.resume and arguments.overwrite:
         raise InputError("--resume goes on and --overwrite begins anew; give one of them")
@@ -256,7 +256,7 @@ def _runs(arguments: argparse.Namespace) -> list[Run]:
 
 
 def _require_apart(runs: Sequence[Run]) -> None:
-    """Raise InputError where a run continues what would be removed to begin the runs anew."""
+    """Raise InputError when a run continues a checkpoint that --overwrite would remove."""
     if not any(configuration.continue_from for configuration, _ in runs):
         return
     from repo_interp.models.checkpoints import identify
@@ -275,8 +275,8 @@ def _require_apart(runs: Sequence[Run]) -> None:
 
 
 def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
-    """A run, as its training.toml states it where one goes on there; `seed`: one of several, in a
-    directory of its own.
+    """One run and its directory. A resumed run takes its configuration from its training.toml.
+    `seed` is the seed of one run of several, each in a separate directory.
     """
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.trained import require_functions, trained_configuration
@@ -290,7 +290,7 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
         folder = TrainingFolder(
             Path(arguments.out) if seed is None else Path(arguments.out) / f"seed-{seed}"
         )
-    # refuses a training.toml of something else, which nothing replaces
+    # raises InputError for a training.toml of something else, which must not be replaced
     stored = trained_configuration(folder.directory)
     if stored is None or not (arguments.resume and folder.is_begun):
         fresh = _fresh(arguments, own)
@@ -300,7 +300,7 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
     require_functions(folder.directory)
     asked = _asked(arguments, vars(stored)) | own
     wanted = replaced(stored, asked)
-    free = ("device", "deterministic")  # a run goes on anywhere
+    free = ("device", "deterministic")  # a run can go on on another device
     for name in asked.keys() - free:
         if getattr(wanted, name) != (known := getattr(stored, name)):
             begun = f"{folder.directory} was begun with another {name} ({known!r})"
@@ -309,7 +309,7 @@ def _one_run(arguments: argparse.Namespace, seed: int | None) -> Run:
 
 
 def _fresh(arguments: argparse.Namespace, own: Mapping[str, Any]) -> TrainingConfiguration:
-    """The configuration that is asked for, with `own` fields, over the recipe of its task."""
+    """The requested configuration, with the fields `own`, over the recipe of its task."""
     asked = {**_asked(arguments, {}), **own}
     task, continued = str(asked["task"]), asked.get("continue_from")
     for name in SIZES:
@@ -325,10 +325,10 @@ def _fresh(arguments: argparse.Namespace, own: Mapping[str, Any]) -> TrainingCon
 
 
 def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a configuration from --config, and over them those of the command line; task and
-    size else as they were `stored`.
+    """Fields of a configuration from --config, replaced by fields from the command line. A task or
+    a size that neither names is taken from `stored`.
 
-    Raises InputError where no task is named, and for options that the task or the schemes lack.
+    Raises InputError when no task is named, and for options that the task or the schemes lack.
     """
     from repo_interp.checkpoint_files.options import SchemeOptions, require_useful
     from repo_interp.positions.layouts import named_schemes
@@ -371,11 +371,11 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
 def _device(name: Any) -> str:
     """The name of an available device.
 
-    Raises InputError for another one.
+    Raises InputError for any other name.
     """
     name = checked(name, str, "device")
     if name == "cpu":
-        return name  # is there without asking torch
+        return name  # always available, so torch need not be imported
     require_device_kind(name)
     from repo_interp.models.checkpoints import device_named
 
@@ -383,7 +383,7 @@ def _device(name: Any) -> str:
 
 
 def _train_here(console: Console, runs: Sequence[Run], arguments: argparse.Namespace) -> bool:
-    """One run in this process. Returns whether it came to its end."""
+    """Train one run in this process. Returns whether it finished."""
     from position_papers.training.loop import train
     from position_papers.training.preparation import prepare
     from position_papers.training.processes import stoppable
@@ -407,7 +407,7 @@ def _train_here(console: Console, runs: Sequence[Run], arguments: argparse.Names
 
 
 def _train_several(console: Console, runs: Sequence[Run], arguments: argparse.Namespace) -> bool:
-    """Runs side by side. Returns whether all came to their end."""
+    """Train several runs in parallel. Returns whether all finished."""
     from position_papers.training.loop import train_side_by_side
     from position_papers.training.preparation import prepare
     from repo_interp.runtime.progress import steps
@@ -447,7 +447,7 @@ def _begin(
     if arguments.overwrite:
         folder.clear()
     elif not arguments.resume:
-        folder.require_free()  # another process may have begun a run in between
+        folder.require_free()  # another process may have started a run in the meantime
     if not folder.is_begun:
         folder.begin(
             to_toml(
@@ -457,7 +457,7 @@ def _begin(
 
 
 def _announce(console: Console, prepared: Prepared, seeds: str) -> None:
-    """Print what will be trained, with which `seeds`."""
+    """Print which model will be trained, how, and with which `seeds`."""
     from repo_interp.models.reposition import added_parameters
     from repo_interp.runtime.console import bold
 
@@ -477,8 +477,8 @@ def _announce(console: Console, prepared: Prepared, seeds: str) -> None:
 
 
 def show(step: Step, total: int, logs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Show how far runs are, by name, of `total` steps in all, with the last loss and score in the
-    log of each.
+    """Show the progress of the runs, `total` steps together, and for each run by name the last loss
+    and score in its log.
     """
     texts = []
     for run, log in logs.items():
@@ -497,8 +497,8 @@ def show(step: Step, total: int, logs: Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def print_scores(console: Console, folders: Sequence[TrainingFolder]) -> None:
-    """Print the scores of finished runs: a column per run, a row per test set; neighbouring test
-    sets with equal scores share a row.
+    """Print the scores of finished runs, with a column per run and a row per test set. Neighbouring
+    test sets with equal scores share a row.
     """
     from rich.table import Table
 

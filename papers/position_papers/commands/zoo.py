@@ -1,5 +1,5 @@
-"""`repo-interp zoo`: the checkpoints that come with the package; `repo-interp zoo train`: all of
-them made again, by the plan.
+"""`repo-interp zoo`: list the checkpoints that come with the package; `repo-interp zoo train`:
+train all of them again, following the plan.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the checkpoints, or train them. Returns the exit code."""
+    """Print the checkpoints or the plan, or train. Returns the exit code."""
     from repo_interp.runtime.console import Console
 
     console = Console()
     if arguments.action != "list":
-        chosen((*PLAN, *AHEAD), arguments.names)  # names first: what follows imports torch
+        chosen((*PLAN, *AHEAD), arguments.names)  # check the names before torch is imported
     if arguments.action == "train":
         return _train(console, arguments)
     (_plan if arguments.action == "plan" else _list)(console, arguments.names)
@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
-    """An empty table without lines, with columns of words on the `left` and of numbers on the
-    `right`, but for those of test sets.
+    """An empty table without lines: columns aligned to the left for the words in `left` and for
+    names of test sets ("of"), and to the right for the other numbers in `right`.
     """
     from rich.table import Table
 
@@ -85,15 +85,15 @@ def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
             column,
             justify="left" if column in (*left, "of") else "right",
             no_wrap=True,
-            # so that a long layout cuts no name
+            # a long layout must not shorten the names
             max_width=10 if column == "layout" else None,
         )
     return table
 
 
 def _plan(console: Console, names: list[str]) -> None:
-    """Print how far each checkpoint of the plan is, what it took, and what is left at the pace of
-    its own steps so far.
+    """Print for each checkpoint of the plan the finished runs and steps, the time they took, and
+    the time left at the same pace.
     """
     from position_papers.training.folder import TrainingFolder
 
@@ -158,7 +158,7 @@ def _list(console: Console, names: list[str]) -> None:
 
 
 def _short(test_set: str) -> str:
-    """The name of a test set, cut where a row of 80 columns would not hold it."""
+    """The name of a test set, shortened so that a row fits into 80 columns."""
     return test_set if len(test_set) <= 9 else f"{test_set[:8]}…"
 
 
@@ -168,7 +168,7 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
         require_writable(Path(arguments.into), "--into")
     require_writable(RUNS, "directory to train in")
     require_device_kind(arguments.device or "cpu")
-    # Only now: they import torch
+    # Not earlier: these modules import torch
     from position_papers.commands.train import EVERY
     from position_papers.training.folder import TrainingFolder
     from position_papers.training.shipping import make, unfinished
@@ -214,7 +214,7 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
 
 
 def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Namespace) -> int:
-    """Measure saved steps, put what ships into its place, and print where."""
+    """Measure saved steps, copy the files to ship to `arguments.into`, and print each directory."""
     from position_papers.training.shipping import install, write_registry, zoo_page
     from repo_interp.runtime.console import bold
 
@@ -230,7 +230,9 @@ def _installed(console: Console, runs: list[PlannedRun], arguments: argparse.Nam
 
 
 def _keep_steps(console: Console, run: PlannedRun) -> None:
-    """Measure the saved steps of a run that keeps them: they do not ship themselves."""
+    """Measure the saved steps of a run that keeps them. Their weights do not ship, only these
+    measurements.
+    """
     from position_papers.hope.over_training import FILE, write_steps
     from position_papers.hope.replicates import Sampling
 

@@ -1,18 +1,18 @@
-"""H4: beyond L the activated components of the first layer leave the range of values that they had
-within L (HoPE fig. 3c, sec. 3.3.2).
+"""H4: beyond L the activated components of the first layer leave their range of values within L
+(HoPE fig. 3c, sec. 3.3.2).
 
     C_r(t)   of the first layer, smoothed over L/16 distances, without distance 0      range   from the lowest to the highest within [0, L)
 
-Both halves are of the same sequences, of 2 L tokens, so that every distance within L has at least L
-pairs of tokens: on sequences of L the last distances have a few, all of them with the first token,
-which counted as whole points of the range.
+Both halves come from the same sequences of 2 L tokens, so every distance within L has at least L
+pairs of tokens. In sequences of L tokens the last distances have only a few pairs, all with the
+first tokens, which would count as full points of the range.
 
-As the paper words it, they are in their upper half-cycle there: above the middle of their range. A
-cosine that passes its lowest point within L, as theta L > pi makes it, has seen most of its values
-there: of a lone component without phase the wording can hold, and the range of values cannot be
-left. So both are judged, on sequences of independent tokens and of one repeated token - and beside
-what the same components show with random phases (`random_phases`), which are in their upper half
-beyond L in many draws.
+The paper states that beyond L the components are in their upper half-cycle, which is above the
+middle of their range. With theta L > pi a cosine passes its lowest point within L and takes most of
+its values there. A single component without phase can then satisfy the paper's statement, but
+cannot leave its range. Both statements are therefore judged, on sequences of independent tokens and
+of one repeated token, and are compared with the same components at random phases (`random_phases`),
+which are in their upper half beyond L in many draws.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from repo_interp.measures.labels import with_attrs
 from repo_interp.tasks.random_tokens import Kind
 
 TOLERANCE = 0.05
-"""Share of the range within L by which a value has to be outside of it."""
+"""A value is outside if it exceeds the range within L by more than this share of the range."""
 OUTSIDE = (
     "the share of the distances in [L, 2L) where their value is outside the range "
     f"within L, widened by {TOLERANCE} of it,"
@@ -62,8 +62,8 @@ UPPER_MORE = "this share minus that in the second half of [0, L)"
 
 
 WITHIN_CURVES, BEYOND_CURVES = "the smoothed components within L", "the same beyond L"
-"""What is judged, mean over replicates: values of the evidence that no rule asks for, from which
-`shares` gives its numbers again.
+"""Names of the judged curves, means over replicates. No rule reads these values of the evidence;
+`shares` computes its numbers from them again.
 """
 BESIDE_PHASES, BEYOND_PHASES = "the first of these shares", "beyond random phases"
 
@@ -89,13 +89,13 @@ BESIDE_NULL = {
     for claims in CLAIMS.values()
     for claim in claims
 }
-"""The same claims, beyond what geometry makes of them."""
+"""The same claims, compared with the effect of geometry alone."""
 Points = Float[np.ndarray, "... point"]
 
 
 def shares(within: Points, beyond: Points) -> dict[str, np.ndarray]:
-    """Of smoothed curves, the shares of the points beyond L that are outside the range `within`,
-    and above its middle, and by how much the latter is more than in the second half within L.
+    """Return shares of the points of smoothed curves beyond L: outside the range `within`, above
+    its middle, and the latter minus the same share in the second half within L.
     """
     low, high = within.min(-1, keepdims=True), within.max(-1, keepdims=True)
     margin, middle = TOLERANCE * (high - low), (low + high) / 2
@@ -108,15 +108,15 @@ def shares(within: Points, beyond: Points) -> dict[str, np.ndarray]:
 
 
 def halves(curves: xr.DataArray, length: int) -> tuple[xr.DataArray, xr.DataArray]:
-    """`curves` [..., distance] within L and beyond, each smoothed."""
+    """Return `curves` [..., distance] within L and beyond L, each smoothed."""
     return smoothed(curves.sel(distance=slice(length - 1)), length), smoothed(
         curves.sel(distance=slice(length, None)), length
     )
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.DataTree | None:
-    """Replicates of the checkpoint on sequences of 2 L tokens of each kind; None where it has no
-    activated component, and where a window hides distances beyond L from the first layer.
+    """Measure replicates of the checkpoint on sequences of 2 L tokens of each kind; None if it has
+    no activated component, or if a window hides distances beyond L from the first layer.
     """
     if (first := replicates.beyond(subjects[0], options, cache)) is None or not bands(first)[
         "activated"
@@ -127,16 +127,14 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.
 
 
 def tabulate(tree: xr.DataTree) -> Iterable[Evidence]:
-    """Evidence on the checkpoint, on the claim and on how it is worded, for both kinds of
-    sequences.
-    """
+    """Yield evidence on the claim and on the paper's wording of it, for both kinds of sequences."""
     for kind in replicates.KINDS:
         yield from _evidence(tree[kind].to_dataset(), kind)
 
 
 def _activated(data: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
-    """The activated components of the first layer [weights, repeat, component, middle] within L and
-    beyond, smoothed.
+    """Return the smoothed activated components of the first layer [weights, repeat, component,
+    middle], within L and beyond.
     """
     curves = data["first_layer_by_distance"].isel(component=bands(data)["activated"].values)
     return halves(
@@ -146,8 +144,8 @@ def _activated(data: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
 
 def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
     (near, far), length, band = _activated(data), data.attrs["length"], bands(data)
-    # Shares are means over the activated components: of every weights' mean curves, and of the
-    # trained weights' replicates.
+    # Shares are means over the activated components, for the mean curves of all weights and for
+    # the replicates of the trained weights.
     of_weights = {
         name: each.mean(-1)
         for name, each in shares(near.mean("repeat").values, far.mean("repeat").values).items()
@@ -193,14 +191,14 @@ def _evidence(data: xr.Dataset, kind: Kind) -> Iterator[Evidence]:
 
 
 def _points(curves: xr.DataArray) -> list[dict[str, float]]:
-    """Curves [component, middle] by component, point by point."""
+    """Return the curves [component, middle] as one record of values by component for every point."""
     names = [f"component {component}" for component in curves["component"].values]
     points = curves.transpose("middle", "component").values
     return [dict(zip(names, map(float, point), strict=True)) for point in points]
 
 
 def shares_of_points(values: Mapping[str, Any]) -> dict[str, float]:
-    """What evidence on H4 says of the curves that it holds: `shares`, mean over components."""
+    """Return `shares` of the curves in evidence on H4, as means over components."""
     within, beyond = (
         np.array([list(point.values()) for point in values[name]]).T
         for name in (WITHIN_CURVES, BEYOND_CURVES)
@@ -209,7 +207,7 @@ def shares_of_points(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def draw(tree: xr.DataTree) -> Iterator[Drawing]:
-    """Fig. 3c: the first layer and the later ones on sequences of 2 L tokens."""
+    """Draw figure 3c: the first layer and the later ones on sequences of 2 L tokens."""
     data = tree["independent"].to_dataset()
     name, length, band = data.attrs["checkpoint"], data.attrs["length"], bands(data)
     trained = data.sel(weights="trained").mean("repeat")
@@ -237,7 +235,7 @@ def draw(tree: xr.DataTree) -> Iterator[Drawing]:
         f"{upper:.0f} % of the distances, in the second half within L at {upper - more:.0f} %; "
         f"they are outside of the range at {outside:.0f} %. {few}{named_bands(band, data)}"
     )
-    # On an axis of its own, since a table of all components would be too large.
+    # On a separate axis, since a table of all components would be too large.
     judged = xr.concat([near, far], "middle").rename(component="chosen")
     judged = with_attrs(judged, "activated component of the first layer, smoothed over L/16", "q·k")
     yield Drawing(

@@ -1,10 +1,10 @@
-"""Logits by distance, and what single rotary components do: shares of the logits' variance, norms,
-a pair, turns (HoPE fig. 2, 3b, 7).
+"""Figures of logits by distance and of single rotary components: their shares of the logits'
+variance, their values for one pair of tokens, and their curves (HoPE fig. 2, 3, 7).
 
     VAF = 100 (1 - var(y - C_r) / var(y))      per cent, by component r; r = 0 turns fastest
 
-Bands: activated (pi/L < theta < 2 pi/L) orange, lower blue, higher grey. Knows labelled arrays;
-knows nothing about how they were measured.
+Bands: activated (pi/L < theta < 2 pi/L) orange, lower blue, higher grey. The functions draw
+    labelled arrays, however they were measured.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from repo_interp.plots.views.component_bands import (
 DISTANCE = "distance (tokens)"
 FEW_COLOUR, FEW_SHADE = "#F0E442", 0.35
 MOST_CURVES = 8
-"""Components of the highest band that have a curve; more are drawn as their range."""
+"""Largest number of components of the highest band with curves; more are drawn as their range."""
 RANGE = "higher frequencies, their range"
 NAME_HEIGHT = 0.07
-"""Share of a panel's height that the name of a curve takes."""
+"""Height of the name of a curve, as a share of the height of the panel."""
 FEW_HANDLE = Patch(facecolor=FEW_COLOUR, alpha=FEW_SHADE, label="few pairs")
 
 COMPONENT = "component r (0 turns fastest)"
@@ -47,30 +47,30 @@ LOGIT = "mean logit (q·k)"
 _CONTROL: Mapping[str, Any] = {"color": "#8A8A8A", "linewidth": 0.7}
 _SUM: Mapping[str, Any] = {"color": "#222222", "linewidth": 1.2}
 LONGER = 0.45
-"""Opacity of what was measured on sequences longer than training."""
+"""Opacity of curves that were measured on sequences longer than training."""
 ROWS = 6
-"""Layers that get a row each beyond the training length."""
+"""Number of layers with a row in the figure beyond the training length."""
 _BEHIND: Mapping[str, Any] = {"linewidth": 0, "zorder": 0}
-"""Look of areas behind curves."""
+"""Options of matplotlib for areas behind curves."""
 TRAINED: Mapping[str, Any] = {"color": "#222222", "linewidth": 0.8, "linestyle": (0, (4, 2))}
 TRAINED_HANDLE = Line2D([], [], **TRAINED, label="training length L")
 
 
 BESIDE_CONTROLS = 0.15
-"""Components that a bar stands to the left of its place, so that controls stand beside it."""
+"""Shift of a bar to the left, in components, which leaves space for the controls."""
 
 
 @style()
 def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
-    """Mean logit by distance of several checkpoints below each other, within and beyond their
-    training lengths (HoPE fig. 2, 6, 8).
+    """Draw the mean logit by distance of several checkpoints, one panel below the other, within and
+    beyond their training lengths (HoPE fig. 2, 6, 8).
 
-    `logits` [checkpoint, weights, length, distance]: weights "trained" and any controls, length
-    that of the sequences in tokens, NaN where nothing was measured; coordinates `scheme` and
-    `training_length` (checkpoint), and `layout` where panels are named by it. Distance 0, a token
-    with itself, is not drawn: it would set the scale. The last 1 / `FEW_PAIRS` of the distances of
-    a sequence, which few of its pairs have, are shaded and dotted. Raises InputError where nothing
-    is trained.
+    `logits` is [checkpoint, weights, length, distance]: the weights are "trained" and any controls,
+    the length is that of the sequences in tokens, and values that were not measured are NaN. Its
+    coordinates are `scheme` and `training_length` (checkpoint), and `layout` if panels are named by
+    layout. Distance 0, a token with itself, is not drawn, because it would set the scale. The last
+    1 / `FEW_PAIRS` of the distances of a sequence, which few of its pairs have, are shaded and
+    dotted. Raises InputError if there are no trained weights.
     """
     if "trained" not in logits["weights"].values:
         raise InputError("logits by distance need the weights 'trained'")
@@ -98,8 +98,8 @@ def logit_by_distance(logits: xr.DataArray) -> PaperFigure:
 
 
 def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
-    """One panel: the trained curve of every length of sequences, and of the longest that was
-    measured the controls', which lie behind.
+    """Draw one panel: the trained curve for every length of sequences, and behind these the curves
+    of the controls for the longest measured length.
     """
     colour = scheme_colour(str(logits["scheme"].item()))
     trained, longest = int(logits["training_length"]), 1
@@ -126,11 +126,11 @@ def _checkpoint(ax: Axes, logits: xr.DataArray) -> None:
 
 @style()
 def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
-    """VAF of every component as bars in the colour of its band, and the controls' as lines (HoPE
-    fig. 7).
+    """Draw the VAF of every component as a bar in the colour of its band, and that of the controls
+    as marks (HoPE fig. 7).
 
-    `components` holds `vaf` [weights, component] - "trained", and any controls - `activated` and
-    `low_frequency` [component]; a variable `spread` [component] becomes error bars.
+    `components` has `vaf` [weights, component] ("trained" and any controls), `activated` and
+    `low_frequency` [component]; a variable `spread` [component] is drawn as error bars.
     """
     vaf = components["vaf"].transpose("weights", "component")
     figure, ax, bands = _bars(vaf.sel(weights="trained"), components, VAF, title, BESIDE_CONTROLS)
@@ -140,7 +140,7 @@ def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
         bar: Any = {"fmt": "none", "color": "#222222", "linewidth": 0.6, "zorder": 4}
         ax.errorbar(places - BESIDE_CONTROLS, trained, components["spread"].values, **bar)
     controls = [str(name) for name in vaf["weights"].values if name != "trained"]
-    # A mark takes less than half of a component's place, so that bars are seen between marks.
+    # A mark is narrower than half a component, so that bars are visible between marks.
     size = min(2.2, 72 * COLUMN_WIDTH * 0.45 / len(places))
     look: dict[str, Any] = {
         "marker": "D",
@@ -163,8 +163,8 @@ def vaf_by_component(components: xr.Dataset, title: str = "") -> PaperFigure:
 def _bars(
     values: xr.DataArray, components: xr.Dataset, label: str, title: str, aside: float = 0.0
 ) -> tuple[PaperFigure, Axes, np.ndarray]:
-    """A figure with `values` [component] as bars in the colours of their bands, `aside` to the left
-    of their places and so much narrower; its axes, and the bands.
+    """Return a figure with `values` [component] as bars in the colours of their bands, its axes,
+    and the bands. The bars are shifted to the left by `aside` and narrower by twice as much.
     """
     bands = band_of(components)
     figure = paper_figure(COLUMN_WIDTH, 2.1)
@@ -184,12 +184,12 @@ def _bars(
 
 
 def vaf_over_training(components: xr.Dataset) -> Panels:
-    """VAF of every component at each saved step of training (HoPE fig. 3b).
+    """Draw the VAF of every component at each saved step of training (HoPE fig. 3b).
 
-    `components` holds `vaf` [step, component] in per cent, `activated` and `low_frequency`
+    `components` has `vaf` [step, component] in per cent, `activated` and `low_frequency`
     [component].
     """
-    vaf = components["vaf"].transpose("component", "step").round() + 0.0  # writes no -0
+    vaf = components["vaf"].transpose("component", "step").round() + 0.0  # avoids -0 in the table
     bands = [f"{number} {band}" for number, band in enumerate(named_bands(components))]
     vaf = vaf.assign_coords(
         component=("component", bands, {"long_name": COMPONENT}),
@@ -201,10 +201,10 @@ def vaf_over_training(components: xr.Dataset) -> Panels:
 
 @style()
 def pair_of_tokens(components: xr.Dataset, title: str = "") -> PaperFigure:
-    """The components of the logit of one pair of tokens, and how they add up from the fastest to
+    """Draw the components of the logit of one pair of tokens, and their sums from the fastest to
     the slowest.
 
-    `components` holds `logit` [component] in units of q . k, `activated` and `low_frequency`
+    `components` has `logit` [component] in units of q . k, `activated` and `low_frequency`
     [component].
     """
     logit = components["logit"]
@@ -224,7 +224,7 @@ def _shade_bands(ax: Axes, bands: np.ndarray) -> None:
 
 
 def _band_patches(bands: np.ndarray) -> list[Patch]:
-    """Legend entries of the bands among `bands`."""
+    """Return the legend entries of the bands in `bands`."""
     return [
         Patch(facecolor=colour, label=BAND_NAMES[band])
         for band, colour in BAND_COLOURS.items()
@@ -234,14 +234,14 @@ def _band_patches(bands: np.ndarray) -> list[Patch]:
 
 @style()
 def beyond_training_length(components: xr.Dataset, training_length: int) -> PaperFigure:
-    """The first layer's components and the mean logit of every layer beyond the training length, a
-    row each (HoPE fig. 3c).
+    """Draw the first layer's components and the mean logit of every layer beyond the training
+    length, one row each (HoPE fig. 3c).
 
-    `components` holds `component_by_distance` [component, distance] of the first layer,
-    `logit_by_distance` [layer, distance], `activated` and `low_frequency` [component]. Drawn are
-    the activated components, or the lower ones where none is activated, each in units of the range
-    that it had within the training length, and up to `ROWS` layers, evenly chosen, each on a scale
-    of its own. Curves are means over L / 16 neighbouring distances.
+    `components` has `component_by_distance` [component, distance] of the first layer,
+    `logit_by_distance` [layer, distance], `activated` and `low_frequency` [component]. The figure
+    has the activated components, or the lower ones if none is activated, each in units of its range
+    within the training length, and up to `ROWS` evenly chosen layers, each on a separate scale.
+    Curves are means over L / 16 neighbouring distances.
     """
     curves = components[["component_by_distance", "logit_by_distance"]]
     windows = curves.isel(distance=slice(1, None)).rolling(
@@ -278,7 +278,7 @@ def beyond_training_length(components: xr.Dataset, training_length: int) -> Pape
 
 
 def shade_beyond(ax: Axes, training_length: int, last: int) -> None:
-    """Mark the training length, and shade what lies beyond it up to the distance `last`."""
+    """Mark the training length, and shade the distances beyond it up to `last`."""
     ax.axvline(training_length, **TRAINED, gid="training length")
     if last > training_length:
         ax.axvspan(training_length, last, color="#222222", alpha=0.05, **_BEHIND)
@@ -312,7 +312,7 @@ def component_curves(components: xr.Dataset, title: str = "") -> PaperFigure:
     range_look: Any = {"color": BAND_COLOURS["high"], "alpha": 0.35}
     for band in ("high", "low", "activated"):
         of_band = np.flatnonzero(bands == band)
-        if band == "high" and ranged:  # a tangle in which none can be followed
+        if band == "high" and ranged:  # too many curves to follow
             ends = swing.values[of_band].min(0), swing.values[of_band].max(0)
             above.fill_between(distance, *ends, **range_look, linewidth=0, gid=f"range {band}")
             continue

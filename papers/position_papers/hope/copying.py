@@ -1,12 +1,13 @@
-"""H6 and H7: copying from contexts longer than those of training, by schemes (HoPE table 1) and by
-HoPE's ablations (table 3).
+"""H6 and H7: copying from contexts longer than in training, by scheme (HoPE table 1) and by
+ablation of HoPE (table 3).
 
     exact match    of the 4 tokens that followed 8 tokens seen before, by the number of sequences in the context
     AB1, AB2, AB3  RoPE with its activated, its low-frequency components replaced by none; both replaced by ones of high frequency
 
-The paper's models were trained on text and asked to copy; ours are trained to copy. Its AB2 is 0.67
-points above RoPE, no difference that could be told: H7 asks that AB2 is not below RoPE. Both are
-judged beyond the training length; within it all that learned to copy do.
+The paper's models were trained on text and tested on copying; ours are trained to copy. The paper's
+AB2 is 0.67 points above RoPE, too little to distinguish them, so H7 only requires that AB2 is not
+below RoPE. Both claims are judged beyond the training length; within it, all models that learned to
+copy do so.
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ AB1, AB2, AB3 = (f"{BEYOND}, of {name}," for name in ABLATIONS.values())
 NO_LONGER = "no test set is longer than the training prompts"
 EACH = "their lowest at any single length trained on (asked for after results were seen)"
 COPIES = All(AtLeast(BEST, 0.05), AtLeast(WORST, 0.5), AtLeast(EACH, 0.5))
-"""Otherwise no scheme copies, or one did not learn to, and nothing can be compared."""
+"""Condition for a comparison: without it no scheme copies, or one did not learn to copy."""
 
 
 def extended_quantity(method: str) -> str:
-    """What is compared of schemes that are extended with `method`."""
+    """The compared quantity for schemes that are extended with `method`."""
     return (
         f"{BEYOND}, both with {METHODS[method]} by the factor n / L,"
         if method in METHODS
@@ -102,11 +103,11 @@ H6_EXTENDED = {
     "interpolation": _extended("interpolation", "position interpolation", "60.80 against 27.10"),
     "yarn": _extended("yarn", "YaRN", "68.63 against 54.20"),
 }
-"""H6 by the method that extends both."""
+"""H6 by the method that extends both schemes."""
 
 
 def _halves(values: Values) -> str:
-    """What of both halves of H7 is shown, and what is only not excluded."""
+    """Describe for both halves of H7 whether they are shown or only not excluded."""
     (above,), (other,) = values[AB1].values(), values[AB2].values()
     low, high = (100 * limit for limit in other.limits(NORMAL_95))
     shown = f"AB1 is above AB2 by {100 * above.margin:.3g} points"
@@ -136,7 +137,7 @@ H7_REMOVED = Claim(
 
 
 def tabulate(scored: Sequence[Scored]) -> Iterable[Evidence]:
-    """Evidence on the first checkpoint with HoPE, and on the ablations, where there are such."""
+    """Yield evidence on the first checkpoint with HoPE, and on the ablations if there are any."""
     hope, rope = first_of(scored, HOPE), first_of(scored, ROPE)
     rivals = [each for layout in RIVALS if (each := first_of(scored, layout)) is not None]
     if hope is not None:
@@ -156,8 +157,8 @@ def tabulate(scored: Sequence[Scored]) -> Iterable[Evidence]:
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
-    """Tables 1 and 3: exact match by the number of sequences, of the schemes, with PI and YaRN, and
-    of the ablations.
+    """Draw tables 1 and 3: exact match by the number of sequences for the schemes, for RoPE and
+    HoPE with PI and YaRN, and for the ablations.
     """
     ablations = [each for each in scored if each.layout in (*ABLATIONS, "rope_high")]
     schemes = [each for each in scored if each not in ablations]
@@ -168,8 +169,8 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
         "ablations": [(each, PLAIN) for each in [*twins, *ablations]] if ablations else [],
     }
     lengths, task = {each.training_length for each in scored}, _task(scored[0])
-    # Sequences of a test prompt as long as the longest in training, where all checkpoints have the
-    # same.
+    # The number of sequences of a test prompt that is as long as the longest in training, if this
+    # length is the same for all checkpoints.
     end = (
         {"training_length": (lengths.pop() - task.tokens(0)) / (task.tokens(1) - task.tokens(0))}
         if len(lengths) == 1
@@ -223,7 +224,7 @@ COPYING = Experiment(
 
 
 def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) -> Evidence:
-    """Whether HoPE copies more than each rival beyond the training length."""
+    """Return the evidence that HoPE copies more than each rival beyond the training length."""
     compared = {each.name: each for each in (hope, *rivals)}
     beyond, within = _lengths(hope, *rivals)
     if not beyond:
@@ -235,7 +236,7 @@ def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) ->
     samples, trained = (_samples(compared, lengths, method) for lengths in (beyond, within))
     mine = samples.pop(hope.name)
     above = {each.name: between(mine, samples[each.name]) for each in rivals}
-    # the one that speaks most against it first
+    # the rival that contradicts the claim most comes first
     above = dict(sorted(above.items(), key=lambda each: each[1].margin))
     absent = (
         [layout for layout in RIVALS if layout not in [each.layout for each in rivals]]
@@ -262,11 +263,11 @@ def _ahead(claim: Claim, hope: Scored, rivals: Sequence[Scored], method: str) ->
 
 
 def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Evidence]:
-    """Whether the ablations are in the paper's order, over the test sets beyond L that all of them
-    have.
+    """Yield the evidence that the ablations are in the paper's order, over the test sets beyond L
+    that all of them have.
 
-    What is asked for before anything is compared is asked of the others than AB3: that it copies
-    worst is what the second claim says.
+    The condition `COPIES` applies to all except AB3, because the second claim says that AB3 copies
+    worst.
     """
     every = {**ablations, ROPE: rope}
     compared = {layout: each for layout, each in every.items() if layout != "hope_ab3"}
@@ -301,7 +302,9 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
         (("AB1", above), ("AB2", not_below)),
         key=lambda step: min(each.margin for each in step[1].values()),
     )
-    told = [f"{name} {in_words(each, 'above', ' points', 100)}" for name, each in steps]  # as above
+    told = [
+        f"{name} {in_words(each, 'above', ' points', 100)}" for name, each in steps
+    ]  # in the order of `above`
     yield row(H7, "hope_ab1", {AB1: above, AB2: not_below}, compared, *told)
     if "hope_ab3" not in every:
         yield unmeasured(H7_REMOVED, rope.name, missing(["hope_ab3"], "copying"))
@@ -314,8 +317,8 @@ def _ablations(rope: Scored, ablations: Mapping[str, Scored]) -> Iterator[Eviden
 
 
 def _lengths(first: Scored, *others: Scored) -> tuple[list[str], list[str]]:
-    """The test sets that all have, ascending: those whose prompts are longer than the first's in
-    training, and the others.
+    """Return the test sets that all checkpoints have, in ascending order: first the sets whose
+    prompts are longer than the training prompts of `first`, then the others.
     """
     shared = [
         name
@@ -334,10 +337,10 @@ def _copying(
     within: Sequence[str],
     method: str = PLAIN,
 ) -> tuple[dict[str, float], str]:
-    """What `COPIES` asks for before anything is compared, within of those that are `judged`; and
-    why it is not so, "" where it is.
+    """Return the values for `COPIES`, those within the training length for the `judged` checkpoints
+    only; and the reason why it does not hold, or "".
 
-    A test without lengths trained on shows neither.
+    Without trained lengths it does not hold.
     """
     longer, trained = _samples(compared, beyond, method), _samples(compared, within, method)
     copying = {
@@ -358,7 +361,7 @@ def _copying(
 def _samples(
     scored: Mapping[str, Scored], test_sets: Sequence[str], method: str = PLAIN
 ) -> dict[str, Sample]:
-    """Scores as means over `test_sets`; none where there are no test sets."""
+    """Return scores as means over `test_sets`; empty without test sets."""
     return {name: each.sample(test_sets, method) for name, each in scored.items() if test_sets}
 
 

@@ -2,9 +2,9 @@
 
     score = mean over the last min(n - 1, m) targets of a window of n tokens of -log p(token_t | tokens before t)
 
-Every length is then scored on targets that have at least n - m tokens before them: over all targets,
-most of a long window's would be predicted from no more tokens than in training. The windows are
-those of the task `language`.
+At every length the scored targets then have at least n - m tokens before them. Over all targets of
+a long window, most would be predicted from no more tokens than in training. The windows are those
+of the task `language`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from repo_interp.tasks import Prompt
 from repo_interp.tasks.task import Number
 
 LAST = 256
-"""Tokens that the paper scores."""
+"""Number of tokens that the paper scores."""
 
 
 @dataclass(frozen=True)
@@ -26,5 +26,5 @@ class EndOfText(Language):
     last: Number = LAST
 
     def targets(self, prompt: Prompt) -> tuple[int, ...]:
-        """The last tokens; never the first."""
+        """Return the last tokens, but never the first token."""
         return super().targets(prompt)[-self.last :]

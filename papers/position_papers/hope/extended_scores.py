@@ -1,10 +1,10 @@
-"""Scores of HoPE's models on the tasks they were trained on, and of RoPE and HoPE extended beyond
-the training length (HoPE sec. 4).
+"""Scores of models for HoPE's claims on the tasks of their training, and of RoPE and HoPE extended
+beyond the training length (HoPE sec. 4).
 
     position interpolation (PI) and YaRN, by the factor n / L for prompts of n > L tokens; within L
     nothing is changed
 
-What the claims about copying (H6, H7) and about perplexity (H6) have in common.
+The claims about copying (H6, H7) and about perplexity (H6) share this code.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from repo_interp.plots.marks.scores import layout_name
 
 HOPE, ROPE = "hope", "rope"
 METHODS: Mapping[str, str] = {"interpolation": "PI", "yarn": "YaRN"}
-"""How a model is extended, and what the paper calls it."""
+"""Methods that extend a model, with their names in the paper."""
 RIVALS: Mapping[str, str] = {
     layout: layout_name(layout) for layout in (ROPE, "alibi", "kerple", "fire")
 }
-"""The schemes that HoPE is compared with: their names in figures by layout."""
+"""The schemes that HoPE is compared with, as names in figures by layout."""
 
 
 def scores(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
-    """The scores of every checkpoint; those with RoPE or HoPE in every layer with each of `METHODS`
-    too.
+    """Score every checkpoint, and those with RoPE or HoPE in every layer also with each of
+    `METHODS`.
     """
     return [
         score_subject(
@@ -51,7 +51,7 @@ def has_method(scored: Scored, method: str) -> bool:
 
 
 def with_methods(scored: Sequence[Scored]) -> list[tuple[Scored, str]]:
-    """Every checkpoint with every method that it has scores with."""
+    """Return every pair of a checkpoint and a method for which there are scores."""
     return [
         (each, method)
         for each in scored
@@ -63,8 +63,8 @@ def with_methods(scored: Sequence[Scored]) -> list[tuple[Scored, str]]:
 def side_by_side(
     rows: Sequence[tuple[Scored, str]], table: Callable[..., xr.Dataset]
 ) -> xr.Dataset:
-    """`table` (of scores, or of perplexities) of checkpoints and methods by the number of their
-    test sets, ascending.
+    """Join the results of `table` (scores or perplexities) for checkpoints with methods, sorted by
+    the numbers that name their test sets.
     """
     among = [scored for scored, _ in rows]
     tables = [
@@ -76,8 +76,8 @@ def side_by_side(
 
 
 def label(scored: Scored, method: str, among: Sequence[Scored]) -> str:
-    """What a legend calls a checkpoint: its scheme, or its name where two have this scheme; and how
-    it is extended.
+    """Return the name of a checkpoint in a legend: its scheme, or its name if two have this scheme,
+    and the method that extends it.
     """
     name = in_legend(scored, among)
     return f"{name} + {METHODS[method]}" if method in METHODS else name

@@ -5,15 +5,15 @@ m(t)   mean logit at distance t; smoothed over L/16 distances, without distance 
 
 fall = m(left end) - min m      rise = m(right end) - min m
 
-That it rises again contradicts a global decay; a U asks for more. Both are judged, on sequences of
-independent tokens and of one token. Whether it rises again is asked without the last L/16
-distances, which few pairs have, all of them with the first tokens: there the curve of learned
-positions, KERPLE and ALiBi turns up, and nowhere else.
+A rise contradicts a global decay; a U shape requires more. Both are judged, on sequences of
+independent tokens and of one repeated token. The rise is judged without the last L/16 distances,
+which only a few pairs have, all with the first tokens: the curves of learned positions, KERPLE and
+ALiBi rise only there.
 
-A few waves at random phases fall and rise again, too: of RoPE both are asked beside what its
-components, each as strong as it is when smoothed, show with random phases (`random_phases`), by how
-deep an interior minimum is: the smaller of fall and rise. Only RoPE's curve is made of such
-components.
+A few waves at random phases also fall and rise again. For RoPE both claims are therefore compared
+with its components at random phases (`random_phases`), each with its strength after smoothing. The
+compared quantity is the depth of an interior minimum, which is the smaller of fall and rise. Only
+RoPE's curve consists of such components.
 """
 
 from __future__ import annotations
@@ -121,35 +121,35 @@ BESIDE_NULL = {
     for claims in CLAIMS.values()
     for claim in claims
 }
-"""The same claims of RoPE alone, beyond what geometry makes of it."""
+"""The same claims for RoPE alone, compared with the effect of geometry alone."""
 
 
 @dataclass(frozen=True)
 class UShape:
-    """How a curve falls and rises again."""
+    """The fall and the rise of a curve."""
 
     fall: float
     """From the left end to the minimum, in the curve's unit."""
     rise: float
     """From the minimum to the right end."""
     minimum: int
-    """Place of the minimum among the points of the curve."""
+    """Index of the minimum among the points of the curve."""
     inside: bool
     """Whether the minimum lies strictly between the ends."""
 
     @property
     def ratio(self) -> float:
-        """Rise over fall: 0 for a decay, 1 for a symmetric U; 0 where nothing falls."""
+        """Rise over fall: 0 for a decay, 1 for a symmetric U; 0 without a fall."""
         return self.rise / self.fall if self.fall > 0 else 0.0
 
     @property
     def depth(self) -> float:
-        """The smaller of fall and rise; 0 where the minimum is at an end."""
+        """The smaller of fall and rise; 0 if the minimum is at an end."""
         return min(self.fall, self.rise) if self.inside else 0.0
 
     def values(self, errors: tuple[float, float], replicates: int) -> dict[str, Any]:
-        """What the rule asks for, given the standard errors of fall and rise over so many
-        replicates.
+        """Return the values for the rule, with the standard errors of fall and rise and the number
+        of replicates.
         """
         over, degrees = "replicates", replicates - 1
         return {
@@ -161,8 +161,8 @@ class UShape:
 
 
 def errors_of(smooth: Float[np.ndarray, "repeat point"]) -> tuple[float, float]:
-    """Standard errors of fall and rise of the mean of `smooth`: each replicate's, to and from where
-    that mean is lowest.
+    """Return the standard errors of fall and rise over replicates, each measured to and from the
+    point where the mean of `smooth` is lowest.
     """
     depths = smooth[:, [0, -1]] - smooth[:, smooth.mean(0).argmin(), None]
     fall, rise = depths.std(0, ddof=1) / np.sqrt(len(depths))
@@ -170,15 +170,15 @@ def errors_of(smooth: Float[np.ndarray, "repeat point"]) -> tuple[float, float]:
 
 
 def u_shape(smooth: Float[np.ndarray, " point"]) -> UShape:
-    """The shape of a smoothed curve."""
+    """Return the shape of a smoothed curve."""
     lowest = int(smooth.argmin())
     fall, rise = float(smooth[0] - smooth[lowest]), float(smooth[-1] - smooth[lowest])
     return UShape(fall, rise, lowest, 0 < lowest < len(smooth) - 1)
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> list[xr.DataTree]:
-    """Of every checkpoint, what was measured "within" and "beyond" L - the latter is missing for
-    positions that end at L - and, of those that are judged, within L on one "repeated" token.
+    """Measure every checkpoint "within" and "beyond" L, the latter not for positions that end at L,
+    and judged checkpoints also within L on one "repeated" token.
     """
     both = [
         {
@@ -197,8 +197,8 @@ def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> lis
 
 
 def tabulate(measured: Sequence[xr.DataTree]) -> Iterable[Evidence]:
-    """Evidence on every checkpoint with one of the schemes that the claim is about; why there is
-    none for a scheme without any.
+    """Yield evidence on every checkpoint with a scheme of the claim, and for every scheme without a
+    checkpoint the reason why there is none.
     """
     for scheme in U_SHAPED:
         if scheme not in [_scheme(tree["within"].to_dataset()) for tree in measured]:
@@ -213,12 +213,13 @@ def tabulate(measured: Sequence[xr.DataTree]) -> Iterable[Evidence]:
 
 
 def draw(measured: Sequence[xr.DataTree]) -> Iterator[Drawing]:
-    """Fig. 2, 6 and 8: the mean logit by distance of every checkpoint, within and beyond L."""
+    """Draw figures 2, 6 and 8: the mean logit by distance of every checkpoint, within and beyond L."""
     every = [
         [tree[name].to_dataset() for name in ("within", "beyond") if name in tree]
         for tree in measured
     ]
-    # Means over as many layers as the first: of long sequences fewer layers are measured beyond L.
+    # Keep means over the same number of layers only: for long sequences, fewer layers are measured
+    # beyond L.
     data = [
         [each for each in lengths if each.sizes["layer"] == lengths[0].sizes["layer"]]
         for lengths in every
@@ -262,12 +263,12 @@ _JOINED: Any = {"coords": "minimal", "compat": "override"}
 
 
 def _scheme(data: xr.Dataset) -> str:
-    """The scheme that a checkpoint is named for: that of its last layer."""
+    """Return the scheme of a checkpoint, which is that of its last layer."""
     return str(data["scheme"].values[-1])
 
 
 def _judged_curves(measured: Sequence[xr.DataTree]) -> dict[str, xr.DataArray]:
-    """What is judged: the smoothed curves of every replicate, and of every control."""
+    """Return the judged data: the smoothed curves of every replicate and of every control."""
     data = [tree["within"].to_dataset() for tree in measured if "repeated" in tree]
     curves = [_curves(each).expand_dims(checkpoint=[each.attrs["checkpoint"]]) for each in data]
     if not curves:
@@ -305,22 +306,22 @@ def _by_length(lengths: Sequence[xr.Dataset]) -> xr.DataArray:
 
 
 def _curves(data: xr.Dataset, last: int | None = None) -> xr.DataArray:
-    """The smoothed mean logit [weights, repeat, middle] over all layers and heads, of the distances
-    below `last`.
+    """Return the smoothed mean logit [weights, repeat, middle] over all layers and heads, for
+    distances below `last`.
     """
     return smoothed(data["logit"].mean("layer").isel(distance=slice(last)), data.attrs["length"])
 
 
 def _evidence(data: xr.Dataset, claim: Claim, few: int) -> Iterator[Evidence]:
-    """The evidence on `claim` from the curve without the last `few` distances, and of RoPE on the
-    same beside random phases.
+    """Yield the evidence on `claim` from the curve without the last `few` distances, and for RoPE
+    also the comparison with random phases.
     """
     length, last = data.attrs["length"], data.attrs["length"] - few
     smooth = _curves(data, last)
     of_replicates = smooth.sel(weights="trained").values
     shape, errors = u_shape(of_replicates.mean(0)), errors_of(of_replicates)
-    # What is random varies about a flat line: its rise counts only beside the fall of the trained
-    # curve.
+    # Curves of random weights vary about a flat line, so their rise is divided by the fall of the
+    # trained curve.
     _, *rises = (u_shape(each).rise for each in smooth.mean("repeat").values)
     judged = evidence_of(
         claim,

@@ -1,18 +1,17 @@
 """Arithmetic of mean curves over distances: the mean logit m(t) = sum_r C_r(t) and its rotary
 components C_r(t) (HoPE sec. 3.1).
 
-    smoothed    mean over w = L / 16 neighbouring distances, at every w / 4-th, so that few numbers say what a rule is judged by
-    VAF_r       100 (1 - var(m - C_r) / var(m)), variances over t: what a component accounts for (eq. 5 in its standard form)
+    smoothed    mean over w = L / 16 neighbouring distances, at every w / 4-th, so that a rule is judged on few numbers
+    VAF_r       100 (1 - var(m - C_r) / var(m)), variances over t: the share that a component accounts for (eq. 5 in its standard form)
 
-A null of geometry alone is what a set of rotary components shows when nothing was learned but the
-frequencies are the model's own:
+The null of geometry alone is a set of rotary components with the model's frequencies and nothing
+learned:
 
     C_r(t) = Re(g_r exp(i theta_r t)),   g_r complex normal, drawn anew for every curve: equal strength on average, phases at random
 
-Rotary pairs turn by theta_r t whatever the weights are, so components of low frequency change
-little within L and those of high frequency average out, whether a model uses them or not. A claim
-about components counts beyond this. Knows arrays only; nothing about checkpoints, claims or
-figures.
+Rotary pairs turn by theta_r t for any weights, so components of low frequency change little within
+L and those of high frequency average out, whether a model uses them or not. A claim about
+components must exceed this null. The functions take arrays only.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ import xarray as xr
 from jaxtyping import Complex, Float
 
 DRAWS = 1000
-"""Sets of curves that make the null."""
+"""Number of sets of curves in the null."""
 NAME = "components with the model's frequencies and random phases"
-"""What rules call it."""
+"""Name of the null in rules."""
 
 
 def smoothed(curves: xr.DataArray, length: int) -> xr.DataArray:
-    """Means [..., middle] of `curves` [..., distance] over windows of L / 16 neighbouring
-    distances, each window a quarter of its width after the one before; `middle` is where a window
-    has its middle.
+    """Return means [..., middle] of `curves` [..., distance] over windows of L / 16 neighbouring
+    distances. Each window starts a quarter of its width after the previous one; `middle` is the
+    middle of a window.
 
     Distance 0, a token with itself, is left out.
     """
@@ -46,8 +45,8 @@ def smoothed(curves: xr.DataArray, length: int) -> xr.DataArray:
 
 
 def mean_curve_vaf(curves: xr.DataArray) -> xr.DataArray:
-    """VAF [..., component] of `curves` [..., component, distance], in per cent: `curve_vaf` along
-    all other axes.
+    """Return the VAF [..., component] of `curves` [..., component, distance] in per cent:
+    `curve_vaf` along all other axes.
     """
     core = ["component", "distance"]
     return xr.apply_ufunc(
@@ -58,10 +57,10 @@ def mean_curve_vaf(curves: xr.DataArray) -> xr.DataArray:
 def curve_vaf(
     components: Float[np.ndarray, "component distance"],
 ) -> Float[np.ndarray, " component"]:
-    """VAF of every component's mean curve in their sum, in per cent (HoPE, eq. 5 in its standard
-    form).
+    """Return the VAF of every component's mean curve in the sum of the curves, in per cent (HoPE,
+    eq. 5 in its standard form).
 
-    NaN for a flat sum.
+    It is NaN for a flat sum.
 
     100 (1 - var(m - C_r) / var(m)),   m = sum_r C_r
     """
@@ -72,7 +71,7 @@ def curve_vaf(
 
 
 def turning(frequencies: Float[np.ndarray, " component"], length: int) -> xr.DataArray:
-    """exp(i theta_r t) [component, distance] over distances 0 .. length - 1."""
+    """Return exp(i theta_r t) [component, distance] for distances 0 .. length - 1."""
     waves = np.exp(1j * np.multiply.outer(frequencies, np.arange(length)))
     return xr.DataArray(waves, {"distance": np.arange(length)}, ("component", "distance"))
 
@@ -82,11 +81,11 @@ def random_phases(
     statistic: Callable[[Float[np.ndarray, "component point"]], float],
     deviations: Float[np.ndarray, " component"] | None = None,
 ) -> Float[np.ndarray, " draw"]:
-    """`statistic` of each of DRAWS sets of curves that are Re(g_r w_r) for the `waves` w_r: those
-    of `turning`, as they are or smoothed.
+    """Return `statistic` for each of DRAWS sets of curves Re(g_r w_r), where the `waves` w_r are
+    those of `turning`, smoothed or not.
 
-    `deviations`: the standard deviation over points that every component's curve is given, the
-    model's own; None: strengths are drawn.
+    `deviations`: the standard deviation over points to which every component's curve is scaled,
+    taken from the model; None: strengths are drawn.
     """
     strengths = np.random.default_rng(0).standard_normal((DRAWS, len(waves), 2)) @ np.array([1, 1j])
     draws = ((strength[:, None] * waves).real for strength in strengths)

@@ -1,9 +1,10 @@
-"""H6 in perplexity: beyond the training length that of HoPE is below that of RoPE (HoPE fig. 5).
+"""H6 in perplexity: beyond the training length, HoPE has a lower perplexity than RoPE (HoPE fig.
+5).
 
-Judged at the longest length, on the last 256 tokens of every window, as the paper's (`end_of_text`),
-so of checkpoints whose weights are there: training recorded means over all tokens. ALiBi and KERPLE
-are ahead of both in perplexity; the paper calls this pseudo extrapolation (sec. 4.2.2). They are
-named, not judged.
+As in the paper, the claim is judged at the longest length on the last 256 tokens of every window
+(`end_of_text`). This needs checkpoints with weights, because training recorded only means over all
+tokens. ALiBi and KERPLE have a lower perplexity than both; the paper calls this pseudo
+extrapolation (sec. 4.2.2). They are reported, but not judged.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ H6_PERPLEXITY = Claim(
 def measure(
     subjects: Sequence[Subject], options: ScoreOptions, cache: Cache
 ) -> list[Scored] | None:
-    """Scores of the language models with weights on the end of the same windows; None where there
-    are none.
+    """Score the language models with weights on the end of the same windows; None if there are
+    none.
     """
     ended = [
         replace(subject, task=EndOfText(**subject.task.options()))
@@ -90,7 +91,7 @@ def measure(
 
 
 def tabulate(scored: Sequence[Scored]) -> Iterable[Evidence]:
-    """Evidence on the first checkpoint with HoPE, where there is one."""
+    """Yield evidence on the first checkpoint with HoPE, if there is one."""
     hope, rope = first_of(scored, HOPE), first_of(scored, ROPE)
     if hope is None:
         return
@@ -134,7 +135,7 @@ def tabulate(scored: Sequence[Scored]) -> Iterable[Evidence]:
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
-    """Fig. 5: perplexity by length."""
+    """Draw figure 5: perplexity by length."""
     length, windows = scored[0].training_length, scored[0].sample(scored[0].test_sets[:1]).count
     rows = with_methods(scored)
     table, said = compared(

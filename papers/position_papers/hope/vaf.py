@@ -1,11 +1,10 @@
-"""H2: components with pi/L < theta < 2 pi/L account for outstandingly much of the mean logit's
+"""H2: components with pi/L < theta < 2 pi/L account for an outstanding share of the mean logit's
 variance over distances (HoPE fig. 3b, 7).
 
 VAF_r = 100 (1 - var(m - C_r) / var(m)) of the mean curves      height = (mean VAF of the activated - mean of the others) / their deviation
 
-The frequency of the largest VAF is given in units of pi/L, in which the claim's band reaches from 1
-to 2, with its interval over heads and layers; L is that of each layer, min(window, training
-length).
+The frequency of the largest VAF is given in units of pi/L, in which the claim's band is 1 to 2,
+with its interval over heads and layers. L is min(window, training length) of each layer.
 """
 
 from __future__ import annotations
@@ -60,16 +59,16 @@ H2_PHASES = H2.beyond(
 def outstanding(
     vaf: Float[np.ndarray, " component"], activated: Bool[np.ndarray, " component"]
 ) -> float:
-    """Mean VAF of the activated components above the mean of the others, in standard deviations of
-    the others.
+    """Return the mean VAF of the activated components minus the mean of the others, in standard
+    deviations of the others.
     """
     others = vaf[~activated]
     return float((vaf[activated].mean() - others.mean()) / others.std())
 
 
 def peaks(data: xr.Dataset) -> np.ndarray:
-    """The frequency of the component with the largest VAF in every head's mean curve, of every
-    layer that rotates, in units of pi/L.
+    """Return the frequency of the component with the largest VAF in the mean curve of every head,
+    in every layer that rotates, in units of pi/L.
     """
     units = (data["frequency"] * data["band_length"] / np.pi).isel(repeat=0)
     rotating = np.flatnonzero(units.notnull().any("component").values)
@@ -79,13 +78,13 @@ def peaks(data: xr.Dataset) -> np.ndarray:
 
 
 def measure(subjects: Sequence[Subject], options: Sampling, cache: Cache) -> xr.Dataset | None:
-    """Replicates of the checkpoint within L; None where it has no activated component."""
+    """Measure replicates of the checkpoint within L; None if it has no activated component."""
     data = replicates.within(subjects[0], options, cache)
     return data if bands(data)["activated"].any() else None
 
 
 def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
-    """Evidence on the checkpoint."""
+    """Yield evidence on the checkpoint."""
     activated = bands(data)["activated"].values
     length = data.sizes["distance"]
     frequencies = bands(data)["frequency"].values
@@ -118,7 +117,7 @@ def tabulate(data: xr.Dataset) -> Iterable[Evidence]:
 
 
 def draw(data: xr.Dataset) -> Iterator[Drawing]:
-    """Fig. 7: VAF of every component's mean curve, beside random weights."""
+    """Draw figure 7: VAF of every component's mean curve, compared with random weights."""
     name, band = data.attrs["checkpoint"], bands(data)
     shares = mean_curve_vaf(data["component_by_distance"])
     of_pairs = data["vaf"].mean(("repeat", "layer", "head"))
@@ -151,7 +150,7 @@ def draw(data: xr.Dataset) -> Iterator[Drawing]:
 
 
 def units(data: xr.Dataset) -> xr.Dataset:
-    """The VAF of one seed: `vaf` of the mean over replicates, beside random weights, and
+    """Return the VAF for one seed: `vaf` of the mean over replicates, also for random weights, and
     `vaf_of_replicate`.
     """
     shares = mean_curve_vaf(data["component_by_distance"])

@@ -1,7 +1,7 @@
-"""What HoPE's verdicts and captions say of the replicates behind their numbers: kind of sequences,
-bands, twins, where L was capped.
+"""Texts in HoPE's verdicts and captions about the replicates behind the numbers: the kind of
+sequences, bands, controls, and whether L was capped.
 
-Knows the attributes of what `replicates` measured, and no claim.
+The functions read the attributes of the measurements of `replicates`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import xarray as xr
 from repo_interp.tasks.random_tokens import Kind
 
 OVER_REPLICATES = "replicates"
-"""What the spread of a verdict is taken over, as tables have always called replicates."""
+"""The units of the spread of a verdict: the name of replicates in tables."""
 
 
 def labelled(kind: Kind, *parts: str) -> str:
-    """The part of a claim that is about sequences of a kind; independent tokens are not named."""
+    """Return the name of the part of a claim about one kind of sequences; independent tokens are
+    not named.
+    """
     return ", ".join(filter(None, (*parts, "one token repeated" if kind == "repeated" else "")))
 
 
 def named_bands(band: xr.Dataset, data: xr.Dataset) -> str:
-    """L, which components are activated and how many are lower, and whether L was capped, as
-    sentences for a caption.
+    """Return sentences for a caption: L, the activated components, the number of lower ones, and
+    whether L was capped.
     """
     chosen = np.flatnonzero(band["activated"].values)
     thetas = band["frequency"].values[chosen]
@@ -37,7 +39,7 @@ def named_bands(band: xr.Dataset, data: xr.Dataset) -> str:
 
 
 def parts_caption(data: xr.Dataset) -> str:
-    """What a caption adds where controls have fewer layers than the trained weights."""
+    """Return the sentence of a caption for controls with fewer layers than the trained weights."""
     trained, *controls = map(
         int, data["logit"].notnull().any(("repeat", "distance")).sum("layer").values
     )
@@ -50,8 +52,8 @@ def parts_caption(data: xr.Dataset) -> str:
 
 
 def capped(data: xr.Dataset) -> str:
-    """Why claims about the training length cannot be judged on `data`, where L was capped below it;
-    "" where it was not.
+    """Return the reason why claims about the training length cannot be judged on `data` if L was
+    capped below it; else "".
     """
     length, trained = data.attrs["length"], data.attrs["training_length"]
     if length == trained:
@@ -63,7 +65,7 @@ def capped(data: xr.Dataset) -> str:
 
 
 def capped_caption(data: xr.Dataset) -> str:
-    """What a caption adds where L was capped."""
+    """Return the sentence of a caption about a capped L."""
     length, trained = data.attrs["length"], data.attrs["training_length"]
     return (
         f" Here L is capped at {length} of the {trained} tokens of training."

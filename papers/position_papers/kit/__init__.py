@@ -1,6 +1,6 @@
-"""The names that experiments of papers are written with; their modules document them.
+"""Names for writing experiments of papers; their modules document them.
 
-Knows nothing about any paper.
+This package knows nothing about single papers.
 """
 
 # ruff: noqa: F401

@@ -1,8 +1,8 @@
-"""Build one paper's page in its directory: measure what is not kept yet, judge, draw, write.
+"""Build one paper's page in its directory: measure what is missing, judge, draw, write.
 
-    options       the paper's defaults, changed by NAME=VALUE for every paper that has it, PAPER.NAME=VALUE for one
+    options       the paper's defaults, changed by NAME=VALUE for every paper with this option, or PAPER.NAME=VALUE for one
 
-Knows nothing about any paper, nor about terminals.
+This module knows nothing about single papers and terminals.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from repo_interp.runtime.memory import machine_memory
 from repo_interp.runtime.option_texts import value_of
 
 LIBRARIES, COPIES = 2 * 2**30, 6
-"""Memory of a process that measures: bytes beside the model, and how many times what the stored
-weights take.
+"""Memory of a measuring process: bytes in addition to the model, and the memory of the model as a
+multiple of its stored weights.
 """
 
 
 @dataclass(frozen=True)
 class Build:
-    """One paper, with everything that decides its figures."""
+    """One paper, with everything that determines its figures."""
 
     paper: Paper
     given: Given
     options: Any
     command: str
-    """What makes just this paper's figures again."""
+    """Command that makes only this paper's figures again."""
     directory: Path
     formats: tuple[str, ...] = FORMATS[:1]
-    """What every figure is written as."""
+    """Formats of every figure."""
     whole: tuple[Paper, str] | None = None
-    """The paper of which only a part is made, and what makes all of it; then the rest stays."""
+    """If only a part of a paper is made: the whole paper and its command. Other parts then stay."""
 
     @property
     def name(self) -> str:
@@ -57,14 +57,12 @@ class Build:
 
     @property
     def subjects(self) -> list[Subject]:
-        """The checkpoints; language models among them read the text that the options name, if they
-        name one.
-        """
+        """The checkpoints. Language models read the text from the options, if there is one."""
         return self.given.subjects(getattr(self.options, "corpus", ""))
 
     @property
     def provenance(self) -> dict[str, str]:
-        """Everything that decides the bytes of the figures."""
+        """Everything that determines the bytes of the figures."""
         digests = {
             f"checkpoint {name}": f"sha256 {digest}" for name, digest in self.given.digests.items()
         }
@@ -75,8 +73,8 @@ class Build:
 
     @property
     def changes(self) -> list[str] | None:
-        """The parts of the provenance that changed since the directory was made by the same
-        command; None where it was not, or has no evidence to judge.
+        """Return the parts of the provenance that changed since the same command made the
+        directory; None if another command made it, or it has no evidence to judge.
         """
         before, now = provenance_of(self.directory, self.command), self.provenance
         if before is None:
@@ -85,16 +83,18 @@ class Build:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing stands where it is made: no page, or one without rows of its claims."""
+        """Whether the directory has no page, or a page without rows of this paper's claims."""
         if self.whole is None:
             return not self.directory.is_dir()
         return not claims_in(self.directory) & {claim.label for claim in self.paper.claims}
 
     def make(self, directory: Path, progress: Callable[..., None]) -> Written:
-        """Measure, judge, draw, write; what is measured is kept in `directory`."""
+        """Measure, judge, draw and write; measurements are kept in `directory`."""
         cache, subjects = Cache(directory, progress), self.subjects
         experiments = self.paper.experiments
-        with threads(1):  # as in `measure_together`, so that any number of processes gives the same
+        with threads(
+            1
+        ):  # as in `measure_together`, so that results do not depend on the number of processes
             results = [
                 result
                 for each in experiments
@@ -115,29 +115,29 @@ class Build:
 
 @dataclass(frozen=True)
 class Part:
-    """What one process measures at a time: an experiment on one group of checkpoints."""
+    """A unit of work for one process: an experiment on one group of checkpoints."""
 
     paper: str
     experiment: str
     group: Sequence[Subject]
     options: Any
     directory: Path
-    """Where what is measured is kept."""
+    """Directory of measurements."""
 
     @property
     def name(self) -> str:
-        """What is measured: "hope: vaf: language/hope"."""
+        """Name of the measurement: "hope: vaf: language/hope"."""
         return (
             f"{self.paper}: {self.experiment}: {', '.join(subject.name for subject in self.group)}"
         ).removesuffix(": ")
 
     @cached_property
     def cost(self) -> int:
-        """Number of models that it loads: those of all seeds that have weights."""
+        """Number of models to load: one per seed with weights."""
         return sum(len(seeds_of(subject)) for subject in self.group if subject.has_weights)
 
     def measure(self, experiment: Experiment) -> None:
-        """Measure what is not kept yet."""
+        """Measure unless the result is kept already."""
         cache = Cache(self.directory)
         if experiment.measure(self.group, self.options, cache) is not None:
             reasons_against(experiment, self.group, self.options, cache)
@@ -146,14 +146,15 @@ class Part:
 def measure_together(
     builds: Sequence[Build], directory: Path, jobs: int, progress: Callable[[int, int, str], None]
 ) -> None:
-    """Measure for all `builds` in `jobs` processes, or in those that were launched together: a free
-    one takes the next experiment on the next group of checkpoints, the largest groups first.
+    """Measure for all `builds` in `jobs` processes, or in all launched processes. A free process
+    takes the next experiment on a group of checkpoints, the largest groups first.
 
-    One process does nothing here.
+    A single process does nothing here.
 
-    What is measured is kept in `directory`, where `Build.make` finds it. `progress` is called with
-    models measured, models in all, and the name of a part that is next: parts differ in cost about
-    as their numbers of models do. Raises KeyboardInterrupt where it is interrupted.
+    Measurements are kept in `directory`, where `Build.make` finds them. `progress` is called with
+    the number of measured models, the number of all models, and the name of the next part; the cost
+    of a part is about proportional to its number of models. Raises KeyboardInterrupt when
+    interrupted.
     """
     experiments = {
         (build.name, experiment.name): experiment
@@ -184,7 +185,7 @@ def measure_together(
 
 
 def _measure_beside(part: Part) -> None:
-    """Measure in a process of its own, which finds the experiment by its name."""
+    """Measure in a separate process, which finds the experiment by its name."""
     end_when_asked()
     with threads(1):
         part.measure(
@@ -193,8 +194,8 @@ def _measure_beside(part: Part) -> None:
 
 
 def fitting_jobs(builds: Sequence[Build]) -> int:
-    """How many processes measure unless the user says it: one per core, as far as each has memory
-    for the largest of the checkpoints; one where an accelerator computes.
+    """Return the default number of processes: one per core, as long as each has memory for the
+    largest checkpoint; one with an accelerator.
     """
     if any(build.options.device != "cpu" for build in builds):
         return 1
@@ -214,11 +215,11 @@ def stated_options(
     stated: Iterable[tuple[str, str]],
     fields: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The options of every paper, by its name: its defaults, changed by `fields` (by paper),
-    changed by what a user stated as text.
+    """Return the options of every paper by name: its defaults, changed by `fields` (by paper), then
+    by the texts of a user.
 
-    Raises InputError for what no paper has, for a value of another type, and for values that
-    options refuse together.
+    Raises InputError for an option that no paper has, for a value of another type, and for values
+    that exclude each other.
     """
     values = {name: dict(fields.get(name, {})) for name in papers}
     types = {
@@ -242,8 +243,8 @@ def stated_options(
 
 
 def with_experiments(papers: Mapping[str, Paper], wanted: Sequence[str]) -> dict[str, Paper]:
-    """The papers with only the experiments `wanted`, all where none is named; without papers that
-    have none of them.
+    """Return the papers with only the experiments `wanted` (empty: all), without papers that have
+    none of these.
 
     Raises InputError for an experiment that no paper has.
     """
@@ -268,17 +269,17 @@ def with_experiments(papers: Mapping[str, Paper], wanted: Sequence[str]) -> dict
 
 
 def with_items(papers: Mapping[str, Paper], wanted: Sequence[str]) -> Mapping[str, Paper]:
-    """Keep what makes some figures and tables again.
+    """Keep only the parts of papers that reproduce some figures and tables.
 
     Args:
         papers: The papers, by name.
         wanted: Names of figures and tables: "3", "figure 3a", "table 1"; empty for all.
 
     Returns:
-        The papers with only these experiments and figures; without papers that have none of them.
+        The papers with only these experiments and figures, without papers that have none of these.
 
     Raises:
-        InputError: No paper has an item of that name, or it is not made here.
+        InputError: No paper has an item of that name, or the item is not reproduced.
     """
     if not wanted:
         return papers

@@ -1,12 +1,12 @@
-"""What was measured once, kept by what it depends on, so that an interrupted or repeated experiment
+"""Cache of measurements, by all that they depend on, so that an interrupted or repeated experiment
 measures only what is new.
 
-    key = SHA-256(function, source of its file, version of repo_interp, what it depends on)            file = DIRECTORY/NAME-KEY.nc
-    finished points of a measurement that is not there as a whole yet                                  DIRECTORY/NAME-KEY.points/
+    key = SHA-256(function, source of its file, version of repo_interp, dependencies)                  file = DIRECTORY/NAME-KEY.nc
+    finished points of an unfinished measurement                                                       DIRECTORY/NAME-KEY.points/
 
-A changed checkpoint, option or version of the instrument has another key, and so has a change in
-the experiment's own file. A change of the instrument between two versions has not: delete the
-directory after one. Knows nothing about any paper.
+The key changes with a checkpoint, an option, the version of repo_interp, and the file of the
+experiment. It does not change with edits of repo_interp between two versions: delete the directory
+after such an edit. This module knows nothing about single papers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from repo_interp.storage.store import Store
 
 Kept = TypeVar("Kept", xr.Dataset, xr.DataTree)
 SMALL = 1_000_000
-"""A measurement of at most so many bytes stays in memory once it is read, since several experiments
-read the same one.
+"""Largest size in bytes of a measurement that stays in memory after reading, since several
+experiments read it.
 """
 Depends = Mapping[str, str | int | float | bool | None]
 
@@ -46,18 +46,17 @@ class Cache:
     ) -> None:
         """Keep measurements in `directory`.
 
-        Long ones call `progress` with what is being done, how much of it is done, and of how much.
+        Long measurements call `progress` with their name, the finished amount, and the total.
         """
         self._directory, self.progress = None if directory is None else Path(directory), progress
         self._small: dict[Path, Any] = {}
 
     def get(self, function: Callable[..., Kept], depends: Depends, *given: Any) -> Kept:
-        """`function(*given)`, from the disk where the same function measured the same before.
+        """Return `function(*given)`, from the disk if the same call was measured before.
 
-        `function` stands at the level of a module; `depends` names all that decides its result
-        beside its code: digests of checkpoints, options, seeds. Without a directory the result
-        comes as it is; with one it always comes as it was read back, so that both times give the
-        same.
+        `function` must be at the top level of a module. `depends` has everything that determines
+        its result besides the code: digests of checkpoints, options, seeds. With a directory the
+        result is always read back from the file, so that the first and later calls return the same.
         """
         if self._directory is None:
             return function(*given)
@@ -68,7 +67,7 @@ class Cache:
             self._directory.mkdir(parents=True, exist_ok=True)
             (self._directory / ".gitignore").write_text("*\n", encoding="utf-8")
             lock = file.with_suffix(".lock")
-            with FileLock(lock):  # of two processes that want the same, one measures it
+            with FileLock(lock):  # of two processes with the same request, one measures
                 try:
                     if not file.exists():
                         write_netcdf(function(*given), file)
@@ -83,8 +82,8 @@ class Cache:
         return kept
 
     def points(self, function: Callable[..., xr.Dataset], depends: Depends) -> Store:
-        """What keeps the finished points of `function` until the whole is there; measurements of
-        hours take it as an argument.
+        """Return the store of finished points of `function`, until the whole result exists.
+        Measurements that take hours get it as an argument.
         """
         return Store(None if self._directory is None else self._place(function, depends, "points"))
 
@@ -94,7 +93,7 @@ class Cache:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """Where a function stands, as part of a file's name: "repo.mirror.measure"."""
+    """Return the path of a function for a file name: "repo.mirror.measure"."""
     module = function.__module__.removeprefix("position_papers.")
     return f"{module}.{function.__name__.lstrip('_')}"
 

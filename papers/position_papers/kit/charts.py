@@ -1,9 +1,9 @@
-"""Charts of a paper, stored with what they draw, so that figures are drawn again without a model.
+"""Charts of a paper, stored with their data, so that figures can be drawn again without a model.
 
     page.json       `chart` of a figure: function and arguments, where data are names of groups
     charts.nc.xz    these groups, as a compressed netCDF tree
 
-Knows nothing about any paper.
+This module knows nothing about single papers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from repo_interp.run import netcdf_of
 
 CHARTS = "charts.nc.xz"
 LARGEST = 2**22
-"""Bytes of data; a chart of more is not stored."""
+"""Most bytes of the data of a stored chart."""
 MOST_BYTES = 2**28
-"""Of the data of a page, unpacked."""
+"""Most bytes of the unpacked data of a page."""
 PACKAGES = ("position_papers.", "repo_interp.")
-"""Where the functions of stored charts are."""
+"""Packages with the functions of stored charts."""
 DRAWN = ("PaperFigure", "Panels")
 """Types that these functions return."""
 _ENGINE: Any = "h5netcdf"
@@ -50,7 +50,7 @@ def draw(chart: partial[Any]) -> Figure:
 
 
 def groups_of(run: xr.DataTree, **groups: xr.Dataset) -> xr.DataTree:
-    """Make a run of a few groups, so that a chart stores no others.
+    """Make a run with a few groups, so that a chart stores only these.
 
     Args:
         run: Tree of a run, a group per measure.
@@ -151,10 +151,10 @@ def read_charts(records: Iterable[Mapping[str, Any]], file: Path) -> list[partia
             if not name.startswith(PACKAGES):
                 raise ValueError("it is of another package")
             with warnings.catch_warnings():
-                # Charts of before name modules as they were called then
+                # Older charts have earlier names of modules.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 function = resolve_name(name)
-            # a file that somebody sends must not call anything else of these packages
+            # A file from outside must not call other functions of these packages.
             if getattr(function, "__annotations__", {}).get("return") not in DRAWN:
                 raise ValueError("it draws nothing")
         except (ValueError, ImportError, AttributeError) as error:

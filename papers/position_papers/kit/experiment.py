@@ -1,10 +1,11 @@
-"""An experiment of a paper: its claims with their rules, what it needs, how it is measured, judged
-and drawn - one object, in one file.
+"""An experiment of a paper, as one object in one file: claims with rules, requirements,
+measurement, table of evidence and drawings.
 
     checkpoints -> needs.groups -> measure (kept by its own file) -> tabulate -> table of evidence, which `kit.judge` reads
                                                                   -> draw     -> figures with captions and data
 
-Measuring is the only expensive part, and the only one that is kept. Knows nothing about any paper.
+Only measuring is expensive, and only its results are cached. This module knows nothing about single
+papers.
 """
 
 from __future__ import annotations
@@ -30,45 +31,43 @@ Part = TypeVar("Part", xr.Dataset, xr.DataArray)
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with what belongs to it."""
+    """A figure with its caption and data."""
 
     name: str
-    """Stem of its files."""
+    """Stem of the names of its files."""
     chart: partial[Any]
-    """What draws it, and its arguments, which `kit.charts` can store."""
+    """Function that draws it, with arguments that `kit.charts` can store."""
     caption: str
     data: xr.Dataset
-    """The numbers behind the figure, kept beside it."""
+    """The numbers behind the figure, stored with it."""
 
     @property
     def figure(self) -> Figure:
-        """The figure, drawn now."""
+        """Draw the figure."""
         return draw(self.chart)
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Which checkpoints an experiment is about, and why its claims cannot be measured without
-    them.
-    """
+    """The checkpoints that an experiment needs, and the reasons for notes if they are missing."""
 
     groups: Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]
-    """The checkpoints that are measured together, out of all that are given: one each, or those
-    that are compared.
+    """Function from all checkpoints to groups that are measured together: single checkpoints, or
+    checkpoints to compare.
     """
     otherwise: str
-    """Why nothing can be measured where no checkpoint fits, as a note of the verdict."""
+    """Note of the verdict if no checkpoint fits."""
     zoo: tuple[str, ...] = ()
-    """Names of the checkpoints that come with the package and fit."""
+    """Names of fitting checkpoints of the package."""
     checkpoint: str = "none"
-    """The name in the column of checkpoints where none fits."""
+    """Entry of the column of checkpoints if none fits."""
     otherwise_of: Mapping[str, str] = field(default_factory=dict)
-    """Why nothing can be measured of those claims, by label, that have a reason of their own."""
+    """Separate notes of single claims, by label."""
     why_not: Callable[[Subject, Any, Cache], Sequence[str]] = lambda subject, options, cache: ()
-    """Why a checkpoint that fits cannot be judged nevertheless, so that rows on it are not
-    measurable; empty where it can.
+    """Function that returns why a fitting checkpoint cannot be judged, so that its rows are not
+    measurable; empty if it can.
 
-    The first text says it, others by which numbers.
+    The first text is the reason, further texts are the numbers behind it.
     """
 
 
@@ -76,19 +75,17 @@ class Needs:
 class Experiment:
     """See the module.
 
-    `tabulate` and `draw` see what `measure` returns - datasets, a tree, runs with names - and nothing
-    else.
+    `tabulate` and `draw` see only the result of `measure`: datasets, a tree, or runs with names.
     """
 
     name: str
     claims: tuple[Claim, ...]
     needs: Needs
     measure: Callable[[Sequence[Subject], Any, Cache], Any]
-    """What is measured of one group of checkpoints, with the paper's options; expensive parts go
-    through `Cache.get`.
+    """Measure one group of checkpoints with the paper's options; expensive parts use `Cache.get`.
     """
     tabulate: Callable[[Any], Iterable[Evidence]]
-    """The evidence on its claims, for the table that `kit.judge` reads."""
+    """Return the evidence on the claims, for the table that `kit.judge` reads."""
     draw: Callable[[Any], Iterator[Drawing]]
     scale: Scale = field(default_factory=Scale)
     """The model that the paper's claims are about."""
@@ -96,34 +93,35 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Paper:
-    """The experiments of a paper, and how much of them is measured."""
+    """The experiments of a paper, and their options."""
 
     name: str
     title: str
     experiments: tuple[Experiment, ...]
     options: type
-    """A frozen dataclass of how much is measured; every field has a default, `seed` and `device`
-    among them.
+    """A frozen dataclass of options, such as numbers of prompts, with defaults; `seed` and `device`
+    are among the fields.
     """
     fast: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the options for a quick look."""
+    """Values of the options for a quick look."""
     items: tuple[Item, ...] = ()
-    """Its figures and tables, each with what makes it again or why nothing does."""
+    """Figures and tables of the paper, each with our experiment, or the reason why there is none.
+    """
     drawn: tuple[Item, ...] = ()
-    """Those of the items whose figures are drawn; empty: all figures."""
+    """Items whose figures are drawn; empty: all figures."""
     terms: str = ""
-    """What words of its claims mean, as sentences, for the page over all papers."""
+    """Sentences that explain terms of the claims, for the page over all papers."""
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """Every claim that an experiment judges, in order."""
+        """All claims that the experiments judge, in order."""
         return tuple(
             dict.fromkeys(claim for experiment in self.experiments for claim in experiment.claims)
         )
 
     @property
     def zoo(self) -> tuple[str, ...]:
-        """Names of the checkpoints that come with the package and that an experiment is about."""
+        """Names of the checkpoints of the package that the experiments use."""
         return tuple(
             dict.fromkeys(name for experiment in self.experiments for name in experiment.needs.zoo)
         )
@@ -145,10 +143,10 @@ def run(
     cache: Cache,
     progress: Callable[[str], None],
 ) -> Iterator[Result]:
-    """The result of `experiment` on every group of `subjects` that it is about.
+    """Yield the result of `experiment` on every group of `subjects` that it needs.
 
-    At the end comes why the claims that no group speaks about are not measurable. `progress` is
-    called with what is being done.
+    The last result has the reasons for claims that no group can judge. `progress` is called with
+    the name of the current work.
     """
     drawings: list[tuple[Sequence[Subject], tuple[Drawing, ...]]] = []
     told: list[tuple[Evidence, ...]] = []
@@ -180,11 +178,11 @@ def run(
 
 
 def _is_drawn(experiment: Experiment, group: Sequence[Subject], seen: set[tuple[str, ...]]) -> bool:
-    """Whether `group` gets figures: of checkpoints of one task and scheme the first does, and the
-    one that the experiment names first.
+    """Whether `group` gets figures: the first group of each task and scheme does, and the group
+    that the experiment names first.
 
-    Variants of a model look alike; their numbers are judged all the same. `seen` holds what was
-    drawn already.
+    Figures of variants of a model look alike, so only their numbers are judged. `seen` has the
+    groups that were drawn already.
     """
     if len(group) != 1:
         return True
@@ -199,8 +197,8 @@ def _is_drawn(experiment: Experiment, group: Sequence[Subject], seen: set[tuple[
 def _distinct_names(
     drawings: Sequence[tuple[Sequence[Subject], tuple[Drawing, ...]]],
 ) -> Iterator[tuple[Drawing, ...]]:
-    """The drawings of every group; those of one name in several groups are also called by their
-    group's first checkpoint.
+    """Return the drawings of all groups; if groups share a name, it is extended by the group's
+    first checkpoint.
     """
     names = Counter(drawing.name for _, drawn in drawings for drawing in drawn)
     for group, drawn in drawings:
@@ -215,28 +213,26 @@ def _distinct_names(
 def reasons_against(
     experiment: Experiment, group: Sequence[Subject], options: Any, cache: Cache
 ) -> dict[str, Sequence[str]]:
-    """Why checkpoints of a group cannot be judged, by name; nothing for those that can."""
+    """Return why checkpoints of a group cannot be judged, by name; others are missing."""
     return {subject.name: experiment.needs.why_not(subject, options, cache) for subject in group}
 
 
 def evidence(
     experiment: Experiment, data: Any, reasons: Mapping[str, Sequence[str]]
 ) -> tuple[Evidence, ...]:
-    """The evidence from `data` of one group; checkpoints with one of `reasons` are not
-    measurable.
-    """
+    """Return the evidence from `data` of one group; checkpoints with `reasons` are not measurable."""
     return tuple(
         own.without_a_number(*reasons.get(own.checkpoint, ())) for own in experiment.tabulate(data)
     )
 
 
 def joined(parts: Mapping[Any, Part], axis: str, join: Literal["exact", "outer"] = "exact") -> Part:
-    """`parts` side by side along a new axis of their names; other coordinates are the first's.
+    """Join `parts` along a new axis of their names; other coordinates are those of the first part.
 
-    "exact": raises ValueError where they differ in an axis; "outer": NaN where one lacks a place of
-    it.
+    "exact" raises ValueError if parts differ in an axis; "outer" gives NaN for labels that a part
+    lacks.
     """
-    either: Any = list(parts.values())  # xarray's types want to know which of the two
+    either: Any = list(parts.values())  # Any, since xarray has separate types for the two
     return xr.concat(
         either,
         dim=xr.IndexVariable(axis, list(parts)),
@@ -247,22 +243,22 @@ def joined(parts: Mapping[Any, Part], axis: str, join: Literal["exact", "outer"]
 
 
 Groups = Callable[[Sequence[Subject]], Sequence[Sequence[Subject]]]
-"""Which checkpoints are measured together, out of all that are given."""
+"""Function from all checkpoints to groups that are measured together."""
 
 
 def each(fits: Callable[[Subject], bool]) -> Groups:
-    """Groups of one checkpoint each: those that fit."""
+    """Make a group for each checkpoint that fits."""
     return lambda subjects: [[subject] for subject in subjects if fits(subject)]
 
 
 def together(fits: Callable[[Subject], bool]) -> Groups:
-    """One group of all checkpoints that fit; none where none does."""
+    """Make one group of all checkpoints that fit; no group if none fits."""
     return alike(fits, lambda subject: None)
 
 
 def trained_alike(fits: Callable[[Subject], bool], besides: Sequence[str] = ()) -> Groups:
-    """Groups of those that fit and were trained on a task with the same options, `besides` those of
-    that name.
+    """Make groups of fitting checkpoints that were trained on a task with equal options, except the
+    options named in `besides`.
     """
 
     def trained_on(subject: Subject) -> Any:
@@ -297,5 +293,5 @@ def alike(fits: Callable[[Subject], bool], by: Callable[[Subject], Any]) -> Grou
 
 
 def without_checkpoints(subjects: Sequence[Subject]) -> Sequence[Sequence[Subject]]:
-    """One group without checkpoints, for what is measured on fresh models."""
+    """Make one group without checkpoints, for measurements on fresh models."""
     return [()]

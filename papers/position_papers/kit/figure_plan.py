@@ -10,7 +10,7 @@ figures`.
     fast = true
     out = "figures/mine/random-tokens"
 
-Knows nothing about what the words mean: they are read as those of the command line are.
+This module does not know the meaning of the words; they are read like words of the command line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Row(BaseModel):
     fast: bool = False
 
     def stated_settings(self) -> list[tuple[str, str]]:
-        """NAME or PAPER.NAME, and the value as the command line writes it."""
+        """Return pairs of NAME or PAPER.NAME and the value as text of the command line."""
         flat: dict[str, Value] = {}
         for name, value in self.settings.items():
             if isinstance(value, dict):
@@ -64,11 +64,11 @@ def read_plan(file: str) -> list[Row]:
         file: The path of the TOML file.
 
     Returns:
-        Its rows, in their order.
+        The rows in order.
 
     Raises:
-        InputError: The file is not there, is no TOML, has no row, or has a key or a type that is
-            not a plan's.
+        InputError: The file is missing or not TOML, has no row, or has an unknown key or a wrong
+            type.
     """
     text = read_text(Path(file), WANTED)
     try:

@@ -1,12 +1,13 @@
-"""The page over all papers: what became of every claim, from the files that the papers' pages left.
+"""The page over all papers: the outcome of every claim, from the files of the papers' pages.
 
     DIRECTORY/*/verdicts.csv, page.json -> DIRECTORY/README.md    one line per claim, on the zoo's models and on real ones
                                            DIRECTORY/claims.md    every part of every claim, and every number
-    DIRECTORY/SUBJECT/DATA/*/verdicts.csv    a checkpoint beside those of the zoo, by what it was asked
+    DIRECTORY/SUBJECT/DATA/*/verdicts.csv    a checkpoint next to those of the zoo, by its data
 
-Where a real model can decide on a claim, it does, whatever a small one says. The list of claims
-comes with the papers, so that those that nobody measured yet are there too. The templates
-`pages/gallery.md.jinja` and `pages/numbers.md.jinja` make the words. Knows no paper.
+If a real model can decide a claim, its verdict takes precedence over that of a small model. The
+papers list their claims, so claims without measurements appear too. The templates
+`pages/gallery.md.jinja` and `pages/numbers.md.jinja` contain the words. This module knows no single
+paper.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ REAL = {
     "Gemma 3 270M": "gemma3-270m",
     "RePo adapter": "smollm2-135m-repo",
 }
-"""The real models: the heading of each, and the name of its directory."""
+"""Real models: the heading of each, and the name of its directory."""
 TABLES, TABLES_HEADING = "claims.md", "# Every claim and every number"
 Page = Mapping[str, Any]
 
 
 def page_above(directory: Path) -> Path | None:
-    """The directory with the page that has a place for what stands in `directory`, two levels below
-    it; None where there is none.
+    """Return the directory two levels above `directory` if it has a page over all papers, else
+    None.
     """
     above = directory.absolute().parents[1:2]
     return next((each for each in above if _is_ours(each / "README.md", HEADING)), None)
@@ -73,9 +74,7 @@ def _is_ours(page: Path, heading: str) -> bool:
 
 
 def require_own(directory: Path) -> None:
-    """Raises InputError where a page would replace one that is not ours, or `directory` is a
-    file.
-    """
+    """Raise InputError if our page would replace another one, or `directory` is a file."""
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file; wanted a directory for the figures")
     for name, heading in (("README.md", HEADING), (TABLES, TABLES_HEADING)):
@@ -87,19 +86,18 @@ def require_own(directory: Path) -> None:
 def judge_again(
     directory: Path, made: Sequence[Path], papers: Sequence[Paper]
 ) -> dict[Path, list[str]]:
-    """Judge stored evidence again, draw stored charts, and write verdicts and pages.
-
-    Nothing is measured.
+    """Judge stored evidence again, draw stored charts, and write verdicts and pages, without
+    measuring.
 
     Args:
         directory: The directory of the page over all papers.
-        made: Directories of papers. Where one stands right below `directory`, so do pages of
-            checkpoints beside those of the zoo, which are judged too.
+        made: Directories of papers. If one is directly below `directory`, pages of further
+            checkpoints below it are judged too.
         papers: All papers.
 
     Returns:
-        The directories that were judged, with the figures that were not drawn: no chart of theirs
-        is stored.
+        The judged directories, with the figures that could not be drawn, because their charts are
+        not stored.
     """
     by_name = {paper.name: paper for paper in papers}
     beside = any(each.parent == directory for each in made)
@@ -115,7 +113,7 @@ def judge_again(
 
 
 def write_gallery(directory: Path, papers: Sequence[Paper]) -> Path:
-    """Write the page over all `papers` in `directory` and its tables beside it; return the page.
+    """Write the page over all `papers` and its tables into `directory`, and return the page.
 
     The same files give the same bytes.
     """
@@ -139,10 +137,10 @@ def write_gallery(directory: Path, papers: Sequence[Paper]) -> Path:
 
 
 def headlines(directory: Path, papers: Sequence[Paper]) -> list[Page]:
-    """A row for every claim, without its parts: the verdict on the small models ("toy") and on each
-    of `REAL`, with the rows behind it.
+    """Return a row per claim, without its parts: the verdicts on the small models ("toy") and on
+    each of `REAL`, with the rows behind them.
 
-    The verdict that stands is that of the real models where these can be judged, else the toy's.
+    The overall verdict is that of the real models if these can be judged, else that of the toy.
     """
     found = []
     for paper in papers:
@@ -191,7 +189,7 @@ def _headline(deciding: Mapping[str, Deciding], paper: Paper, claim: Claim) -> P
 
 
 def _apart(deciding: Sequence[Deciding], paper: Paper, part: Claim) -> Page:
-    """A part that is told beside its claim, by the first checkpoints that it was measured on."""
+    """Return a part that is shown next to its claim, by the first checkpoints with measurements."""
     first = next((each for each in deciding if each(part)), deciding[-1])
     rows, verdict = first(part), standing(first, paper, part)
     return {
@@ -203,8 +201,8 @@ def _apart(deciding: Sequence[Deciding], paper: Paper, part: Claim) -> Page:
 
 
 def _said(columns: Mapping[str, Page], judged: Sequence[Verdict]) -> list[str]:
-    """What the numbers say in words: of every real model that decides, by its title where several
-    do; else of the toy.
+    """Return the numbers in words: for every deciding real model, with titles if there are several;
+    else for the toy.
     """
     titles = [title for title in REAL if columns[title]["verdict"] in judged] or ["toy"]
     said = {
@@ -222,8 +220,8 @@ def _said(columns: Mapping[str, Page], judged: Sequence[Verdict]) -> list[str]:
 
 
 def _difference(verdict: Verdict | None, rows: Sequence[Row]) -> str:
-    """Of an undecided claim, the first difference that the row notes whose reason it has; else
-    nothing.
+    """For an undecided claim, return the first difference in the notes of the row with its reason;
+    else an empty text.
     """
     if verdict is None or verdict.outcome != UNDECIDED:
         return ""
@@ -237,7 +235,7 @@ def _difference(verdict: Verdict | None, rows: Sequence[Row]) -> str:
 
 
 def _together(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict of several models on one claim: what all say, else that it fails in some."""
+    """Join the verdicts of several models on one claim: the common one, else "fails in some"."""
     first = verdicts[0]
     if all(each.outcome == first.outcome for each in verdicts):
         return first
@@ -251,7 +249,7 @@ def _together(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _page(directory: Path, paper: Paper) -> Page:
-    """What there is of a paper: its figures, and every claim with its rows, numbers and verdict."""
+    """Return the data of a paper: figures, and every claim with its rows, numbers and verdict."""
     rows = _verdicts(directory)
     return {
         "paper": paper,
@@ -270,7 +268,7 @@ def _claim(rows: Sequence[Row], paper: Paper, claim: Claim) -> Page:
 
 
 def _subjects(directory: Path, pages: Sequence[Page]) -> list[Page]:
-    """Every checkpoint that has pages of its own below `directory`, in the order of their names."""
+    """Return every checkpoint with separate pages below `directory`, in the order of names."""
     papers = {page["paper"].name: page for page in pages}
     found: dict[str, list[tuple[str, str]]] = {}
     for file in sorted(directory.glob(f"*/*/*/{VERDICTS}")):
@@ -283,8 +281,8 @@ def _subjects(directory: Path, pages: Sequence[Page]) -> list[Page]:
 def _subject(
     directory: Path, name: str, places: Sequence[tuple[str, str]], papers: Mapping[str, Page]
 ) -> Page:
-    """Its pages in the papers' order; its claims with the verdicts by what it was asked, beside the
-    zoo's; its commands and provenance.
+    """Return a checkpoint's pages in the order of papers, its claims with verdicts by data and
+    those of the zoo, and its commands and provenance.
     """
     asked = list(dict.fromkeys(data for data, _ in places))
     there = [
@@ -322,8 +320,8 @@ def _subject(
 
 
 def _of_subject(rows: Sequence[Row], name: str, claim: Claim) -> list[Row]:
-    """Verdicts on a claim: on the checkpoint `name`, or on what stands in for it where nothing is
-    said of it itself.
+    """Return the verdicts on a claim for the checkpoint `name`, or for its substitute if it has
+    none.
     """
     own = [row for row in rows if row["claim"] == claim.label]
     return [row for row in own if row["checkpoint"] == name] or [row for row in own if row["ours"]]
@@ -335,5 +333,5 @@ def _verdicts(directory: Path) -> list[Row]:
 
 
 def _figures(directory: Path) -> list[dict[str, str]] | None:
-    """Names and captions of the figures of a paper; None where they were not made yet."""
+    """Names and captions of the figures of a paper; None if they do not exist yet."""
     return read_page(directory)["figures"] if (directory / PAGE).is_file() else None

@@ -1,17 +1,17 @@
 """Write the figures of a paper into a directory, with the numbers behind them and a page of the
 verdicts.
 
-    NAME.png                a figure; NAME.svg, .pdf and .nc (its whole dataset) where `formats` lists them
+    NAME.png                a figure; NAME.svg, .pdf and .nc (its whole dataset) if `formats` lists them
     numbers.csv.gz          the numbers behind all figures, one per row; pandas.read_csv opens it
-    evidence.csv.gz         what every verdict rests on, unit by unit (`kit.judge.table`); judging reads nothing else
-    verdicts.csv            every verdict, every column, with how the checkpoint differs in scale and the command that gives the row
-    charts.nc.xz            what the figures draw (`kit.charts`), so that they are drawn again without a model
-    page.json               provenance: what the page was made from, and the same again gives the same bytes; figures: name and caption of
-                            each, in order, its chart, and its variables that are too large for numbers.csv.gz
+    evidence.csv.gz         the evidence behind every verdict, unit by unit (`kit.judge.table`); judging reads only this file
+    verdicts.csv            every verdict with all columns, the difference of the checkpoint in scale, and the command of the row
+    charts.nc.xz            the data of the figures (`kit.charts`), so that they can be drawn again without a model
+    page.json               provenance: the inputs of the page; equal inputs give equal bytes; figures: for each, in order, name, caption,
+                            chart, and the variables that are too large for numbers.csv.gz
     README.md               the table of verdicts, the figures with captions, the command, by the template `pages/paper.md.jinja`
 
-The directory is written whole or not at all: it is made beside its place and moved there. Knows
-nothing about any paper.
+The directory is written whole or not at all: it is made in another place and then moved. This
+module knows nothing about single papers.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ from repo_interp.storage.files import replace_whole
 
 VERDICTS, NUMBERS, PAGE = "verdicts.csv", "numbers.csv.gz", "page.json"
 LARGEST = 2_000
-"""A variable of more numbers is replaced by its means over the axes of `REPLICATES`, and left out
-if those are still more.
+"""Most numbers of a variable. A larger one is replaced by its means over the axes of `REPLICATES`,
+and left out if these are still larger.
 """
 COLUMNS = ("figure", "variable", "value", "text", "units")
-"""Columns of numbers.csv.gz beside the axes, which stand after the second."""
+"""Columns of numbers.csv.gz without the axes, which follow the second column."""
 REPLICATES = ("prompt", "repeat", "draw", "point", "round")
 
 
 def provenance_of(directory: Path, command: str) -> dict[str, str] | None:
-    """What `command` made the page in `directory`, or a part of it, from; None where it made none,
-    there is no page, or no evidence that could be judged.
+    """Return the inputs from which `command` made the page in `directory`, or a part of it; None if
+    it made none, or the directory has no page or no evidence to judge.
     """
     try:
         page = read_page(directory)
@@ -87,18 +87,18 @@ def provenance_of(directory: Path, command: str) -> dict[str, str] | None:
 
 
 def claims_in(directory: Path) -> set[str]:
-    """Labels of the claims that have rows on the page in `directory`."""
+    """Return the labels of the claims with rows on the page in `directory`."""
     file = directory / VERDICTS
     return {row["claim"] for row in records(read_table(file))} if file.is_file() else set()
 
 
 def read_page(directory: Path) -> dict[str, Any]:
-    """The page.json of `directory`."""
+    """Read the page.json of `directory`."""
     return json.loads((directory / PAGE).read_text(encoding="utf-8"))
 
 
 def require_free(directory: Path) -> None:
-    """Raises InputError where `directory` is a file, or holds something that figures may not
+    """Raise InputError if `directory` is a file, or has other content, which figures must not
     replace.
     """
     if directory.exists() and not directory.is_dir():
@@ -112,12 +112,12 @@ def require_free(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written into the directory of a paper."""
+    """Counts of the written directory of a paper."""
 
     pictures: list[Path]
-    """Figures that were drawn, in every format."""
+    """Number of drawn figures, in all formats."""
     rows: list[Key]
-    """Claims and checkpoints that were judged."""
+    """Number of judged pairs of claim and checkpoint."""
 
 
 def write_paper(
@@ -132,9 +132,9 @@ def write_paper(
 ) -> Written:
     """Write everything. The same results give the same bytes.
 
-    `paths`: the checkpoints by name, beside whose verdicts it is said how they differ in size from
-    the paper's model. `whole`: the paper that `paper` is a part of, and the command that makes all
-    of it in the same way; then whatever else stands in `directory` stays.
+    `paths`: the checkpoints by name, for the difference in size from the paper's model next to each
+    verdict. `whole`: the paper that `paper` is a part of, and the command for the whole paper;
+    other content of `directory` then stays.
     """
     before = read_page(directory) if whole is not None and claims_in(directory) else None
     drawings = [
@@ -160,7 +160,7 @@ def write_paper(
         drawn = dict(zip(names, drawings, strict=True))
         charts = {name: chart for name, (_, chart) in figures.items() if chart is not None}
         charts |= {name: drawing.chart for name, drawing in drawn.items()}
-        # In the order in which they stood; new ones follow.
+        # In their previous order; new ones follow.
         charts = {name: charts[name] for name in (*figures, *names) if name in charts}
         stored = dict(zip(charts, write_charts(charts.values(), unfinished / CHARTS), strict=True))
         for name, drawing in drawn.items():
@@ -207,7 +207,7 @@ def write_paper(
             facts |= {"provenance": before["provenance"], "trained": list(trained.values())}
             if parts := joined_parts(before, own, of_all, (names, rows)):
                 facts["parts"] = parts
-        # from what is stored, so that drawn again they have the same bytes
+        # From the stored data, so that drawing again gives the same bytes
         draw_again(unfinished, facts, formats, names)
         write_verdicts(unfinished, paper, facts)
     made_now = [directory / f"{name}.{form}" for name in names for form in formats]
@@ -217,8 +217,8 @@ def write_paper(
 def _kept(
     before: Mapping[str, Any] | None, directory: Path, names: Sequence[str]
 ) -> dict[str, tuple[dict[str, Any], partial[Any] | None]]:
-    """Figures of a page that stands, without their charts' records, and their charts where these
-    are stored and stay; one of `names` keeps its place for what is drawn now.
+    """Return the figures of an existing page, without records of charts, and their stored charts
+    that stay; figures in `names` keep their place for the new drawings.
     """
     known = [] if before is None else before["figures"]
     stored = {
@@ -240,19 +240,19 @@ def draw_again(
     formats: Sequence[str] = FORMATS[:1],
     names: Collection[str] | None = None,
 ) -> list[str]:
-    """Draw the figures in `directory` from the charts that are stored there.
+    """Draw the figures in `directory` from its stored charts.
 
     Args:
-        directory: Where they are.
-        facts: What page.json holds.
+        directory: Directory of the figures.
+        facts: Content of page.json.
         formats: Formats of the figures.
-        names: Figures that are drawn; None: all.
+        names: Figures to draw; None: all.
 
     Returns:
-        Names of the figures that stay as they are: no chart of theirs is stored.
+        Names of the figures that do not change, because their charts are not stored.
 
     Raises:
-        InputError: The charts are damaged, or this version does not have one of them.
+        InputError: The charts are damaged, or this version lacks one of them.
     """
     file = directory / CHARTS
     known = {
@@ -275,12 +275,12 @@ def write_verdicts(directory: Path, paper: Paper, facts: Mapping[str, Any]) -> N
     """Judge the table of evidence in `directory`, and write verdicts and the page.
 
     Args:
-        directory: Where the table is, and figures with the numbers behind them.
+        directory: Directory of the table, and of figures with the numbers behind them.
         paper: The paper.
-        facts: What page.json holds.
+        facts: Content of page.json.
 
     Raises:
-        InputError: There is no table of evidence.
+        InputError: The directory has no table of evidence.
     """
     if not (directory / EVIDENCE).is_file():
         raise InputError(f"{directory} has no {EVIDENCE} to judge; make its figures again")
@@ -314,10 +314,10 @@ def write_verdicts(directory: Path, paper: Paper, facts: Mapping[str, Any]) -> N
 
 
 def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:
-    """How each of the checkpoints at `paths`, by name, was trained, and the loss that it ended
-    with: mean and standard deviation over its seeds, in nats per target; by heading.
+    """Describe, by heading, the training of each checkpoint in `paths` (by name) and its final
+    loss: mean and standard deviation over seeds, in nats per target.
 
-    Those that say nothing of their training are left out.
+    Checkpoints without a record of their training are left out.
     """
     rows = []
     for name, path in paths.items():
@@ -339,16 +339,17 @@ def training_rows(paths: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def plain(data: xr.Dataset) -> xr.Dataset:
-    """What a netCDF file takes: truth values as 0 and 1."""
+    """Convert a dataset for netCDF: booleans become 0 and 1."""
     return data.assign(
         {name: array.astype("int8") for name, array in data.items() if array.dtype == bool}
     )
 
 
 def numbers(data: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
-    """What a figure draws as one table of text, and the variables that are too large for it.
+    """Return the data of a figure as one table of text, and the variables that are too large for
+    it.
 
-    A row has a variable, its place on every axis, its value as a number or as a text, and its unit.
+    A row has a variable, its label on every axis, its value as a number or as a text, and its unit.
     """
     parts, left_out = [pd.DataFrame(columns=list(COLUMNS))], []
     for name, array in plain(data.reset_coords()).data_vars.items():
@@ -364,7 +365,7 @@ def numbers(data: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
             else pd.DataFrame({"drawn": [array.item()]})
         )
         drawn = own.pop("drawn")
-        # whole numbers without a decimal point, whatever other figures have on the axis
+        # Whole numbers without a decimal point, independent of other figures with the same axis
         own = own.convert_dtypes().astype(str)
         own["value" if is_number else "text"] = [
             f"{each:.6g}" if isinstance(each, float) else str(each) for each in drawn
@@ -374,8 +375,8 @@ def numbers(data: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
 
 
 def write_numbers(table: pd.DataFrame, file: Path) -> None:
-    """Write the tables of `numbers`, one below the other with a column `figure`, as compressed CSV;
-    the same table gives the same bytes.
+    """Write the joined tables of `numbers`, with a column `figure`, as compressed CSV; the same
+    table gives the same bytes.
     """
     axes = [name for name in table.columns if name not in COLUMNS]
     columns = [*COLUMNS[:2], *axes, *COLUMNS[2:]]

@@ -1,11 +1,11 @@
-"""A part of a paper - some of its experiments, figures or tables - put into a page that stands.
+"""Insert a part of a paper (some experiments, figures or tables) into an existing page.
 
-    evidence    rows of the claims and checkpoints that were measured now replace theirs; others stay
-    figures     those that were drawn now replace theirs; others stay, in their order
-    page.json   `parts`: command and provenance of what another command than the page's made, with
-                its figures and its rows
+    evidence    new rows replace the old rows of their claims and checkpoints; others stay
+    figures     new figures replace old ones; others stay, in their order
+    page.json   `parts`: command and provenance of parts that another command than the page's made,
+                with their figures and rows
 
-Knows nothing about any paper.
+This module knows nothing about single papers.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import pandas as pd
 from position_papers.kit.experiment import Paper
 
 Key = tuple[str, str]
-"""A claim's label and a checkpoint: what a row of verdicts is about."""
+"""The label of a claim and a checkpoint, which identify a row of verdicts."""
 
 
 def keys_of(evidence: pd.DataFrame) -> list[Key]:
-    """The claims and checkpoints of a table of evidence or verdicts, each once."""
+    """Return the unique pairs of claim and checkpoint in a table of evidence or verdicts."""
     pairs = evidence[["claim", "checkpoint"]].itertuples(index=False, name=None)
     return list(dict.fromkeys(pairs))
 
 
 def joined_evidence(before: pd.DataFrame, made: pd.DataFrame, paper: Paper) -> pd.DataFrame:
-    """Put evidence that was made now in the place of its own claims and checkpoints.
+    """Replace the evidence of some claims and checkpoints by new evidence.
 
     Args:
-        before: All evidence of a page, as `read_evidence` gives it.
-        made: Evidence of some claims, likewise.
-        paper: The whole paper, whose order the rows have.
+        before: All evidence of a page, from `read_evidence`.
+        made: New evidence of some claims, in the same form.
+        paper: The whole paper, which determines the order of rows.
 
     Returns:
-        The table, with rows numbered anew.
+        The table, with new row numbers.
     """
     old, new = _blocks(before), _blocks(made)
     judged = {key[0] for key, rows in new.items() if not _is_unmeasured(rows)}
     measured = {key[0] for key, rows in old.items() if not _is_unmeasured(rows)}
-    # That nothing could be measured is said where nothing was, now or before.
+    # A row "not measured" stays only if the claim has no measurement, new or old.
     kept = {key: rows for key, rows in old.items() if key[0] in measured or key[0] not in judged}
     kept |= {
         key: rows
@@ -55,7 +55,7 @@ def joined_evidence(before: pd.DataFrame, made: pd.DataFrame, paper: Paper) -> p
         for number, experiment in enumerate(paper.experiments)
         for claim in experiment.claims
     }
-    # A stable sort: within an experiment rows stay as they stood, and new ones follow.
+    # A stable sort: within an experiment rows keep their order, and new rows follow.
     ordered = sorted(kept.items(), key=lambda item: place.get(item[0][0], len(place)))
     rows = [row for _, own in ordered for row in own]
     numbered = [row.assign(row=str(number)) for number, row in enumerate(rows)]
@@ -67,7 +67,7 @@ def _is_unmeasured(rows: Sequence[pd.DataFrame]) -> bool:
 
 
 def _blocks(table: pd.DataFrame) -> dict[Key, list[pd.DataFrame]]:
-    """Rows of verdicts by what they are about."""
+    """Group rows of verdicts by claim and checkpoint."""
     found: dict[Key, list[pd.DataFrame]] = {}
     for _, row in table.groupby("row", sort=False):
         found.setdefault(keys_of(row)[0], []).append(row)
@@ -77,11 +77,11 @@ def _blocks(table: pd.DataFrame) -> dict[Key, list[pd.DataFrame]]:
 def joined_numbers(
     before: pd.DataFrame, made: pd.DataFrame, figures: Sequence[str]
 ) -> pd.DataFrame:
-    """Put the numbers behind figures in the place of theirs.
+    """Replace the numbers behind some figures.
 
     Args:
         before: Numbers of a page, as text.
-        made: Numbers of the figures that were drawn now, as text.
+        made: Numbers of the new figures, as text.
         figures: All figures of the page, in their order.
 
     Returns:
@@ -96,16 +96,16 @@ def joined_numbers(
 def joined_parts(
     page: Mapping[str, Any], own: Mapping[str, str], command: str, made: tuple[list[str], list[Key]]
 ) -> list[dict[str, Any]]:
-    """Say which figures and rows of a page another command than the page's made.
+    """Record the figures and rows of a page that another command than the page's made.
 
     Args:
-        page: What page.json holds before.
-        own: Provenance of what is made now, with its command.
-        command: The command that makes the whole paper as `own` does.
-        made: Figures and rows that are made now.
+        page: Previous content of page.json.
+        own: Provenance of the new part, with its command.
+        command: The command that makes the whole paper in the same way.
+        made: New figures and rows.
 
     Returns:
-        Records for page.json; what is made now has none where the page's command makes the same.
+        Records for page.json; the new part has none if the page's command makes the same.
     """
     figures, rows = made
     parts = []
@@ -127,7 +127,7 @@ def joined_parts(
 
 
 def commands_of(page: Mapping[str, Any], keys: Iterable[Key]) -> Iterator[str]:
-    """The command that made each of the rows of a page."""
+    """Yield the command that made each row of a page."""
     by_row = {
         tuple(row): part["provenance"]["command"]
         for part in page.get("parts", [])

@@ -1,11 +1,10 @@
-"""Perplexities of language models side by side, at the training length and beyond: what CoPE's and
-HoPE's claims about them share.
+"""Perplexities of language models side by side, at the training length and beyond; the common part
+of CoPE's and HoPE's claims.
 
     perplexity = exp of the mean of -log p over the tokens of held-out windows; compared as log
     perplexity, window by window
 
-Windows of text differ far more than models do: only perplexities of the same windows can stand side
-by side.
+Windows of text differ far more than models, so only perplexities of the same windows are compared.
 """
 
 from __future__ import annotations
@@ -21,18 +20,17 @@ from repo_interp.measures.labels import with_attrs
 
 
 def on_the_same_windows(scored: Sequence[Scored]) -> list[Scored]:
-    """Those of `scored` whose perplexities can stand side by side: those with weights, where any
-    have them.
+    """Return the members of `scored` with comparable perplexities: those with weights, if any have
+    weights.
 
-    What a run without weights has recorded is a mean over other windows than those that are
-    measured now.
+    A run without weights has recorded a mean over other windows.
     """
     return [each for each in scored if each.live is not None] or list(scored)
 
 
 def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Dataset:
-    """Perplexity [checkpoint, test_set, seed] by length in tokens, ascending, as
-    `score_figures` draws it.
+    """Return perplexity [checkpoint, test_set, seed] by ascending length in tokens, for
+    `score_figures`.
     """
     table = score_table(scored, method=method).assign_coords(
         layout=("checkpoint", [in_layers(each) for each in scored])
@@ -50,9 +48,9 @@ def perplexity_table(scored: Sequence[Scored], method: str = PLAIN) -> xr.Datase
 def differences(
     rows: Sequence[tuple[Scored, str]], reference: Scored, name: str, table: xr.Dataset
 ) -> dict[str, xr.DataArray]:
-    """Log perplexity of each checkpoint and method of `rows` above that of `reference`, called
-    `name`, by checkpoint and test set of `table`, with its standard error as `samples.between`
-    takes it, as `score_figures` draws them; NaN where one has no scores.
+    """Return log perplexity of each checkpoint and method of `rows` minus that of `reference`,
+    called `name`, by checkpoint and test set of `table`, with its standard error from
+    `differences.between`, for `score_figures`; NaN if one has no scores.
     """
     values = np.full((2, len(rows), table.sizes["test_set"]), np.nan)
     for row, (each, method) in enumerate(rows):
@@ -79,8 +77,8 @@ def differences(
 def compared(
     rows: Sequence[tuple[Scored, str]], table: xr.Dataset, reference: Scored | None, name: str
 ) -> tuple[xr.Dataset, str]:
-    """`table` of the perplexities of `rows` with `differences` from `reference`, called `name`,
-    where there is one; and what a caption says of it: seeds and windows, checkpoints that went on
+    """Return the `table` of perplexities of `rows`, with `differences` from `reference`, called
+    `name`, if there is one; and sentences for the caption: seeds and windows, checkpoints continued
     from a trained one, and the differences.
     """
     errors = (table["standard_error"] / table["score"].mean("seed")).values
@@ -111,9 +109,7 @@ def compared(
 
 
 def shortest_and_longest(scored: Scored) -> tuple[str, str]:
-    """The training length, and the longest length that there are scores of, as names of test
-    sets.
-    """
+    """Return the training length, and the longest length with scores, as names of test sets."""
     lengths = sorted(int(name) for name in scored.test_sets)
     return str(min(lengths, key=lambda length: abs(length - scored.training_length))), str(
         lengths[-1]

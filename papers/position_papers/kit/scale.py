@@ -1,7 +1,6 @@
-"""How large a model is and how long it was trained: the papers', as they state it, beside ours, as
-its files say it.
+"""Sizes and training lengths of models: the papers' models as stated, and ours from their files.
 
-Knows nothing about what is claimed or measured.
+This module knows nothing about claims and measurements.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from repo_interp.models.checkpoints import identify
 
 @dataclass(frozen=True)
 class Scale:
-    """Of one model. None: not stated."""
+    """Size and training of one model. None: not stated."""
 
     layers: int | None = None
     width: int | None = None
     length: int | None = None
-    """Longest sequences it was trained on, in tokens."""
+    """Longest training sequences, in tokens."""
     training: str | None = None
     """Steps, sequences per step, or tokens."""
 
 
 def scale_of(directory: str | os.PathLike[str]) -> Scale:
-    """The scale of a checkpoint, or of a training record without weights, from config.json and
+    """Read the scale of a checkpoint, or of a training record without weights, from config.json and
     training.toml.
     """
     directory = Path(directory)
@@ -54,8 +53,8 @@ def scale_of(directory: str | os.PathLike[str]) -> Scale:
 
 
 def ours_and_theirs(ours: Scale, theirs: Scale) -> str:
-    """One line: ours, then the paper's, as layers × width, length of sequences, training; what is
-    not stated is left out.
+    """Format one line: our scale, then the paper's, as layers × width, length of sequences,
+    training; values that are not stated are left out.
     """
     return "; paper: ".join(filter(None, (_in_words(ours), _in_words(theirs))))
 
@@ -69,11 +68,11 @@ def _in_words(scale: Scale) -> str:
 
 
 def scale_beside(paper: Scale, checkpoint: str, paths: Mapping[str, str]) -> str:
-    """How the model or models that a verdict calls `checkpoint` differ in scale from the one that
-    the paper's claim is about.
+    """Describe the difference in scale between the models of a verdict, called `checkpoint`, and
+    the model of the paper's claim.
 
-    `checkpoint` is one of the names, several in one text, or what several begin with ("niah" of
-    niah/repo and niah/rope).
+    `checkpoint` is one name, several names in one text, or a common prefix ("niah" of niah/repo and
+    niah/rope).
     """
     words = re.split(r"[\s,;]+", checkpoint)
     names = [name for name in paths if name == checkpoint]

@@ -7,7 +7,7 @@
 Over lengths, every checkpoint is drawn a little to the right of the one before, so that equal
 scores do not cover each other.
 
-What is drawn is a dataset with
+The figures draw a dataset with
 
     score [checkpoint, test_set, seed]         NaN where a checkpoint has fewer seeds; attributes long_name and units
     standard_error [checkpoint, test_set]      over prompts; may be missing
@@ -16,8 +16,7 @@ What is drawn is a dataset with
     attributes: axis (what test_set counts, "words"), training_length (a dotted line; may be
     missing)
 
-A model that goes on with position interpolation or YaRN is a checkpoint of its own, with the layout
-of the model.
+A model with position interpolation or YaRN is a separate checkpoint, with the layout of the model.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from repo_interp.plots.marks.scores import looks
 from repo_interp.plots.style import COLUMN_WIDTH, PAGE_WIDTH, PaperFigure, paper_figure, style
 
 LOG_FROM = 4.0
-"""Ratio of the highest to the lowest perplexity from which its axis is logarithmic."""
+"""Least ratio of the highest to the lowest perplexity for a logarithmic axis."""
 DOUBLINGS = 4.0
-"""Ratio of the longest to the shortest length from which a length axis doubles."""
+"""Least ratio of the longest to the shortest length for a length axis in doublings."""
 BESIDE, FEW_BESIDE, FEW = 1.0, 4.0, 4
-"""Points between the marks of neighbouring checkpoints over lengths; the same, at most, where
-lengths are few; how many those are.
+"""Distance in points between marks of neighboring checkpoints; its maximum for few lengths; and the
+largest number of lengths that counts as few.
 """
 CLOSEST = 60.0
 """Points that all marks of a panel may take side by side, so that those of neighbouring lengths
@@ -59,25 +58,26 @@ SEED_DOTS: Mapping[str, Any] = {"markersize": 1.4, "markeredgewidth": 0}
 
 
 def score_by_length(data: xr.Dataset, title: str = "") -> PaperFigure:
-    """The scores of every checkpoint by test set in one panel; see `score_panels`."""
+    """Draw the scores of every checkpoint by test set in one panel; see `score_panels`."""
     return score_panels({title or _seeds(data).capitalize(): data})
 
 
 def method_panels(data: xr.Dataset) -> PaperFigure:
-    """Scores by test set with an axis `method` more: one panel per method, side by side."""
+    """Draw scores by test set and method: one panel per method, side by side."""
     methods = {method: data.sel({"method": method}) for method in data["method"].values}
     return score_panels({f"{name}: {_seeds(each)}": each for name, each in methods.items()})
 
 
 @style()
 def score_panels(panels: Mapping[str, xr.Dataset]) -> PaperFigure:
-    """Scores by test set, one panel per dataset by its title, at page width for several panels or
-    many checkpoints.
+    """Draw scores by test set, one panel per dataset with its title, at page width for several
+    panels or many checkpoints.
 
-    Panels of the same checkpoints share a legend; else each has its own. Perplexities that lie far
-    apart have a logarithmic axis. Datasets that hold `difference` and `difference_error`
-    [checkpoint, test_set], a score above that of `difference.attrs["from"]`, have them below with
-    two standard errors: those tell checkpoints apart, since windows differ more than models do.
+    Panels with the same checkpoints share a legend, others have separate ones. Perplexities with a
+    large range have a logarithmic axis. If datasets have `difference` and `difference_error`
+    [checkpoint, test_set], the score minus that of `difference.attrs["from"]`, these are drawn
+    below with two standard errors. They distinguish checkpoints, since windows differ more than
+    models.
     """
     every = list(panels.values())
     differ = all("difference" in data for data in every)
@@ -119,12 +119,12 @@ def _draw_differences(ax: Axes, data: xr.Dataset) -> None:
 
 
 def handles(data: xr.Dataset) -> list[Line2D]:
-    """Legend entries of the checkpoints of `data`."""
+    """Return the legend entries of the checkpoints of `data`."""
     return [Line2D([], [], **MARK, **look) for look in _marks(data).values()]
 
 
 def _marks(data: xr.Dataset) -> dict[str, dict[str, Any]]:
-    """Return the style of each checkpoint; only scores at several lengths are joined by a line."""
+    """Return the style of each checkpoint; only scores at several lengths are connected by a line."""
     sets = data["test_set"]
     lined = sets.size > 1 and np.issubdtype(sets.dtype, np.number)
     return {
@@ -162,14 +162,14 @@ def draw_scores(ax: Axes, data: xr.Dataset) -> Axes:
             )
             move_aside(ax, marks, row, len(scores), points)
     if numeric:
-        ax.margins(x=0.11 if len(sets) <= FEW else 0.08)  # room for what was moved
+        ax.margins(x=0.11 if len(sets) <= FEW else 0.08)  # space for moved marks
     _axis(ax, sets, numeric, data)
     return ax
 
 
 def legend_under(ax: Axes, data: xr.Dataset) -> None:
-    """The legend of the checkpoints of `data` below `ax`, with lines long enough for their dashes,
-    in as many columns as fit into its part of the figure.
+    """Draw the legend of the checkpoints of `data` below `ax`, with lines long enough for their
+    dashes, in as many columns as fit.
     """
     grid, figure = ax.get_gridspec(), ax.get_figure(root=True)
     assert figure is not None
@@ -189,8 +189,8 @@ def legend_under(ax: Axes, data: xr.Dataset) -> None:
 def move_aside(
     ax: Axes, marks: Sequence[Artist], row: int, rows: int, points: float = BESIDE
 ) -> None:
-    """Move the marks of checkpoint `row` of `rows` sideways on `ax`, `points` from one to the next:
-    on paper, not in the data.
+    """Move the marks of checkpoint `row` of `rows` sideways on `ax`, by `points` between neighbors,
+    in the figure and not in the data.
     """
     aside = offset_copy(
         ax.transData, ax.get_figure(root=True), points * (row - (rows - 1) / 2), 0.0, units="points"
@@ -200,8 +200,8 @@ def move_aside(
 
 
 def draw_seeds(ax: Axes, x: np.ndarray, values: np.ndarray, colour: str, name: str) -> list[Artist]:
-    """A thin bar from the smallest to the largest seed of each test set of `values` [test_set,
-    seed], and a dot per seed.
+    """Draw a thin bar from the smallest to the largest seed for each test set of `values`
+    [test_set, seed], and a dot per seed.
     """
     several = np.isfinite(values).sum(axis=1) > 1
     low, high = np.nanmin(values[several], axis=1), np.nanmax(values[several], axis=1)
@@ -213,7 +213,7 @@ def draw_seeds(ax: Axes, x: np.ndarray, values: np.ndarray, colour: str, name: s
 def draw_errors(
     ax: Axes, x: np.ndarray, middle: np.ndarray, error: np.ndarray, colour: str, name: str
 ) -> Artist:
-    """A thin bar from `middle` - `error` to `middle` + `error` at each of `x`."""
+    """Draw a thin bar from `middle` - `error` to `middle` + `error` at each of `x`."""
     return ax.vlines(
         x, middle - error, middle + error, color=colour, linewidth=0.7, gid=f"error {name}"
     )

@@ -1,15 +1,16 @@
-"""Seeds as an axis: an experiment on one checkpoint, made with every training seed whose weights
-are there, and one row for all of them.
+"""Seeds as an axis: an experiment on one checkpoint, repeated for every training seed with weights,
+and one row for all seeds.
 
-    seed      measured and judged as the experiment does it, with its own reasons why nothing can be said
-    row       mean and standard deviation over the seeds that can be judged; of a single one its own spread, which is over prompts
-    outcome   holds where the rule holds in all of these, fails where it fails in one, else undecided
+    seed      measured and judged by the experiment, with separate reasons why it cannot be judged
+    row       mean and standard deviation over the seeds that can be judged; for a single seed its spread over prompts
+    outcome   holds if the rule holds in all of these seeds, fails if it fails in one, else undecided
 
-A seed is judged without Holm's correction, which is for the best of several: what has to hold for
-all is no more probable by chance than for one. Of seeds other than the first that cannot be judged
-nothing is measured, nor of the zoo's checkpoints of which no seed can be, but the one that decides.
-What decides that a seed can be - how far its positions spread, and its loss without them - is kept
-with the first figure, beside `units`, the numbers of the experiment by seed.
+A seed is judged without Holm's correction, which is for the best of several: a rule that must hold
+for all seeds is not more probable by chance than for one. Seeds that cannot be judged are not
+measured, except the first; the same holds for checkpoints of the zoo without such seeds, except the
+deciding one. The numbers that decide whether a seed can be judged (the spread of its positions, and
+the loss without them) are kept with the first figure, next to `units`, the numbers of the
+experiment by seed.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ USE = {
     "head": "used_head",
     "prompt": "used_prompt",
 }
-"""How the numbers of `kit.learned_positions` and their axes are called beside those of an
-experiment.
+"""Names of the numbers of `kit.learned_positions`, and of their axes, among those of an experiment.
 """
 
 
@@ -46,11 +46,12 @@ class Seed(NamedTuple):
 
     checkpoint: str
     data: Any
-    """What the experiment measures; None where nothing can be said of another seed than the first.
+    """The measurement of the experiment; None for a seed, other than the first, that cannot be
+    judged.
     """
     why_not: Sequence[str]
     use: xr.Dataset | None
-    """As `kit.learned_positions` measures it."""
+    """The measurement of `kit.learned_positions`."""
 
 
 def over_seeds(
@@ -58,9 +59,9 @@ def over_seeds(
     units: Callable[[Any], xr.Dataset],
     across: Callable[[Mapping[int, Any]], Iterable[Evidence]] = lambda by_seed: (),
 ) -> Experiment:
-    """`experiment`, whose groups are single checkpoints, on all their seeds.
+    """Extend `experiment`, whose groups are single checkpoints, to all seeds.
 
-    `across`: evidence from what is measured of those that can be judged together.
+    `across` makes evidence from the joint measurements of all seeds that can be judged.
     """
 
     def measure(subjects: Sequence[Subject], options: Any, cache: Cache) -> dict[int, Seed] | None:
@@ -121,7 +122,7 @@ def over_seeds(
 
 
 def _joined(by_seed: Mapping[int, xr.Dataset]) -> dict[str, xr.DataArray]:
-    """The variables of all seeds along a new first axis `seed`."""
+    """Join the variables of all seeds along a new first axis `seed`."""
     return (
         {str(name): array for name, array in joined(by_seed, "seed", "outer").items()}
         if by_seed

@@ -1,12 +1,12 @@
-"""The checkpoints that experiments are made on: those of the zoo that a paper names and a user's,
-with the task each was trained on.
+"""The checkpoints for experiments: those of the zoo that a paper names, and a user's, each with the
+task of its training.
 
-    name -> directory, with a digest of all that it holds      a user's checkpoint stands in for the zoo's of the same name
+    name -> directory, with a digest of its content            a user's checkpoint replaces that of the zoo with the same name
 
-Of some checkpoints the zoo has only the records of training, not the weights; they are subjects
-too. A checkpoint of one of our tasks gets that task's prompts; any other one gets RULER's needle in
-a haystack in its own tokens. Prompt i of a length depends on the seed and i alone, so that
-checkpoints of one task get the same prompts. Knows nothing about any paper.
+For some checkpoints the zoo has only the records of training, without weights; they are subjects
+too. A checkpoint of one of our tasks gets the prompts of this task; others get RULER's needle in a
+haystack in their tokens. Prompt i of a length depends only on the seed and i, so checkpoints of one
+task get the same prompts. This module knows nothing about single papers.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from repo_interp.positions.layouts import LEARNED, format_layout
 from repo_interp.tasks import Prompt, Task, make_task, niah
 
 RECORDS = ("scores.json", "training.toml", "log.jsonl", "steps.nc")
-"""What is read of a checkpoint beside its configuration and weights."""
+"""Files of a checkpoint that are read in addition to its configuration and weights."""
 VARIANT = "multikey_1"
-"""The needle in a haystack of checkpoints that were trained on no task of ours: several keys, as
-RePo's table 1 has it.
+"""Variant of the needle in a haystack for checkpoints without one of our tasks: several keys, as in
+RePo's table 1.
 """
 
 
@@ -53,32 +53,32 @@ class Subject:
     """One checkpoint."""
 
     name: str
-    """What the caller calls it."""
+    """Name from the caller."""
     path: str
     schemes: tuple[str, ...]
-    """The scheme of every layer; empty where there are only records of training."""
+    """The scheme of every layer; empty without weights."""
     training_length: int
-    """In tokens; 0 where there are only records."""
+    """Training length in tokens; 0 without weights."""
     digest: str
-    """Of configuration and weights; empty where there are only records."""
+    """Digest of configuration and weights; empty without weights."""
     task: Task | None
-    """The task it was trained on, where that is one of ours."""
+    """The task of its training, if it is one of ours."""
     configuration: TrainingConfiguration | None = None
-    """How it was trained, where training.toml says it."""
+    """Configuration of its training, from training.toml if there is one."""
     runs: str = ""
-    """The directory that holds the records of its training, and other seeds in seed-N, where that
-    is not `path`.
+    """The directory with the records of its training, and other seeds in seed-N, if it differs from
+    `path`.
     """
 
     @property
     def has_weights(self) -> bool:
-        """Whether its weights are there, not only the records of its training."""
+        """Whether it has weights, not only records of its training."""
         return bool(self.schemes)
 
     @property
     def layout(self) -> str:
-        """The layout in short - rope, repo@1, r2n1; as its training record names it where there are
-        no weights.
+        """The layout in its short form, such as rope, repo@1 or r2n1; from the training record if
+        there are no weights.
         """
         if not self.schemes:
             return "" if self.configuration is None else self.configuration.scheme
@@ -86,24 +86,24 @@ class Subject:
 
     @property
     def kind(self) -> str:
-        """The name of its task; "text" where it was trained on none of ours."""
+        """The name of its task; "text" if it is not one of ours."""
         if self.task is not None:
             return self.task.name
         return "text" if self.configuration is None else self.configuration.task
 
     @property
     def learned(self) -> tuple[int, ...]:
-        """Layers whose positions are learned."""
+        """Layers with learned positions."""
         return tuple(layer for layer, scheme in enumerate(self.schemes) if scheme in LEARNED)
 
     @property
     def stem(self) -> str:
-        """Its name as a part of a file's name."""
+        """Its name as a part of file names."""
         return stem(self.name)
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer beside the weights. Raises InputError where there is none."""
+        """The tokenizer next to the weights. Raises InputError if there is none."""
         tokenizer = load_tokenizer(identify(self.path))
         if tokenizer is None:
             why = "has no tokenizer, so there are no prompts for it; put its tokenizer there"
@@ -112,23 +112,21 @@ class Subject:
 
     @property
     def tokenizer_digest(self) -> str:
-        """What decides how text becomes tokens: equal for checkpoints that can be given the same
-        prompts.
-        """
+        """Digest of the tokenizer: equal for checkpoints that can get the same prompts."""
         file = tokens_of(Path(self.path)) / "tokenizer.json"
         return _file_digest(file) if file.is_file() else self.digest
 
     def prompts(self, length: int, count: int, seed: int) -> list[Prompt]:
-        """`count` prompts of `length` (in the unit of its task: words for reversal, else tokens),
-        with their answers.
+        """Make `count` prompts of `length` (in the unit of the task: words for reversal, else
+        tokens), with their answers.
         """
         if self.task is not None:
             return self.task.prompts(count, seed, str(length))
         return niah(self.tokenizer, VARIANT, length, count, seed)
 
     def bridges(self, options: Any) -> Iterator[tuple[str, nn.Module]]:
-        """This checkpoint, "trained", then `options.controls` random-weight controls, "random 0",
-        ...; each is made when reached.
+        """Yield this checkpoint, "trained", then `options.controls` random-weight controls, "random
+        0", ..., each created when needed.
         """
         yield "trained", load(self.path, options.device)
         for seed in range(options.controls):
@@ -142,8 +140,8 @@ class Subject:
         *given: Any,
         **depends: str | int | float,
     ) -> Kept:
-        """`function(self, options, *given)`, kept by this checkpoint, its task, what `depends`
-        names, the seed, batch size and device.
+        """Return `function(self, options, *given)`, cached by this checkpoint, its task, `depends`,
+        the seed, batch size and device.
         """
         return cache.get(function, self._decisive(options) | depends, self, options, *given)
 
@@ -154,8 +152,8 @@ class Subject:
         options: Any,
         **depends: str | int | float,
     ) -> xr.Dataset:
-        """`function(self, options, grid)`, kept as `measured` keeps it; interrupted, it goes on
-        from the points that `grid` has.
+        """Return `function(self, options, grid)`, cached as by `measured`; after an interruption it
+        continues from the points in `grid`.
         """
         known = self._decisive(options) | depends
         return cache.get(function, known, self, options, cache.points(function, known))
@@ -186,18 +184,18 @@ class Given:
     """Names of the zoo that the package lacks."""
 
     def subjects(self, corpus: str = "") -> list[Subject]:
-        """What is known of each checkpoint without reading its weights; language models read
-        `corpus`, where it is given, instead of what they were trained on.
+        """Read the facts of each checkpoint without its weights; language models read `corpus`, if
+        it is given, instead of the text of their training.
 
-        Raises InputError for one that cannot be read.
+        Raises InputError for a checkpoint that cannot be read.
         """
         return [subject(name, path, corpus) for name, path in self.paths.items()]
 
 
 def given(wanted: Iterable[str], users: Mapping[str, str], zoo: Path = DIRECTORY) -> Given:
-    """The checkpoints `wanted` from the zoo, and the users'.
+    """Find the checkpoints `wanted` from the zoo, and those of users.
 
-    Raises InputError for a users' path where no checkpoint is.
+    Raises InputError for a user's path without a checkpoint.
     """
     names = [name for name in wanted if name not in users]
     paths = {name: str(place) for name in names if (place := _place(zoo, name)) is not None} | dict(
@@ -208,12 +206,12 @@ def given(wanted: Iterable[str], users: Mapping[str, str], zoo: Path = DIRECTORY
 
 
 def subject(name: str, path: str | os.PathLike[str], corpus: str = "") -> Subject:
-    """The checkpoint at `path`, or the record of training there; of a directory of seeds alone, the
-    first that has weights.
+    """Read the checkpoint at `path`, or its record of training; for a directory with only seeds,
+    the first seed with weights.
 
-    `corpus`: what language models read, where it is given, instead of what they were trained on.
-    Raises InputError where neither can be read, and for a checkpoint whose record names a file or a
-    folder where none is given.
+    Language models read `corpus`, if it is given, instead of the text of their training. Raises
+    InputError if neither can be read, or if the record of a checkpoint names a file or a folder and
+    no `corpus` is given.
     """
     configuration = _configuration(Path(path))
     if configuration is not None and not (Path(path) / "config.json").is_file():
@@ -230,8 +228,8 @@ def subject(name: str, path: str | os.PathLike[str], corpus: str = "") -> Subjec
 
 
 def _trained_task(directory: Path, corpus: str) -> Task | None:
-    """The task of the checkpoint in `directory`; of one that reads texts with those of `corpus`,
-    where it is given.
+    """Return the task of the checkpoint in `directory`; a task on texts uses `corpus`, if it is
+    given.
     """
     name = trained_name(directory)
     reads = bool(corpus and name) and "corpus" in make_task(str(name)).options()
@@ -239,8 +237,8 @@ def _trained_task(directory: Path, corpus: str) -> Task | None:
 
 
 def seeds_of(own: Subject) -> dict[int, Subject]:
-    """The same checkpoint trained with other seeds, by seed and under one name: itself, and those
-    of seed-N that have weights.
+    """Return the same checkpoint for all training seeds, by seed and under one name: itself, and
+    the directories seed-N with weights.
     """
     first = 0 if own.configuration is None else own.configuration.seed
     corpus = "" if own.task is None else str(own.task.options().get("corpus", ""))
@@ -253,23 +251,23 @@ def seeds_of(own: Subject) -> dict[int, Subject]:
 
 
 def records_of(own: Subject) -> Path:
-    """The directory with the records of all training runs of a checkpoint, one per seed."""
+    """Return the directory with the records of all training runs of a checkpoint, one per seed."""
     return recorded_at(Path(own.runs or own.path))
 
 
 def _seeds_below(directory: Path) -> dict[int, Path]:
-    """The directories seed-N that have weights, by N."""
+    """Return the directories seed-N with weights, by N."""
     places = (file.parent for file in directory.glob("seed-*/config.json"))
     return dict(sorted((seed, place) for place in places if (seed := seed_of(place)) is not None))
 
 
 def stem(name: str) -> str:
-    """A name as a part of a file's name."""
+    """Convert a name to a part of file names."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
 
 
 def _configuration(path: Path) -> TrainingConfiguration | None:
-    """How a run was trained; where only its other seeds are recorded, how the first of them was."""
+    """Read the training configuration of a run, or of its first other seed if only these exist."""
     places = (path, *sorted(path.glob("seed-*")))
     return next(
         (known for place in places if (known := trained_configuration(place)) is not None), None
@@ -277,11 +275,11 @@ def _configuration(path: Path) -> TrainingConfiguration | None:
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """SHA-256 over a checkpoint and its records, records and weights of other seeds included.
+    """Compute SHA-256 over a checkpoint and its records, including those of other seeds.
 
-    The words that a record has for how it was made (`made_with`) decide nothing.
+    The text in a record on its making (`made_with`) is not included.
 
-    Raises InputError where there is neither.
+    Raises InputError if there is neither.
     """
     directory, runs = Path(path), zoo_runs(path)
     parts: dict[str, str] = {}
@@ -305,8 +303,8 @@ def digest(path: str | os.PathLike[str]) -> str:
 
 
 def texts_of(task: Task | None) -> str:
-    """What decides the text of prompts beside the task's options: Python's version, whose sources
-    are read by default, or the corpus.
+    """Return the origin of the text of prompts, in addition to the task's options: the version of
+    Python, whose sources are the default text, or the digest of the corpus.
     """
     if task is None or not task.options().get("corpus"):
         return platform.python_version()
@@ -314,8 +312,8 @@ def texts_of(task: Task | None) -> str:
 
 
 def _contents(task: Task) -> dict[str, Any]:
-    """The options of a task, the same wherever its files are: a tokenizer by its digest, and no
-    corpus, which `texts_of` reads.
+    """Return the options of a task, independent of the location of files: a tokenizer by its
+    digest, and no corpus, which `texts_of` reads.
     """
     options = {name: value for name, value in task.options().items() if name != "corpus"}
     return options | (
@@ -331,9 +329,7 @@ def _file_digest(file: Path) -> str:
 
 
 def _place(zoo: Path, name: str) -> Path | None:
-    """The directory of a checkpoint of the zoo, or the one that its records are of; None where
-    there is neither.
-    """
+    """Return the directory of a checkpoint of the zoo, or of its records; None if there is neither."""
     with_weights = (
         directory / name
         for directory in (zoo, shipped.DIRECTORY)

@@ -3,12 +3,12 @@
 
     three axes       W_ij ~ a_{i-j} + b_i + c_j            fake distance    W'_dj ~ a_d + b_j        r: correlation with the fit
 
-At short lengths random weights are fitted by chance: 3 n axes for n^2 / 2 pairs give r of about
-sqrt(6 / n). The paper's number for random weights lies below that of 4,096 tokens; `random_weights`
-shows where it can be had.
+At short lengths random weights are fitted by chance: 3 n axes for n^2 / 2 pairs give an r of about
+sqrt(6 / n). The paper's number for random weights is below this value for 4,096 tokens;
+`random_weights` shows the conditions under which that number can be obtained.
 
-The paper speaks of "the great
-majority of the variance"; the weakest reading of it is half, r = sqrt(0.5).
+The paper speaks of "the great majority of the variance". The weakest reading of it is half, so r is
+at least sqrt(0.5).
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ TRAINED_R = "that of the trained weights"
 
 R_BESIDE_TWINS = "this r"
 PAPER_LENGTH = 4096
-"""Tokens of the paper's fits."""
+"""Number of tokens in the paper's fits."""
 
 
 def by_chance(tokens: int) -> float:
-    """About the r that the fit has of independent logits: sqrt(6 / n)."""
+    """The approximate r of a fit of independent logits: sqrt(6 / n)."""
     return math.sqrt(6 / tokens)
 
 
 def _beside_random(values: Values) -> str:
-    """r beside that of random weights."""
+    """Format r together with the mean r of random weights."""
     if R_BESIDE_TWINS not in values:
         return ""
     r, null = values[R_BESIDE_TWINS]
@@ -127,14 +127,14 @@ P3 = Claim(
 
 
 def tabulate(measured: Measured) -> Iterator[Evidence]:
-    """The verdicts on P1 and P3, and on P2 where some layer rotates."""
+    """The evidence on P1 and P3, and on P2 if a layer rotates."""
     yield from _three_axes(measured)
     yield _random_weights(measured)
     yield from _fake_distances(measured)
 
 
 def _three_axes(measured: Measured) -> Iterator[Evidence]:
-    """P1: r of the three-axis fit, alone and beside random weights and shuffled distances."""
+    """P1: r of the three-axis fit, alone and compared with random weights and shuffled distances."""
     three, random = measured.group("three_axis"), _r_of_twins(measured)
     by_prompt = three["r"].mean(("layer", "head")).values
     shuffled = three["r_shuffled"].mean(("layer", "head")).values
@@ -174,8 +174,8 @@ def _random_weights(measured: Measured) -> Evidence:
 
 
 def _fake_distances(measured: Measured) -> Iterator[Evidence]:
-    """P2: r of the fake-distance fit in the layers that rotate, alone and beside random weights;
-    nothing where none rotates.
+    """P2: r of the fake-distance fit in layers that rotate, alone and compared with random weights.
+    No evidence if no layer rotates.
     """
     fake, rotating = measured.group("fake_distance"), rotating_layers(measured)
     if not rotating:
@@ -201,8 +201,8 @@ def _fake_distances(measured: Measured) -> Iterator[Evidence]:
 
 
 def draw(measured: Measured) -> Iterator[Drawing]:
-    """r of both fits over layers and heads, and each fit of the head with the median r (fig. 2,
-    3).
+    """Draw r of both fits over layers and heads, and each fit for the head with the median r (fig.
+    2, 3).
     """
     name, three, fake, maps = (
         measured.name,
@@ -263,8 +263,8 @@ def draw(measured: Measured) -> Iterator[Drawing]:
 def by_weights(
     measured: Measured, name: str, reduced: Callable[[xr.Dataset], xr.DataArray]
 ) -> xr.DataArray:
-    """What `reduced` makes of a group, over `weights`: trained, then those of random 0, random 1,
-    ...
+    """The result of `reduced` on a group along `weights`: for the trained weights, then for the
+    controls random 0, random 1, ...
     """
     groups = {"trained": measured.group(name)}
     groups |= {f"random {number}": twin for number, twin in enumerate(measured.of_twins(name))}
@@ -274,17 +274,17 @@ def by_weights(
 
 
 def rotating_layers(measured: Measured) -> list[int]:
-    """Layers with a head that rotates."""
+    """The layers with a head that rotates."""
     return sorted({layer for layer, _ in rotating_heads(measured.group("rotation"))})
 
 
 def _r_of_twins(measured: Measured) -> np.ndarray:
-    """Mean r of the three-axis fit of every random-weight control."""
+    """The mean r of the three-axis fit for every random-weight control."""
     return np.array([_mean(twin["r"]) for twin in measured.of_twins("three_axis")])
 
 
 def of_heads(values: xr.DataArray) -> str:
-    """The lowest and the highest of all heads' means over prompts, in words."""
+    """Format the lowest and the highest mean over prompts among all heads."""
     means = values.mean("prompt")
     return f"{float(means.min()):.3g} to {float(means.max()):.3g}"
 

@@ -1,11 +1,12 @@
-"""Slow dominating components: rotary pairs with large, stable means that turn little, and what they
-alone make of the logits (Position Generalization sec. 3.4, theorem 2, fig. 4, 9): P4, P5.
+"""Slow dominating components, which are rotary pairs with large, stable means that turn little, and
+the logits that follow from them alone (Position Generalization sec. 3.4, theorem 2, fig. 4, 9): P4,
+P5.
 
-The rule of P5 was written after an exploratory run on one half-trained checkpoint had been seen. "A
-few" components are read as at most a quarter, and "usually" as half. "Small" and "close to pi" are
-what the measure asks of a slow dominating component (`Rotation`). How far one turns is over the
-training length, as in the paper, or a layer's window where that is shorter, however short the
-sequences are.
+The rule of P5 was written after an exploratory run on one half-trained checkpoint. "A few"
+components are read as at most a quarter, and "usually" as half. "Small" and "close to pi" have the
+thresholds of the measure for slow dominating components (`Rotation`). The rotation of a component
+is computed over the training length, as in the paper, or over a layer's window if that is shorter,
+even for shorter sequences.
 """
 
 from __future__ import annotations
@@ -86,19 +87,19 @@ _P5 = Claim(
     also=("beyond random weights",),
 )
 P5 = {"rotation": _P5, "rotation_printed": replace(_P5, part="g as printed", also=())}
-"""By group: g with the sign that the proof needs, and as it is printed."""
+"""By group: the claim for g with the sign that the proof needs, and for g as printed."""
 P5_NULL = _P5.beyond(_P5.statement, BeyondNull(R_BESIDE_TWINS, 0.95))
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> Measured | None:
-    """Rotary pairs of a checkpoint and its controls; None where no layer rotates."""
+    """Measure the rotary pairs of a checkpoint and its controls; None if no layer rotates."""
     (subject,) = subjects
     measured = fits(subject, options, cache)
     return measured if rotating_heads(measured.group("rotation")) else None
 
 
 def tabulate(measured: Measured) -> Iterator[Evidence]:
-    """The verdicts on P4, its part about components near pi, and P5 where a head has slow
+    """The evidence on P4, on its part about components near pi, and on P5 if a head has slow
     dominating components.
     """
     rotation = measured.group("rotation")
@@ -157,7 +158,7 @@ def tabulate(measured: Measured) -> Iterator[Evidence]:
 
 
 def _still(measured: Measured) -> Evidence:
-    """P4 (near pi): of the components that start there, how many are mostly static."""
+    """P4 (near pi): the share of components that turn little among those that start near pi."""
     groups = [
         _slow(measured, group)
         for group in (measured.group("rotation"), *measured.of_twins("rotation"))
@@ -183,7 +184,7 @@ def _still(measured: Measured) -> Evidence:
 
 
 def draw(measured: Measured) -> Iterator[Drawing]:
-    """Mean pairs of queries and keys in the plane (fig. 4, 9)."""
+    """Draw the mean pairs of queries and keys in the plane (fig. 4, 9)."""
     sequences = measured.group("rotation").sizes["prompt"]
     caption = (
         f"{measured.name}: mean pairs of queries and keys in the plane (fig. 4, 9), over "
@@ -200,7 +201,7 @@ def draw(measured: Measured) -> Iterator[Drawing]:
 
 
 def units(measured: Measured) -> xr.Dataset:
-    """What P4 and P5 rest on, of one seed."""
+    """The numbers behind P4 and P5 for one seed."""
     rotation = measured.group("rotation")
     return xr.Dataset(
         {
@@ -214,13 +215,13 @@ def units(measured: Measured) -> xr.Dataset:
 
 
 def _finite_means(twins: Sequence[xr.Dataset]) -> list[float]:
-    """The mean r of every control that has slow dominating components."""
+    """The mean r for every control with slow dominating components."""
     every = [twin["closed_form_r"].values for twin in twins]
     return [float(np.nanmean(values)) for values in every if np.isfinite(values).any()]
 
 
 def _slow_shares(measured: Measured, rotation: xr.Dataset) -> xr.DataArray:
-    """The share of slow dominating components, of every head of the layers that rotate."""
+    """The share of slow dominating components for every head in layers that rotate."""
     slow = _slow(measured, rotation)[0].sel(layer=rotating_layers(measured))
     return with_attrs(
         slow.mean("component").reset_coords(drop=True), "slow dominating components of a head", "1"
@@ -230,9 +231,9 @@ def _slow_shares(measured: Measured, rotation: xr.Dataset) -> xr.DataArray:
 def _slow(
     measured: Measured, rotation: xr.Dataset
 ) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
-    """Which components are slow dominating over the training length, as the measure has them over
-    the length of its prompts; which start near pi, and would be slow dominating but for that; and
-    which are still.
+    """Masks of three kinds of components: slow dominating over the training length (the measure
+    uses the length of its prompts); starting near pi, and otherwise slow dominating; and turning
+    little.
     """
     subject = measured.subject
     chosen = rotation.attrs

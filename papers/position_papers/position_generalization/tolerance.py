@@ -1,17 +1,19 @@
-"""How little disturbed order and positions matter, and to whom less (Position Generalization sec.
-4.1, fig. 5, table 1): P6.
+"""Tolerance of models to disturbed order and positions (Position Generalization sec. 4.1, fig. 5,
+table 1): P6.
 
     rise = perplexity disturbed - undisturbed, per cent of the latter
     fall = accuracy undisturbed - disturbed, per cent of the former      accuracy: share of targets that are the model's likeliest token
 
-5 % of tokens, or of keys in every layer, change places within 5; 10 % of positions are off by up to
-10; and what the paper says of perplexity itself, 1 % of tokens within 1,000 and 1 % of positions
-off by up to 10. "Marginal" is read as two per cent; the paper's own numbers are .4 % of accuracy and
-.6 % of perplexity. Its accuracy is that of answers (Qasper), which no move touches, so ours, and
-perplexity beside it, are over the targets that no move touched; over all targets of the text as it
-then stands a moved token is hard to predict whatever the model makes of positions. The comparison of
-a model with learned positions and its RoPE twin is over targets that no move touched too, in nats
-per target, the same tokens moving in both: the mean over draws, prompt by prompt.
+The disturbances are: 5 % of tokens, or of keys in every layer, change places within 5 tokens; 10 %
+of positions are off by up to 10; and, as the paper states for perplexity, 1 % of tokens change
+places within 1,000 and 1 % of positions are off by up to 10. "Marginal" is read as two per cent;
+the paper's numbers are .4 % of accuracy and .6 % of perplexity.
+
+The paper's accuracy is over answers (Qasper), which no move touches. Our accuracy is therefore over
+the targets that no move touched, and perplexity is reported for these as well. Over all targets of
+the disturbed text, a moved token is hard to predict however the model uses positions. A model with
+learned positions is compared with its RoPE twin over the targets that no move touched, in nats per
+target, with the same moved tokens in both: the mean over draws, prompt by prompt.
 """
 
 from __future__ import annotations
@@ -60,11 +62,12 @@ RISE_OF_UNTOUCHED = (
 )
 ROPE_TWIN = "a RoPE model of the same task"
 _ROUNDING = 6
-"""Decimals of a per cent, and of nats: below, nothing changed."""
+"""Numbers in per cent and nats are rounded to this number of decimals; smaller changes count as 0.
+"""
 
 
 MARGINAL = 2.0
-"""Per cent."""
+"""Largest marginal effect, in per cent."""
 
 
 def _marginal(statement: str, place: str, number: str, part: str, quantity: str = RISE) -> Claim:
@@ -139,8 +142,8 @@ P6_LEARNED = Claim(
 
 
 def tabulate(measured: Sequence[Measured]) -> Iterator[Evidence]:
-    """The verdicts on P6 of one checkpoint; of one with learned positions beside its RoPE twin, on
-    P6 (learned) too.
+    """The evidence on P6 for one checkpoint, and on P6 (learned) if it has learned positions and a
+    RoPE twin.
     """
     yield from _text(measured[0])
     if len(measured) > 1:
@@ -148,7 +151,7 @@ def tabulate(measured: Sequence[Measured]) -> Iterator[Evidence]:
 
 
 def _text(measured: Measured) -> Iterator[Evidence]:
-    """P6 from the fall of accuracy, and from the rise of log perplexity at every judged point."""
+    """P6 from the fall of accuracy, and from the rise of perplexity at every judged point."""
     judged = measured.group("judged")
     yield _accuracy(measured.name, judged.sel(kind="text_order"))
     rows = [
@@ -187,7 +190,7 @@ def _text(measured: Measured) -> Iterator[Evidence]:
 
 
 def _accuracy(name: str, judged: xr.Dataset) -> Evidence:
-    """P6 of one checkpoint, from `accuracy` and `accuracy_before` [draw]."""
+    """P6 for one checkpoint, from `accuracy` and `accuracy_before` [draw]."""
     before, after = (judged[part].values for part in ("accuracy_before", "accuracy"))
     measured = f"{FALL.removeprefix('the ')}, per cent"
     if not before.all():
@@ -204,7 +207,9 @@ def _accuracy(name: str, judged: xr.Dataset) -> Evidence:
 
 
 def _beside_twin(own: Measured, twin: Measured) -> Evidence:
-    """P6 (learned): whether targets that no move touched suffer less than in the RoPE twin."""
+    """P6 (learned): whether the loss of targets that no move touched rises less than in the RoPE
+    twin.
+    """
     rises = [
         each.group("judged")["rise"].sel(kind="text_order").mean("draw").dropna("prompt").values
         for each in (own, twin)
@@ -215,7 +220,7 @@ def _beside_twin(own: Measured, twin: Measured) -> Evidence:
             f"nor those of {twin.name} change"
         )
         return unmeasured(P6_LEARNED, own.name, same)
-    less = paired_difference(rises[1], rises[0])  # the same tokens move in both
+    less = paired_difference(rises[1], rises[0])  # the same tokens are moved in both
     plain = [float(each.group("judged")["plain"]) for each in (own, twin)]
     return evidence(
         P6_LEARNED,
@@ -232,7 +237,7 @@ def _beside_twin(own: Measured, twin: Measured) -> Evidence:
 
 
 def draw(measured: Sequence[Measured]) -> Iterator[Drawing]:
-    """Log perplexity over shares and distances of every kind (fig. 5)."""
+    """Draw log perplexity over shares and distances for every kind of disturbance (fig. 5)."""
     own = measured[0]
     grid = own.group("perturbation")
     caption = (
@@ -253,8 +258,8 @@ def draw(measured: Sequence[Measured]) -> Iterator[Drawing]:
 
 
 def _kinds(measured: Measured) -> list[str]:
-    """The kinds of disturbance that some layer's attention can notice: offsets, where it depends on
-    positions that can be moved.
+    """The kinds of disturbance that can affect the attention of a layer. Offsets are included only
+    if a layer's attention depends on positions that can be moved.
     """
     distances = any(
         scheme not in ("nope", "cope", "cope_alibi", "cope_mlp")
@@ -264,8 +269,8 @@ def _kinds(measured: Measured) -> list[str]:
 
 
 def _strongest(measured: Measured, kind: str) -> str:
-    """The rise at the strongest disturbance of the grid, in words: that the measurement can find an
-    effect at all.
+    """Format the rise at the strongest disturbance of the grid, which shows that the measurement
+    can find an effect.
     """
     grid = measured.group("perturbation")
     gamma, l_max = float(grid["gamma"].max()), int(grid["l_max"].max())
@@ -278,8 +283,8 @@ def _strongest(measured: Measured, kind: str) -> str:
 
 
 def with_rope_twins(subjects: Sequence[Subject]) -> list[list[Subject]]:
-    """Every language model; where it has learned positions, beside the RoPE model to compare it
-    with, if there is one.
+    """Groups of one language model each; a model with learned positions is grouped with its RoPE
+    twin, if there is one.
     """
     models = [subject for subject in subjects if is_language_model(subject)]
     groups = [[subject] for subject in models]
@@ -290,8 +295,8 @@ def with_rope_twins(subjects: Sequence[Subject]) -> list[list[Subject]]:
 
 
 def rope_twin(subject: Subject, subjects: Sequence[Subject]) -> Subject | None:
-    """The RoPE model that can be given the same prompts: of equal budget where there is one, so
-    what was continued is compared with what was continued; None where there is no RoPE model.
+    """The RoPE model that can read the same prompts; None if there is none. If possible both were
+    trained from the start, or both were continued.
     """
     twins = [
         other
@@ -304,7 +309,7 @@ def rope_twin(subject: Subject, subjects: Sequence[Subject]) -> Subject | None:
 
 
 def _asked(subject: Subject) -> tuple[object, int]:
-    """What decides the prompts: tokens and training length."""
+    """The tokenizer and the training length, which determine the prompts."""
     return subject.tokenizer_digest, subject.training_length
 
 

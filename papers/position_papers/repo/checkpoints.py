@@ -1,8 +1,9 @@
-"""The models that RePo's claims are about: the paper's, by scale, and ours, by name and by what
-they can be asked.
+"""The models for RePo's claims: the scales of the paper's models, and the selection of ours by name
+and by the tasks that they can do.
 
-A checkpoint of a task of needles is asked for needles of that task; one that reads text - trained
-on no task of ours, or on text as an adapter on top of such a one - for RULER's, in its own tokens.
+A checkpoint that was trained on a needle task gets prompts of that task. A checkpoint that reads
+text gets prompts of RULER, encoded by its tokenizer: it was trained on none of our tasks, or is an
+adapter of such a checkpoint that was trained on text.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from repo_interp.tasks import Prompt, niah
 from repo_interp.tasks.reversal import SIZES, Reversal, reversal_prompts
 
 GPT2 = Scale(4)
-"""Of text reversal; appendix C."""
+"""The paper's model of text reversal (appendix C)."""
 OLMO = Scale(16, 2048, 4096, "50B tokens, continuing 4T")
-"""OLMo-2 1B; sec. 4.1."""
+"""The paper's OLMo-2 1B (sec. 4.1)."""
 KEYED = tuple(
     f"niah_keys/{name}"
     for name in ("repo", "rope", "nope", "repo_from_0", "repo_from_2", "repo_from_3")
@@ -37,9 +38,9 @@ SMALL = tuple(
     )
 )
 HAYSTACKS = (*KEYED, *SMALL)
-"""Of our zoo, those that look for needles, first those of the task that needs positions."""
+"""The zoo's models of needle tasks, starting with the task that needs positions."""
 LEARNED = ("niah_keys/repo", "niah/repo_from_1", "language/repo")
-"""Those with learned positions as the paper's models have them, whose prompts are long."""
+"""Models with learned positions as in the paper, and with long prompts."""
 NO_HAYSTACK = (
     "no checkpoints of one needle in a haystack with learned positions, RoPE and NoPE were given"
 )
@@ -50,16 +51,16 @@ NO_LEARNED = (
 
 
 def finds_needles(subject: Subject) -> bool:
-    """Whether a checkpoint can be asked for needles: those of our tasks of needles, and those that
-    read text.
+    """Whether a checkpoint can search for needles: it was trained on one of our needle tasks, or
+    reads text.
     """
     return subject.has_weights and (subject.kind in ("niah_keys", "niah") or reads_text(subject))
 
 
 def reads_text(subject: Subject) -> bool:
-    """Whether questions in words can be put to a checkpoint: see above.
+    """Whether a checkpoint can read questions in words (see the module).
 
-    Raises InputError where the base of an adapter is not there.
+    Raises InputError when the base of an adapter is missing.
     """
     if subject.kind != "language" or not subject.has_weights:
         return subject.kind == "text"
@@ -68,8 +69,8 @@ def reads_text(subject: Subject) -> bool:
 
 
 def longest_trained(subject: Subject) -> int:
-    """The tokens of the longest prompts that a checkpoint was trained on, or the one that it stands
-    on as an adapter.
+    """The number of tokens of the longest prompts in the training of a checkpoint or, if it is an
+    adapter, of its base.
     """
     base = _base(subject)
     return max(subject.training_length, 0 if base is None else training_length(base.config))
@@ -81,15 +82,15 @@ def _base(subject: Subject) -> Checkpoint | None:
 
 
 def needles_of(subject: Subject) -> str:
-    """The task whose needles a checkpoint is asked for; "text" for RULER's."""
+    """The task whose prompts a checkpoint gets; "text" for RULER."""
     return "text" if reads_text(subject) else subject.kind
 
 
 def needles(
     subject: Subject, length: int, count: int, seed: int, answer: str = "reference"
 ) -> list[Prompt]:
-    """`count` prompts of `length` that ask a checkpoint for needles; `answer` of RULER's as in
-    `tasks.niah`.
+    """Make `count` needle prompts of `length` tokens for a checkpoint. `answer` is used for prompts
+    of RULER, as in `tasks.niah`.
     """
     if reads_text(subject):
         return niah(subject.tokenizer, VARIANT, length, count, seed, answer=answer)
@@ -97,8 +98,8 @@ def needles(
 
 
 def reversals(subject: Subject, words: int, count: int, seed: int) -> list[Prompt]:
-    """`count` texts of `words` words that a checkpoint is asked to reverse, in its own tokens where
-    it reads text.
+    """Make `count` prompts to reverse `words` words; for a checkpoint that reads text, they are
+    encoded by its tokenizer.
     """
     if reads_text(subject):
         return reversal_prompts(subject.tokenizer, words, count, seed)
@@ -106,21 +107,23 @@ def reversals(subject: Subject, words: int, count: int, seed: int) -> list[Promp
 
 
 def reversal_of(subject: Subject) -> Reversal:
-    """Text reversal as a checkpoint was trained on it; of one that was not, the paper's."""
+    """The reversal task on which a checkpoint was trained; the paper's for all others."""
     return subject.task if isinstance(subject.task, Reversal) else SIZES["paper"]
 
 
 OF_PAPER = "RePo without a layer: from a third of the layers on, as in the paper."
-"""What captions say of such legends."""
+"""Explanation in captions of the names of `called`."""
 
 
 def called(subject: Subject) -> str:
-    """What a legend calls a checkpoint: `named_layout` of its own."""
+    """The name of a checkpoint in a legend: `named_layout` of its layout."""
     return named_layout(subject.layout, len(subject.schemes))
 
 
 def starting_layer(subject: Subject) -> int | None:
-    """The layer from which all layers are RePo, those below RoPE; None for other layouts."""
+    """The first RePo layer, if all layers above are RePo and all layers below are RoPE; None for
+    other layouts.
+    """
     if "repo" not in subject.schemes:
         return None
     start = subject.schemes.index("repo")
@@ -129,21 +132,23 @@ def starting_layer(subject: Subject) -> int | None:
 
 
 def omits_positions(layout: str) -> bool:
-    """Whether a layout, in short, is NoPE: in every layer, or - nope@10 - in those from one on, as
-    where others learn theirs.
+    """Whether a layout in short form is NoPE in every layer, or from some layer on (nope@10), where
+    other layouts learn positions.
     """
     return layout.partition("@")[0] == "nope"
 
 
 def can_mirror(subject: Subject) -> bool:
-    """Whether a checkpoint reverses text with learned positions in a layer other than 0, which does
-    not see what the words are for yet.
+    """Whether a checkpoint was trained to reverse text and learns positions in a layer above 0.
+    Layer 0 does not see yet how the words are used.
     """
     return subject.kind == "reversal" and _learns_above(subject)
 
 
 def can_be_asked_to_mirror(subject: Subject) -> bool:
-    """The same of one that was trained to reverse text, or reads text and can be asked to."""
+    """Whether a checkpoint learns positions above layer 0, and was trained to reverse text or reads
+    text.
+    """
     return can_mirror(subject) or (_learns_above(subject) and reads_text(subject))
 
 
@@ -152,12 +157,12 @@ def _learns_above(subject: Subject) -> bool:
 
 
 OTHER_INPUTS = {"repo_attention", "repo_convolution", "repo_index"}
-"""Schemes that the paper tried and did not adopt; only R10 is judged on them."""
+"""Schemes that the paper tested and did not adopt; only R10 is judged on them."""
 
 
 def learns_long_positions(subject: Subject) -> bool:
-    """Whether a checkpoint has the paper's learned positions, from a third of the layers on where
-    it is of our zoo, and prompts of any length.
+    """Whether a checkpoint has the paper's learned positions and a task with prompts of any length.
+    In needle models of the zoo with RePo above RoPE, RePo must start at a third of the layers.
     """
     start = starting_layer(subject)
     is_like_the_paper = (
@@ -171,5 +176,5 @@ def learns_long_positions(subject: Subject) -> bool:
 
 
 def learns_from_hidden_states(subject: Subject) -> bool:
-    """Whether f_phi sees the token's hidden state alone, as the paper's does."""
+    """Whether f_phi reads only the token's hidden state, as in the paper."""
     return bool(subject.learned) and OTHER_INPUTS.isdisjoint(subject.schemes)

@@ -1,13 +1,14 @@
-"""Needles that RoPE does not find all of (RePo table 1): R9 at the training length, from recorded
-training runs.
+"""Needle tasks in which RoPE does not find all needles (RePo table 1): R9 at the training length,
+from recorded training runs.
 
-    niah_keys/NAME_doubled    every key has two needles; values are of four words of a context's own
-    niah_keys/NAME_hard       the same, longer ones of two words
+    niah_keys/NAME_doubled    every key has two needles; values come from four words, chosen anew in
+                              every context
+    niah_keys/NAME_hard       the same with longer values, from two words
 
-Where RoPE finds everything nothing can be above it, so the task was made harder until RoPE, which
-was trained first and alone, found 30 to 90 %, and less hard where RePo then found none (plan.toml
-says how). No weights of these ship: judged is what training scored, seed by seed, as `haystack`
-judges what it measures.
+If RoPE finds everything, no model can exceed it. The task was therefore made harder until RoPE,
+which was trained first and alone, found 30 to 90 %, and easier if RePo then found none (plan.toml
+has the steps). The weights do not ship. The scores from training are judged seed by seed, in the
+same way as `haystack` judges its measurements.
 """
 
 from __future__ import annotations
@@ -46,12 +47,14 @@ HARD = tuple(
 
 
 def is_hard(subject: Subject) -> bool:
-    """Whether only records of a checkpoint are there, of one of the task made harder."""
+    """Whether a checkpoint was trained on one of the harder tasks and has only records."""
     return subject.name in HARD and not subject.has_weights
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Searched]:
-    """What training recorded of every checkpoint and its seeds; nothing is scored anew."""
+    """Read the scores that training recorded for every checkpoint and its seeds, without scoring
+    again.
+    """
     return [_searched(subject) for subject in subjects]
 
 
@@ -65,7 +68,7 @@ def _searched(subject: Subject) -> Searched:
         "length": [int(name) for name in task.test_sets],
         "prompt": np.arange(recorded[0].prompts),
     }
-    # by prompt nothing is recorded
+    # there are no records by prompt
     unknown = np.full([len(values) for values in coords.values()], np.nan)
     scores = xr.Dataset({"score": (tuple(coords), unknown)}, coords)
     schemes = tuple(parse_layout(trained.scheme, trained.layers))
@@ -77,7 +80,7 @@ def _searched(subject: Subject) -> Searched:
 
 
 def tabulate(searched: Sequence[Searched]) -> Iterator[Evidence]:
-    """R9 of RePo beside RoPE."""
+    """R9: RePo compared with RoPE."""
     by_layout = {each.subject.layout.partition("@")[0]: each for each in searched}
     own, rope = by_layout.get("repo"), by_layout.get("rope")
     nope, why_not = found_without_positions(searched)
@@ -88,7 +91,7 @@ def tabulate(searched: Sequence[Searched]) -> Iterator[Evidence]:
 
 
 def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
-    """The share found by length, where RePo is beside RoPE."""
+    """Draw the share of needles found by length, if there are both RePo and RoPE."""
     first = searched[0].subject
     if {"repo", "rope"} <= {each.subject.layout.partition("@")[0] for each in searched}:
         for drawing in haystack.draw(searched):

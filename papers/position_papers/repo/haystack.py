@@ -1,10 +1,10 @@
-"""Needle in a haystack (RePo table 1, fig. 1, 4, 5): R9 at the training length and beyond it, on
-what `needles` measures.
+"""Needle in a haystack (RePo table 1, fig. 1, 4, 5): R9 at the training length and beyond it, from
+the measurements of `needles`.
 
-hybrids     R2N1 and N2R1 at the training length L
-start layer how much the mean share over L, 2 L and 4 L differs between the layers that RePo starts
-at, and how it changes at L with a
-            later start: by layer, seed by seed, without a start at 0, which the paper does not have
+    hybrids       R2N1 and N2R1 at the training length L
+    start layer   difference between starting layers of RePo in the mean share over L, 2 L and 4 L
+    later start   change of the share at L per layer of a later start, seed by seed, without a start
+                  at layer 0, which the paper does not have
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ LEFT_OUT = {
     "had not learned the task after 5,000 and "
     "6,000 steps (8, whose RoPE model found .86, after its scores were seen)"
 }
-"""Seeds that were trained and are not in the zoo, by task."""
+"""Seeds that were trained but are not in the zoo, by task."""
 UNUSED = "is not shown to use learned positions to its advantage, which the paper's models do"
 UNABLE = "RoPE finds hardly any of them, so the model cannot do the task"
 NO_ROOM = "RoPE finds nearly all of them, so nothing can be above it"
@@ -150,7 +150,9 @@ R9_LATER = Claim(
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Searched]:
-    """The needles that every checkpoint found. Raises InputError for one that cannot be asked."""
+    """Measure the needles that every checkpoint finds. Raises InputError for a checkpoint that has
+    no needle task.
+    """
     searched = [search(subject, options, cache) for subject in subjects]
     return [
         replace(each, is_unused=bool(why_not(each.subject, options, cache))) for each in searched
@@ -161,8 +163,8 @@ def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list
 
 
 def tabulate(searched: Sequence[Searched]) -> Iterator[Evidence]:
-    """Checkpoints with learned positions beside RoPE at L and beyond, the hybrids, and the layers
-    that RePo starts at.
+    """Compare checkpoints with learned positions with RoPE at L and beyond; judge the hybrids and
+    the starting layers of RePo.
     """
     by_layout = {each.subject.layout.partition("@")[0]: each for each in reversed(searched)}
     rope, (nope, why_not) = by_layout.get("rope"), found_without_positions(searched)
@@ -181,7 +183,7 @@ def tabulate(searched: Sequence[Searched]) -> Iterator[Evidence]:
 
 
 def at_training_length(own: Searched, rope: Searched, nope: float, why_not: str) -> Evidence:
-    """R9: needles found at the training length, beside RoPE."""
+    """R9: needles found at the training length, compared with RoPE."""
     length = own.subject.training_length
     mine, theirs = own.sample([length], PLAIN), rope.sample([length], PLAIN)
     difference = {"RoPE": between(mine, theirs)}
@@ -211,7 +213,7 @@ def at_training_length(own: Searched, rope: Searched, nope: float, why_not: str)
 
 
 def _longer(own: Searched, rope: Searched, nope: float, why_not: str) -> Evidence:
-    """R9 (longer): needles found at every longer length with YaRN, beside RoPE."""
+    """R9 (longer): needles found at every longer length with YaRN, compared with RoPE."""
     longer = [length for length in own.lengths if length > own.subject.training_length]
     if not longer:
         trained = (
@@ -225,7 +227,7 @@ def _longer(own: Searched, rope: Searched, nope: float, why_not: str) -> Evidenc
         for length, (_, of_rope) in pairs.items()
         if ROOM.holds({ROOM.quantity: of_rope.mean})
     ]
-    # Above at every one of them: above where it is most probable by chance.
+    # RePo is above at every length if it is at the length with the largest p-value.
     least = {"RoPE": max(with_room, key=Difference.p_value)} if with_room else {}
     lowest = {
         each.name: float(each.sample([each.subject.training_length], PLAIN).seeds.min())
@@ -267,8 +269,8 @@ def _beside_rope(
     text: str,
     reason: str,
 ) -> Evidence:
-    """The verdict on the share of needles that a checkpoint found, with RoPE's as the control; not
-    measurable for a `reason`.
+    """The evidence on the share of needles that a checkpoint found, with the share of RoPE as the
+    control. With a `reason` the claim is not measurable.
     """
     mine, theirs = own.sample(lengths, method), rope.sample(lengths, method)
     told = note([each.recorded for each in (own, rope) if each.recorded is not None], text)
@@ -288,7 +290,7 @@ def _beside_rope(
 def _hybrids(
     own: Searched, other: Searched | None, rope: Searched, nope: float, why_not: str
 ) -> Evidence:
-    """R9 (hybrids), of R2N1, N2R1 where it was given, and RoPE; in the note also longer lengths."""
+    """R9 (hybrids): R2N1, N2R1 if it was given, and RoPE; the note also has longer lengths."""
     compared = [own, *([other] if other else []), rope]
     mine, *others = (each.sample([own.subject.training_length], PLAIN) for each in compared)
     rivals = dict(zip(("N2R1", "RoPE")[-len(others) :], others, strict=True))
@@ -310,7 +312,7 @@ def _hybrids(
 
 
 def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> Iterator[Evidence]:
-    """R9 (start layer) and (later start), of checkpoints by the layer that RePo starts at."""
+    """R9 (start layer) and (later start), for checkpoints by the first layer with RePo."""
     first = next(iter(starts.values()))
     names = ", ".join(each.name for each in starts.values())
     means = {start: each.sample(each.lengths, YARN).mean for start, each in starts.items()}
@@ -368,7 +370,7 @@ def _start_layers(starts: Mapping[int, Searched], nope: float, why_not: str) -> 
 
 
 def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
-    """Fig. 1, 4, 5 and table 1 by length."""
+    """Draw figures 1, 4 and 5, and table 1 by length."""
     first = searched[0].subject
     length, count = first.training_length, searched[0].scores.sizes["prompt"]
     data = _by_length(searched)
@@ -392,8 +394,8 @@ def draw(searched: Sequence[Searched]) -> Iterator[Drawing]:
 
 
 def _by_length(searched: Sequence[Searched]) -> xr.Dataset:
-    """`score [method, checkpoint, test_set, seed]` and `standard_error`, as `plots.marks.scores`
-    draws them.
+    """`score [method, checkpoint, test_set, seed]` and `standard_error`, in the form that
+    `plots.marks.scores` draws.
     """
     lengths, methods = searched[0].lengths, _methods(searched)
     samples = {
@@ -417,8 +419,8 @@ def _by_length(searched: Sequence[Searched]) -> xr.Dataset:
 
 
 def _methods(searched: Sequence[Searched]) -> dict[str, str]:
-    """Titles of the methods that are drawn: YaRN where there are lengths that it is for, and it was
-    measured.
+    """Titles of the drawn methods. YaRN is drawn if it was measured and there are lengths beyond
+    training.
     """
     longer = searched[0].lengths[-1] > searched[0].subject.training_length
     measured = {name for each in searched if longer for name in each.scores["method"].values}

@@ -1,4 +1,4 @@
-"""How much is measured of RePo's experiments."""
+"""The amount of measurement in RePo's experiments."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from repo_interp.values import Count, Seed
 
 @dataclass(frozen=True)
 class Options:
-    """How much is measured.
+    """The amount of measurement.
 
-    Raises InputError for what allows no spread, or no comparison with random weights.
+    Raises InputError if a number allows no spread, or no comparison with random weights.
     """
 
     prompts: Count = 64
-    """Per length, for positions and attention."""
+    """Prompts per length, for positions and attention."""
     control_prompts: Count = 64
-    """At most so many for random weights and for lengths that no claim is judged at: only their
-    means are compared.
+    """Largest number of prompts for random weights and for lengths without a judged claim, since
+    only their means are compared.
     """
     score_prompts: Count = 100
-    """Per test set that is scored."""
+    """Prompts per scored test set."""
     controls: Count = 10
-    """Random-weight controls: 95 % of ten are exceeded by what is above all of them."""
+    """Number of random-weight controls: a value above all ten is above 95 % of them."""
     example_words: Count = 11
-    """Length of the text whose positions are drawn (fig. 6)."""
+    """Number of words of the text whose positions are drawn (fig. 6)."""
     efficiency_layers: Count = 8
     efficiency_width: Count = 512
     efficiency_heads: Count = 8
     efficiency_context: Count = 256
-    """Tokens of the prompt before the first timed one."""
+    """Number of prompt tokens before the first timed token."""
     efficiency_tokens: Count = 32
-    """Tokens generated in each timed round."""
+    """Number of tokens generated in each timed round."""
     efficiency_rounds: Count = 15
-    """Rounds of both schemes, in turns."""
+    """Number of rounds for each of the two schemes, which alternate."""
     corpus: str = ""
-    """A text file, a folder of them, or pinned-prose or pinned-code, that language models read
-    instead of what they were trained on.
+    """A text file, a folder of text files, `pinned-prose` or `pinned-code`, which language models
+    read instead of the text of their training.
     """
     batch_size: Count = 16
     seed: Seed = 0
@@ -47,7 +47,7 @@ class Options:
 
     @property
     def of_scores(self) -> ScoreOptions:
-        """Options of scoring a task."""
+        """The options for scoring a task."""
         return ScoreOptions(
             self.score_prompts, batch_size=self.batch_size, seed=self.seed, device=self.device
         )

@@ -1,16 +1,16 @@
 """RePo (Li et al. 2026): figures 1 to 8 and tables 1, 4 and 6, made again on any checkpoints.
 
     text reversal          R1 by length; R2, R3 from positions                         reversal, mirror
-    learned positions      R2, R3, R5 when positions are taken away                    causes
+    learned positions      R2, R3, R5 when positions are removed                       causes
     needle in a haystack   R4 attention mass, R5 ranges, R6 chunks, R9 scores          attention, ranges, chunks, haystack
     language               R5, R6, and R8 segments; R10 inputs of f_phi                ranges, chunks, segments, assigners
     training runs          R9 where RoPE does not find all, R11 layers that learn      harder_needles, placement
     fresh models           R7 cost                                                     efficiency
     every training seed    R2, R3, R5, R6 and R8, by seed                              seeds
 
-A checkpoint is asked what its task has an answer to; one of no task of ours, such as the authors',
-is given RULER's needle in a haystack, few-shot prompts, and words to reverse in its own tokens.
-Checkpoints are compared within a task and training length.
+A checkpoint gets prompts of the task on which it was trained. A checkpoint without one of our
+tasks, such as the authors', gets RULER's needle in a haystack, few-shot prompts, and words to
+reverse, encoded by its tokenizer. Checkpoints are compared within a task and training length.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Which layers learn their positions (summary of RePo, method 3): R11, from recorded training runs.
+"""The layers that learn positions (summary of RePo, method 3): R11, from recorded training runs.
 
     upper    RoPE below, RePo from layer L/3 on, as in the paper
-    few      RePo in the last quarter of the layers alone; stated to fall back to RoPE
-    lower    RePo in the first third of the layers, RoPE above; stated to be unstable in training
+    few      RePo only in the last quarter of the layers; claimed to fall back to RoPE
+    lower    RePo in the first third of the layers, RoPE above; claimed to be unstable in training
 
-As RoPE: the share of needles found, mean over L, 2 L and 4 L, differs by less than `TOLERANCE`.
-Unstable: the loss that training ends with is above that of RoPE and of RePo in the upper layers,
-over training seeds; the sources name no measure of it.
+A model is like RoPE if the share of needles found, averaged over L, 2 L and 4 L, differs by less
+than `TOLERANCE`. Training is unstable if the final loss, over training seeds, is above that of RoPE
+and that of RePo in the upper layers; the sources name no measure of stability.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from repo_interp.positions.layouts import parse_layout
 
 TASK = "niah_keys"
 TOLERANCE = 0.1
-"""Share of needles. The sources name no number."""
+"""Largest difference in the share of needles. The sources name no number."""
 AS_ROPE = (
     f"{TOLERANCE:g} less the difference to RoPE of the mean share of needles over L, 2L and 4L"
 )
@@ -74,11 +74,13 @@ R11_LOWER = Claim(
 
 
 def place_of(scored: Scored) -> str:
-    """Which layers of a model learn positions: "rope", "upper", "few" or "lower"; "" for others."""
+    """The layers of a model that learn positions: "upper", "few", "lower", or "rope" if none do; ""
+    for other layouts.
+    """
     layers = scored.configuration.layers
     schemes = parse_layout(scored.layout, layers)
     third = min(-(-layers // 3), layers - 1)
-    # the last name of equal layouts stands, as of fewer than four layers
+    # equal layouts, as with fewer than four layers, get the last of their names
     by_name = {"few": layers // 4, "upper": layers - layers // 3, "rope": 0}
     places = {
         ("rope",) * (layers - learned) + ("repo",) * learned: name
@@ -88,12 +90,14 @@ def place_of(scored: Scored) -> str:
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Scored]:
-    """What training recorded of every checkpoint and its seeds; nothing is scored anew."""
+    """Read the scores that training recorded for every checkpoint and its seeds, without scoring
+    again.
+    """
     return scores_on_record(subjects)
 
 
 def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
-    """R11, of the first model of every place."""
+    """R11, for the first model with each name of `place_of`."""
     placed = {place_of(each): each for each in reversed(scored)}
     rope, upper = placed.get("rope"), placed.get("upper")
     if few := placed.get("few"):
@@ -102,7 +106,7 @@ def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
         else:
             yield _as_rope(few, rope)
     if lower := placed.get("lower"):
-        # With the same seeds a difference is taken seed by seed
+        # With the same seeds, differences are computed seed by seed
         alike = (
             each for each in scored if place_of(each) == "rope" and _seeds(each) == _seeds(lower)
         )
@@ -125,7 +129,7 @@ def _as_rope(few: Scored, rope: Scored) -> Evidence:
         R11_FEW,
         few.name,
         f"mean share of needles found at {', '.join(sets)} tokens",
-        # equivalence by two one-sided tests: the nearer limit decides
+        # Equivalence by two one-sided tests: the nearer limit decides
         {AS_ROPE: replace(difference, margin=TOLERANCE - abs(difference.margin), samples=None)},
         **numbers_of(mine),
         control=f"{rope.name} {theirs.mean:.3f}",
@@ -163,14 +167,14 @@ def _losses(scored: Scored) -> Sample:
 
 
 def _test_sets(scored: Sequence[Scored]) -> list[str]:
-    """Lengths from that of training on of which every checkpoint has scores, ascending."""
+    """The lengths, from the training length on, at which every checkpoint has scores; ascending."""
     shared = set.intersection(*({*each.test_sets} for each in scored))
     return sorted((name for name in shared if int(name) >= scored[0].training_length), key=int)
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
-    """Draw the share of needles by length, of RoPE and of RePo in some of the layers, where there
-    are such.
+    """Draw the share of needles by length for RoPE and for RePo in some layers, if there is a model
+    with "few" or "lower".
     """
     if not {place_of(each) for each in scored} & {"few", "lower"}:
         return

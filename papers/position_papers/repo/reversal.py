@@ -1,6 +1,5 @@
-"""Text reversal by length (RePo app.
-
-C, fig. 7): R1, from the exact match of all checkpoints trained on it, and of their seeds.
+"""Text reversal by length (RePo app. C, fig. 7): R1, from the exact match of all checkpoints
+trained on it, and of their seeds.
 
 Checkpoints without weights take part with their recorded scores.
 """
@@ -43,7 +42,7 @@ EXACT_MATCH = "mean exact match over these lengths"
 EVERY_SEED = f"{EXACT_MATCH}, and over seeds,"
 RIVALS = ("RoPE", "NoPE")
 SCHEMES = ("reversal/repo", "reversal/rope", "reversal/nope")
-"""Of the zoo."""
+"""The checkpoints of the zoo for this claim."""
 R1 = Claim(
     "R1",
     "text reversal, longer texts than trained on (21-30 words): RePo above RoPE and NoPE",
@@ -59,18 +58,18 @@ R1_TRAINED = Claim(
     "figure",
     AtLeast(EVERY_SEED, 0.95),
     part="trained lengths",
-    about={name: (name,) for name in SCHEMES},  # it says so of all of them
+    about={name: (name,) for name in SCHEMES},  # the claim is about all schemes
 )
 
 
 def measure(subjects: Sequence[Subject], options: Options, cache: Cache) -> list[Scored]:
-    """Exact match of every checkpoint on every length that its task names."""
+    """Measure the exact match of every checkpoint at every length of its task."""
     return [score_subject(subject, options.of_scores, cache) for subject in subjects]
 
 
 def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
-    """Every checkpoint at the lengths trained on; RePo's beside those of RoPE and NoPE at longer
-    ones.
+    """Judge every checkpoint at the trained lengths, and compare RePo with RoPE and NoPE at longer
+    lengths.
     """
     trained, longer = _lengths(scored)
     if trained:
@@ -83,7 +82,7 @@ def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
-    """Fig. 7."""
+    """Draw figure 7."""
     sets, longest = [name for names in _lengths(scored) for name in names], _task(scored).longest
     table = score_table(scored, sets)
     data = table.assign_coords(test_set=[int(name) for name in sets]).assign_attrs(
@@ -106,8 +105,8 @@ def _task(scored: Sequence[Scored]) -> Reversal:
 
 
 def _lengths(scored: Sequence[Scored]) -> tuple[list[str], list[str]]:
-    """The numbers of words trained on and the longer ones that every checkpoint has scores of,
-    ascending, as names of test sets.
+    """The trained numbers of words, and the longer ones, at which every checkpoint has scores, in
+    ascending order, as names of test sets.
     """
     task = _task(scored)
     lengths = range(task.shortest, task.longest_test + 1)
@@ -137,7 +136,7 @@ def _above(checkpoint: Scored, rivals: Sequence[Scored], longer: Sequence[str]) 
     own = checkpoint.sample(longer)
     samples = {rival.name: rival.sample(longer) for rival in rivals}
     differences = {name: between(own, sample) for name, sample in samples.items()}
-    # the first of each scheme stands for it
+    # the first checkpoint of each scheme represents it
     layouts = {scheme_name(rival.layout): rival.name for rival in reversed(rivals)}
     others = {
         name: difference for name, difference in differences.items() if name not in layouts.values()

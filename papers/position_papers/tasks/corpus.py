@@ -1,9 +1,9 @@
-"""A corpus as tokens: documents, a tokenizer - byte-level BPE trained on them, or a checkpoint's -
-and which documents are held out.
+"""A corpus as tokens: the documents, split into training and held-out ones, and the tokenizer,
+which is a byte-level BPE trained on them or the tokenizer of a checkpoint.
 
-Every document begins with one token: the tokenizer's beginning of text, or its end of text where it
-has no beginning. Documents are read in the order of their names, so the same files give the same
-tokenizer and the same tokens. Knows nothing about windows or models.
+Every document begins with one token: the tokenizer's token for the beginning of a text, or for the
+end of a text if it has none for the beginning. Documents are read in the order of their names, so
+the same files give the same tokenizer and the same tokens.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ NAMED: Mapping[str, Callable[[], tuple[str, ...]]] = {
     "installed": installed_texts,
     **{name: functools.partial(pinned_texts, name) for name in PINNED},
 }
-"""Corpora by name: of what is installed, and of packages that are pinned."""
+"""Corpora by name: one of the installed packages, and those of pinned packages."""
 SUFFIXES = (".txt", ".md", ".py")
 _LONE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class Corpus:
-    """Documents as token ids, each behind the token `start`; tokenized at the first use."""
+    """Documents as token ids, each preceded by the token `start`. They are tokenized on first use."""
 
     def __init__(self, documents: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> None:
-        """Raises InputError for a tokenizer with neither a beginning nor an end of text."""
+        """Raises InputError for a tokenizer with no token for the beginning or end of a text."""
         self._documents = documents
         self._backend = tokenizer.backend_tokenizer
         self.tokenizer = tokenizer
@@ -69,26 +69,28 @@ class Corpus:
 
     @cached_property
     def training(self) -> Int[np.ndarray, " token"]:
-        """Documents that are not held out, joined."""
+        """The documents that are not held out, concatenated."""
         return self._encoded(
             [text for index, text in enumerate(self._documents) if index % HELD_OUT != HELD_OUT - 1]
         )
 
     @cached_property
     def held_out(self) -> Int[np.ndarray, " token"]:
-        """Held-out documents, joined."""
+        """The held-out documents, concatenated."""
         return self._encoded(self._documents[HELD_OUT - 1 :: HELD_OUT])
 
     def held_out_starts(self, length: int) -> Int[np.ndarray, " start"]:
-        """Where `length` tokens of one held-out document begin, `start` left out."""
+        """Every index in `held_out` at which `length` tokens of a single document begin, not
+        counting its token `start`.
+        """
         edges = np.append(np.flatnonzero(self.held_out == self.start), len(self.held_out))
         spaces = [np.arange(start + 1, stop - length + 1) for start, stop in pairwise(edges)]
         return np.concatenate([np.zeros(0, dtype=np.int64), *spaces])
 
     @cached_property
     def text(self) -> tuple[str, ...]:
-        """The text of every token id; replacement characters where a token is a part of a
-        character.
+        """The text of every token id. A token that is only a part of a character has replacement
+        characters instead.
         """
         return tuple(
             self._backend.decode([index], skip_special_tokens=False)
@@ -97,7 +99,7 @@ class Corpus:
 
     @cached_property
     def bytes(self) -> tuple[int, ...]:
-        """Bytes of text that every token id stands for; 0 for special ones."""
+        """The number of bytes of text that every token id stands for; 0 for special tokens."""
         special, byte_level = set(self.tokenizer.all_special_ids), _is_byte_level(self._backend)
         symbols = [self._backend.id_to_token(index) or "" for index in range(len(self.tokenizer))]
         return tuple(
@@ -119,13 +121,13 @@ class Corpus:
 
 @functools.lru_cache(maxsize=4)
 def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
-    """Read a corpus and train, or read, its tokenizer; once per process.
+    """Read a corpus and train or read its tokenizer. Results are kept for the whole process.
 
-    Raises InputError: nothing readable, too little text, no tokenizer, or one that cannot tell
-    documents apart.
+    Raises InputError when nothing can be read, when there is too little text, and when the
+    tokenizer file is missing or its tokenizer cannot separate documents.
     """
     documents = _documents(path)
-    if len(documents) < HELD_OUT:  # too few to hold one out: pieces of all of them
+    if len(documents) < HELD_OUT:  # too few to hold one out: join them and cut the text into pieces
         documents = _pieces("\n".join(documents))
     return Corpus(
         documents,
@@ -136,8 +138,8 @@ def corpus(path: str, vocabulary: int, tokenizer_file: str) -> Corpus:
 
 
 def text_record(path: str) -> dict[str, str]:
-    """What a corpus that has a name is: its packages where they are pinned, its size, and the
-    SHA-256 of all its documents, in hexadecimal. Empty for files and folders.
+    """A description of a named corpus: its packages if they are pinned, its size, and the SHA-256
+    of all its documents in hexadecimal. Empty for files and folders.
     """
     if path not in NAMED:
         return {}
@@ -167,7 +169,7 @@ def _documents(path: str) -> Sequence[str]:
             text = regular(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             if not path:
-                continue  # sources in another encoding
+                continue  # a source file in another encoding
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise InputError(
                 f"{file}: wanted text for the corpus, but {reason}; name UTF-8 text files"
@@ -184,7 +186,7 @@ def _documents(path: str) -> Sequence[str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """A text in 2 x HELD_OUT pieces of the same number of characters, or a little less."""
+    """Cut a text into at most 2 x HELD_OUT pieces of equal length; the last may be shorter."""
     size = -(-len(text) // (2 * HELD_OUT))
     return [text[start : start + size] for start in range(0, len(text), size)]
 
@@ -209,14 +211,15 @@ def _train(documents: Sequence[str], vocabulary: int) -> Tokenizer:
 
 
 def _read_tokenizer(file: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a tokenizer.json; with the special tokens that a tokenizer_config.json
-    beside it names, else ours.
+    """Read a tokenizer.json. A tokenizer with our special tokens <pad> and <bos> needs no other
+    file; any other needs the tokenizer_config.json in the same folder, which names its special
+    tokens.
     """
     from tokenizers import Tokenizer
 
     try:
         backend = Tokenizer.from_file(str(file))
-    except Exception as error:  # the reader raises nothing narrower
+    except Exception as error:  # the reader raises no more specific exception
         raise InputError(
             f"{file}: wanted a tokenizer.json, but {' '.join(str(error).split())}; name "
             "another file"
@@ -233,13 +236,14 @@ def _read_tokenizer(file: Path) -> PreTrainedTokenizerFast:
 
 
 def _is_byte_level(backend: Tokenizer) -> bool:
-    """Whether a symbol of the vocabulary has a character for every byte, as GPT-2's."""
+    """Whether symbols of the vocabulary have one character per byte, as in GPT-2."""
     return '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"])
 
 
 def _bytes_of(symbol: str, byte_level: bool) -> int:
-    """Bytes of text: one a character; or as SentencePiece writes them, with a mark for a space and
-    <0xE4> for a byte alone.
+    """The number of bytes of text that a symbol stands for: its number of characters in a
+    byte-level vocabulary, otherwise the size in UTF-8 of a symbol of SentencePiece, which writes a
+    mark for a space and <0xE4> for a single byte.
     """
     if byte_level or _LONE_BYTE.fullmatch(symbol):
         return len(symbol) if byte_level else 1

@@ -2,19 +2,22 @@
 
     <bos> a = 0 ; pass ; a ++ ; pass ; a ++ ; print a 2
 
-Operations: set a variable to zero, increment it, pass; drawn with weights 1, 7 and 50. Out of
-distribution the weight of pass is 100 ("longer": the relevant context is longer) or 10 ("shorter").
-1, 3 or 5 variables, the one of an operation drawn uniformly; the sequence begins by setting each
-once, in random order, and ends by printing one. Values go to 10 at most: an increment beyond is a
-pass. The number of operations is uniform between `fewest` and `operations` (512 in the paper: "up
-to 512"). The target is the value printed. Score: exact match.
+The operations are to set a variable to zero, to increment it and to pass; they are drawn with
+weights 1, 7 and 50. Out of distribution the weight of pass is 100 ("longer": the relevant context
+is longer) or 10 ("shorter"). The paper uses 1, 3 or 5 variables, and the variable of each operation
+is drawn uniformly. The sequence begins by setting each variable once, in random order, and ends by
+printing one. Values are at most 10: a further increment becomes a pass. The number of operations is
+uniform between `fewest` and `operations` (512 in the paper: "up to 512"). The target is the printed
+value. Score: exact match.
 
-Values are far from equally frequent. In the test sets `balanced_...` the value is drawn first,
-uniformly from those that at least 1 in 100 sequences have, then sequences until one has it.
+Some values are much more frequent than others. In the test sets `balanced_...` the value is drawn
+first, uniformly from the values of at least 1 in 100 sequences; then sequences are drawn until one
+has that value.
 
-Spans: `needle` (the last "a = 0 ;" of the variable printed and its increments since; `needle.1` ...
-in their order), `distractor` (other sets and increments), `query` (print a); the value is
-generated. attributes: operations, value, length (tokens).
+Spans: `needle` (the last "a = 0 ;" of the printed variable and its increments since then;
+`needle.1` ... are these operations in order), `distractor` (the other operations that set or
+increment a variable), `query` (print a). The value is generated. attributes: operations, value,
+length (tokens).
 """
 
 from __future__ import annotations
@@ -38,11 +41,11 @@ from repo_interp.values import Positive
 END, SET, ZERO, INCREMENT, PASS, PRINT = ";", "=", "0", "++", "pass", "print"
 LARGEST = 10
 BALANCED = "balanced_"
-"""Before the name of a test set whose values are equally frequent."""
+"""Prefix of the names of test sets whose values are equally frequent."""
 COMMON = 0.01
-"""Share of the sequences from which on a value is among those of a balanced test set."""
+"""A balanced test set has the values that at least this share of sequences has."""
 DRAWN = 2000
-"""Sequences that this share is taken over."""
+"""Number of sequences drawn to estimate this share."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Counting(WordTask):
     operations: Number = 64
     fewest: Number = 8
     first_operations: Number = 16
-    """Largest number of operations where the curriculum begins."""
+    """Largest number of operations at the start of the curriculum."""
     set_weight: Positive = 1.0
     increment_weight: Positive = 7.0
     pass_weight: Positive = 50.0
@@ -68,7 +71,7 @@ class Counting(WordTask):
         self._require_ascending("variables", "fewest", "first_operations", "operations")
 
     def task_words(self) -> tuple[str, ...]:
-        """Signs, variables, values."""
+        """The words of operations, the values and the variables."""
         names = (chr(ord("a") + index) for index in range(self.variables))
         return (
             END,
@@ -82,15 +85,15 @@ class Counting(WordTask):
 
     @property
     def training_length(self) -> int:
-        """Tokens of the longest sequence that could be drawn: no operation is longer than "a = 0
-        ;".
+        """The number of tokens of the longest possible sequence, since no operation is longer than
+        "a = 0 ;".
         """
         return 1 + 4 * self.operations + 3
 
     @property
     def test_sets(self) -> tuple[str, ...]:
-        """As in training, more passes, fewer passes; then the same with values that are equally
-        frequent.
+        """Sets with as many passes as in training, with more and with fewer; then the same three
+        with equally frequent values.
         """
         return (*self._pass_weights, *(f"{BALANCED}{name}" for name in self._pass_weights))
 
@@ -103,14 +106,14 @@ class Counting(WordTask):
         }
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Up to as many operations as the curriculum allows: from `first_operations` to
+        """Training sequences. The largest number of operations grows from `first_operations` to
         `operations`.
         """
         limit = grown(self.first_operations, self.operations, progress)
         return self._sequences(generator, size, limit, self.pass_weight)
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """Sequences with the weight of pass of one test set."""
+        """Sequences drawn with the weight of pass that belongs to a test set."""
         self._require_test_set(test_set)
         pass_weight = self._pass_weights[test_set.removeprefix(BALANCED)]
         if not test_set.startswith(BALANCED):
@@ -125,13 +128,13 @@ class Counting(WordTask):
         )
 
     def common_values(self, test_set: str) -> tuple[int, ...]:
-        """The values that at least 1 in 100 sequences of a test set have, ascending; of a balanced
-        one those of the one it balances.
+        """The values that at least 1 in 100 sequences of a test set have, in ascending order. A
+        balanced test set has the values of the test set without the prefix.
         """
         return _common_values(self, test_set.removeprefix(BALANCED))
 
     def _endless(self, generator: np.random.Generator, pass_weight: float) -> Iterator[list[int]]:
-        """Sequences, one after the other."""
+        """Draw sequences without end."""
         while True:
             yield self._sequence(
                 generator, int(generator.integers(self.fewest, self.operations + 1)), pass_weight
@@ -170,7 +173,7 @@ class Counting(WordTask):
         return [*tokens, vocabulary[PRINT], first + printed, zero + values[printed]]
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
-        """Spans, the value and the number of operations."""
+        """The prompt with its spans, its value and its number of operations."""
         text = self.vocabulary.text(tokens)
         last = len(text) - 1
         starts = [1, *(at + 1 for at in range(last) if text[at] == END)]
@@ -210,7 +213,7 @@ def _common_values(task: Counting, test_set: str) -> tuple[int, ...]:
 
 
 def _side_by_side(rows: Sequence[Sequence[int]]) -> Batch:
-    """Sequences padded on the right, with their last tokens as targets."""
+    """A batch of sequences padded on the right; the last token of each is the target."""
     tokens = np.full((len(rows), max(map(len, rows))), PAD)
     targets = np.zeros(tokens.shape, dtype=bool)
     for row, words in enumerate(rows):

@@ -2,15 +2,16 @@
 
     <bos> w 0 i 1 r 0 w 1 i 1 i 0 r 1            pairs of an instruction and a bit
 
-w writes a bit, i says to ignore one, r reads: the bit after r is the one that the last w wrote. The
-first instruction is w, the last r, the others are drawn: i with probability p, w and r with (1 - p)
-/ 2 each. p = 0.8 to train; out of distribution p = 0.98 ("sparse": the last w is far away) and 0.1
-("dense"). Bits after w and i are uniform. Lengths are tokens without <bos>, two per pair.
+w writes the bit that follows it, i means that the bit after it is to be ignored, and r reads: the
+bit after r repeats the bit of the last w. The first instruction is w and the last is r. The others
+are drawn: i with probability p, and w and r with probability (1 - p) / 2 each. p is 0.8 in
+training; out of distribution it is 0.98 ("sparse": the last w is far away) and 0.1 ("dense"). Bits
+after w and i are uniform. Lengths are tokens without <bos>, two per pair.
 
-Targets are the bits after every r; the last one is generated. Score: the share of a prompt's reads
-that are right (1 - the papers' error). Spans: `needle` (the w that the last r reads; parts
+Targets are the bits after every r; the last one is generated. Score: the share of correct reads in
+a prompt (1 - the papers' error). Spans: `needle` (the w that the last r reads, with its bit; parts
 `needle.1`, `.key` the w, `.value` its bit), `query` (the last r), `writes`, `ignored`, `reads` (the
-other pairs). attributes: length, distance (tokens from the bit written to the last one).
+other pairs). attributes: length, distance (tokens from the last w to the last r).
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ class FlipFlop(WordTask):
 
     length: Number = 128
     first_length: Number = 128
-    """Length where the curriculum begins; like `length`: there is none."""
+    """Length at the start of the curriculum. With the value of `length` there is no curriculum."""
     longest_test: Number = 512
     ignore: Share = 0.8
-    """p in training."""
+    """The probability p of i in training."""
     sparse: Share = 0.98
     dense: Share = 0.1
 
@@ -62,27 +63,27 @@ class FlipFlop(WordTask):
             )
 
     def task_words(self) -> tuple[str, ...]:
-        """Instructions and bits."""
+        """The instructions and the bits."""
         return (WRITE, IGNORE, READ, "0", "1")
 
     @property
     def training_length(self) -> int:
-        """Tokens of a sequence with <bos>."""
+        """The number of tokens of a sequence, including <bos>."""
         return 1 + self.length
 
     @property
     def test_sets(self) -> tuple[str, ...]:
-        """In distribution, sparse and dense; then the same at `longest_test`."""
+        """In distribution, sparse and dense; then the same with the length `longest_test`."""
         longer = () if self.longest_test == self.length else tuple(f"long_{name}" for name in SETS)
         return (*SETS, *longer)
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Sequences of one length, which grows from `first_length` to `length`."""
+        """Training sequences of equal length, which grows from `first_length` to `length`."""
         pairs = round((self.first_length + progress * (self.length - self.first_length)) / 2)
         return self._sequences(generator, size, pairs, self.ignore)
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """Sequences of one length and density."""
+        """Sequences with the length and the density of a test set."""
         self._require_test_set(test_set)
         length = self.longest_test if test_set.startswith("long_") else self.length
         share = (self.ignore, self.sparse, self.dense)[SETS.index(test_set.removeprefix("long_"))]
@@ -109,7 +110,7 @@ class FlipFlop(WordTask):
         return Batch(tokens, targets)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
-        """Spans; the density is what the sequence shows."""
+        """The prompt with its spans, its length and the distance of its last read."""
         text = self.vocabulary.text(tokens)
         pairs = {
             word: [at for at in range(1, len(tokens), 2) if text[at] == word]
@@ -139,14 +140,14 @@ class FlipFlop(WordTask):
         )
 
     def targets(self, prompt: Prompt) -> tuple[int, ...]:
-        """The bits after every read."""
+        """The indices of the bits after every r."""
         read = self.vocabulary[READ]
         return tuple(at + 1 for at in range(1, len(prompt.tokens), 2) if prompt.tokens[at] == read)
 
     def score(
         self, responses: Sequence[Response], prompts: Sequence[Prompt]
     ) -> Float[np.ndarray, " prompt"]:
-        """Share of reads that are right."""
+        """The share of correct reads in each prompt."""
         return np.array([right.mean() for right in self.right(responses, prompts)])
 
 

@@ -1,18 +1,19 @@
-"""Language modelling on a corpus: a text file or folder the user names, or the sources of Python's
-standard library.
+"""Language modelling on a corpus: a text file or folder that the user names, the sources of
+Python's standard library, or a corpus of packages.
 
     <bos> t_2 ... t_n        a window of a document; every token but the first is a target
 
-Tokens are byte-level BPE, trained on the corpus (2,048 ids), unless `tokenizer_file` names a
-tokenizer.json: a checkpoint goes on and is scored with its own, whichever it is. <bos> is its
-beginning of text, or its end of text where it has no beginning. Every 20th document is held out.
-Training windows are uniform over the other documents, joined; test windows begin uniformly in
-held-out documents that are long enough, and so see one document only. The same corpus gives the
-same bytes; another Python version has other sources.
+The tokenizer is a byte-level BPE trained on the corpus (2,048 ids), unless `tokenizer_file` names a
+tokenizer.json, so that a checkpoint can be trained further and scored with its tokenizer. <bos> is
+the tokenizer's token for the beginning of a text, or for the end of a text if it has none for the
+beginning. Every 20th document is held out. Training windows are drawn uniformly from the other
+documents, concatenated. Test windows are drawn uniformly from held-out documents that are long
+enough, so each lies in one document. The same corpus gives the same data, but another Python
+version has other sources.
 
-Test sets are named by the length in tokens. Score: log perplexity, in nats per token; with
-attributes["bytes"] (of the targets' text), bits per byte = nats per token * targets / (bytes ln 2).
-No spans; nothing is generated.
+Test sets are named by the length in tokens. Score: log perplexity, in nats per token.
+attributes["bytes"] is the number of bytes of the targets' text, so bits per byte = nats per token *
+targets / (bytes ln 2). Prompts have no spans, and nothing is generated.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ class Language(PlainText, Task):
     named_texts: ClassVar[Mapping[str, Collection[str]]] = {"corpus": tuple(NAMED)}
 
     corpus: str = ""
-    """A UTF-8 text file, or a folder of them (.txt, .md, .py); empty: the standard library's
-    sources without its tests; `installed`: prose and code of the standard library and the installed
-    packages; `pinned-prose`, `pinned-code`: of pinned packages.
+    """A UTF-8 text file, or a folder of text files (.txt, .md, .py). Empty: the sources of the
+    standard library without its tests. `installed`: prose and code of the standard library and the
+    installed packages. `pinned-prose` and `pinned-code`: prose or code of pinned packages.
     """
     tokens: Annotated[int, Interval(ge=258, le=1_000_000)] = 2048
     """Size of the vocabulary."""
     tokenizer_file: str = ""
-    """A tokenizer.json in place of one trained on the corpus."""
+    """A tokenizer.json to use instead of a tokenizer trained on the corpus."""
     length: Number = 256
     grown_length: TokensOrNone = 0
-    """Of the windows that training ends with: `length` times a power of two; 0: `length`."""
+    """Length of the windows at the end of training: `length` times a power of two; 0: `length`."""
     longest_test: Number = 1024
 
     def __post_init__(self) -> None:
@@ -70,7 +71,7 @@ class Language(PlainText, Task):
 
     @cached_property
     def data(self) -> Corpus:
-        """The corpus in tokens; read and tokenized once per process."""
+        """The corpus as tokens; it is read and tokenized once per process."""
         return corpus(self.corpus, self.tokens, self.tokenizer_file)
 
     @property
@@ -85,25 +86,25 @@ class Language(PlainText, Task):
 
     @property
     def training_length(self) -> int:
-        """Tokens of the longest window."""
+        """The number of tokens of the longest training window."""
         return self.grown_length or self.length
 
     @property
     def test_sets(self) -> tuple[str, ...]:
-        """The training length and its doublings."""
+        """`length` and its doublings up to `longest_test`."""
         return doublings(self.length, self.longest_test)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Byte-level BPE."""
+        """The tokenizer of the corpus."""
         return self.data.tokenizer
 
     def sources(self) -> dict[str, str]:
-        """What a corpus that has a name is made of, and its digest."""
+        """A description and the digest of a named corpus."""
         return text_record(self.corpus)
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Windows of the training documents, twice as long at each of equal parts of the progress,
-        and as many fewer; at least one.
+        """Windows of the training documents. Their length doubles after each of equal parts of the
+        training while their number halves, down to one window.
         """
         doublings = (self.training_length // self.length).bit_length() - 1
         times = 1 << int(doublings * progress)
@@ -112,7 +113,7 @@ class Language(PlainText, Task):
         return _windows(stream, starts, length, self.data.start)
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """Windows of held-out documents. Raises InputError where no document is long enough."""
+        """Windows of held-out documents. Raises InputError when no document is long enough."""
         length = whole_number(test_set, "the number of tokens")
         starts = self.data.held_out_starts(length - 1)
         if not len(starts):
@@ -123,7 +124,7 @@ class Language(PlainText, Task):
         return _windows(self.data.held_out, generator.choice(starts, size), length, self.data.start)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
-        """Tokens with their text, and how many bytes the targets are."""
+        """The prompt with the text of its tokens and the number of bytes of its targets."""
         data = self.data
         return Prompt(
             tokens=tuple(tokens),
@@ -136,7 +137,7 @@ class Language(PlainText, Task):
 
 
 def _windows(stream: np.ndarray, starts: np.ndarray, length: int, first: int) -> Batch:
-    """`first` and the `length` - 1 tokens from each start."""
+    """For each start a window that begins with `first`, followed by `length` - 1 tokens."""
     tokens = np.full((len(starts), length), first, dtype=np.int64)
     tokens[:, 1:] = stream[starts[:, None] + np.arange(length - 1)]
     targets = np.ones(tokens.shape, dtype=bool)

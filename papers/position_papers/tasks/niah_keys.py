@@ -1,29 +1,29 @@
-"""A needle in a haystack that needs positions: keys that are told apart by the order of their
-words, values of several tokens.
+"""A needle in a haystack that needs positions: keys that differ only in the order of their words,
+and values of several tokens.
 
     <bos> filler ... M a b x y z ... filler ... M b a x' y' z' ... filler  Q a b x y z  Q c a ...
 
-A needle is the marker M, a key and a value. The keys of a context are different orders of
-`key_tokens` (2) out of the same few `shared` (3) words, drawn from `key_words`, so that most of
-their words stand in several keys, many keys have their reverse beside them, and which words stand
-near a value does not tell whose it is. A value is `value_tokens` (3) words, drawn with replacement
-from `value_words`, or from `shared_values` of them, other ones in every context: then values begin
-and go on alike, and the tokens before one do not tell which value it is of. The answer gives them
-in order. `doubled` keys have two needles; the answer then
-gives both values, in the order of the context. The filler is drawn uniformly, with replacement,
-from `fillers` words. Unlike the needles of `niah_small`, whose values name their class, no needle
-is found by what a token is: a model that cannot tell "before" from "after" is left with 1 in
-`needles`.
+A needle is the marker M, a key and a value. The keys of a context are ordered selections of
+`key_tokens` (2) words from the same few `shared` (3) words, which are drawn from `key_words`. So
+most words occur in several keys, many keys also occur in reverse order, and the words near a value
+do not reveal its key. A value is `value_tokens` (3) words, drawn with replacement from
+`value_words`, or from `shared_values` of them, chosen anew in every context. With `shared_values`,
+values resemble one another, so the preceding tokens of a value do not reveal which value it is. The
+answer gives the words in order. `doubled` keys have two needles; the answer then gives both values,
+in the order of the context. The filler is drawn uniformly, with replacement, from `fillers` words.
+Unlike the needles of `niah_small`, whose values name their class, no needle can be found by its
+tokens alone: a model that cannot distinguish "before" from "after" can only guess one of `needles`.
 
 Test prompts ask `test_questions` questions about distinct keys, one after the other; training
-sequences ask `questions`. Only values are targets. Score: the share of the values asked for of
-which every token is right.
+sequences ask `questions`. Only values are targets. Score: the share of requested values with every
+token correct.
 
-Context lengths, in tokens with everything: a curriculum grows them from `first_length` to `length`;
-one length per batch. Test sets are named by the length. Spans: `needle` (all that are asked for;
-parts `needle.1`, `needle.1.key` a b, `needle.1.value`, in the order of the context), `distractor`
-(the other needles), `query` (all Q a b, part `query.key`); values are generated. attributes:
-length, `depths` of the needles asked for, in percent of the haystack (0 first, 100 last).
+The context length counts all tokens. A curriculum increases it from `first_length` to `length`; all
+sequences of a batch have the same length. Test sets are named by the length. Spans: `needle` (all
+requested needles; parts `needle.1`, `needle.1.key` a b, `needle.1.value`, in the order of the
+context), `distractor` (the other needles), `query` (all Q a b, part `query.key`). Values are
+generated. attributes: length, `depths` of the requested needles, in percent of the haystack (0
+first, 100 last).
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ class KeyedNiah(ContextTask):
     longest_test: Number = 512
     needles: Number = 4
     doubled: CountOrNone = 0
-    """Keys with two needles."""
+    """Number of keys with two needles."""
     questions: Number = 4
-    """Keys asked for in a training sequence."""
+    """Number of questions in a training sequence."""
     test_questions: Number = 2
-    """Keys asked for in a test prompt."""
+    """Number of questions in a test prompt."""
     key_tokens: Number = 2
     value_tokens: Number = 3
     shared: Number = 3
-    """Words that the keys of a context are made of."""
+    """Number of different words in the keys of a context."""
     shared_values: CountOrNone = 0
-    """Words that the values of a context are made of; 0: any."""
+    """Number of words from which the values of a context are drawn; 0: all `value_words`."""
     key_words: Words = 16
     value_words: Words = 32
     fillers: Words = 64
@@ -101,7 +101,7 @@ class KeyedNiah(ContextTask):
         self._require_lengths()
 
     def task_words(self) -> tuple[str, ...]:
-        """M, Q, words of keys, of values, of the filler."""
+        """M, Q, and the words of keys, values and filler."""
         words = (("k", self.key_words), ("v", self.value_words), ("w", self.fillers))
         return (
             MARKER,
@@ -119,11 +119,13 @@ class KeyedNiah(ContextTask):
 
     @property
     def _needle(self) -> int:
-        """Tokens of a needle, and of a question with one value."""
+        """The number of tokens of a needle, which is also that of a question with one value."""
         return 1 + self.key_tokens + self.value_tokens
 
     def _shortest(self, questions: int) -> int:
-        """Tokens of a sequence without filler, where the doubled keys are among those asked for."""
+        """The number of tokens of a sequence without filler whose questions include as many doubled
+        keys as possible.
+        """
         return (
             1
             + self._needle * (self.needles + questions)
@@ -146,7 +148,7 @@ class KeyedNiah(ContextTask):
     def _sequence(
         self, generator: np.random.Generator, length: int, questions: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One sequence, and which of its tokens are values that are asked for."""
+        """One sequence, and a mask of the tokens of its answers."""
         marker, question, first_key, first_value, first_filler = self.vocabulary.ids(
             (MARKER, QUESTION, "k0", "v0", "w0")
         )
@@ -170,8 +172,8 @@ class KeyedNiah(ContextTask):
                 answers += range(len(ending), len(ending) + self.value_tokens)
                 ending += values[needle].tolist()
         room = length - 1 - len(ending)
-        # Uniform places of needles that do not overlap: chosen among slots where a needle is one
-        # slot wide.
+        # Draw uniform places of needles that do not overlap: choose among slots, each needle
+        # taking one.
         slots = generator.permutation(room - (self._needle - 1) * self.needles)[: self.needles]
         starts = 1 + np.sort(slots) + (self._needle - 1) * np.arange(self.needles)
         filler = generator.integers(first_filler, first_filler + self.fillers, room)
@@ -182,7 +184,7 @@ class KeyedNiah(ContextTask):
         return tokens, targets
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
-        """Spans, the answers and the depths of the needles asked for."""
+        """The prompt with its spans, its answers and the depths of the requested needles."""
         marker, question = self.vocabulary.ids((MARKER, QUESTION))
         questions = [at for at, token in enumerate(tokens) if token == question]
         to_value = 1 + self.key_tokens
@@ -219,7 +221,7 @@ class KeyedNiah(ContextTask):
     def score(
         self, responses: Sequence[Response], prompts: Sequence[Prompt]
     ) -> Float[np.ndarray, " prompt"]:
-        """Share of the values asked for that are right in every token."""
+        """The share of requested values in each prompt with every token correct."""
         right = self.right(responses, prompts)
         return np.array(
             [targets.reshape(-1, self.value_tokens).all(axis=1).mean() for targets in right]

@@ -2,12 +2,13 @@
 
     <bos> D _ _ C F _ F E = D C F F E            _ the blank, = where the answer begins
 
-16 symbols drawn uniformly, `copied` of them (256 in the paper), between them `blanks` blanks at
-uniform places: 256 to train, out of distribution half as many ("dense", 128) and twice as many
-("sparse", 512). Targets are the copied symbols. Score: exact match.
+A sequence has `copied` symbols (256 in the paper), drawn uniformly from an alphabet of 16, and
+`blanks` blanks between them at uniform places: 256 in training and, out of distribution, half as
+many ("dense", 128) and twice as many ("sparse", 512). Targets are the copied symbols. Score: exact
+match.
 
-Spans: `symbols`, `blanks`, `separator`; the answer is generated. attributes: length (tokens),
-blanks, and source: for each generated token the index of the token it copies.
+Spans: `symbols`, `blanks`, `separator`. The answer is generated. attributes: length (tokens),
+blanks, and source: for each generated token the index of the token that it copies.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ class SelectiveCopy(WordTask):
     does: ClassVar[str] = "copies all symbols but {blanks} blanks"
 
     symbols: Annotated[int, Interval(ge=2, le=26)] = 16
-    """Size of the alphabet, without the blank."""
+    """Size of the alphabet, not counting the blank."""
     copied: Number = 32
     first_copied: Number = 4
-    """Symbols to copy where the curriculum begins; blanks in proportion."""
+    """Number of symbols to copy at the start of the curriculum; the number of blanks is reduced in
+    proportion.
+    """
     blanks: Annotated[int, Interval(ge=2, le=65_536)] = 32
 
     def __post_init__(self) -> None:
@@ -45,17 +48,17 @@ class SelectiveCopy(WordTask):
         self._require_ascending(1, "first_copied", "copied")
 
     def task_words(self) -> tuple[str, ...]:
-        """Blank, separator, letters."""
+        """The blank, the separator and the letters."""
         return (BLANK, SEPARATOR, *(chr(ord("A") + index) for index in range(self.symbols)))
 
     @property
     def training_length(self) -> int:
-        """Tokens of a sequence with its answer."""
+        """The number of tokens of a sequence, including its answer."""
         return 2 + self.blanks + 2 * self.copied
 
     @property
     def test_sets(self) -> tuple[str, ...]:
-        """As in training, half the blanks, twice the blanks."""
+        """Sets with as many blanks as in training, with half as many, and with twice as many."""
         return tuple(self._blanks)
 
     @property
@@ -67,8 +70,8 @@ class SelectiveCopy(WordTask):
         }
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
-        """Sequences of one length: the symbols grow from `first_copied` to `copied`, the blanks
-        with them.
+        """Training sequences of equal length. The number of symbols grows from `first_copied` to
+        `copied`, and the number of blanks in proportion.
         """
         copied = grown(self.first_copied, self.copied, progress)
         return self._sequences(
@@ -76,7 +79,7 @@ class SelectiveCopy(WordTask):
         )
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """Sequences with the blanks of one test set."""
+        """Sequences with the number of blanks of a test set."""
         self._require_test_set(test_set)
         return self._sequences(generator, size, self.copied, self._blanks[test_set])
 
@@ -95,7 +98,7 @@ class SelectiveCopy(WordTask):
         return Batch(tokens, targets)
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
-        """Spans and the source of every generated symbol."""
+        """The prompt with its spans and the source of every generated symbol."""
         text = self.vocabulary.text(tokens)
         separator = text.index(SEPARATOR)
         blanks = tuple(at for at in range(separator) if text[at] == BLANK)

@@ -1,19 +1,19 @@
-"""Documents of the corpora that have names: prose and code of what is installed, or of packages
-that are pinned by version and SHA-256.
+"""Documents of the named corpora: prose and code of the installed packages, or of packages that are
+pinned by version and SHA-256.
 
     installed: the standard library and every package
         a module with an even number      its source, if the package has given less than CODE characters of code so far
-        another one                       the prose of its docstrings, less than PROSE characters per package
-        a package's own README            as its metadata has it, with its other texts (.md, .rst, .txt) but licences
-    pinned-prose    the prose of docstrings, of so many modules in a document that it has PAGES characters: one alone is short
-    pinned-code     sources of modules, one a document
+        a module with an odd number       the prose of its docstrings, if the package has given less than PROSE characters so far
+        the README in the metadata        whole, as are the package's other texts (.md, .rst, .txt) except licences
+    pinned-prose    the prose of docstrings; a document joins several modules until it has PAGES characters
+    pinned-code     sources of modules, one module per document
 
-So no text of what is installed stands there twice as code and as prose. A module's number is a
-checksum of its path, and they are taken in that order: a package that is cut off is sampled
-everywhere. That text depends on what is installed, in which versions: the adapters were trained on
-it. Models that were trained on other texts are measured on the pinned ones, which are the same
-everywhere: the corpora share no package, and have none that this project needs. Paragraphs that
-stood in an earlier document are left out. Knows nothing about tokens.
+So no module is included both as code and as prose. A module's number is a checksum of its path, and
+modules are taken in the order of their numbers, so a package that reaches the limit is sampled from
+all its folders. The text of `installed` depends on the installed packages and their versions; the
+adapters were trained on it. Models that were trained on other texts are measured on the pinned
+corpora, which are the same on every machine; they share no package with each other, and none with
+the dependencies of this project. Paragraphs that occurred in an earlier document are left out.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from repo_interp.tasks.essay import docstring_prose, standard_library_sources
 from repo_interp.tasks.pinned import TEXTS, pinned_modules
 
 CODE, PROSE = 60_000, 60_000
-"""Characters of one package; the standard library, which is what hundreds of them are, gives as
-much as it has.
+"""The largest number of characters of code and of prose from one package, which the last document
+may exceed. The standard library, as large as hundreds of packages, has no limit.
 """
 _TEXTS = (".md", ".rst", ".txt")
 _LICENCE = re.compile(
@@ -45,15 +45,15 @@ _LICENCE = re.compile(
     re.IGNORECASE,
 )
 PAGES = 10_000
-"""Characters, or a little more, of a document of prose."""
+"""A document of prose has this number of characters or slightly more; the last has fewer."""
 SHORTEST, LONGEST = 400, 200_000
-"""Characters of a document. Longer files are tables."""
+"""The smallest and largest number of characters of a document. Longer files are tables."""
 
 
 @functools.cache
 def installed_texts() -> tuple[str, ...]:
-    """The documents: the standard library's, then the packages' in the order of their names; read
-    once per process.
+    """The documents of the standard library, then those of the packages in the order of their
+    names. They are read once per process.
     """
     root, everything = Path(sysconfig.get_paths()["stdlib"]), 1 << 62
     texts = [*_of_modules(list(standard_library_sources(root)), root, everything, everything)]
@@ -105,16 +105,16 @@ def _read(file: Path) -> Iterator[str]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        return  # another encoding, or gone
+        return  # the file has another encoding or no longer exists
     if SHORTEST <= len(text) <= LONGEST:
         yield text
 
 
 @functools.cache
 def pinned_texts(corpus: str) -> tuple[str, ...]:
-    """The documents of one of `PINNED`; read once per process.
+    """The documents of one of the corpora in `PINNED`, read once per process.
 
-    Raises InputError where it was not fetched.
+    Raises InputError when the corpus was not downloaded.
     """
     if corpus == "pinned-prose":
         return _prose(corpus)
@@ -123,12 +123,12 @@ def pinned_texts(corpus: str) -> tuple[str, ...]:
 
 
 def _prose(corpus: str) -> tuple[str, ...]:
-    """The documents of prose, kept beside the wheels: Python takes 20 seconds to parse them."""
-    deque(pinned_modules(corpus, LONGEST), maxlen=0)  # refuses wheels that are not whole
+    """The documents of prose. They are cached next to the wheels, since parsing takes 20 seconds."""
+    deque(pinned_modules(corpus, LONGEST), maxlen=0)  # raises InputError for incomplete wheels
     wheels = ",".join(wheel.digest for wheel in pinned.PINNED[corpus])
     code = (Path(__file__), Path(essay.__file__), sys.version.encode(), wheels.encode())
     file = cache_directory() / TEXTS / f"{corpus}-{digest_of(*code)}.json"
-    with suppress(OSError, ValueError):  # not there, or damaged: read the wheels
+    with suppress(OSError, ValueError):  # if the cache is missing or damaged, read the wheels
         return tuple(json.loads(unsealed(file.read_bytes(), file)))
     modules = pinned_modules(corpus, LONGEST)
     texts = tuple(
@@ -137,7 +137,7 @@ def _prose(corpus: str) -> tuple[str, ...]:
     with (
         suppress(OSError),
         replace_whole(file) as unfinished,
-    ):  # a full disk, or one that is read alone
+    ):  # the disk may be full or read-only
         for earlier in file.parent.glob(f"{corpus}-*.json"):
             earlier.unlink()
         unfinished.write_bytes(sealed(json.dumps(texts).encode()))
@@ -145,8 +145,8 @@ def _prose(corpus: str) -> tuple[str, ...]:
 
 
 def without_repeats(documents: Iterable[str]) -> Iterator[str]:
-    """The documents without paragraphs, of 80 characters or more, that stood in an earlier one:
-    licences, copied modules.
+    """The documents without paragraphs of at least 80 characters that occurred in an earlier
+    document, such as licences and copied modules.
     """
     seen: set[str] = set()
     for document in documents:
@@ -163,7 +163,7 @@ def without_repeats(documents: Iterable[str]) -> Iterator[str]:
 
 
 def _joined(texts: Iterable[str]) -> Iterator[str]:
-    """Texts one after the other, cut where `PAGES` characters are reached."""
+    """Join texts into documents. A document ends when it has at least `PAGES` characters."""
     page: list[str] = []
     for text in texts:
         page.append(text)

@@ -1,19 +1,20 @@
-"""Counting words of prose (CoPE, tables 1 and 6): how often one stands in the last sentence.
+"""Counting words of prose (CoPE, tables 1 and 6): how often a word occurs in the last sentence.
 
     sentence ... last sentence
 
     Now, tell me how many times word "the" is mentioned in the last sentence. Answer: 2
 
-Sentences follow each other in the docstrings of the standard library. Words have three letters or
-more, in either case, and stand in an earlier sentence too, as "Alice" does in the paper; the answer
-is 0 to 2. A word, an answer and a place that has both are drawn, each uniformly; words that some
-answer never has are not asked for, so neither the word nor its frequency gives the answer away.
-Another Python version has other docstrings. Tokens are those of the task `language`.
+The sentences are consecutive sentences in the docstrings of the standard library. Words have at
+least three letters, upper or lower case, and also occur in an earlier sentence, as "Alice" does in
+the paper. The answer is 0 to 2. First a word is drawn, then an answer, then a place with this word
+and answer, each uniformly. Only words for which every answer occurs are used, so neither the word
+nor its frequency gives the answer away. Another Python version has other docstrings. The tokenizer
+is the tokenizer of the task `language`.
 
 Test sets are named by the number of sentences, 2 in the paper. Score: exact match. Spans: `needle`
-(the word in the last sentence; `needle.1` ... in their order; none where the answer is 0),
-`distractor` (the word in earlier sentences), `last` (the rest of the last sentence), `query` (the
-question); the answer is generated. attributes: sentences, value.
+(the word in the last sentence; `needle.1` ... are its occurrences in order; absent if the answer is
+0), `distractor` (the word in earlier sentences), `last` (the rest of the last sentence), `query`
+(the question). The answer is generated. attributes: sentences, value.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
 LARGEST = 2
 """The largest answer."""
 _WORDS = 20_000
-"""Words of the docstrings that sentences are taken from."""
+"""Sentences are taken from this number of words of docstrings."""
 _WORD = re.compile(r" ?(?<![\w'-])[A-Za-z]{3,}(?![\w'-])")
-"""A word with the space before it, which is often a part of its token."""
+"""A word with the space before it, which is often part of its token."""
 _QUESTION = '\n\nNow, tell me how many times word "{}" is mentioned in the last sentence. Answer:'
 _PROMPT = re.compile(f"(.*){'([a-z]+)'.join(map(re.escape, _QUESTION.split('{}')))} ([0-9]+)")
 
@@ -60,11 +61,11 @@ class WordCount(Task):
     test_sets_count: ClassVar[str] = "sentences"
 
     tokens: Annotated[int, Interval(ge=258, le=1_000_000)] = 2048
-    """Size of the vocabulary, as of `language`."""
+    """Size of the vocabulary, as in the task `language`."""
     tokenizer_file: str = ""
-    """A tokenizer.json in place of one trained on the standard library."""
+    """A tokenizer.json to use instead of a tokenizer trained on the standard library."""
     length: Annotated[int, Interval(ge=1024, le=MOST)] = 1024
-    """Tokens of the longest prompt; others are drawn again."""
+    """Number of tokens of the longest prompt; longer prompts are drawn again."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -73,16 +74,16 @@ class WordCount(Task):
 
     @property
     def training_length(self) -> int:
-        """Tokens of the longest prompt."""
+        """The number of tokens of the longest prompt."""
         return self.length
 
     @property
     def test_sets(self) -> tuple[str, ...]:
-        """Numbers of sentences."""
+        """The possible numbers of sentences."""
         return ("2", "4", "8")
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Byte-level BPE, or the named one."""
+        """A byte-level BPE, or the tokenizer of `tokenizer_file`."""
         return corpus("", self.tokens, self.tokenizer_file).tokenizer
 
     def batch(self, generator: np.random.Generator, size: int, progress: float = 1.0) -> Batch:
@@ -90,7 +91,7 @@ class WordCount(Task):
         return self.sample(generator, size, self.default_test_set)
 
     def sample(self, generator: np.random.Generator, size: int, test_set: str) -> Batch:
-        """Prompts of one number of sentences, with the answer as target."""
+        """Prompts with the number of sentences of a test set; the answer is the target."""
         self._require_test_set(test_set)
         prompts = [self._drawn(generator, int(test_set)) for _ in range(size)]
         tokens = np.full((size, max(len(prompt.tokens) for prompt in prompts)), PAD)
@@ -111,7 +112,7 @@ class WordCount(Task):
                 return prompt
 
     def describe(self, tokens: Sequence[int]) -> Prompt:
-        """Spans, the answer and the number of sentences."""
+        """The prompt with its spans, its answer and its number of sentences."""
         text = str(self.tokenizer().decode(list(tokens), skip_special_tokens=True))
         found = _PROMPT.fullmatch(text)
         prompt = None if found is None else self._marked(found[1], found[2], int(found[3]))
@@ -149,7 +150,9 @@ def _bare(word: str) -> str:
 
 @functools.cache
 def _places(sentences: int) -> tuple[list[str], dict[str, list[list[int]]]]:
-    """Sentences; and starts of runs of them, by word and answer, for words with every answer."""
+    """The sentences, and for each word the starts of runs of sentences by answer. Only words for
+    which every answer occurs are included.
+    """
     texts = essay().sentences(_WORDS)
     counts = [Counter(map(_bare, _WORD.findall(text))) for text in texts]
     found: dict[str, list[list[int]]] = defaultdict(lambda: [[] for _ in range(LARGEST + 1)])

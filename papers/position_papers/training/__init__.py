@@ -2,7 +2,7 @@
 
     position_papers.training.train("mine", "reversal", "runs/mine", seed=1)
 
-Nothing heavy is imported before `train` is asked for.
+No large library is imported before the first use of `train`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for."""
+    """Import `train` at its first use."""
     if name == "train":
         from position_papers.training.single import train
 

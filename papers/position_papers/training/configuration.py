@@ -1,8 +1,8 @@
-"""Everything that decides the bytes of a trained checkpoint, as one flat record that is written
-beside it as training.toml.
+"""Everything that determines the bytes of a trained checkpoint, as one flat record, which is stored
+with it as training.toml.
 
-The same record, on the same machine with the same versions, gives the same model.safetensors. Knows
-nothing about how it is carried out.
+The same record gives the same model.safetensors on the same machine with the same versions. This
+module knows nothing about the training itself.
 """
 
 # ruff: noqa: RUF009 - `_option` is dataclasses.field
@@ -36,27 +36,27 @@ Width = Annotated[int, Interval(ge=1, le=65_536)]
 WidthOrNone = Annotated[int, Interval(ge=0, le=262_144)]
 Decay = Annotated[float, Interval(ge=0, lt=1)]
 TABLES = ("task_options", "scheme_options")
-"""The fields that are tables: options of the task and of the scheme."""
+"""Fields that are tables: options of the task and of the scheme."""
 SIZES = ("layers", "width", "heads", "kv_heads", "feed_forward", "initial_deviation")
-"""The fields that only a fresh model has."""
+"""Fields of fresh models only."""
 
 
 def _option(default: Any, meaning: str, alone: Any = None) -> Any:
-    """A field; `alone`: what its option means where no value is given."""
+    """Make a field; `alone` is the value of its option without an argument."""
     return field(default=default, metadata={"help": meaning, "alone": alone})
 
 
 @dataclass(frozen=True)
 class TrainingConfiguration:
-    """What one training run is made with.
+    """Configuration of one training run.
 
-    Shares are of its steps. The metadata of a field explain it, under "help".
+    Shares are shares of its steps. The metadata of a field have an explanation under "help".
     """
 
     task: str
     task_size: str = _option("small", "size of the task, by the name the task gives it")
     task_options: Mapping[str, int | float | str | bool] = field(default_factory=dict)
-    """Options of the task, in its own names; those that are left out are as its size has them."""
+    """Options of the task by the task's names; missing options have the defaults of its size."""
 
     scheme: str = _option(
         "repo",
@@ -64,8 +64,7 @@ class TrainingConfiguration:
         "FILE.py:FUNCTION in the place of a name is a function of a Python file, which is run",
     )
     scheme_options: Mapping[str, int | float | str] = field(default_factory=dict)
-    """Choices within schemes, as `reposition` takes them: assignment (kv_head, head, layer), gates,
-    p_max, ...
+    """Options of schemes, as for `reposition`: assignment (kv_head, head, layer), gates, p_max, ...
     """
     continue_from: str = _option(
         "", "a checkpoint to reposition and go on from; it keeps its size and weights"
@@ -144,7 +143,7 @@ class TrainingConfiguration:
     score_prompts: Count = _option(200, "prompts of each score")
 
     def __post_init__(self) -> None:
-        """Raise InputError for what could not be carried out."""
+        """Raise InputError for a configuration that cannot be trained."""
         check_fields(self)
         heads = self.heads
         wanted = (
@@ -187,14 +186,14 @@ class TrainingConfiguration:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether deterministic algorithms are asked for; by default on a processor alone."""
+        """Whether to use deterministic algorithms; by default only on a processor."""
         return self.device == "cpu" if self.deterministic is None else self.deterministic
 
 
 def replaced(
     configuration: TrainingConfiguration, changes: Mapping[str, Any]
 ) -> TrainingConfiguration:
-    """`configuration` with some fields exchanged.
+    """Return `configuration` with some fields replaced.
 
     Raises InputError for unknown fields and values of another type.
     """
@@ -209,9 +208,7 @@ def replaced(
 
 
 def joined(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Both sets of fields, `over` where both have one; tables of options are joined option by
-    option.
-    """
+    """Join two sets of fields; `over` takes precedence, and tables of options are joined by option."""
     tables = {
         name: {**under.get(name, {}), **over.get(name, {})}
         for name in TABLES
@@ -221,9 +218,9 @@ def joined(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The fields that `file` gives, unchecked; its table `made_with` is left out.
+    """Read the fields in `file`, unchecked, without its table `made_with`.
 
-    Raises InputError when it is no TOML file.
+    Raises InputError if it is not a TOML file.
     """
     try:
         fields = tomllib.loads(regular(file).read_text(encoding="utf-8"))
@@ -243,11 +240,11 @@ def read_toml(file: Path) -> dict[str, Any]:
 def to_toml(
     configuration: TrainingConfiguration, made_with: Mapping[str, str] | None = None
 ) -> str:
-    """The whole configuration as TOML; `read_toml` and `replaced` read it back.
+    """Return the whole configuration as TOML, for `read_toml` and `replaced`.
 
-    `made_with`: a table of what else is known of the run.
+    `made_with` is a table with further facts about the run.
 
-    Where it continues a checkpoint, that has the sizes: those of a fresh model are left out.
+    If the run continues a checkpoint, the fields of fresh models are left out.
     """
     fields = dataclasses.asdict(configuration)
     fields["deterministic"] = configuration.is_deterministic

@@ -1,15 +1,15 @@
-"""The directory of one training run, whole at every moment, and the state in it from which an
-interrupted run goes on.
+"""The directory of one training run, valid at every moment, with the state from which an
+interrupted run continues.
 
-    training.toml     what decides the result, and what made it          log.jsonl     one record per line
-    state.pt          where to go on after an interruption               steps/000500/ checkpoints kept on the way
+    training.toml     configuration and provenance                       log.jsonl     one record per line
+    state.pt          state for continuing after an interruption         steps/000500/ checkpoints during training
     config.json, model.safetensors, tokenizer files, scores.json         the finished checkpoint
     unscored/         the checkpoint after its last step, until it has a score
 
-Every file appears whole or not at all. `config.json` comes last: a directory that has it is
-finished. The state holds weights, optimiser, step, generators of random numbers and the size of the
-log, which is cut to that size before a run goes on; learning rate, difficulty and sequences of a
-step are functions of its number (`step`), so the number is all that is kept of them.
+Every file is written whole or not at all. `config.json` comes last: a directory with it is
+finished. The state has weights, optimizer, step, random generators and the size of the log, which
+is cut to that size before a run continues. Learning rate, difficulty and sequences of a step are
+functions of its number (`step`), so only the number is stored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class TrainingFolder:
-    """Where a run leaves its files."""
+    """The directory of a training run."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
@@ -66,9 +66,9 @@ class TrainingFolder:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """While the context lasts, this process alone writes here.
+        """Lock the directory for this process inside a `with` block.
 
-        Raises Taken where another one does.
+        Raises Taken if another process has the lock.
         """
         claimed = claim(self.directory)
         try:
@@ -77,9 +77,7 @@ class TrainingFolder:
             claimed.release()
 
     def require_free(self) -> None:
-        """Raise InputError when something stands here already, or a file where a directory is to
-        be.
-        """
+        """Raise InputError if the directory has content, or its path is a file."""
         require_directory(self.directory)
         if self.is_finished:
             raise InputError(
@@ -92,9 +90,9 @@ class TrainingFolder:
         self._require_own()
 
     def clear(self) -> None:
-        """Remove what an earlier run wrote, training.toml last, and nothing else.
+        """Remove the files of an earlier run, training.toml last, and no other files.
 
-        Raises InputError when no run was begun here.
+        Raises InputError if no run was begun here.
         """
         if not self.is_begun:
             self._require_own()
@@ -114,14 +112,14 @@ class TrainingFolder:
         ]
         for path in own:
             remove(path)
-        with suppress(OSError):  # not there, or it holds other things
+        with suppress(OSError):  # missing, or it has other content
             steps.rmdir()
         remove(self.configuration)
         with suppress(OSError):
             self.directory.rmdir()
 
     def begin(self, configuration: str) -> None:
-        """Make the directory and put the text of training.toml there."""
+        """Make the directory and write the text of training.toml."""
         self.directory.mkdir(parents=True, exist_ok=True)
         write_text(self.configuration, configuration)
 
@@ -131,14 +129,14 @@ class TrainingFolder:
             stream.write(json.dumps(record) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """The records of the log, as far as they are written."""
+        """Read the records that the log has so far."""
         if not self.log.exists():
             return []
         whole = self.log.read_text(encoding="utf-8").rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines()]
 
     def log_size(self) -> int:
-        """Size of the log in bytes, which are safely on the disk."""
+        """Flush the log to the disk, and return its size in bytes."""
         if not self.log.exists():
             return 0
         with self.log.open("rb") as stream:
@@ -161,20 +159,20 @@ class TrainingFolder:
             remove(unfinished)
 
     def keep(self, step: int, write: Callable[[Path], None]) -> None:
-        """Keep the checkpoint that `write` makes in a directory as steps/<step>."""
+        """Store the checkpoint that `write` makes as steps/<step>."""
         checkpoint = self.directory / "steps" / f"{step:06d}"
         checkpoint.parent.mkdir(exist_ok=True)
         with replace_whole(checkpoint) as unfinished:
             write(unfinished)
 
     def keep_unscored(self, write: Callable[[Path], None]) -> None:
-        """Keep the checkpoint that `write` makes in a directory until it has a score."""
+        """Store the checkpoint that `write` makes until it has a score."""
         with replace_whole(self.unscored) as unfinished:
             write(unfinished)
 
     @property
     def kept(self) -> str:
-        """Where the weights without a score are, and how to score them; "" where there are none."""
+        """A text on the weights without a score, and how to score them; "" if there are none."""
         if not self.unscored.is_dir():
             return ""
         return (
@@ -183,8 +181,8 @@ class TrainingFolder:
         )
 
     def finish(self, scores: str) -> None:
-        """Put the checkpoint here with the text of scores.json, config.json last; the state is
-        needed no more.
+        """Move the checkpoint here, with the text of scores.json, config.json last, and remove the
+        state.
         """
         write_text(self.unscored / self.scores.name, scores)
         for file in sorted(self.unscored.iterdir(), key=lambda file: file.name == "config.json"):
@@ -203,14 +201,14 @@ class TrainingFolder:
 
 
 class Moment(BaseModel):
-    """Where a run stands between two steps."""
+    """State of a run between two steps."""
 
     step: Annotated[int, Ge(0)] = 0
-    """Steps done."""
+    """Number of finished steps."""
     seconds: PositiveOrZero = 0.0
     """Time spent in all sessions."""
     log_size: Annotated[int, Ge(0)] = 0
-    """Bytes of the log that belong to the steps done."""
+    """Bytes of the log for the finished steps."""
     losses: list[float] = Field(default_factory=list)
     """Losses of the steps since the last record, in nats per target."""
 
@@ -220,9 +218,9 @@ def save_state(
 ) -> None:
     """Write the state, whole or not at all.
 
-    Raises OSError where the disk refuses, which torch.save does not on its own.
+    Raises OSError if the disk is full, which torch.save alone does not.
     """
-    # Here, as a folder is looked at before anything heavy is imported
+    # Imported here, since folders are inspected before large libraries are imported
     import torch
 
     state = {
@@ -239,7 +237,7 @@ def save_state(
 
 
 def _trained(model: nn.Module) -> dict[str, Tensor]:
-    """The state of `model` without what is frozen: an adapter's base stays as it was read."""
+    """Return the state of `model` without frozen weights, such as the base of an adapter."""
     frozen = {
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -251,11 +249,11 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
 def load_state(
     file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int
 ) -> Moment:
-    """Where `file` says that a run of `steps` stands, with model, optimiser and random numbers put
-    back; its beginning without a file.
+    """Read the state of a run of `steps` from `file`, and restore model, optimizer and random
+    numbers; without a file, return the beginning of the run.
 
-    The file is read as tensors and plain values alone: no code of it runs. Raises InputError when
-    it is damaged, was changed so that its parts do not fit each other, or belongs to another model.
+    Only tensors and plain values are read, so no code from the file runs. Raises InputError if the
+    file is damaged, inconsistent, or belongs to another model.
     """
     import torch
 
@@ -278,7 +276,7 @@ def load_state(
         if state["random_cuda"] and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(state["random_cuda"])
         return moment
-    except Exception as error:  # of a changed file torch raises whatever it stumbles over
+    except Exception as error:  # torch raises various errors for a changed file
         why = one_line(error, 120)
         raise InputError(
             f"{file} does not hold the state of this run ({why}); begin anew with --overwrite"
@@ -286,17 +284,17 @@ def load_state(
 
 
 def saved_step(file: Path) -> int:
-    """Steps that are done in the state in `file`; 0 without one that can be read."""
+    """Return the number of finished steps in the state in `file`; 0 if it cannot be read."""
     import torch
 
     try:
         return int(torch.load(file, map_location="cpu", weights_only=True)["moment"]["step"])
-    except Exception:  # of a changed file, which `load_state` refuses with the reason
+    except Exception:  # `load_state` refuses a changed file with the reason
         return 0
 
 
 def _chosen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The options of an optimiser that last as long as the run."""
+    """Return the options of an optimizer that are constant during the run."""
     return [
         {name: value for name, value in group.items() if name not in ("params", "lr")}
         for group in optimizer.param_groups
@@ -304,9 +302,7 @@ def _chosen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _require_at(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Raise ValueError where what the optimiser remembers is not of its parameters after so many
-    steps.
-    """
+    """Raise ValueError if the optimizer's state does not fit its parameters or `step`."""
     for parameter, remembered in optimizer.state.items():
         if any(value.shape not in ((), parameter.shape) for value in remembered.values()):
             raise ValueError("its optimiser belongs to other weights")

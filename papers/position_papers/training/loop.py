@@ -1,8 +1,8 @@
-"""A training run, from its first step to the finished checkpoint - or from wherever an earlier
-session of it was cut off.
+"""A training run from its first step, or from the end of an interrupted session, to the finished
+checkpoint.
 
 A run is a function of its configuration: on one machine the same configuration gives the same
-model.safetensors, in one session or in several, however these ended. Knows nothing about terminals.
+model.safetensors, in one session or in several. This module knows nothing about terminals.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from repo_interp.runtime import processes
 from repo_interp.runtime.failures import is_out_of_memory
 
 SCORED = SideBySide(prompts=32, tokens=32_768)
-"""Prompts that are scored together: of 24 with 8,192 tokens, attention makes 54 GiB of scores in
-float32 where no kernel is fused.
+"""Number of prompts that are scored together. For 24 prompts of 8,192 tokens, attention without a
+fused kernel makes 54 GiB of scores in float32.
 """
 Run = tuple[TrainingConfiguration, Path]
-"""A training run, and the directory in which it was begun."""
+"""The configuration of a training run, and its directory."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ class Record:
     seconds: float
     """Time spent so far, in all sessions."""
     score: float | None = None
-    """Mean score (the task's metric) on fresh sequences of full difficulty, at the steps that
-    score.
+    """Mean score (the task's metric) on fresh sequences of full difficulty, at steps with scores.
     """
 
 
@@ -79,20 +78,20 @@ def train(
     save_seconds: float = 15.0,
     scoring: Callable[[int, int], object] = lambda done, total: None,
 ) -> Iterator[Record]:
-    """Train from where `folder` stands - its beginning, if it was just begun - to the end, yielding
-    every record of the log.
+    """Train from the state of `folder`, or from the beginning, to the end, and yield every record
+    of the log.
 
-    `stop` is called after every step, and after every batch of prompts of the final scores; when it
-    returns True, the state is saved and the run ends there, to go on later. The state is saved
-    every `save_seconds` too. `scoring` is called with how many prompts of all test sets have been
-    answered. At the end the folder holds the finished checkpoint. Raises InputError where another
-    run was begun there, and Unfinished where the last scores lack memory or are refused: the
-    weights are kept without them.
+    `stop` is called after every step, and after every batch of prompts of the final scores. If it
+    returns True, the state is saved and the run stops, to continue later. The state is also saved
+    every `save_seconds`. `scoring` is called with the number of answered prompts and of all
+    prompts. At the end the folder has the finished checkpoint. Raises InputError if another run was
+    begun in the folder, and Unfinished if there is not enough memory for the final scores or they
+    are refused; the weights are then kept without scores.
     """
     configuration, model = prepared.configuration, prepared.model
     require_begun(folder.directory, configuration)
     if folder.is_finished:
-        return  # by another process, before this one claimed the folder
+        return  # another process finished it before this one locked the folder
     with (
         reproducible(configuration),
         executing(model, configuration.execution),
@@ -101,12 +100,12 @@ def train(
         moment = load_state(folder.state, model, prepared.optimizer, configuration.steps)
         folder.cut_log(moment.log_size)
         saved = time.monotonic()
-        start = saved - moment.seconds  # as if all sessions were one
+        start = saved - moment.seconds  # counts the time of earlier sessions
         while moment.step < configuration.steps:
             step = moment.step + 1
             moment.losses.append(_step(prepared, step))
             moment.step, moment.seconds = step, time.monotonic() - start
-            if step == configuration.steps:  # whatever becomes of the scores
+            if step == configuration.steps:  # kept even if scoring fails
                 folder.keep_unscored(prepared.write)
             if (
                 _due(step, configuration.log_every)
@@ -129,8 +128,8 @@ def train(
         if moment.step == configuration.steps:
             model.eval()
             if prepared.base is not None:
-                round_trained(model)  # scored is what is stored
-            # again: a run that goes on from its last step may find half of the files moved
+                round_trained(model)  # scores are for the stored weights
+            # Repeated, since a run that resumes at its last step may find half of the files moved.
             folder.keep_unscored(prepared.write)
 
             def answered(done: int, total: int) -> None:
@@ -150,9 +149,7 @@ def train(
 
 @contextmanager
 def _saying_what_is_kept(folder: TrainingFolder) -> Iterator[None]:
-    """While the context lasts, an error of a user or of memory says where the weights are kept that
-    lack a score.
-    """
+    """Extend errors of users or of memory by the place of the weights without a score."""
     try:
         yield
     except Exception as error:
@@ -163,17 +160,14 @@ def _saying_what_is_kept(folder: TrainingFolder) -> Iterator[None]:
 
 
 class _Stopped(Exception):
-    """Asked to stop while the final scores were made: the state is saved, so they are made the next
-    time.
-    """
+    """A request to stop during the final scores; the state is saved, so the next call makes them."""
 
 
 def final_scores(prepared: Prepared, answered: Callable[[int, int], object]) -> dict:
-    """The mean score of every test set, on prompts that training has not seen, and those of its
-    prompts; None where they are longer than the model can take.
+    """Return the mean score of every test set on prompts that are not in training, and the scores
+    of its prompts; None if prompts are too long for the model.
 
-    `answered` is called after every batch, with the prompts of all test sets that are done, and
-    their number.
+    `answered` is called after every batch with the number of answered prompts and of all prompts.
     """
     task, count = prepared.task, prepared.configuration.score_prompts
     total, done = count * len(task.test_sets), 0
@@ -250,9 +244,7 @@ def _score(prepared: Prepared) -> float:
 
 
 def _scoring(configuration: TrainingConfiguration) -> AbstractContextManager[Any]:
-    """A context in which nothing is compiled: scores are those of the checkpoint as others run
-    it.
-    """
+    """Return a context without compilation, so that scores are those of the ordinary checkpoint."""
     return (
         torch.compiler.set_stance("force_eager")
         if configuration.execution == "compiled"
@@ -271,13 +263,12 @@ def train_side_by_side(
     every: float = 0.5,
     scheme_files: Sequence[str] = (),
 ) -> bool:
-    """Train every one of `runs`, `jobs` at a time, as `side_by_side` does it.
+    """Train all `runs`, `jobs` at a time, by `side_by_side`.
 
-    `scheme_files`: every FILE.py:FUNCTION of the command line, which each process runs. Returns
-    whether all came to their end.
+    `scheme_files` has every FILE.py:FUNCTION of the command line, which each process runs. Returns
+    whether all runs were finished.
 
-    Where several processes were launched together, each trains one run after another, whichever is
-    next.
+    If several processes were launched together, each takes the next run in turn.
     """
 
     work = partial(_train_one, tuple(scheme_files))
@@ -296,7 +287,7 @@ def train_side_by_side(
 
 
 def _train_one(scheme_files: Sequence[str], run: Run) -> None:
-    """Train in this process until the end, or until asked to stop."""
+    """Train in this process until the end, or until a request to stop."""
     read_scheme_files(scheme_files)
     configuration, directory = run
     folder, prepared = TrainingFolder(directory), prepare(configuration)

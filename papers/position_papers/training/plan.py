@@ -1,10 +1,10 @@
-"""The plan of the zoo, as plan.toml states it: every checkpoint, how it is trained, and with which
-seeds; and the recipe of each task.
+"""The plan of the zoo from plan.toml: every checkpoint with its training and seeds, and the recipe
+of each task.
 
-    runs/zoo/TASK/NAME        seed 0, as it is trained          runs/zoo/TASK/NAME/seed-N       the others
-    papers/zoo/TASK/NAME      its weights, where they ship      papers/zoo/TASK/runs.jsonl      the records of all seeds
+    runs/zoo/TASK/NAME        the training run of seed 0        runs/zoo/TASK/NAME/seed-N       the other seeds
+    papers/zoo/TASK/NAME      weights in the package            papers/zoo/TASK/runs.jsonl      the records of all seeds
 
-Knows nothing about how training is carried out.
+This module knows nothing about the training itself.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from position_papers.training.configuration import TrainingConfiguration, joined
 from repo_interp.errors import InputError
 
 RUNS = Path("runs") / "zoo"
-"""Where training runs of the zoo stand, from where the command is given."""
+"""Directory of training runs of the zoo, relative to the working directory."""
 _STATED = tomllib.loads(Path(__file__).with_name("plan.toml").read_text(encoding="utf-8"))
 ABOUT: Mapping[str, str] = {
     task: words.replace("\n", " ") for task, words in _STATED["about"].items()
 }
-"""What a task is, and what its numbers are."""
+"""Descriptions of tasks and of their numbers."""
 FRESH: Mapping[str, Mapping[str, Any]] = _STATED["recipe"]
-"""What each task is trained with from random weights unless other fields are given."""
+"""Default fields of trainings from random weights, by task."""
 CONTINUED: Mapping[str, Mapping[str, Any]] = _STATED["continued"]
-"""The same from a checkpoint."""
+"""Default fields of trainings from a checkpoint, by task."""
 
 
 def recipe(task: str, continued: bool) -> dict[str, Any]:
-    """Fields of a training configuration for `task`; none for a task without a recipe."""
+    """Return the fields of a training configuration for `task`; empty without a recipe."""
     return dict((CONTINUED if continued else FRESH).get(task, {}))
 
 
@@ -42,19 +42,19 @@ class Planned:
     """One checkpoint of the zoo."""
 
     name: str
-    """TASK/NAME, where NAME begins with the scheme's."""
+    """TASK/NAME, where NAME begins with the name of the scheme."""
     scheme: str
     seeds: tuple[int, ...] = (0,)
     continue_from: str = ""
-    """Another planned one, of the same seed."""
+    """Another planned checkpoint, with the same seed."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """What differs from the task's recipe."""
+    """Differences from the task's recipe."""
     weights: tuple[int, ...] = (0,)
-    """Seeds whose weights the package ships; the records of all seeds ship."""
+    """Seeds with weights in the package; the package has the records of all seeds."""
 
     @property
     def task(self) -> str:
-        """The task it is trained on."""
+        """The task of its training."""
         return self.name.split("/")[0]
 
 
@@ -69,23 +69,21 @@ class PlannedRun:
 
     @property
     def shipped(self) -> Path:
-        """Its directory, below the zoo's."""
+        """Its directory, relative to the zoo."""
         return _directory(Path(), self.planned.name, self.seed)
 
 
 def planned_runs(plan: Iterable[Planned], runs: Path = RUNS, **changes: Any) -> list[PlannedRun]:
-    """Every run of a plan, those that others continue first, with `changes` of fields; None: as the
-    plan has it.
+    """Return all runs of a plan, starts first, with `changes` of fields (None: as in the plan).
 
-    Raises InputError for a plan that refers to nothing, and for a device on which nothing is
-    trained.
+    Raises InputError for a plan with an unknown start, and for an unusable device.
     """
     changes = {name: value for name, value in changes.items() if value is not None}
     plan = list(plan)
     by_name = {planned.name: planned for planned in plan}
 
     def origins(planned: Planned) -> int:
-        """How many runs come before one of `planned`."""
+        """Return the number of runs that must precede one of `planned`."""
         if not planned.continue_from:
             return 0
         if planned.continue_from not in by_name:
@@ -108,10 +106,10 @@ def planned_runs(plan: Iterable[Planned], runs: Path = RUNS, **changes: Any) -> 
 
 
 def chosen(plan: Iterable[Planned], names: Iterable[str]) -> tuple[Planned, ...]:
-    """The part of a plan whose names begin with one of `names` (TASK or TASK/NAME), with what it
-    continues; all for no names.
+    """Return the part of a plan with names that begin with one of `names` (TASK or TASK/NAME), and
+    its starts; the whole plan for no names.
 
-    Raises InputError for a name that nothing begins with.
+    Raises InputError for a name without a match.
     """
     plan, wanted = tuple(plan), tuple(names)
     for name in wanted:
@@ -146,9 +144,7 @@ def _configuration(planned: Planned, seed: int, runs: Path) -> TrainingConfigura
 
 
 def _plan(*, ahead: bool) -> Iterator[Planned]:
-    """The checkpoints of plan.toml that are trained, or those that are planned and not trained
-    yet.
-    """
+    """Yield the checkpoints of plan.toml that are trained, or those that are not trained yet."""
     for group in _STATED["group"]:
         if group.get("ahead", False) is ahead:
             yield from _of_group(
@@ -180,7 +176,7 @@ def _of_group(
 PLAN: tuple[Planned, ...] = tuple(_plan(ahead=False))
 """Every checkpoint of the zoo."""
 AHEAD: tuple[Planned, ...] = tuple(_plan(ahead=True))
-"""Checkpoints that are planned and not trained yet, in the order of what they decide.
+"""Checkpoints that are planned and not trained yet, in the order of their importance.
 
 `repo-interp zoo train NAME` trains them.
 """

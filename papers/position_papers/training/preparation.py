@@ -1,8 +1,9 @@
-"""What a training run starts with: task, model and optimiser.
+"""Prepare a training run: task, model and optimizer.
 
-A fresh model is a pre-norm Llama: RMSNorm, SwiGLU, no biases, untied embeddings. Its own weights
-depend on the seed and the sizes alone, never on the scheme, so twins with the same seed start
-alike. A continued checkpoint keeps its weights; what its new schemes learn starts afresh.
+A fresh model is a pre-norm Llama: RMSNorm, SwiGLU, no biases, untied embeddings. Its weights, other
+than those of the scheme, depend only on the seed and the sizes, so models with the same seed start
+equally for all schemes. A continued checkpoint keeps its weights; parameters of its new schemes are
+initialized.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from repo_interp.tasks.vocabulary import PAD
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run starts with."""
+    """Task, model and optimizer of a run."""
 
     configuration: TrainingConfiguration
     task: Task
@@ -51,12 +52,10 @@ class Prepared:
     tokenizer: PreTrainedTokenizerBase
     optimizer: torch.optim.Optimizer
     base: Base | None = None
-    """What is trained stands on it as an adapter; None: the model is trained as a whole."""
+    """Base of the trained adapter; None: the whole model is trained."""
 
     def write(self, directory: Path) -> None:
-        """Write the model as it is now: an adapter alone where one is trained, else a whole
-        checkpoint.
-        """
+        """Write the current model: only the adapter if one is trained, else a whole checkpoint."""
         if self.base is None:
             save(self.model, directory, self.tokenizer)
         else:
@@ -64,9 +63,9 @@ class Prepared:
 
 
 def prepare(configuration: TrainingConfiguration) -> Prepared:
-    """Task, model and optimiser of a run.
+    """Make task, model and optimizer of a run.
 
-    Raises InputError for whatever cannot be trained; nothing was written then.
+    Raises InputError for a configuration that cannot be trained, before anything is written.
     """
     device_named(configuration.device)
     if configuration.execution == "compiled":
@@ -85,10 +84,11 @@ def prepare(configuration: TrainingConfiguration) -> Prepared:
     if configuration.adapter:
         base = base_reference(identify(configuration.continue_from), configuration.continue_from)
         attach(model, configuration.adapter, configuration.adapter_from)
-        # the base saw longer texts, but not with these positions
+        # The base was trained on longer texts, but not with these positions.
         model.config.max_position_embeddings = task.training_length
     if configuration.precision == "bfloat16" and configuration.device == "cpu":
-        # products in bfloat16: 43 ms forward and backward at 512 tokens, the fused kernel 68
+        # With products in bfloat16 this takes 43 ms forward and backward at 512 tokens, and the
+        # fused kernel 68 ms.
         model.set_attn_implementation("eager")
     model.train()
     return Prepared(
@@ -106,8 +106,8 @@ def _require_compiler() -> None:
 
 
 def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
-    """`count` prompts of a test set, which training has not seen; none where they are longer than
-    the model can take.
+    """Return `count` prompts of a test set, which are not in training; none if they are too long
+    for the model.
     """
     prompts = prepared.task.prompts(count, prepared.configuration.seed, test_set)
     longest = as_decoder(prepared.model).longest_prompt
@@ -120,10 +120,10 @@ def test_prompts(prepared: Prepared, test_set: str, count: int) -> list[Prompt]:
 
 @contextmanager
 def reproducible(configuration: TrainingConfiguration) -> Iterator[None]:
-    """While this lasts, the same sums are made in the same order every time where the configuration
-    asks for it; torch's settings come back afterwards.
+    """Use deterministic algorithms, if the configuration states it, inside a `with` block;
+    restore torch's settings afterwards.
 
-    Raises InputError where the device has no such algorithm.
+    Raises InputError if the device lacks such an algorithm.
     """
     memory: Any = torch.utils.deterministic  # its attribute is a property
     strict, filled = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
@@ -149,8 +149,8 @@ def reproducible(configuration: TrainingConfiguration) -> Iterator[None]:
 def _fresh_model(
     configuration: TrainingConfiguration, vocabulary: int, longest: int
 ) -> PreTrainedModel:
-    """A decoder with random weights for `vocabulary` tokens; it names `longest` as its training
-    length, in tokens.
+    """Make a decoder with random weights for `vocabulary` tokens, with `longest` tokens as its
+    stated training length.
     """
     width = configuration.width
     config = LlamaConfig(
@@ -174,7 +174,7 @@ def _fresh_model(
 def _continued_model(
     configuration: TrainingConfiguration,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The checkpoint `continue_from` with the layout of `configuration`, and its tokenizer."""
+    """Load the checkpoint `continue_from` with the layout of `configuration`, and its tokenizer."""
     checkpoint = identify(configuration.continue_from)
     tokenizer = load_tokenizer(checkpoint)
     if tokenizer is None:

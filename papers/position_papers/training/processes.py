@@ -1,9 +1,9 @@
-"""Work side by side, each piece in a process of its own, and stopping it so that it can go on
-later.
+"""Run pieces of work in parallel, each in a separate process, and stop them so that they can
+continue later.
 
-A process per piece with one thread each uses a machine of some cores better than one process with
-many threads: the models are small. Knows nothing about terminals; whoever wants to see how far the
-work is reads what it leaves.
+Since the models are small, one process per piece with one thread each uses several cores better
+than one process with many threads. This module knows nothing about terminals; progress can be read
+from the files of the work.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ Item = TypeVar("Item")
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """While this lasts, an interrupt or a request to terminate is noted; the function given says
-    whether one came.
+    """Record an interrupt or a request to terminate inside a `with` block; yields a function that
+    returns whether one came.
 
-    A second interrupt is a KeyboardInterrupt at once. Only the main thread of a process may use it.
+    A second interrupt raises KeyboardInterrupt at once. Only the main thread of a process may use
+    this.
     """
     came = False
 
@@ -54,7 +55,7 @@ def stoppable() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """While this lasts, torch computes with so many threads; another number may change the last
+    """Let torch use `count` threads inside a `with` block; another number may change the last
     bits.
     """
     before = torch.get_num_threads()
@@ -72,11 +73,11 @@ def side_by_side(
     watch: Callable[[int], None],
     every: float = 0.5,
 ) -> None:
-    """Call `work`, a function of a module, with every item, `jobs` at a time; `watch` gets how many
-    are done, every `every` seconds.
+    """Call `work`, a function of a module, with every item, `jobs` at a time; `watch` is called
+    with the number of finished items every `every` seconds.
 
-    An interrupt asks all to stop (`asked_to_stop`) and is a KeyboardInterrupt once they have. After
-    an error nothing more is begun; it is raised when the rest is done.
+    An interrupt requests all to stop (`asked_to_stop`), and raises KeyboardInterrupt once they
+    have. After an error no further item begins; the error is raised when the running items end.
     """
     context = multiprocessing.get_context("spawn")
     ending = context.Event()
@@ -111,9 +112,7 @@ asked_to_stop: Callable[[], bool] = lambda: False  # noqa: E731
 
 
 def _begin_process(ending: Event, parent: int) -> None:
-    """An interrupt of the terminal reaches this process too, but the parent alone decides; without
-    it, work stops as well.
-    """
+    """Ignore interrupts of the terminal, since the parent decides; stop if the parent is gone."""
     global asked_to_stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asked_to_stop = lambda: ending.is_set() or os.getppid() != parent  # noqa: E731
@@ -121,8 +120,8 @@ def _begin_process(ending: Event, parent: int) -> None:
 
 @cache
 def end_when_asked() -> None:
-    """From now on this process ends as soon as it is asked to stop: for work whose results are kept
-    as they come.
+    """End this process at a request to stop from now on, for work whose results are kept as they
+    come.
     """
 
     def look() -> None:

@@ -1,8 +1,8 @@
-"""Scores of single prompts as records have them.
+"""Format of the scores of single prompts in records.
 
-    "0110..."        a digit for each prompt, where each is right or wrong
+    "0110..."        a digit per prompt, if prompts are right or wrong
     [0.875, ...]     numbers with four decimals: shares of a prompt, nats
-    left out         all prompts score the same, which the mean says
+    left out         all prompts have the same score, the mean
 
 Imports no torch.
 """
@@ -17,13 +17,13 @@ from jaxtyping import Float
 
 
 def stated(scores: Mapping[str, Float[np.ndarray, " prompt"]]) -> dict[str, str | list[float]]:
-    """Write scores as a record has them.
+    """Convert scores to the format of a record.
 
     Args:
         scores: Scores of the prompts of each test set.
 
     Returns:
-        By test set, those alone whose prompts differ.
+        Scores by test set, for test sets in which prompts differ.
     """
     return {
         name: "".join(f"{value:.0f}" for value in values)
@@ -35,13 +35,13 @@ def stated(scores: Mapping[str, Float[np.ndarray, " prompt"]]) -> dict[str, str 
 
 
 def read(record: Mapping[str, Any]) -> dict[str, Float[np.ndarray, " prompt"]]:
-    """Read them back.
+    """Read scores from a record.
 
     Args:
-        record: "test_sets", "prompts" and "by_prompt" as scores.json has them.
+        record: "test_sets", "prompts" and "by_prompt" as in scores.json.
 
     Returns:
-        Scores of the prompts of each test set that was answered; none of a record of means alone.
+        Scores of the prompts of each answered test set; empty for a record with only means.
     """
     if "by_prompt" not in record:
         return {}

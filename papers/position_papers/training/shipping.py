@@ -1,12 +1,12 @@
-"""Carry out the zoo's plan: train what is not finished, put what ships into the zoo, and write the
-zoo's page and registry.
+"""Execute the zoo's plan: train unfinished runs, move weights and records into the zoo, and write
+the zoo's page and registry.
 
-    wave 1: runs from random weights        wave n: those that go on from one of wave n - 1
-    page:   mean over seeds of the final loss, and of the score on a test set; +- standard deviation over seeds where there are several
+    wave 1: runs from random weights        wave n: runs that continue one of wave n - 1
+    page:   mean over seeds of the final loss, and of the score on a test set; +- standard deviation over several seeds
 
-Weights are stored in float16, which changes no score of the zoo and takes half the space; they are
-computed with in float32 as before. Interrupted at any moment, training goes on where it stopped.
-Knows nothing about terminals.
+Weights are stored in float16, which changes no score of the zoo and takes half the space;
+computations use float32 as before. After an interruption at any moment, training continues. This
+module knows nothing about terminals.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from repo_interp.tasks import make_task
 WEIGHTS = "model.safetensors"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 WINDOWS = 64
-"""Of held-out text that language models of several seeds are scored on together."""
+"""Number of windows of held-out text for scoring language models of several seeds."""
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The runs that are not finished.
+    """Return the unfinished runs.
 
-    Raises InputError where a run's directory holds something else.
+    Raises InputError if a run's directory has other content.
     """
     waiting = [run for run in runs if not TrainingFolder(run.directory).is_finished]
     for run in waiting:
@@ -63,13 +63,13 @@ def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bool:
-    """Train every unfinished one of `runs`, `jobs` at a time; `watch` is called twice per second.
+    """Train the unfinished `runs`, `jobs` at a time; `watch` is called twice per second.
 
-    Returns whether all came to their end.
+    Returns whether all were finished.
     """
 
     def begun() -> list[PlannedRun]:
-        """The runs that wait for no other, the longest first, each with its folder."""
+        """Return the runs that do not wait for others, the longest first, each with its folder."""
         left = unfinished(runs)
         unmade = {run.directory.as_posix() for run in left}
         waiting = [run for run in left if run.configuration.continue_from not in unmade]
@@ -90,7 +90,7 @@ def make(runs: Sequence[PlannedRun], jobs: int, watch: Callable[[], None]) -> bo
 
 
 def _work(run: PlannedRun) -> float:
-    """What a run costs, roughly: sequences times the square of the width."""
+    """Return the rough cost of a run: sequences times the square of the width."""
     configuration = run.configuration
     return (
         configuration.steps
@@ -101,11 +101,11 @@ def _work(run: PlannedRun) -> float:
 
 
 def install(run: PlannedRun, zoo: Path) -> Path:
-    """Put the record of a finished run into the directory `zoo`, and its weights where the plan
-    says that they ship, whole or not at all.
+    """Store the record of a finished run in the directory `zoo`, and its weights if the plan says
+    so, whole or not at all.
 
-    Returns where its weights are, or its record. The two checkpoints of the instrument keep the
-    files that training wrote.
+    Returns the directory of its weights, or its record. The two checkpoints in the package
+    repo_interp keep the files of their training.
     """
     same_texts = None
     if run.planned.task == "language" and run.seed and run.seed not in run.planned.weights:
@@ -148,7 +148,7 @@ def _scores(checkpoint: Path, count: int, seed: int) -> dict[str, list[float]]:
 
 
 def _store_rounded(source: Path, target: Path) -> None:
-    """The weights of a safetensors file, each rounded to the nearest float16."""
+    """Write the weights of a safetensors file, rounded to the nearest float16."""
     with safe_open(source, "pt") as weights:
         save_file(
             {name: weights.get_tensor(name).half() for name in weights.keys()},  # noqa: SIM118
@@ -158,7 +158,7 @@ def _store_rounded(source: Path, target: Path) -> None:
 
 
 def write_registry(zoo: Path) -> None:
-    """List the weights in the directory `zoo`: name, size in bytes, SHA-256, what they are."""
+    """List the weights in the directory `zoo`: name, size in bytes, SHA-256 and description."""
     rows = []
     for file in sorted(zoo.glob("**/*model.safetensors")):
         known = trained_configuration(file.parent)
@@ -187,8 +187,8 @@ def write_registry(zoo: Path) -> None:
 
 
 def zoo_page(plan: Iterable[Planned], ahead: Sequence[Planned], zoo: Path) -> str:
-    """The page, in Markdown, of what a plan has in the directory `zoo`, and of what is `ahead`:
-    planned and not trained yet.
+    """Return the page, in Markdown, on the checkpoints of a plan in the directory `zoo`, and on
+    those `ahead`, which are planned and not trained yet.
     """
     tasks: dict[str, list[Planned]] = {}
     for planned in plan:
@@ -207,8 +207,8 @@ def _about(task: str) -> str:
 
 
 def _table(plan: Sequence[Planned], zoo: Path) -> dict[str, list]:
-    """Names of the test sets (of many lengths those where something changes: the last of training's
-    and all beyond), and rows of cells.
+    """Return names of the test sets and rows of cells; of many lengths, only the longest within
+    training and all beyond it are listed.
     """
     recorded = [(planned, recorded_scores(zoo / planned.name)) for planned in plan]
     names = dict.fromkeys(name for _, runs in recorded for run in runs for name in run.means)

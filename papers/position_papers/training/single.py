@@ -1,4 +1,4 @@
-"""One training run from Python, to its end: what `repo-interp train` does for one seed."""
+"""One training run from Python, like `repo-interp train` for one seed."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def train(
     on_record: Callable[[Record], object] = lambda record: None,
     **fields: Any,
 ) -> Path:
-    """Train a scheme on a task by the task's recipe; go on where an earlier call was interrupted.
+    """Train a scheme on a task by the task's recipe; continue an interrupted call.
 
     Args:
-        scheme: Layout, with names of schemes of the packages or of `repo_interp.register_scheme`.
+        scheme: Layout, with names of schemes of packages or of `repo_interp.register_scheme`.
         task: Name of the task.
         out: Directory of the checkpoint.
         seed: Seed of weights and data.
@@ -45,7 +45,7 @@ def train(
 
     Raises:
         InputError: A field is unknown, or the run cannot be trained.
-        Taken: The directory has another run, or one of another function of the scheme.
+        Taken: The directory has another run, or a run with another function of the scheme.
     """
     own = {"scheme": scheme, "seed": seed}
     stated = joined(recipe(task, bool(fields.get("continue_from"))), joined(fields, own))
@@ -63,22 +63,22 @@ def complete(
     on_record: Callable[[Record], object] = lambda record: None,
     scoring: Callable[[int, int], object] = lambda done, total: None,
 ) -> bool:
-    """Begin a run or go on with it, until its end or until it is asked to stop.
+    """Begin or continue a run, until its end or until a request to stop.
 
     Args:
-        configuration: How it is trained.
-        directory: Where.
-        command: What training.toml says made it.
-        stop: Called after every step.
+        configuration: Configuration of the run.
+        directory: Directory of the run.
+        command: Command for training.toml.
+        stop: Called after every step; True: stop.
         on_record: Called with every record of the log.
-        scoring: Called with prompts answered, of all test sets, and their number.
+        scoring: Called with the number of answered prompts and of all prompts.
 
     Returns:
-        Whether it came to its end.
+        True if the run is finished.
 
     Raises:
-        InputError: It cannot be trained.
-        Taken: The directory has another run, or one of another function of the scheme.
+        InputError: The run cannot be trained.
+        Taken: The directory has another run, or a run with another function of the scheme.
     """
     folder = TrainingFolder(directory)
     if folder.is_begun:

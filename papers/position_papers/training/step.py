@@ -1,5 +1,4 @@
-"""One step of training: its sequences, its learning rate, its loss, and AdamW on the clipped
-gradient.
+"""One step of training: sequences, learning rate, loss, and AdamW on the clipped gradient.
 
     loss            mean over targets t of -log p(token_t | tokens before t)
     gradient        g = mean over the sequences of a step of d loss / d weights;   g <- g min(1, clip / |g|)
@@ -8,8 +7,9 @@ gradient.
     index share     max(0, 1 - (t - 1) / (index_share_until * steps))              (the released code's `pdrop`)
 
 t = 1 .. steps is the step, u runs from 0 to 1 between warm-up and the last step, floor =
-final_share * peak. The schedules depend on the step's number alone, its sequences on that and the
-seed, so a resumed run needs nothing but the number. Knows nothing about directories.
+final_share * peak. The schedules depend only on the number of the step, and the sequences on this
+number and the seed, so a resumed run needs only the number. This module knows nothing about
+directories.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from repo_interp.tasks import Task
 
 
 def learning_rate(configuration: TrainingConfiguration, step: int) -> float:
-    """The learning rate of step `step`, counted from 1."""
+    """Return the learning rate of step `step`, counted from 1."""
     peak, warm_up = configuration.learning_rate, min(configuration.warm_up, configuration.steps)
     if step <= warm_up:
         return peak * step / warm_up
@@ -44,14 +44,14 @@ def learning_rate(configuration: TrainingConfiguration, step: int) -> float:
 
 
 def progress(configuration: TrainingConfiguration, step: int) -> float:
-    """How much of the task's full difficulty step `step` has: 0 the easiest, 1 all of it."""
+    """Return the difficulty of step `step`: 0 is the easiest, 1 the full difficulty of the task."""
     growing = configuration.curriculum * configuration.steps
     return 1.0 if growing == 0 else min(1.0, (step - 1) / growing)
 
 
 def index_share(configuration: TrainingConfiguration, step: int) -> float:
-    """Weight of the token index in learned positions at step `step`: 1 is plain RoPE, 0 the learned
-    positions alone.
+    """Return the weight of the token index in learned positions at step `step`: 1 is plain RoPE, 0
+    only the learned positions.
     """
     mixing = configuration.index_share_until * configuration.steps
     return 0.0 if mixing == 0 else max(0.0, 1.0 - (step - 1) / mixing)
@@ -60,18 +60,18 @@ def index_share(configuration: TrainingConfiguration, step: int) -> float:
 def training_question(
     task: Task, configuration: TrainingConfiguration, number: int, difficulty: float
 ) -> Question:
-    """Batch `number` of a training run, at a difficulty from 0 to 1: always the same."""
+    """Return batch `number` of a training run at a difficulty from 0 to 1; it is always the same."""
     generator = generator_for(configuration.seed, "train", number)
     return to_question(task.batch(generator, configuration.batch, difficulty), configuration.device)
 
 
 def generator_for(seed: int, purpose: str, number: int) -> np.random.Generator:
-    """Random numbers that differ for every seed, purpose and number."""
+    """Return a random generator that differs for every seed, purpose and number."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), number])
 
 
 def make_optimizer(model: nn.Module, configuration: TrainingConfiguration) -> torch.optim.AdamW:
-    """AdamW over all weights; vectors (norms, biases) do not decay."""
+    """Make AdamW for all weights; vectors (norms, biases) do not decay."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {
@@ -89,11 +89,11 @@ def make_optimizer(model: nn.Module, configuration: TrainingConfiguration) -> to
 def add_gradient(
     model: PreTrainedModel, question: Question, count: int = 1, precision: str = "float32"
 ) -> list[Float[Tensor, ""]]:
-    """Add the gradient of the mean cross-entropy of the targets to that of the weights.
+    """Add the gradient of the mean cross-entropy of the targets to the gradient of the weights.
 
-    The logits of `MOST_LOGITS` numbers at most are in memory at a time: those of 16,384 targets
-    and 49,152 words take 3.2 GB. Every part goes back to the last hidden states before the next
-    one is made; these go back through the decoder once.
+    At most `MOST_LOGITS` logits are in memory at a time: those of 16,384 targets and 49,152 words
+    take 3.2 GB. Each part is differentiated to the last hidden states before the next one is
+    computed; then one backward pass runs through the decoder.
 
     Args:
         model: Model to train.
@@ -102,7 +102,7 @@ def add_gradient(
         precision: That of products of matrices, "float32" or "bfloat16".
 
     Returns:
-        The loss of every part of the targets, in nats; their sum is that of the question.
+        The loss of every part of the targets, in nats; their sum is the loss of the question.
     """
     decoder = as_decoder(model)
 
@@ -122,7 +122,7 @@ def add_gradient(
             logits = next_token_logits(decoder, leaf)
         share = len(targets) / len(question.targets)
         loss = nn.functional.cross_entropy(logits, targets) * share / count
-        del logits  # the next part's take their place
+        del logits  # frees memory for the logits of the next part
         loss.backward()
         losses.append(loss.detach())
         gradients.append(leaf.grad)
@@ -132,8 +132,8 @@ def add_gradient(
 
 @contextmanager
 def executing(model: PreTrainedModel, execution: Literal["eager", "compiled"]) -> Iterator[None]:
-    """While the context lasts, the decoder runs "eager", or as code that is "compiled" at its first
-    call, for sequences of any length.
+    """Run the decoder "eager", or as code "compiled" at its first call for sequences of any length,
+    inside a `with` block.
     """
     if execution == "eager":
         yield
@@ -154,10 +154,10 @@ def take_step(
     clip: float,
     precision: str = "float32",
 ) -> float:
-    """Change the weights once, at the learning rate `rate`; returns the mean loss of the questions
-    as it was before.
+    """Update the weights once with the learning rate `rate`; return the mean loss before the
+    update.
 
-    `precision`: that of products of matrices, "float32" or "bfloat16".
+    `precision` is the precision of matrix products, "float32" or "bfloat16".
     """
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -169,5 +169,5 @@ def take_step(
     ]
     nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
-    # last: an accelerator stands still while the processor waits for a number
+    # Last, because reading a number waits for the accelerator
     return sum(loss.item() for loss in losses)

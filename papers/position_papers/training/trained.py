@@ -1,7 +1,7 @@
-"""What is recorded of training runs: how each was trained, and what every seed of a checkpoint
-scored at its end.
+"""Records of training runs: the configuration of each run, and the final scores of every seed of a
+checkpoint.
 
-    DIRECTORY/{training.toml, scores.json, log.jsonl}            the run itself, as training leaves it, with weights or without
+    DIRECTORY/{training.toml, scores.json, log.jsonl}            the run itself after training, with weights or without
     DIRECTORY/seed-N/{training.toml, scores.json, log.jsonl}     the same run with another seed
     ZOO/TASK/runs.jsonl                                          in the zoo, a line per run of the task: {"name", "seed", "loss", "seconds",
                                                                  "finished", "log", "scores",
@@ -10,10 +10,9 @@ scored at its end.
                                                                  the last steps; of new ones the day
                                                                  too, and losses on the way
 
-A score is a mean over the prompts of one test set, in the metric of the task; new records have those
-of single prompts beside it, as `prompt_scores` writes them. scores.json states
-the digest of the weights that were scored, and is refused beside others. Knows nothing about
-claims, models or figures.
+A score is a mean over the prompts of one test set, in the metric of the task; new records also have
+the scores of single prompts (`prompt_scores`). scores.json states the digest of the scored weights,
+and is refused for other weights. This module knows nothing about claims, models or figures.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ every seed on other windows of the held-out text, which differ by more than seed
 whose sources are the text, "scores": one per window, by test set}
 """
 LOGGED = 20
-"""Losses of a log that a record keeps."""
+"""Number of losses of a log in a record."""
 
 
 def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, str]:
-    """The table `made_with` of training.toml: the command, versions, the functions of schemes that
-    no package gives, and the digest of the checkpoint that the run went on from.
+    """Make the table `made_with` of training.toml: the command, versions, the functions of schemes
+    that are not in a package, and the digest of the continued checkpoint.
     """
     origin = {"command": command, "python": platform.python_version()}
     origin |= {name: version(name) for name in ("torch", "transformers", "numpy")}
@@ -74,7 +73,7 @@ def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, s
     if configuration.adapter:
         origin["peft"] = version("peft")
     if configuration.continue_from:
-        # Reading records, as `zoo` does, needs no torch.
+        # Imported here, since reading records, as `zoo` does, needs no torch.
         from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
         from repo_interp.models.checkpoints import identify
 
@@ -85,10 +84,10 @@ def made_with(configuration: TrainingConfiguration, command: str) -> dict[str, s
 
 
 def trained_configuration(path: str | os.PathLike[str]) -> TrainingConfiguration | None:
-    """How the checkpoint directory `path` was trained; of one that the zoo has only records of, its
-    first seed.
+    """Read the training configuration of the checkpoint directory `path`; if the zoo has only
+    records, that of the first seed.
 
-    None if nothing says it.
+    None if there is no record.
     """
     record = Path(path) / "training.toml"
     if not record.is_file():
@@ -101,9 +100,9 @@ def trained_configuration(path: str | os.PathLike[str]) -> TrainingConfiguration
 
 
 def make_configuration(stated: Mapping[str, Any]) -> TrainingConfiguration:
-    """The configuration whose fields, as training.toml has them, are `stated`.
+    """Make the configuration from the fields of a training.toml.
 
-    Raises InputError where they name no task, or do not fit.
+    Raises InputError if they name no task, or do not fit.
     """
     fields = {name: value for name, value in stated.items() if name != "made_with"}
     if "task" not in fields:
@@ -112,8 +111,8 @@ def make_configuration(stated: Mapping[str, Any]) -> TrainingConfiguration:
 
 
 def require_begun(path: str | os.PathLike[str], configuration: TrainingConfiguration) -> None:
-    """Raise Taken where another run than that of `configuration` was begun in the directory `path`,
-    or none; on any device.
+    """Raise Taken unless a run of `configuration`, on any device, was begun in the directory
+    `path`.
     """
     begun = trained_configuration(path)
     free = {"device": configuration.device, "deterministic": configuration.deterministic}
@@ -125,9 +124,7 @@ def require_begun(path: str | os.PathLike[str], configuration: TrainingConfigura
 
 
 def require_functions(path: str | os.PathLike[str]) -> None:
-    """Raise Taken where a scheme of the run that was begun in `path` has another function now, or
-    none.
-    """
+    """Raise Taken if a scheme of the run in `path` has another function now, or none."""
     stated = _stated_functions(Path(path) / "training.toml")
     if lost := ", ".join(name for name in stated if not functions_of([name])):
         raise Taken(
@@ -141,7 +138,7 @@ def require_functions(path: str | os.PathLike[str]) -> None:
 
 
 def _stated_functions(record: Path) -> Functions:
-    """The functions that a training.toml states; none where there is no such file."""
+    """Read the functions of schemes in a training.toml; empty without such a file."""
     if not record.is_file():
         return {}
     try:
@@ -153,7 +150,7 @@ def _stated_functions(record: Path) -> Functions:
 
 
 def zoo_runs(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of TASK/NAME or TASK/NAME/seed-N in a zoo, by seed; none for another directory.
+    """Read the records of TASK/NAME or TASK/NAME/seed-N in a zoo, by seed; empty for others.
 
     The directory itself may be missing.
     """
@@ -165,14 +162,14 @@ def zoo_runs(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _of_seeds(directory: Path) -> tuple[Path, int | None]:
-    """Where a checkpoint of a zoo is recorded, without seed-N; and N, None where there is none."""
+    """Split a directory of a zoo into the checkpoint without seed-N, and N (None without one)."""
     recorded = recorded_at(directory)
     seed = seed_of(recorded)
     return (recorded if seed is None else recorded.parent), seed
 
 
 def read_runs(file: Path) -> list[dict[str, Any]]:
-    """The lines of a runs.jsonl; none where there is no such file."""
+    """Read the lines of a runs.jsonl; empty without such a file."""
     return (
         [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         if file.is_file()
@@ -181,15 +178,15 @@ def read_runs(file: Path) -> list[dict[str, Any]]:
 
 
 def seed_of(directory: Path) -> int | None:
-    """N of a directory seed-N; None for another name."""
+    """Return N of a directory seed-N; None for another name."""
     prefix, _, digits = directory.name.partition("seed-")
     return int(digits) if not prefix and digits.isdecimal() else None
 
 
 def configured_task(configuration: TrainingConfiguration) -> Task:
-    """The task that `configuration` names.
+    """Make the task of `configuration`.
 
-    Raises InputError for an unknown one, and for options that it lacks.
+    Raises InputError for an unknown task or option.
     """
     return make_task(configuration.task, configuration.task_size, **configuration.task_options)
 
@@ -199,39 +196,37 @@ def configured_task(configuration: TrainingConfiguration) -> Task:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one training run scored at its end."""
+    """Final scores of one training run."""
 
     seed: int
     metric: str
     prompts: int
-    """Prompts behind each mean."""
+    """Number of prompts behind each mean."""
     steps: int
-    """Steps of training."""
+    """Number of training steps."""
     means: Mapping[str, float]
-    """Mean score by test set; NaN where its prompts are longer than the model can take."""
+    """Mean score by test set; NaN if its prompts are too long for the model."""
     configuration: TrainingConfiguration
     loss: float = float("nan")
-    """Of the last steps of training, nats per target; NaN where there is no log."""
+    """Loss of the last steps of training, in nats per target; NaN without a log."""
     same_texts: Mapping[str, Any] | None = None
-    """What `SAME_TEXTS` records, where it is recorded."""
+    """Entry of `SAME_TEXTS`, if there is one."""
     by_prompt: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
-    """Scores of single prompts by test set; none where means alone are recorded."""
+    """Scores of single prompts by test set; empty if only means are recorded."""
     log: tuple[tuple[int, float], ...] = ()
-    """Steps, and the loss of those since the one before, nats; of a line of runs.jsonl."""
+    """Steps, and the loss since the previous entry in nats, from a line of runs.jsonl."""
     weights: str = ""
-    """SHA-256 of the weights that were scored (`stored_digest`): scores.json states it, in a zoo
-    registry.csv; empty: not recorded.
+    """SHA-256 of the scored weights (`stored_digest`), from scores.json, or from registry.csv in a
+    zoo; empty: not recorded.
     """
 
 
 def recorded_scores(directory: str | os.PathLike[str]) -> list[Recorded]:
-    """Every run recorded of `directory`: its own, then those of its seed-N children, ascending.
+    """Return all recorded runs of `directory`: its own, then those of its directories seed-N,
+    ascending; empty without records.
 
-    Empty where nothing is recorded.
-
-    A directory that has a scores.json must have a training.toml; InputError where it has none,
-    where either cannot be read, and where scores.json states that it is of other weights than those
-    beside it.
+    Raises InputError if a directory has a scores.json without training.toml, if one of them cannot
+    be read, or if scores.json states the digest of other weights.
     """
     directory = Path(directory)
     children = sorted(
@@ -253,10 +248,10 @@ def recorded_scores(directory: str | os.PathLike[str]) -> list[Recorded]:
 
 
 def on_texts_of_seed_0(run: Recorded, texts: str, count: int) -> Mapping[str, float] | None:
-    """The mean scores of a run on the first `count` windows that seed 0 is scored on, by test set;
-    None where they are not recorded.
+    """Return the mean scores of a run on the first `count` windows of seed 0, by test set; None if
+    they are not recorded.
 
-    `texts`: the version of Python whose sources the windows are cut from.
+    `texts` is the version of Python whose sources the windows are from.
     """
     if run.same_texts is None or run.same_texts["python"] != texts:
         return None
@@ -269,8 +264,8 @@ def on_texts_of_seed_0(run: Recorded, texts: str, count: int) -> Mapping[str, fl
 
 
 def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | None = None) -> Path:
-    """Record the finished training run in the directory `run` in the zoo as TASK/NAME, in the place
-    of an earlier one of its seed.
+    """Record the finished training run in the directory `run` as TASK/NAME in the zoo, and replace
+    an earlier record of its seed.
 
     `same_texts`: see `SAME_TEXTS`. Returns the file of records.
     """
@@ -287,7 +282,7 @@ def add_run(zoo: Path, name: str, run: Path, same_texts: Mapping[str, Any] | Non
 
 
 def line_of(run: Path, name: str, same_texts: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The line of runs.jsonl that records the finished training run in the directory `run`, by
+    """Return the line of runs.jsonl for the finished training run in the directory `run`, by
     `name`.
     """
     stated = tomllib.loads((run / "training.toml").read_text(encoding="utf-8"))
@@ -295,7 +290,7 @@ def line_of(run: Path, name: str, same_texts: Mapping[str, Any] | None = None) -
     last = log[-1]
     file = run / "scores.json"
     scores = json.loads(file.read_text(encoding="utf-8"))
-    scores.pop("weights", None)  # what ships is rounded, and has its digest in the registry
+    scores.pop("weights", None)  # shipped weights are rounded, and the registry has their digest
     line = {
         "name": name,
         "seed": stated["seed"],
@@ -309,7 +304,7 @@ def line_of(run: Path, name: str, same_texts: Mapping[str, Any] | None = None) -
 
 
 def _thinned(log: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most `LOGGED` parts of a log, each with its last step and its mean loss."""
+    """Reduce a log to at most `LOGGED` parts, each with its last step and mean loss."""
     parts = np.array_split(np.arange(len(log)), min(LOGGED, len(log)))
     return [
         (log[part[-1]][0], float(f"{np.mean([log[place][1] for place in part]):.4g}"))
@@ -345,7 +340,7 @@ def _left_by_training(directory: Path) -> Recorded:
 
 
 def run_of_line(line: Mapping[str, Any]) -> Recorded:
-    """The run that a line of runs.jsonl records; the digest of its weights stands in a registry."""
+    """Read a run from a line of runs.jsonl; the digest of its weights is in a registry."""
     run = _recorded(make_configuration(line["training"]), line["scores"])
     log = tuple((int(step), float(loss)) for step, loss in line.get("log", ()))
     return replace(run, loss=line["loss"], same_texts=line.get(SAME_TEXTS), log=log)
@@ -357,8 +352,8 @@ def _in_zoo(directory: Path, line: Mapping[str, Any]) -> Recorded:
 
 
 def registered(directory: Path, seed: int) -> str:
-    """SHA-256 of the weights that the zoo's registry lists of a checkpoint and seed; "" where it
-    lists none.
+    """Return the SHA-256 of the weights of a checkpoint and seed in the zoo's registry; "" if not
+    listed.
     """
     of_seeds, _ = _of_seeds(directory)
     name = f"{of_seeds.parent.name}/{of_seeds.name}" + (f"/seed-{seed}" if seed else "")

@@ -27,8 +27,8 @@ from repo_interp.storage.files import replace_whole, write_text
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 STORED = torch.float16
-"""Precision of a stored adapter: with as many bytes as bfloat16 it has eight times finer steps, and
-its weights are small.
+"""Precision of a stored adapter. It takes as much space as bfloat16 with eight times finer steps,
+and the small weights of an adapter do not need the range of bfloat16.
 """
 _LEARNED = (*PARTS, "rotation_parameters", TABLE)
 """Names of the modules that position schemes learn."""

@@ -52,7 +52,7 @@ POSITIONED = "LORA of repo_interp; load it with repo_interp, since peft has none
 would load the adapter and run plain RoPE.
 """
 PREFIX = "base_model.model."
-"""Of the names of weights in the file of an adapter."""
+"""Prefix of the names of weights in the file of an adapter."""
 _NOT_THE_BASE = {
     "max_position_embeddings",
     "tie_word_embeddings",
@@ -110,9 +110,9 @@ def load_adapter(
 
     Args:
         checkpoint: An adapter.
-        device: See `load_model`, as all that follows.
+        device: As for `load_model`.
         dtype: Precision of the weights.
-        options: Further options.
+        options: Further options, as for `load_model`.
 
     Returns:
         The model, with the layout and weights of the adapter.
@@ -268,7 +268,7 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
     lora = validate(read_json(file, "the configuration that peft writes"), _LoRA, str(file))
     learned = as_decoder(model).scheme_parameters
     full, down, up = {}, {}, {}
-    # By name in the file: which kind of change, of which parameter, and its shape
+    # By name in the file: the kind of change, the parameter, and its shape
     wanted: dict[str, tuple[dict[str, StoredWeight], str, tuple[int, ...]]] = {}
     for name, parameter in model.named_parameters():
         shape = tuple(parameter.shape)
@@ -276,7 +276,7 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
             wanted[name] = full, name, shape
         elif _is_changed(name, lora):
             stem = name.removesuffix("weight")
-            # Nothing fits a parameter that is no matrix, so that it is refused.
+            # Leave a parameter that is not a matrix without a fit, so that it is refused.
             rows, columns = shape if len(shape) == 2 else (0, 0)
             wanted[f"{stem}lora_A.weight"] = down, name, (lora.r, columns)
             wanted[f"{stem}lora_B.weight"] = up, name, (rows, lora.r)

@@ -70,7 +70,9 @@ from repo_interp.values import Count, CountOrNone, Finite, Positive, Seed
 ALL = 64
 """Largest number of heads of a model for which all heads are measured exactly by default."""
 TOP = 16
-"""Heads that are measured exactly in larger models, besides as many at random."""
+"""Number of heads with the largest estimates that are measured exactly in larger models, in
+addition to the same number at random.
+"""
 
 
 def whole_passes(decoder: Decoder, kinds: int, top: int, draws: int) -> int:
@@ -121,7 +123,8 @@ def to_confirm(
         seed: Seed of the heads drawn at random.
 
     Returns:
-        All heads, or the `top` largest estimates and as many others at random, sorted.
+        All heads, or the heads with the `top` largest estimates and the same number of others at
+        random, sorted.
     """
     count = _confirmed(len(heads), top)
     if count == len(heads):
@@ -268,13 +271,16 @@ class Effects(Experiment):
     frozen, permuted.
     """
     top: CountOrNone = 0
-    """Heads that are measured exactly, with as many others; 0: all where there are few."""
+    """Number of heads with the largest estimates to measure exactly, plus the same number at
+    random; 0: all heads if there are few.
+    """
     set_size: CountOrNone = 0
-    """Most needed heads that are changed together, half of those with positions at most; 0: as many
-    as a layer has.
+    """Number of most needed heads that are changed together, at most half of the heads with
+    positions; 0: the number of heads of a layer.
     """
     draws: Count = 8
-    """Controls: different sets of as many other heads, as far as there are so many."""
+    """Largest number of controls; each is a different random set of the same number of other heads.
+    """
     scale: Finite = 0.5
     """Factor of the positions, for `scaled`."""
     step: Positive = 1.0

@@ -191,7 +191,7 @@ def sets_chart(run: xr.DataTree) -> Dots:
 
 
 def against_others(heads: str) -> Runs:
-    """Set the looks of some heads and of as many others.
+    """Set the looks of some heads and of the same number of others.
 
     Args:
         heads: Name of the heads in the legend.

@@ -102,11 +102,11 @@ class Gates(SegmentMeasure):
     kinds: Kinds = KINDS
     """Kinds of segments that attention may stay within."""
     maps: CountOrNone = 0
-    """Prompts, from the first on, of which the map of attention from position alone, [query, key]
-    per head, is kept.
+    """The map of attention from position alone, [query, key] per head, is kept for this number of
+    first prompts.
     """
     map_tokens: Tokens = 1024
-    """Longest prompt of which a map is kept."""
+    """Length in tokens of the longest prompt whose map is kept."""
     draws: Draws = 20
     """Random choices of separators, and shuffled layouts of segments, of the controls."""
     seed: Seed = 0

@@ -57,11 +57,11 @@ class Stability(Measure, needs=Needs(tokens=3, nan=tuple(_TEXTS), documents=True
     queries: Count = 8
     """Queries of a prompt, at equal steps through its second half."""
     keys: Annotated[int, Interval(ge=2, le=4096)] = 16
-    """Keys of a query, drawn from those that it sees."""
+    """Keys per query, drawn from the keys that it sees."""
     distances: Annotated[int, Interval(ge=2, le=65_536)] = 128
-    """Distances that are tried."""
+    """Number of tested distances."""
     seed: Seed = 0
-    """Of the drawn keys and phases."""
+    """Seed of the drawn keys and phases."""
     training_length: Tokens | None = None
     """L, in tokens; None: the checkpoint's."""
     name: str = "stability"

@@ -59,7 +59,7 @@ class Symbols(Measure, needs=Needs(tokens=3, by_pair=True, nan=tuple(_TEXTS))):
     permutations: Count = 4
     """Permutations of the keys."""
     seed: Seed = 0
-    """Of the permutations."""
+    """Seed of the permutations."""
     name: str = "symbols"
     describes: ClassVar[str] = "heads that follow places, or contents"
 

@@ -126,7 +126,7 @@ def _of_octaves(run: xr.DataTree) -> Iterator[Finding]:
         f"{text} in {layers_named(layers[is_sink & (tokens == token)].tolist())}"
         for token, text in named.items()
     ]
-    # Other layers may give more to a token that is no sink by `SINK_RATIO`.
+    # In other layers, a token that is not a sink by `SINK_RATIO` may receive more attention.
     largest = int(np.where(is_sink, mass.values, 0).argmax())
     token, layer = int(tokens[largest]), int(layers[largest])
     share = percent(float(mass.values[largest]))

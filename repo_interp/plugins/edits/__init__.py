@@ -1,1 +1,1 @@
-"""What edits of a model cost: the loss of every token, with and without them."""
+"""Cost of edits of a model: the loss of every token, with and without them."""

@@ -18,10 +18,10 @@ def band_name(band: str) -> str:
 
 
 def band_colour(place: int) -> str:
-    """Choose the color of a band; after the last one they begin again.
+    """Choose the color of a band; after the last color the first one follows.
 
     Args:
-        place: Its place among the bands.
+        place: Index of the band.
 
     Returns:
         The color.

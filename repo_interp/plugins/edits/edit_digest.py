@@ -1,7 +1,8 @@
-"""A digest of an edit: of its functions' code and of all values that it is made of.
+"""A digest of an edit: the code of its functions and all values that it holds.
 
-Two edits of one digest compute the same, as far as what they hold tells: globals that a function
-reads are not followed. So results of an interrupted call are used for the same edits alone.
+Two edits with the same digest compute the same, unless their functions read different globals,
+which the digest does not cover. `try_edits` therefore reuses the results of an interrupted call
+only for the same edits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 _DEEPEST = 12
-"""Objects within objects that are followed."""
+"""Largest depth of nested objects that the digest covers."""
 
 
 def edit_digest(edit: Any) -> str:
@@ -33,7 +34,7 @@ def edit_digest(edit: Any) -> str:
 
 def _parts(value: Any, depth: int) -> Iterable[str]:
     yield type(value).__qualname__
-    if depth > _DEEPEST or isinstance(value, nn.Module):  # the model has a digest of its own
+    if depth > _DEEPEST or isinstance(value, nn.Module):  # the store's key has the model's digest
         return
     inside: Iterable[Any] = ()
     if isinstance(value, Tensor):

@@ -1,9 +1,9 @@
-"""What edits cost, as a figure: a row an edit, a mark a band.
+"""Figure of the cost of edits: one row per edit, one mark per band.
 
     dot           change of the loss by the edit, with its 95 % interval
     hollow dot    the same of its control
 
-Draws what `ri.try_edits` returns. Knows nothing about models.
+Draws the result of `ri.try_edits`. This module knows nothing about models.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def edit_costs(found: xr.Dataset) -> PaperFigure:
     """Draw the change of the loss by edits, and by their controls.
 
     Args:
-        found: What `ri.try_edits` returns.
+        found: Result of `ri.try_edits`.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: `found` is not such a dataset.
+        InputError: `found` is not a result of `ri.try_edits`.
     """
     variables = ("change", "change_low", "mean_loss")
     require_result(found, variables, "costs of edits are", "try_edits")

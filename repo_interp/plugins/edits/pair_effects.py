@@ -1,12 +1,11 @@
-"""What one rotary pair is worth: the loss with its frequency changed, less the loss as it is.
+"""Effect of one rotary pair: the loss with its frequency changed, minus the loss of the model.
 
     effect_lr = mean over units of loss(theta_lr <- f theta_lr) - loss       f = 1/4, 0, or any factor
     turns_r   = theta_r L / 2 pi                                             within L positions
 
-A pair that turns less than once within the training length L has not met all of its angles: beyond
-L it meets new ones. Source: pairs that have not finished a turn are those that YaRN (Peng et al.
-2024, sec. 3.2) interpolates; here each is changed alone, by `rescaled`, and costs what `try_edits`
-measures.
+A pair that turns less than once within the training length L has not seen all angles in training,
+and reaches new ones beyond L. YaRN (Peng et al. 2024, sec. 3.2) interpolates these pairs together.
+This module changes one pair at a time, by `rescaled`, and measures its cost by `try_edits`.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def pair_effects(
     store: str | Path | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Return what it costs to change the frequency of one rotary pair at a time.
+    """Measure the cost of changing the frequency of one rotary pair at a time.
 
         found = ri.pair_effects(model, texts, "quarter")
         print(found.attrs["finding"])
@@ -72,26 +71,26 @@ def pair_effects(
         model: Bridge or model.
         prompts: Prompts in any form that `analysis.coercion` takes; longer than the training
             length, to see which pair fails beyond it.
-        change: "quarter": the frequency times 1/4; "stop": times 0; or its factor.
+        change: "quarter": the frequency times 1/4; "stop": times 0; or a factor.
         pairs: Numbers of pairs, the fastest first; None: all that rotate.
-        layers: Layers that are changed one by one, with a row each; None: all at once.
-        bands: As `try_edits` takes them; None: tokens within the training length, and those beyond.
-        block: Tokens of a unit of a single text.
-        batch_size: Prompts of a forward pass, limits of it, or "auto".
+        layers: Layers to change one at a time, with one row each; None: all at once.
+        bands: As for `try_edits`; None: tokens within the training length, and tokens beyond it.
+        block: Length in tokens of the units into which a single text is cut.
+        batch_size: Number of prompts per forward pass, its limits, or "auto".
         store: Directory that keeps finished batches, as for `try_edits`.
-        progress: Called with finished points and all points; None: their number, and a bar, on
-            standard error.
+        progress: Called with finished points and all points; None: prints the number of points and
+            a bar to standard error.
 
     Returns:
-        `change`, `change_low` and `change_high` [pair, band], or [layer, pair, band] with `layers`,
-        in nats, with 95 % intervals over prompts, paired; NaN where a layer lacks a pair;
-        `together` and its interval, all these pairs at once [band] or [layer, band]; `plain_loss`
-        and `units` [band]. Coordinate `turns` [pair] or [layer, pair]: turns within the training
-        length. The attribute `finding` is a sentence.
+        `change [pair, band]`, or [layer, pair, band] with `layers`, in nats, and its paired 95 %
+        interval over prompts, `change_low` and `change_high`; NaN where a layer lacks a pair.
+        `together [band]` or [layer, band]: the same with all these pairs changed at once.
+        `plain_loss` and `units` [band]. The coordinate `turns` counts turns of a pair within the
+        training length. The attribute `finding` is a sentence.
 
     Raises:
-        InputError: The factor is 1, a layer does not rotate, layers that are changed at once have
-            different frequencies, a pair does not rotate, or as for `try_edits`.
+        InputError: The factor is 1, a layer or a pair does not rotate, layers that are changed
+            together have different frequencies, or as for `try_edits`.
     """
     decoder = as_decoder(model)
     given_factor = CHANGES.get(change, change) if isinstance(change, str) else change
@@ -142,7 +141,7 @@ def pair_effects(
 def _turns(
     decoder: Decoder, layers: Any, pairs: Any, length: int
 ) -> dict[int | None, tuple[int, dict[int, float]]]:
-    """By layer, None for all at once, how many pairs there are, and the turns of those to change."""
+    """By layer (None: all at once), the number of pairs, and the turns of the pairs to change."""
     if layers is None:
         several = [attention for attention in decoder.layers if rotates(attention)]
         if not several:
@@ -161,7 +160,7 @@ def _turns(
     rows = {}
     for layer, attention in named.items():
         require_rotation(attention)
-        # Where an intervention lasts, heads may differ: a pair turns where it turns in a head
+        # Under an intervention heads may differ; a pair counts as turning if it turns in any head.
         frequencies = (
             attention.frequencies.detach().abs().reshape(-1, attention.frequencies.shape[-1])
         )
@@ -187,11 +186,11 @@ def _within_and_beyond(prompts: Sequence[Prompt], length: int) -> list[tuple[int
 def _arranged(
     found: xr.Dataset, keys: Sequence[Any], layers: Sequence[int | None], pairs: Sequence[int]
 ) -> xr.Dataset:
-    """Changes of `try_edits` by pair, and by layer where these are changed one by one."""
+    """Changes of `try_edits` by pair, and by layer if layers are changed one at a time."""
     places = {key: place + 1 for place, key in enumerate(keys)}
     values: dict[str, Any] = {}
     for end in _ENDS:
-        # A row of NaN behind the others, where a layer lacks a pair
+        # Index -1 selects a last row of NaN, for pairs that a layer lacks.
         change = np.pad(found[f"change{end}"].values, ((0, 1), (0, 0)), constant_values=np.nan)
         by_row = [[change[places.get((layer, pair), -1)] for pair in pairs] for layer in layers]
         together = [change[places[layer, "all pairs"]] for layer in layers]
@@ -211,7 +210,7 @@ def _arranged(
 
 
 def _finding(group: xr.Dataset) -> str:
-    """Which pair changes the loss of the last band most."""
+    """Name the pair that changes the loss of the last band most."""
     last = group.isel(band=-1)
     place = np.nanargmax(np.abs(last["change"].values))
     index = np.unravel_index(place, last["change"].shape)

@@ -1,9 +1,9 @@
-"""Effects of rotary pairs, as a figure: changes of the loss by how often a pair turns.
+"""Figure of the effects of rotary pairs: changes of the loss by the number of turns.
 
-    one row       a line a band, with 95 % intervals; dashed: all pairs together
-    by layer      a map a band, layer by pair
+    one row       one line per band, with 95 % intervals; dashed: all pairs together
+    by layer      one map per band, layer by pair
 
-Draws what `ri.pair_effects` returns. Knows nothing about models.
+Draws the result of `ri.pair_effects`. This module knows nothing about models.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from repo_interp.plugins.edits.bands import band_colour, band_name
 
 @style()
 def pair_effects(found: xr.Dataset) -> PaperFigure:
-    """Draw what it costs to change single rotary pairs.
+    """Draw the cost of changing single rotary pairs.
 
     Args:
-        found: What `ri.pair_effects` returns.
+        found: Result of `ri.pair_effects`.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: `found` is not such a dataset.
+        InputError: `found` is not a result of `ri.pair_effects`.
     """
     variables = ("change", "together", "turns")
     require_result(found, variables, "effects of pairs are", "pair_effects")
@@ -65,7 +65,7 @@ def pair_effects(found: xr.Dataset) -> PaperFigure:
 
 
 def _draw_band(ax: Axes, found: xr.Dataset, place: int) -> Line2D:
-    """Draw the changes of one band, and that by all pairs; return the entry of its legend."""
+    """Draw one band, pair by pair and all pairs together; return its entry in the legend."""
     colour, turns = band_colour(place), found["turns"].values
     change, low, high = (found[f"change{end}"].values for end in ("", "_low", "_high"))
     ax.errorbar(
@@ -89,7 +89,7 @@ def _draw_band(ax: Axes, found: xr.Dataset, place: int) -> Line2D:
 
 
 def _maps(found: xr.Dataset, title: str) -> PaperFigure:
-    """A map of layers by pairs for every band, on one scale."""
+    """Draw one map per band, layers by pairs, all on one color scale."""
     height = 0.9 + 0.1 * found.sizes["layer"]
     figure, axes = panels(found.sizes["band"], 2, height, 0.5, PAGE_WIDTH)
     look = look_around_zero("PuOr", found["change"])

@@ -2,10 +2,10 @@
 
     kept after token t: keys j < sinks, and keys j > t + 1 - window
 
-Later queries see no other keys where those at least `window` tokens back are hidden but for the
-first ones (`hidden_keys`): then a text is generated as with a cache of all keys, in a memory and a
-time a token that stay the same (StreamingLLM, Xiao et al. 2023). Keys keep their positions, which
-for the index grow; `distances` caps what lies beyond the training length.
+If `hidden_keys` hides all keys that are at least `window` tokens back, except the first ones, no
+query sees a dropped key. The text is then the same as with a full cache, while memory and time per
+token stay constant (StreamingLLM, Xiao et al. 2023). Keys keep their positions, so the token index
+grows without limit; `distances` can cap distances at the training length.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ class StreamingCache(Cache):
         with iv.hidden_keys(model, lost):
             model.generate(**tokens, past_key_values=ri.StreamingCache(128, 4), max_new_tokens=9999)
 
-    Without `hidden_keys` tokens that share a pass see each other and all cached keys.
+    Without `hidden_keys`, the tokens of a pass see each other and all cached keys, also keys
+    outside of the window.
 
     Args:
-        window: Last tokens that a query sees, itself included.
-        sinks: First tokens that stay.
+        window: Number of last tokens that a query sees, itself included.
+        sinks: Number of first tokens that stay in the cache.
 
     Raises:
-        InputError: A number is no whole number, or too small; or, in the pass, prompts are padded,
-            or a scheme remembers all earlier tokens.
+        InputError: `window` or `sinks` is not a whole number or is too small; or, in the pass,
+            prompts are padded, or a scheme remembers all earlier tokens.
     """
 
     def __init__(self, window: int, sinks: int = 4) -> None:
@@ -87,7 +88,7 @@ class _Layer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Return the kept keys and values and the new ones, and keep those that are seen later."""
+        """Return the kept and the new keys and values, and keep those that later queries see."""
         keys, values = super().update(key_states, value_states)
         numbers = self._with_new(key_states.shape[2])
         self.seen += key_states.shape[2]
@@ -96,9 +97,9 @@ class _Layer(DynamicLayer):
         return keys, values
 
     def get_seq_length(self) -> int:
-        """Return how many tokens passed, kept or not."""
+        """Return the number of tokens so far, kept or dropped."""
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the keys of the next pass, as if the kept ones were the last ones."""
+        """Return the number of keys of the next pass, and their offset if they were consecutive."""
         return len(self.kept) + query_length, self.seen - len(self.kept)

@@ -59,13 +59,14 @@ def loss(
 
         ri.loss(model, text).mean("token")
 
-    It equals the cross-entropy of transformers; `xarray` leaves out the tokens without one (NaN).
+    It equals the cross-entropy of transformers. Tokens without a loss are NaN, which the means of
+    `xarray` skip.
 
     Args:
         model: Bridge or model.
         prompts: Prompts in any form that `analysis.coercion` takes.
-        batch_size: Prompts of a forward pass, limits of it, or "auto": as many as pay off and fit
-            into memory.
+        batch_size: Number of prompts per forward pass, its limits, or "auto": as many as are
+            efficient and fit into memory.
         progress: Called with prompts done and in all; None: a bar on standard error.
 
     Returns:
@@ -73,7 +74,7 @@ def loss(
         documents, and for padding.
 
     Raises:
-        InputError: There are no prompts, an object is no prompt, or the model lacks a token.
+        InputError: There are no prompts, an object is not a prompt, or the model lacks a token.
         NotFinitePrediction: A loss is NaN or infinite.
     """
     decoder = as_decoder(model)
@@ -104,7 +105,7 @@ def checked_prompts(decoder: Decoder, prompts: Prompts) -> list[Prompt]:
         The prompts.
 
     Raises:
-        InputError: There are none, an object is no prompt, or the model lacks a token.
+        InputError: There are no prompts, an object is not a prompt, or the model lacks a token.
     """
     given = as_prompts(prompts, decoder.tokenizer)
     if not given:
@@ -121,7 +122,7 @@ def prompt_batches(
     Args:
         decoder: Decoder of the model.
         prompts: The prompts.
-        batch_size: Prompts of a forward pass, limits of it, or "auto".
+        batch_size: Number of prompts per forward pass, its limits, or "auto".
 
     Returns:
         The batches, on the model's device.
@@ -138,7 +139,7 @@ def losses_of_batch(
     Args:
         decoder: Decoder of the model.
         prompts: All prompts.
-        batch: Some of them side by side.
+        batch: The prompts of one forward pass.
 
     Returns:
         Losses, in the order of the batch.
@@ -160,7 +161,7 @@ def losses_of_batch(
         count = len(prompt.tokens)
         losses, right = np.full(count, np.nan, np.float32), np.zeros(count, bool)
         for start in range(0, count, at_once):
-            # The last token predicts none, and takes part: rows as transformers has them
+            # The last row predicts nothing, but stays: transformers computes the same rows.
             logits = next_token_logits(decoder, hidden[row, start : min(count, start + at_once)])
             following = batch.tokens[row, start + 1 : min(count, start + at_once + 1)]
             logits = logits[: len(following)]

@@ -1,13 +1,13 @@
-"""What edits of a model cost, in loss or in answers, less the model as it is.
+"""Cost of edits of a model in loss or in answers, relative to the unchanged model.
 
     loss_eu      mean of -log p over the tokens of unit u in a band, under edit e       nats
-    change_e     mean over u of loss_eu - loss_0u           0: the model as it is
+    change_e     mean over u of loss_eu - loss_0u           0: the unchanged model
     interval     Student's, of the differences of the units: paired
 
-A unit is a prompt; of a single text it is a block of tokens, since tokens that follow each other
-are no independent ones. A band is a part of the tokens by their number in the prompt. A control is
-another edit that should cost less, such as as many other heads; `beyond_control` is the paired
-difference of both. Of prompts with answers the tokens of the answer alone count.
+A unit is a prompt; a single text is cut into blocks of tokens as units, since neighboring tokens
+are not independent. A band is a range of token numbers in the prompt. A control is another edit
+that should cost less, such as the same edit of other heads; `beyond_control` is the paired
+difference of the two. In prompts with answers, only the tokens of the answer count.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ Edit = (
     | Callable[[], AbstractContextManager[Any]]
     | Sequence[AbstractContextManager[Any] | Callable[[], AbstractContextManager[Any]]]
 )
-"""A context that may be entered again, a function that makes one, or several to enter in order."""
+"""A reusable context manager, a function that makes one, or several to enter in order."""
 PLAIN = "as it is"
 BLOCK = 32
-"""Tokens of a block of a single text, by default."""
+"""Default number of tokens of a block of a single text."""
 _TEXTS = {
     "loss": "loss of a unit: a prompt, or a block of a text [nat]",
     "answer": "1 where all tokens of the answer are the likeliest ones",
@@ -85,7 +85,7 @@ def try_edits(
     store: str | Path | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Return what edits cost, in loss of a text or of answers, less the model as it is.
+    """Measure the cost of edits: the change of the loss of texts, or of answers.
 
         iv = ri.interventions
         found = ri.try_edits(model, text, {
@@ -97,27 +97,27 @@ def try_edits(
 
     Args:
         model: Bridge or model.
-        prompts: Prompts in any form that `analysis.coercion` takes. Where all have generated tokens,
-            these alone are judged.
-        edits: By name, a context such as those of `ri.interventions`, which may be entered again
-            for every batch; a function without arguments that makes one; or several of these.
-        controls: By name of an edit, another edit that it is compared with.
-        bands: First and last tokens of bands, both among them; None: one of all tokens.
-        block: Tokens of a unit of a single text.
-        batch_size: Prompts of a forward pass, limits of it, or "auto".
+        prompts: Prompts in any form that `analysis.coercion` takes. If all have generated tokens,
+            only the loss of these counts.
+        edits: Edits by name: a context manager of `ri.interventions` or another reusable one, which
+            is entered once per batch; a function without arguments that makes one; or several.
+        controls: By name of an edit, another edit to compare it with.
+        bands: First and last token of every band, both included; None: one band of all tokens.
+        block: Length in tokens of the units into which a single text is cut.
+        batch_size: Number of prompts per forward pass, its limits, or "auto".
         store: Directory that keeps finished batches of every edit, so that a repeated call continues
             after an interruption; it is emptied at the end. None: nothing is kept.
         progress: Called with finished points and all points; None: a bar on standard error.
 
     Returns:
-        `change`, `change_low` and `change_high` [edit, band] in nats, the edit "as it is" first;
-        the same of `control_change` and `beyond_control`, NaN without a control; `mean_loss`;
-        `loss [edit, band, block, prompt]` of the units, and their number `units [band]`; of
-        prompts with answers `answers [edit]`, the share that is right.
+        `change [edit, band]` in nats with its 95 % interval `change_low` to `change_high`; the
+        first edit, "as it is", is the unchanged model. With `controls` also `control_change` and
+        `beyond_control` with intervals, NaN for an edit without a control. `mean_loss`, `loss
+        [edit, band, block, prompt]` of the units, and `units [band]`, their number. For prompts
+        with answers also `answers [edit]`, the share of right answers.
 
     Raises:
-        InputError: Prompts, bands or names do not fit, or an edit is no context that may be entered
-            again.
+        InputError: Prompts, bands or names do not fit, or an edit cannot be entered again.
         NotFinitePrediction: A loss is NaN or infinite.
     """
     decoder = as_decoder(model)
@@ -176,10 +176,10 @@ def try_edits(
 
 @contextmanager
 def entered(edit: Any) -> Iterator[None]:
-    """Enter an edit, or several in order, while the context lasts.
+    """Apply an edit, or several in order, inside a `with` block.
 
     Args:
-        edit: As `try_edits` takes it.
+        edit: Edit, as for `try_edits`.
 
     Yields:
         None.
@@ -191,7 +191,7 @@ def entered(edit: Any) -> Iterator[None]:
 
 
 def _checked_edits(edits: Any, controls: Any) -> dict[str, Any]:
-    """Edits by name, after the model as it is; controls by names of their own."""
+    """Edits and controls by unique names, the unchanged model first."""
     for given, what in ((edits, "edits"), (controls, "controls")):
         if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
             raise InputError(f"{what} are contexts by name; got {quoted(given)}")
@@ -204,7 +204,7 @@ def _checked_edits(edits: Any, controls: Any) -> dict[str, Any]:
     named = {PLAIN: (), **edits, **{_control_of(name): one for name, one in controls.items()}}
     for name, edit in named.items():
         for one in edit if isinstance(edit, list | tuple) else [edit]:
-            # What @contextmanager makes is spent once it was entered
+            # A context of @contextmanager can be entered only once.
             if hasattr(one, "gen") or not (hasattr(one, "__enter__") or callable(one)):
                 raise InputError(
                     f"{name!r} is entered once for every batch, and {quoted(one, 60)} is no "
@@ -221,11 +221,11 @@ def _checked_edits(edits: Any, controls: Any) -> dict[str, Any]:
 
 
 def _arguments(function: Callable[..., Any]) -> list[str]:
-    """Names of the arguments that a function cannot be called without."""
+    """Names of the required arguments of a function."""
     try:
         given = inspect.signature(function).parameters.values()
     except ValueError:
-        return []  # of some built-in functions nothing is known
+        return []  # some built-in functions have no signature
     gathers = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [one.name for one in given if one.default is one.empty and one.kind not in gathers]
 
@@ -269,7 +269,7 @@ def _units(
     size: int,
     answered: bool,
 ) -> Float[np.ndarray, "band block"]:
-    """Mean losses of the units of a prompt; NaN where a band has none."""
+    """Mean losses of the units of a prompt; NaN where a unit has no token in a band."""
     if answered:
         return np.array([[losses.loss[list(prompt.generated)].mean(dtype=np.float64)]])
     count = len(prompt.tokens)
@@ -290,7 +290,7 @@ def _compared(
     loss = measured["loss"]
     plain = loss.sel(edit=PLAIN)
     of_edits = loss.sel(edit=names)
-    # A control of none is NaN everywhere
+    # An edit without a control gets NaN.
     of_controls = loss.reindex(edit=[_control_of(name) for name in names]).assign_coords(edit=names)
     differences = {
         "change": of_edits - plain,

@@ -1,6 +1,6 @@
 """Fake-distance fit of a head's logits (Position Generalization sec. 3.2, eq. 3, 9-13, app. B).
 
-    W'_dj = w(d, q, k_j): the logit that one query would give key j if it were d back
+    W'_dj = w(d, q, k_j): the logit of a query and key j if the key were d tokens back
             d, j = 0 .. n-1
     W'_dj ~ a_d + b_j,   r = Pearson correlation        (fake_logits: how, without making W')
 
@@ -77,22 +77,21 @@ class FakeDistance(
     """The measure `fake_distance`."""
 
     queries: Count = 1
-    """How many queries, from the last one back."""
+    """Number of queries, the last ones of a prompt."""
     sign: Literal["causal", "printed"] = "causal"
-    """`causal`: as the model turns; `printed`: as the paper's formula does, literally."""
+    """`causal`: rotation as in the model; `printed`: as in the paper's formula, literally."""
     distances: Literal["tokens", "positions"] = "tokens"
-    """`tokens`: $0 .. n-1$; `positions`: $n$ steps over those that the last query sees."""
+    """`tokens`: $0 .. n-1$; `positions`: $n$ steps over the distances that the last query sees."""
     axes: Literal["none", "first_prompt"] = "first_prompt"
-    """Whose axes are kept: "none", or those of the "first_prompt" of the analysis, prompt number 0.
-    """
+    """Axes that are kept: "none", or those of the "first_prompt" of the analysis, number 0."""
     nope_base: PositiveOrZero = 0.0
-    """0: NoPE layers as they are. Otherwise the RoPE base by which they are asked to rotate."""
+    """RoPE base by which NoPE layers are rotated for this measure; 0: they are not rotated."""
     name: str = "fake_distance"
     describes: ClassVar[str] = "the same for one query at every distance"
     topic: ClassVar[str] = "generalization"
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
-        """Return a gap for layers whose logits a turn by the distance does not give."""
+        """Return a gap for layers whose logits do not follow from a rotation by the distance."""
         return Gap(BY_CONTENT) if inputs.logits_by_content else None
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:

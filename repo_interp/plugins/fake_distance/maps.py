@@ -143,7 +143,8 @@ def _layers_and_heads(text: str) -> tuple[tuple[int, ...], tuple[int, ...] | Non
 def _fake_map(inputs: AttentionInputs, size: int, blocks: int) -> Tensor:
     """Return the fake map of the only prompt [head, distance_block, key_block].
 
-    NaN in blocks of padding on the left, and everywhere if logits are no function of the distance.
+    NaN in blocks of padding on the left, and everywhere if logits are not a function of the
+    distance.
     """
     if not inputs.one_position or inputs.logits_by_content:
         return inputs.queries.new_full((inputs.heads, blocks, blocks), torch.nan)

@@ -21,7 +21,7 @@ VERSION = 3
 
 
 def outline(file: Path) -> Outline:
-    """Read the header of a GGUF file, and hold its tensors to the decoder that it describes.
+    """Read the header of a GGUF file, and check its tensors against the decoder it describes.
 
     Args:
         file: The GGUF file.
@@ -30,7 +30,7 @@ def outline(file: Path) -> Outline:
         Configuration, without factors of frequencies, and shapes.
 
     Raises:
-        InputError: The file is no GGUF, its family cannot be opened, or its tensors do not fit.
+        InputError: The file is not a GGUF, its family cannot be opened, or its tensors do not fit.
     """
     from repo_interp.plugins.gguf.tensors import tensor_outline
 

@@ -34,8 +34,8 @@ from repo_interp.plugins.gguf.tensors import require_tensors
 from repo_interp.plugins.gguf.tokenizer import end_ids, tokenizer_of
 
 _LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-"""The same in every release of Llama 3.1 to 3.3; llama.cpp's converter takes them where a
-configuration lacks them.
+"""Values of all releases of Llama 3.1 to 3.3. llama.cpp's converter uses them if a configuration
+states none.
 """
 # Tokens that Llama 3 was trained on before its frequencies were scaled
 _LLAMA_3_LENGTH = 8192
@@ -73,7 +73,7 @@ class GGUF:
             The tokenizer.
 
         Raises:
-            InputError: It is not known, or its lists do not fit each other.
+            InputError: The tokenizer is unknown, or its lists do not fit each other.
         """
         with self._readable():
             return tokenizer_of(self._header)
@@ -157,7 +157,7 @@ def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> Pretrain
             | {"rope_type": "llama3", "factor": largest, "original_max_position_embeddings": length}
             | _LLAMA_3
         )
-        # By transformers' function, which the model will call too
+        # Checked with the function of transformers that the model calls too
         given, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
         if torch.allclose(given.double() * factors, frequencies, rtol=1e-4, atol=0):
             return config
@@ -168,7 +168,7 @@ def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> Pretrain
 
 
 def _stored_names(model: PreTrainedModel, header: Header) -> dict[str, str]:
-    """The tensors of the file by the weights of `model`."""
+    """Names of the file's tensors by names of the weights of `model`."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     architecture = header.metadata["general.architecture"]
@@ -183,7 +183,7 @@ def _stored_names(model: PreTrainedModel, header: Header) -> dict[str, str]:
 
 
 def _as_hugging_face(array: np.ndarray, stored: str, header: Header, config: Any) -> np.ndarray:
-    """The values of the tensor `stored` in Hugging Face's order and meaning."""
+    """Convert the values of the tensor `stored` to Hugging Face's order and meaning."""
     architecture = architecture_of(header.metadata, str(header.file))
     # llama.cpp stores 1 + weight of Gemma's norms, transformers adds the 1 itself.
     if architecture.offset_norms and stored.endswith("norm.weight"):

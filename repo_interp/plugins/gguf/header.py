@@ -5,8 +5,8 @@ Loads no torch; `values` reads a tensor.
     "GGUF" version tensors pairs | key type value ... | name axes kind offset ... | padding | values
     of tensors, in order, without gaps
 
-Texts are skipped by their lengths: a list of them, as long as the vocabulary, is kept as a range of
-its length. Everything is checked against the end of the file before it is followed. Needs the
+Texts are skipped by their lengths: a list of texts, such as the vocabulary, is kept as a range of
+its length. All lengths and offsets are checked against the size of the file before use. Needs the
 package `gguf` (the extra `[gguf]`), for the kinds of blocks.
 """
 
@@ -35,9 +35,9 @@ _NUMBERS = "BbHhIif?..Qqd"
 """`struct`'s letters for types of values, by its number; 8 is a text, 9 a list."""
 _TEXT, _LIST = 8, 9
 _MOST_AXES = 4
-# Larger lists, such as scores of all tokens, are skipped: nothing here reads them.
+# Larger lists, such as scores of all tokens, are skipped; `Header.items` reads them when needed.
 _LONGEST = 1 << 16
-"""Items of a list of numbers that are kept."""
+"""Most items of a list of numbers that are kept."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Tensor:
     kind: int
     """Kind of the blocks (`gguf.GGMLQuantizationType`)."""
     offset: int
-    """Its first byte in the file."""
+    """Offset in the file."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Header:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     lists: Mapping[str, int]
-    """Where the lists of the metadata begin, by key."""
+    """Offsets of the lists of the metadata, by key."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -113,7 +113,7 @@ def header_of(file: Path) -> Header:
         Metadata and tensors; long lists and lists of texts are ranges of their length.
 
     Raises:
-        InputError: The package gguf is missing, or the file is no GGUF, ends too early or has
+        InputError: The package gguf is missing, or the file is not GGUF, ends too early or has
             overlapping tensors.
     """
     if find_spec("gguf") is None:
@@ -127,7 +127,7 @@ def header_of(file: Path) -> Header:
 
 
 def _require_magic(file: Path) -> None:
-    """Raise InputError for a file that does not begin as GGUF files do."""
+    """Raise InputError if a file does not begin with the magic bytes of GGUF."""
     with file.open("rb") as stream:
         if stream.read(len(_MAGIC)) != _MAGIC:
             raise InputError(
@@ -140,7 +140,7 @@ class _Reader:
     """Reads values one after the other, up to the end of the file."""
 
     def __init__(self, file: Path) -> None:
-        # Mapped: a header of a few MB is read, the gigabytes behind it are not.
+        # Mapped, so that only the header is read, a few MB, and not the gigabytes after it.
         self._file, self.data, self.place = file, np.memmap(file, np.uint8, "r"), len(_MAGIC)
 
     def require(self, end: int) -> None:
@@ -152,7 +152,7 @@ class _Reader:
 
     def take(self, size: int) -> memoryview:
         """Return the next `size` bytes."""
-        # Lengths come from the file: checked first, since a false one may be huge.
+        # Lengths come from the file, and a false one may be huge, so they are checked first.
         self.require(self.place + size)
         self.place += size
         return memoryview(self.data)[self.place - size : self.place]  # pyright: ignore[reportArgumentType]
@@ -165,7 +165,7 @@ class _Reader:
         return bytes(self.take(self.number("Q"))).decode()
 
     def items(self) -> list[Any]:
-        """Read a list that was skipped before, and so is whole."""
+        """Read a list that `value` has skipped, so it is known to be complete."""
         of, count = self.number("I"), self.number("Q")
         if of == _TEXT:
             return [self.text() for _ in range(count)]
@@ -180,16 +180,16 @@ class _Reader:
         if kind != _LIST:
             return self.number(_NUMBERS[kind])
         of, count = self.number("I"), self.number("Q")
-        # GGUF allows it, and no known file has one; nesting without end would exhaust the stack.
+        # GGUF allows nested lists, but no known file has one; deep nesting would exhaust the stack.
         if of == _LIST:
             raise ValueError("a list of lists")
         if of == _TEXT:
-            # A false count ends at the end of the file: a text takes 8 bytes or more.
+            # A false count fails at the end of the file, since a text takes at least 8 bytes.
             for _ in range(count):
                 self.take(self.number("Q"))
             return range(count)
         letter = _NUMBERS[of]
-        # Taken as a whole before anything is unpacked, so a false count ends here
+        # Taken as a whole before unpacking, so that a false count fails here.
         stored = self.take(count * struct.calcsize(f"<{letter}"))
         return (
             list(struct.unpack(f"<{count}{letter}", stored)) if count <= _LONGEST else range(count)
@@ -232,7 +232,7 @@ def _read(file: Path) -> Header:
     for name, shape, kind, offset in infos:
         if name in found:
             raise ValueError(f"the tensor {one_line(name, 100)} stands twice")
-        # as llama.cpp has it: else two tensors could have the same values
+        # Offsets must be contiguous, as in llama.cpp; otherwise tensors could overlap.
         if first + offset != begin:
             raise InputError(
                 f"{file}: {one_line(name, 100)} begins at byte {first + offset:,}; the "

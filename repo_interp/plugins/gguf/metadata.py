@@ -4,9 +4,9 @@
     rope_freqs.weight -> rope_parameters, ...
 
 llama.cpp turns pair i by theta^(-2i/d) / (factors_i * scale): the factors are rope_freqs.weight,
-which converters write for Llama 3.1 and later. Hugging Face has no such list, so the llama3 rule
-that gives the same factors is looked for, and a file without one is refused. So is every key of the
-architecture that is neither mapped nor known to change nothing: it might say how the model attends.
+which converters write for Llama 3.1 and later. Hugging Face has no list of factors, so the module
+searches for the llama3 rule with the same factors, and refuses a file if there is none. It also
+refuses unknown keys of the architecture, which might change how the model attends.
 """
 
 from __future__ import annotations
@@ -40,25 +40,27 @@ class Architecture:
     """Storage and computation in llama.cpp of decoders with one `general.architecture`."""
 
     model_type: str
-    """Its `model_type` in transformers."""
+    """`model_type` in transformers."""
     interleaved: bool = False
-    """Whether rotary pairs are adjacent in rows of query and key maps; Hugging Face has halves."""
+    """Whether query and key maps have the two rows of a rotary pair next to each other; in Hugging
+    Face they are half a head apart.
+    """
     offset_norms: bool = False
-    """Norms are stored as 1 + weight."""
+    """Whether norms are stored as 1 + weight."""
     further: Mapping[str, str] = field(default_factory=dict)
-    """Keys of only this architecture, with the names in the configuration."""
+    """Keys that only this architecture has, with their names in the configuration."""
     full_every: int = 0
-    """Every so many layers one attends to all tokens, the others within a window; 0: there are no
-    windows.
+    """Period of layers that attend to all tokens, while others have a window; 0: no windows.
     """
     wide_layers: int = 0
-    """With so many layers the logits are scaled by the width per head, not by the head's."""
+    """Number of layers with which logits are scaled by width / heads, not by the length of a head.
+    """
     tensors: Mapping[str, str] = field(default_factory=dict)
-    """Tensors of a block that not all architectures have, with their axes: width D, queries Q, keys
-    K, feed-forward F, head H.
+    """Tensors of a block that only some architectures have, with their axes: width D, queries Q,
+    keys K, feed-forward F, head H.
     """
     biases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Further ones by the option of the configuration that adds them."""
+    """Further tensors, by the option of the configuration that adds them."""
 
 
 _QUERIES_KEYS_VALUES = {"attn_q.bias": "Q", "attn_k.bias": "K", "attn_v.bias": "K"}
@@ -80,7 +82,8 @@ ARCHITECTURES = {
         offset_norms=True,
         further=_CAPPED | {"attn_logit_softcapping": "attn_logit_softcapping"},
         full_every=2,
-        # The layers of the 27B models, which scale their logits otherwise; nothing else tells them.
+        # The 27B models scale their logits differently; only their number of layers identifies
+        # them.
         wide_layers=46,
         tensors=_NORMS_BEHIND,
         biases=_BIASES,
@@ -109,7 +112,7 @@ def architecture_of(metadata: Mapping[str, Any], file: str) -> Architecture:
         The architecture.
 
     Raises:
-        InputError: It cannot be read or repositioned.
+        InputError: The architecture is not supported.
     """
     name = metadata.get("general.architecture")
     if name not in ARCHITECTURES:
@@ -131,7 +134,7 @@ def keys_of(header: Header) -> dict[str, Any]:
         Keys of config.json; every number is checked.
 
     Raises:
-        InputError: A key is missing or out of range, or the model attends otherwise than the
+        InputError: A key is missing or out of range, or the model attends differently from the
             Hugging Face decoder.
     """
     file, metadata, shapes = str(header.file), header.metadata, header.shapes
@@ -158,17 +161,17 @@ def keys_of(header: Header) -> dict[str, Any]:
     head = raw["head_dim"] = take("attention.key_length", max(2, width // heads), "head_dim")
     tokens = metadata.get("tokenizer.ggml.tokens")
     words = take("vocab_size", len(tokens) if isinstance(tokens, range) else None, "vocab_size")
-    # The list of tokens counts where there is one; vocab_size may be absent.
+    # The list of tokens takes precedence; vocab_size may be absent.
     raw["vocab_size"] = len(tokens) if isinstance(tokens, range) else words
     for key, name in architecture.further.items():
         if key in stated:
             raw[name] = take(key, None, name)
-    split_rule(header)  # refuses a tokenizer that is not known
+    split_rule(header)  # refuses an unknown tokenizer
     special = special_ids(header)
     raw |= {f"{name}_token_id": special.get(name) for name in _TOKENS}
     # llama.cpp stores a tied unembedding as no tensor at all.
     raw["tie_word_embeddings"] = "output.weight" not in shapes
-    # GGUF does not state biases; the tensors of the first layer tell.
+    # GGUF has no key for biases, so they are inferred from the tensors of the first layer.
     biased = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
     raw |= {name: True for name, tensor in biased.items() if tensor in shapes}
     scale = head
@@ -220,7 +223,7 @@ def keys_of(header: Header) -> dict[str, Any]:
         "dtype": "float32",
         "architectures": [class_name(architecture.model_type)],
     }
-    # As strictly as config.json, which these numbers are about to become
+    # The same checks as for config.json, where these numbers go.
     validate(raw, Fields, file)
     return raw
 
@@ -262,7 +265,7 @@ def _rotation(
             "attention_factor": temperature * (1 + 0.1 * math.log(factor)),
         }
         if (extended := number("scaling.yarn_ext_factor", 1.0)) != 1.0:
-            # It mixes interpolated and plain frequencies, for which transformers has no number.
+            # It mixes interpolated and plain frequencies, for which transformers has no option.
             raise InputError(
                 f"{file} says {prefix}rope.scaling.yarn_ext_factor = {extended:g}; Hugging "
                 "Face's YaRN knows 1 alone"

@@ -36,7 +36,7 @@ def tensor_outline(file: Path) -> Outline:
         Configuration, without factors of frequencies, and shapes.
 
     Raises:
-        InputError: The file is no GGUF, its family cannot be opened, or its tensors do not fit.
+        InputError: The file is not a GGUF, its family cannot be opened, or its tensors do not fit.
     """
     header = header_of(file)
     keys = keys_of(header)

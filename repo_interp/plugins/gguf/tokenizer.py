@@ -6,9 +6,9 @@
     llama    SentencePiece: pairs are merged by the score of their token; a character that is no
              token becomes its bytes
 
-Defaults of keys that a file lacks are llama.cpp's (src/llama-vocab.cpp, commit 00ad355e). Other
-models, other names of `pre` and keys that are not known are refused by name: they might say which
-tokens a text becomes. Loads no torch and, before a tokenizer is built, no transformers.
+Missing keys have llama.cpp's defaults (src/llama-vocab.cpp, commit 00ad355e). Other models, other
+names of `pre` and unknown keys are refused by name, since they might change the tokens of a text.
+Loads no torch and, before a tokenizer is built, no transformers.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _SPECIAL = {
 """transformers' names of special tokens, with GGUF's."""
 _PIECES_BY_DEFAULT = {"unk": 0, "bos": 1, "eos": 2}
 _ENDS = ("eot", "eom")
-"""Tokens that end a turn or a message, and so a generated text."""
+"""Tokens that end a turn or a message, and therefore a generated text."""
 _FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix")
 _HARMLESS = (
     *("model", "pre", "tokens", "token_type", "merges", "scores", *_FLAGS),
-    # llama.cpp reads them only for other tokenizers.
+    # llama.cpp reads these keys only for other tokenizers.
     *("token_type_count", "add_sep_token", "normalizer.lowercase", "normalizer.strip_accents"),
 )
-"""Names of keys that are read here or change nothing."""
+"""Names of keys that this module reads, or that change nothing."""
 # Types of tokens, by number
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _WHOLE = (_UNKNOWN, _CONTROL, _USER_DEFINED)
@@ -56,7 +56,7 @@ _ESCAPED_SPACE = "\u2581"
 
 
 def split_rule(header: Header) -> SplitRule | None:
-    """Check that the tokenizer is known, and find how it splits a text before its merges.
+    """Check that the tokenizer is known, and return its rule for splitting a text before merges.
 
     Args:
         header: Header of a GGUF file.
@@ -65,7 +65,7 @@ def split_rule(header: Header) -> SplitRule | None:
         The rule; None for SentencePiece, which splits nothing.
 
     Raises:
-        InputError: A model, a rule or a key is not known.
+        InputError: The model, the rule or a key is unknown.
     """
     file, metadata = header.file, header.metadata
     model = metadata.get(f"{_KEY}model")
@@ -87,7 +87,7 @@ def split_rule(header: Header) -> SplitRule | None:
             )
     if model == _PIECES:
         return None
-    # llama.cpp's name for the rule of files that were made before there was the key
+    # llama.cpp's name for the rule of older files, which lack the key
     name = metadata.get(f"{_KEY}pre", "default")
     if name not in SPLIT_RULES:
         raise InputError(
@@ -141,7 +141,7 @@ def tokenizer_of(header: Header) -> PreTrainedTokenizerFast:
         The tokenizer, with its chat template as text.
 
     Raises:
-        InputError: It is not known, or its lists do not fit each other.
+        InputError: The tokenizer is unknown, or its lists do not fit each other.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -195,7 +195,7 @@ def _byte_level(header: Header, vocabulary: Mapping[str, int], rule: SplitRule) 
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     merges = []
-    # The first of equal ones counts.
+    # Of equal merges the first counts.
     for merge in dict.fromkeys(_texts(header, "merges")):
         left, _, right = merge.partition(" ")
         if not {left, right, left + right} <= vocabulary.keys():
@@ -308,7 +308,7 @@ def _add_whole_tokens(backend: Tokenizer, tokens: Sequence[str], types: Sequence
 
 
 def _texts(header: Header, name: str) -> list[str]:
-    """The list of texts `name`, or raise InputError."""
+    """Return the list of texts `name`; raises InputError if it is missing or malformed."""
     key = f"{_KEY}{name}"
     found = header.items(key) if key in header.lists else []
     if not found or not all(isinstance(item, str) for item in found):
@@ -320,7 +320,7 @@ def _texts(header: Header, name: str) -> list[str]:
 
 
 def _numbers(header: Header, name: str, tokens: Sequence[Any] | Mapping[str, int]) -> Any:
-    """The list of numbers `name`, one for each token; None where there is none."""
+    """Return the list of numbers `name`, one for each token; None if it is missing."""
     key = f"{_KEY}{name}"
     if key not in header.metadata:
         return None

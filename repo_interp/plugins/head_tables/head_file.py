@@ -91,7 +91,7 @@ class HeadTable(pd.DataFrame):
             The path of full_attention_heads.tsv.
 
         Raises:
-            InputError: A size is no number of tokens, the table lacks the column, or a head or a
+            InputError: A size is not a number of tokens, the table lacks the column, or a head or a
                 layer has no score.
         """
         sizes = {

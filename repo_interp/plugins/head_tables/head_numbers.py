@@ -56,7 +56,7 @@ def head_table(run: xr.DataTree) -> pd.DataFrame:
             title = f"{node.path.strip('/').replace('/', '.')}.{name}"
             if variable.dtype.kind in "OUT" and {*variable.dims} == {"layer", "head"}:
                 columns[title] = _bare(variable)  # such as the kind of a head
-            # Booleans are no numbers for numpy, so flags per head have no column
+            # Booleans are not numbers for numpy, so flags per head have no column
             if {"layer", "head"} <= set(variable.dims) and np.issubdtype(variable.dtype, np.number):
                 columns |= columns_of(title, variable)
                 if long := [str(dim) for dim in _further(variable) if not _fits(variable, dim)]:

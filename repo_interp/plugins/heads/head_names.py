@@ -30,7 +30,7 @@ class Rule:
 
     name: str
     meaning: str
-    """What a head of this name does, in words for a legend."""
+    """The behavior of a head with this name, as a phrase for a legend."""
     score: str
     """A name of `head_scores.SCORES`."""
     at_least: float
@@ -141,7 +141,7 @@ RULES = (
 )
 """Rules in the order in which a head's names are listed. Retrieval above 0.1 is from Wu et al."""
 MEANINGS = {rule.name: rule.meaning for rule in RULES}
-"""What a head does, by its name."""
+"""The behavior of a head, by its name."""
 
 
 def null_of(largest: Float[np.ndarray, "twin"], quantile: float) -> float:

@@ -339,7 +339,7 @@ def _on_random(
             found[name, inputs.layer] = (total / occurring[name][:, None]).mean(0)
         if enough:
             first, middle, last = (places / enough).mean(0).unbind(-1)
-            # The lower of both ends, so that a head that attends to one end only is no U.
+            # The lower of both ends, so that a head that attends to only one end is not a U.
             found["place_u", inputs.layer] = torch.minimum(first, last) - middle
 
     # The pass ends inside the last layer: no score needs that layer's output.
@@ -534,7 +534,7 @@ def _of_rows_at_once(
 def _of_positions(inputs: AttentionInputs) -> dict[str, Float[Tensor, "prompt head"]]:
     """Compute patterns and range of positions; for learned ones also the heads per map."""
     positions = inputs.head_positions
-    # Positions by rotary pair are no single number, of which a chunk could be constant.
+    # With positions by rotary pair there is no single number that could be constant in a chunk.
     if positions is None or not inputs.one_position:
         return {}
     labels = chunk_patterns(positions, inputs.valid[:, None])

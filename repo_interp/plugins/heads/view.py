@@ -391,8 +391,8 @@ _FOUND = {
         "where random tokens repeat{further}",
     ),
 }
-"""By name of the atlas, which is that of its score: the weight of the finding, its sentence, and where
-its score was measured.
+"""By name in the atlas, which is also the name of the score: the weight of the finding, its
+sentence, and the texts on which the score was measured.
 """
 _COUNTED = {
     "sink": ("rest", "on token 0 (sinks)"),
@@ -400,8 +400,8 @@ _COUNTED = {
     "induction": ("look", "at what followed an earlier copy (induction)"),
     "duplicate token": ("look", "at earlier copies (duplicate token)"),
 }
-"""By name the verb and the rest of what a sentence says of all heads of a model without learned
-positions.
+"""By name the verb and the rest of a clause in the sentence about all heads of a model without
+learned positions.
 """
 IN_SHORT = 0.3
 """Factor on the weight of a name that `_in_short` has counted already."""
@@ -482,7 +482,7 @@ def _in_short(atlas: xr.Dataset) -> Finding | None:
     parts, said = [], ""
     for label, count in counts.items():
         verb, where = _COUNTED[label]
-        # A verb is said once: "14 look at the token before, 8 at what followed ..."
+        # A repeated verb is left out: "14 look at the token before, 8 at what followed ..."
         parts.append(
             f"{count} {verb}{'s' * (count == 1)} {where}" if verb != said else f"{count} {where}"
         )

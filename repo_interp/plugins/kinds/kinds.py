@@ -274,7 +274,8 @@ class Kinds(Experiment):
     """The experiment `kinds`: the use of the positions of each kind of heads (ours)."""
 
     draws: Count = 3
-    """Controls: different sets of as many other heads, as far as there are so many."""
+    """Largest number of controls; each is a different random set of the same number of other heads.
+    """
     seed: Seed = 0
     """Seed of the controls."""
     name: ClassVar[str] = "kinds"

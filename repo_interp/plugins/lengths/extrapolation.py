@@ -330,8 +330,8 @@ class Extrapolation(Experiment):
     sets of the task.
     """
     sequences: Annotated[int, Interval(ge=LEAST, le=1_000_000)] = 32
-    """Prompts of each length, of which half are measured; the other half of those of the training
-    length are the reference.
+    """Number of prompts of each length. Half of them are measured; the other half of the prompts of
+    the training length are the reference.
     """
     judged: TokensOrNone = 0
     """Last tokens of a prompt that are judged; 0: a quarter of the training length."""

@@ -38,7 +38,7 @@ def prompts_by_length(
 
     Args:
         scoring: A task, which makes prompts, or the scoring of given prompts.
-        prompts: Given prompts; they are cut to length if `scoring` is no task.
+        prompts: Given prompts; they are cut to length if `scoring` is not a task.
         training_length: Tokens of the longest training sequence.
         lengths: Lengths in tokens; empty: the training length and its doublings up to `MOST` times
             it, as far as there are prompts.

@@ -36,7 +36,7 @@ def scaled_values(
     layers: Layers = None,
     tokens: Tokens = None,
 ) -> Iterator[None]:
-    """Multiply values by a factor while the context lasts.
+    """Multiply values by a factor inside a `with` block.
 
         with iv.scaled_values(model, 0.0, tokens=[0]):  # the first token moves nothing
 
@@ -52,8 +52,8 @@ def scaled_values(
         None.
 
     Raises:
-        InputError: The factor is no finite number, the model lacks the heads or layers, or a head
-            shares its values with one that is not named.
+        InputError: The factor is not a finite number, the model lacks the heads or layers, or a
+            head shares its values with one that is not named.
     """
     decoder = as_decoder(model)
     factor = checked(factor, Finite, "the factor that values are scaled by")

@@ -78,7 +78,7 @@ def attention_pattern(
 ) -> xr.DataArray:
     """Return the attention pattern of one head, or of all heads of a layer, over one prompt.
 
-    For `ri.plots.attention_pattern`.
+    `ri.plots.attention_pattern` draws the result.
 
     Args:
         bridge: Bridge or Hugging Face model.
@@ -134,12 +134,12 @@ def attention_pattern(
 def explain_logit(
     bridge: nn.Module, prompt: Prompts, layer: int, head: int, query: int, key: int
 ) -> xr.Dataset:
-    """Split the logit of a query and a key in one head into parts (see the module).
+    """Split the logit of a query and a key in one head into its parts.
 
         parts = ri.explain_logit(bridge, prompt, layer=2, head=1, query=19, key=7)
 
     `logit` is the sum of `pair` + `soft_cap` + `bias` + `rounding`, and the sum of `fit`, whose
-    part "remainder" is the error of the fit. For `ri.plots.logit_parts`.
+    part "remainder" is the error of the fit. `ri.plots.logit_parts` draws the result.
 
     Args:
         bridge: Bridge or Hugging Face model.

@@ -49,7 +49,7 @@ def attention_pattern(pattern: xr.DataArray) -> PaperFigure:
         The figure, with one panel per head.
 
     Raises:
-        InputError: `pattern` is not such an array.
+        InputError: `pattern` is not an array from `ri.attention_pattern`.
     """
     if not isinstance(pattern, xr.DataArray) or pattern.dims not in (_ONE, _ALL):
         raise InputError(
@@ -117,7 +117,7 @@ def logit_parts(parts: xr.Dataset) -> PaperFigure:
         The figure.
 
     Raises:
-        InputError: `parts` is not such a dataset.
+        InputError: `parts` is not a dataset from `ri.explain_logit`.
     """
     variables = ("pair", "fit", "logit")
     require_result(parts, variables, "the parts of a logit are", "explain_logit")

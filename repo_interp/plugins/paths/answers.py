@@ -1,8 +1,8 @@
-"""Which token of a prompt is asked for the next one, and which answers are compared.
+"""Find the token of a prompt that predicts the answer, and the two answers to compare.
 
     logit difference = logit(for) - logit(against)      at the last token, or before the answer
 
-Knows prompts and tokenizers; knows nothing about passes.
+This module knows prompts and tokenizers, and nothing about passes.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def compared_tokens(
 
     Args:
         decoder: Decoder of the model.
-        for_: A text or number of one token, for all prompts or for each.
-        against: The same of the other answer.
+        for_: One token as a text or a number, for all prompts or for each.
+        against: The other answer, in the same form.
         count: Number of prompts.
 
     Returns:
-        Numbers of tokens, on the model's device.
+        Token ids of both answers [prompt], on the model's device.
 
     Raises:
-        InputError: There are not as many as prompts, a text is not one token, the model lacks a
-            token, or both answers to a prompt are the same.
+        InputError: The number of answers is not the number of prompts, a text is not one token,
+            the model lacks a token, or both answers to a prompt are the same.
     """
     found = []
     for name, given in (("for_", for_), ("against", against)):
@@ -82,13 +82,14 @@ def _token(decoder: Decoder, answer: Any, name: str) -> int:
 
 
 def asked_tokens(prompts: Sequence[Prompt]) -> list[int]:
-    """Return the token of every prompt after which the answer stands.
+    """Return the index of the token before the answer, for every prompt.
 
     Args:
         prompts: The prompts.
 
     Returns:
-        The token before the first generated one; the last one where none is generated.
+        The index of the token before the first generated one, or of the last token if none is
+        generated.
 
     Raises:
         InputError: A prompt begins with its answer.

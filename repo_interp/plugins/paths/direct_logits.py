@@ -1,16 +1,16 @@
-"""What each component adds to the difference of two logits (direct logit attribution).
+"""Direct logit attribution: the part of each component in the difference of two logits.
 
     logit(for) - logit(against) = sum_c G . c + biases       c: embedding, heads, MLPs
     G = r N (u_for - u_against)
 
-The last residual stream is the sum of what components wrote into it (Elhage et al. 2021). N is the
-final norm with its factor frozen as it was in the pass, so the sum is exact; u are rows of the
-unembedding and r the factor of the logits. An MLP is what a layer adds beside its heads. Biases
-are those of output projections, of norms and of the unembedding; those of an MLP are its own. A soft
-cap of the logits is no sum: what it changes, and rounding, is `remainder`. Wang et al. (2023) read
-the heads of indirect object identification this way.
+The last residual stream is the sum of the outputs of all components (Elhage et al. 2021). N is the
+final norm with its factor frozen at its value in the pass, so the sum is exact; u are rows of the
+unembedding, and r is the factor of the logits. The part of an MLP is everything that its layer adds
+besides the heads, including the MLP's biases. `biases` are those of output projections, norms and
+the unembedding. A soft cap of the logits is not linear: its effect, and rounding, are in
+`remainder`. Wang et al. (2023) read the heads of indirect object identification this way.
 
-What a component causes through later layers is not in it: that is `ablate_paths`.
+Effects through later layers are not included; `ablate_paths` measures these.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def direct_logits(
     batch_size: BatchSize | Literal["auto"] = "auto",
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Return what heads, MLPs and the embedding add to the logit difference of two answers.
+    """Split the logit difference of two answers into parts of heads, MLPs and the embedding.
 
         found = ri.direct_logits(model, texts, [" Mary", " Tom"], [" John", " James"])
         print(found.attrs["finding"])
@@ -76,19 +76,20 @@ def direct_logits(
         prompts: Prompts in any form that `analysis.coercion` takes; the answer is read after the last
             token, or in place of the first generated one.
         for_: Right answer: a text of one token or its number, for all prompts or for each.
-        against: The answer that it is compared with.
-        batch_size: Prompts of a forward pass, limits of it, or "auto".
+        against: The answer to compare it with.
+        batch_size: Number of prompts per forward pass, its limits, or "auto".
         progress: Called with prompts done and in all; None: a bar on standard error.
 
     Returns:
-        `heads [prompt, layer, head]`, `mlps [prompt, layer]`, `embedding`, `biases`, `remainder` and
-        `logit_difference [prompt]`, in logits: the last is the sum of the others. Of each the mean
-        over prompts, `heads_mean [layer, head]` and so on, with its 95 % interval, `heads_low` and
-        `heads_high`. NaN in layers without heads. The attribute `finding` is a sentence.
+        `heads [prompt, layer, head]`, `mlps [prompt, layer]`, `embedding`, `biases`, `remainder`
+        and `logit_difference [prompt]`, in logits; the last is the sum of the others. Each also has
+        its mean over prompts (`heads_mean [layer, head]`) and the 95 % interval of the mean
+        (`heads_low` to `heads_high`). NaN in layers without heads. The attribute `finding` is a
+        sentence.
 
     Raises:
-        InputError: An answer is no token of the model, both are the same in a prompt, or the
-            family adds no outputs of heads to one residual stream.
+        InputError: An answer is not a token of the model, both are the same in a prompt, or the
+            family does not add the outputs of heads to one residual stream.
     """
     decoder = as_decoder(model)
     given = checked_prompts(decoder, prompts)
@@ -129,7 +130,7 @@ def direct_logits(
 
 
 def _require_one_stream(decoder: Decoder, path: DirectPath) -> None:
-    """Refuse models in which attention's outputs do not add up to what the unembedding reads."""
+    """Refuse models whose attention outputs are not added to the stream that is unembedded."""
     blocks = list(decoder.blocks)
     for attention in decoder.layers:
         layer = attention.layer_idx
@@ -144,7 +145,7 @@ def _require_one_stream(decoder: Decoder, path: DirectPath) -> None:
 def _taken_apart(
     path: DirectPath, batch: PaddedBatch, rows: Tensor, right: Tensor, wrong: Tensor
 ) -> dict[str, np.ndarray]:
-    """Parts of the logit difference of the prompts of a batch, float64."""
+    """Split the logit differences of the prompts of a batch into parts, float64."""
     decoder, moved, entered = path.decoder, dict[int, Tensor](), list[Tensor]()
     places = torch.arange(len(rows), device=rows.device), rows
 
@@ -167,7 +168,7 @@ def _taken_apart(
     path.values.clear()
     vectors = (path.unembedding[right] - path.unembedding[wrong]).float()
     directions = path.directions(vectors, places)
-    # What the sum of all components up to a layer adds [layer, prompt]
+    # Cumulative: the part of all components before a layer [layer, prompt]
     along = torch.stack([(stream * directions).double().sum(-1) for stream in entered])
     counts = {attention.layer_idx: attention.heads for attention in decoder.layers}
     heads = along.new_full((len(rows), len(along) - 1, max(counts.values())), torch.nan)
@@ -193,7 +194,7 @@ def _taken_apart(
 
 
 def _finding(group: xr.Dataset) -> str:
-    """Which heads add most, and what kinds of components add together."""
+    """Name the heads that add most, and the sums of the kinds of components."""
 
     def told(name: str, **place: int) -> str:
         mean, low, high = (
@@ -214,7 +215,7 @@ def _finding(group: xr.Dataset) -> str:
         "embedding": group["embedding_mean"],
         "biases": group["biases_mean"],
     }
-    # Rounded first: -0.001 is no "-0.00"
+    # Rounded first, so that -0.001 is not printed as "-0.00".
     together = ", ".join(
         f"{name} {round(float(value), 2) + 0.0:+.2f}" for name, value in sums.items()
     )

@@ -1,9 +1,9 @@
-"""What components add to a logit difference, as a figure.
+"""Figure of the parts of components in a logit difference.
 
     left     means over prompts: a map of layers by heads, the MLP in the last column
     right    the components that add most, with 95 % intervals
 
-Draws what `ri.direct_logits` returns. Knows nothing about models.
+Draws the result of `ri.direct_logits`. This module knows nothing about models.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from repo_interp.plots.marks import (
 from repo_interp.plots.style import PAGE_WIDTH, PaperFigure, paper_figure, style
 
 MOST = 12
-"""Components on the right."""
+"""Number of components in the right panel."""
 
 
 @style()
 def direct_logits(found: xr.Dataset) -> PaperFigure:
-    """Draw what components add to a logit difference.
+    """Draw the parts of components in a logit difference.
 
     Args:
-        found: What `ri.direct_logits` returns.
+        found: Result of `ri.direct_logits`.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: `found` is not such a dataset.
+        InputError: `found` is not a result of `ri.direct_logits`.
     """
     variables = ("heads_mean", "mlps_mean", "embedding")
     require_result(found, variables, "parts of logits are", "direct_logits")

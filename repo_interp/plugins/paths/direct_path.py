@@ -3,17 +3,17 @@
     c_h(i, t) = sum_{j in S} A^h_ij v_j G_i W_O^h . r N_i (u_t - mean_t' u_t') s
     S         the tokens that the head moves something from
 
-u_t is token t's row of the unembedding, without the mean of all rows, which no softmax sees; s the
-factor of the logits. N_i is the final norm, linear but for its factor at row i (a layer norm
-subtracts a mean besides); where attention's output is normed before it is added to the residual
-stream (OLMo-2, Gemma 3, GLM-4), that norm stands before it. r is the factor of the output when it
-is added (Granite), G_i a gate between the heads and W_O (Qwen3-Next). A soft cap on the logits is
-left out, and so are later layers that read the head's output.
+u_t is token t's row of the unembedding minus the mean of all rows, which does not affect the
+softmax; s is the factor of the logits. N_i is the final norm, which is linear once its factor at
+row i is fixed (a layer norm also subtracts a mean). If a family norms attention's output before
+adding it to the residual stream (OLMo-2, Gemma 3, GLM-4), that norm is applied before N_i. r is the
+factor of the output when it is added (Granite), G_i a gate between the heads and W_O (Qwen3-Next).
+A soft cap on the logits, and later layers that read the head's output, are left out.
 
-Norms and factors of a family are measured on one short pass, not listed: `_added` looks for the
-place where a layer's input and its attention's output are added. Where there is no such place (a
+Norms and factors of a family are measured on one short pass, not listed: `_added` searches for the
+tensor that is the sum of a layer's input and its attention's output. If there is none (a
 convolution behind attention, experts as its output projection, several streams), the layer has no
-direct path. Knows nothing about which rows, tokens and sources are of interest.
+direct path. This module does not know which rows, tokens and sources are of interest.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from repo_interp.models.offloading import parameter_value
 from repo_interp.models.outputs import attention_values
 
 LARGE = 1e4
-"""Input of a norm that shows its gain: so large that its epsilon is nothing beside it."""
+"""Input that reveals the gain of a norm; so large that the norm's epsilon has no effect."""
 SMALL = 1e-3
-"""Factor of hidden states that keeps a soft cap on the logits from showing."""
+"""Factor of hidden states, so small that a soft cap on the logits has no effect."""
 TOLERANCE = 1e-3
 """Relative error up to which two tensors are the same."""
 ROUNDING = 1e-6
-"""Of a sum in float32, relative."""
+"""Relative error of a sum in float32."""
 TOKENS = 8
-"""Of the pass that norms and factors are measured on."""
+"""Length of the pass on which norms and factors are measured."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Norm:
 
         Args:
             directions: Directions behind the norm [row, width].
-            places: Prompts of the pass, and tokens, at which they stand.
+            places: Their prompts in the pass, and their tokens.
 
         Returns:
             Directions before the norm with the same effect [row, width].
@@ -82,7 +82,7 @@ class DirectPath:
     """Factor of attention's output when it is added to the residual stream, by layer."""
     logit_factor: float
     values: dict[int, Float[Tensor, "prompt kv_head token d_head"]] = field(default_factory=dict)
-    """By layer, until they are taken."""
+    """By layer; callers remove them when done, to free memory."""
     gates: dict[int, Float[Tensor, "prompt token width"]] = field(default_factory=dict)
     final: Norm | None = None
     last: Float[Tensor, "prompt token width"] | None = None
@@ -108,8 +108,8 @@ class DirectPath:
             layer: One of `layers`.
             moved: Sums of weighted values [row, head, d_head].
             rows: Tokens [row].
-            answers: Token ids whose logits are asked for [row].
-            prompts: Prompts of the pass that the tokens are of: one for all, or [row].
+            answers: Token ids of the logits [row].
+            prompts: Prompt of every row in the pass: one for all, or [row].
 
         Returns:
             Contributions of every head [row, head], in logits.
@@ -125,7 +125,7 @@ class DirectPath:
 
         Args:
             vectors: Rows of the unembedding, or their differences [row, width].
-            places: Prompts of the pass, and tokens, at which logits are asked for.
+            places: Prompts of the pass, and tokens, of the logits.
 
         Returns:
             Directions of the residual stream in which these logits grow [row, width].
@@ -140,7 +140,7 @@ class DirectPath:
         moved: Float[Tensor, "row head d_head"],
         places: tuple[Any, Int[Tensor, "row"]],
     ) -> Float[Tensor, "row head"]:
-        """Compute what moved values add along directions of the residual stream.
+        """Project the outputs of heads on directions of the residual stream.
 
         Args:
             layer: One of `layers`.
@@ -169,7 +169,7 @@ class DirectPath:
         directions: Float[Tensor, "row width"],
         places: tuple[Any, Int[Tensor, "row"]],
     ) -> Float[Tensor, "row"]:
-        """Compute what the bias of the output projection adds, and that of a norm behind it.
+        """Compute the contribution of the biases of the output projection and of a norm after it.
 
         Args:
             layer: One of `layers`.
@@ -196,7 +196,7 @@ class DirectPath:
 
     @cached_property
     def _mean_row(self) -> Tensor:
-        """Read once, not for every layer: the whole unembedding is behind it."""
+        """Cached, since the mean takes the whole unembedding."""
         return self.unembedding.mean(0)
 
 
@@ -242,14 +242,14 @@ def direct_path(decoder: Decoder) -> Iterator[DirectPath]:
 
 
 def added_outputs(decoder: Decoder) -> dict[int, tuple[nn.Module | None, float]]:
-    """Find how outputs of attention are added to the residual stream; costs one short pass.
+    """Find how attention's outputs are added to the residual stream; costs one short pass.
 
     Args:
         decoder: Decoder of the model.
 
     Returns:
-        By layer, the norm of attention's output (None: there is none) and its factor; layers that
-        add no such outputs are left out.
+        By layer, the norm of attention's output (None: no norm) and its factor. Layers without
+        such an addition are missing.
     """
     return _measure(decoder)[1]
 
@@ -258,14 +258,14 @@ def norm_hook(store: Callable[[Norm], None]) -> Callable:
     """Return a forward hook of a norm that measures its gain and its factor in a pass.
 
     Args:
-        store: Called with them.
+        store: Called with gain and factor.
 
     Returns:
         The hook.
     """
 
     def hook(module: nn.Module, arguments: tuple, normed: Tensor) -> None:
-        given, norm = arguments[0].float(), inner(module).forward  # no hook is called
+        given, norm = arguments[0].float(), inner(module).forward  # `forward` calls no hooks
         signs = torch.ones_like(arguments[0][:1, :1])
         signs[..., 1::2] = -1  # without a mean; a width is even
         up, down, flat = (
@@ -285,7 +285,7 @@ def norm_hook(store: Callable[[Norm], None]) -> Callable:
 def _remember_gate(
     attention: RepositionedAttention, gates: dict[int, Tensor], hooks: ExitStack
 ) -> None:
-    """Keep the gate between the heads' outputs and their projection: 1 in families without one."""
+    """Keep the gate between the heads' outputs and their projection; 1 without a gate."""
     attended: list[Tensor] = []
     projection = attention.output_projection
     assert projection is not None  # `_added` has seen it
@@ -299,7 +299,7 @@ def _remember_gate(
         # Some modules flatten prompts and tokens into one axis.
         given = arguments[0].reshape(plain.shape)
         if given.data_ptr() == plain.data_ptr():
-            # The same numbers: no gate, and none is kept for every token
+            # The same memory: there is no gate, and one number serves all tokens.
             gate = torch.ones((), device=plain.device).expand(plain.shape)
         else:
             gate = torch.where(plain == 0, 1.0, given / plain).float()
@@ -312,7 +312,7 @@ def _remember_gate(
 def _pull_back(
     projection: Any, directions: Float[Tensor, "row width"], width: int
 ) -> Float[Tensor, "row inner"]:
-    """`directions` times the matrix of a linear map, whichever way it stores it."""
+    """Multiply `directions` by the matrix of a linear map, however the map stores it."""
     # The derivative of a linear map is its matrix, whatever its storage or quantization.
     with torch.enable_grad():
         zeros = (
@@ -336,7 +336,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _vectors_of_words(decoder: Decoder) -> Tensor:
-    """The weight of the unembedding, wherever it rests."""
+    """The weight of the unembedding, also if it is offloaded."""
     module = inner(decoder.owner.get_output_embeddings())
     value = parameter_value(module, "weight", module.weight)
     return value.to(decoder.device) if module.weight.is_meta else value
@@ -348,7 +348,7 @@ def _logit_factor(decoder: Decoder) -> float:
     hidden = SMALL * unembedding[:TOKENS]
     with torch.no_grad():
         plain = (hidden @ unembedding.mT).float()
-        # The difference takes a bias of the unembedding away.
+        # The difference removes a bias of the unembedding.
         given = next_token_logits(decoder, hidden) - next_token_logits(
             decoder, torch.zeros_like(hidden)
         )
@@ -359,7 +359,7 @@ def _logit_factor(decoder: Decoder) -> float:
 def _measure(
     decoder: Decoder,
 ) -> tuple[nn.Module | None, dict[int, tuple[nn.Module | None, float]]]:
-    """Norm outside of layers that a pass calls last, and the results of `_added` by layer.
+    """Return the final norm, the last that a pass calls outside of layers, and `_added` by layer.
 
     Costs one pass of `TOKENS` tokens, in which `calls` are noted in the order in which they end.
     """
@@ -404,11 +404,11 @@ def _measure(
 def _added(
     calls: Sequence[tuple[nn.Module, Tensor, Tensor]], projection: nn.Module | None
 ) -> tuple[nn.Module | None, float] | None:
-    """Norm of attention's output, if any, and factor r of its addition; None if not found.
+    """Return the norm of attention's output, if any, and the factor r; None if there is no sum.
 
-    x + r w is looked for among inputs of the layer's parts, and its output, also less the output of
-    one part (a feed-forward part beside attention); x is the layer's input, w attention's output,
-    after a norm that a part applies to just it.
+    Searches for x + r w among the inputs of the layer's parts and the layer's output, also minus
+    the output of one part (a feed-forward part parallel to attention). x is the layer's input, w
+    attention's output, after a norm if one is applied to it alone.
     """
     _, entered, left = calls[-1]  # the layer itself ends last
     wrote = next((gave for module, _, gave in calls if module is projection), None)
@@ -420,8 +420,8 @@ def _added(
     written = wrote if norm is None else next(gave for module, _, gave in calls if module is norm)
     if written.numel() != entered.numel():
         return None
-    # Residual streams are found by value: families name and order their parts differently. Several
-    # parts are given one tensor, and parts of a bridge stand around another.
+    # Residual streams are found by value, since families name and order their parts differently.
+    # Several parts may get the same tensor, and parts of a bridge wrap other parts.
     given = {id(tensor): tensor for _, tensor, _ in calls}.values()
     gave = {id(tensor): tensor for _, _, tensor in calls if tensor.shape == left.shape}.values()
     places = chain(given, [left], (left - tensor for tensor in gave))
@@ -437,7 +437,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _multiple(place: Tensor, entered: Tensor, written: Tensor) -> float | None:
-    """The r with `place` = `entered` + r `written`, else None; 1 where rounding allows it."""
+    """Solve `place` = `entered` + r `written` for r; exactly 1 within rounding, None if unsolvable."""
     difference = place - entered
     measured = float((difference * written).sum() / written.square().sum().clamp_min(1e-30))
     # 1 first: the measured factor of a plain addition is off by rounding, and would scale all

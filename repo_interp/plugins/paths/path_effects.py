@@ -1,10 +1,10 @@
-"""What sets of direct paths do to the difference of two logits, many sets in one pass.
+"""Effects of sets of direct paths on the difference of two logits, many sets in one pass.
 
-    change_s = logit difference without the paths of set s, less the logit difference as it is
+    change_s = logit difference without the paths of set s - logit difference of the model
 
-Sets stand side by side as copies of the prompts (`ablate_paths(sets=)`), and a pass begins before
-the first layer that receives a path: layers below see nothing of it, so their outputs are those of
-one undisturbed pass. Source: path patching of Wang et al. (2023).
+A pass measures several sets, each on a copy of the prompts (`ablate_paths(sets=)`). It starts just
+before the first layer that receives a path, because earlier layers are not affected: their outputs
+come from one undisturbed pass. Source: path patching of Wang et al. (2023).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def path_effects(
     batch_size: BatchSize | Literal["auto"] = "auto",
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Return what removing sets of direct paths does to the logit difference of two answers.
+    """Measure how removing sets of direct paths changes the logit difference of two answers.
 
         paths = {f"L{layer} H{head}": [((layer, head), (23, 3), "queries")]
                  for layer in range(15) for head in range(9)}
@@ -80,19 +80,22 @@ def path_effects(
         model: Bridge or model.
         prompts: Prompts in any form that `analysis.coercion` takes, without position ids; the answer is
             read after the last token, or in place of the first generated one.
-        sets: By name, paths that are removed together: (sender, receiver) into all of `into`, or
-            (sender, receiver, site), as `ablate_paths` takes them.
+        sets: By name, paths to remove together: (sender, receiver) for all sites in `into`, or
+            (sender, receiver, site), as for `ablate_paths`.
         for_: Right answer: a text of one token or its number, for all prompts or for each.
-        against: The answer that it is compared with.
-        into: Where paths without a site lead: some of "queries", "keys", "values", "positions".
-        means: Outputs that receivers read in place of the senders': `ri.head_means(model,
-            prompts)`; None: zeros.
-        batch_size: Prompts side by side, limits of them, or "auto"; sets are copies of these.
-        progress: Called with passes of a prompt that are done and all; None: a bar on standard error.
+        against: The answer to compare it with.
+        into: Sites of paths without a site: some of "queries", "keys", "values", "positions".
+        means: Outputs that replace the senders' for the receivers: `ri.head_means(model, prompts)`;
+            None: zeros.
+        batch_size: Number of prompts per batch, its limits, or "auto"; every set adds a copy of the
+            batch.
+        progress: Called with finished and all pairs of set and prompt; None: a bar on standard
+            error.
 
     Returns:
-        `change [set]` in logits with `change_low` and `change_high`, its 95 % interval over
-        prompts, paired; `change_by_prompt [set, prompt]`, and `logit_difference [prompt]` as it is.
+        `change [set]` in logits with its paired 95 % interval over prompts, `change_low` and
+        `change_high`; `change_by_prompt [set, prompt]`; and `logit_difference [prompt]` of the
+        unchanged model.
 
     Raises:
         InputError: As for `ablate_paths`, there is no set, an answer is no token of the model, or
@@ -106,7 +109,7 @@ def path_effects(
     routes = [[checked_route(path, into) for path in paths] for paths in sets.values()]
     right, wrong = compared_tokens(decoder, for_, against, len(given))
     rows, added = torch.tensor(asked_tokens(given), device=decoder.device), added_outputs(decoder)
-    sending = PathEdit(decoder, routes, added, means).sending  # and its refusals, before any pass
+    sending = PathEdit(decoder, routes, added, means).sending  # refuses bad paths before any pass
     plain, changed = np.empty(len(given)), np.empty((len(sets), len(given)))
     with steps(Console(stderr=True)) as step:
         tell = partial(step, "removing paths") if progress is None else progress
@@ -144,7 +147,7 @@ def path_effects(
 def _differences(
     decoder: Decoder, rows: Tensor, right: Tensor, wrong: Tensor, hidden: Tensor
 ) -> np.ndarray:
-    """Logit differences [copy, prompt] of prompts that stand side by side, all of a copy first."""
+    """Logit differences [copy, prompt]; the batch has all prompts of a copy one after the other."""
     read = []
     for copy in hidden.split(len(rows)):
         logits = next_token_logits(decoder, copy[torch.arange(len(rows)), rows]).double()
@@ -155,7 +158,7 @@ def _differences(
 def _recorded(
     decoder: Decoder, tokens: Tensor, sending: set[int]
 ) -> tuple[Recording, dict[int, Sent]]:
-    """The undisturbed pass, and what its layers send."""
+    """Record the undisturbed pass, and the outputs of sending layers in it."""
     sent: dict[int, Sent] = {}
     with ExitStack() as hooks:
         for attention in decoder.attentions(sending):
@@ -165,10 +168,10 @@ def _recorded(
 
 
 def _together(routes: Sequence[Sequence[Route]], tokens: Tensor) -> Iterator[list[int]]:
-    """Numbers of the sets that share a pass: those that are received first in one layer."""
+    """Yield the numbers of sets that share a pass: their first receivers are in one layer."""
     firsts = [min((route[1][0] for route in paths), default=-1) for paths in routes]
     senders = [min((route[0] for route in paths), default=(-1, -1)) for paths in routes]
-    # By sender within a layer, since a pass computes outputs of every sending layer anew
+    # Sorted by sender within a layer: a pass recomputes the outputs of each of its sending layers.
     order = sorted(range(len(routes)), key=lambda place: (firsts[place], senders[place]))
     size = max(1, WORTHWHILE.get(tokens.device.type, 1) // tokens.numel())
     for first in sorted(set(firsts)):

@@ -1,16 +1,16 @@
 """Remove the direct path from heads to queries, keys, values or positions of heads of later layers.
 
-    q, k, v, z of a receiver   <-   those that it computes of x - d
+    q, k, v, z of a receiver   <-   the same, computed from x - d
     x    the residual stream that enters the receiver's layer
     d    its part from the senders' outputs: r N(w) - r N(w'), w' attention's output without them
 
 N is the norm of attention's output and r its factor, in families that have them. All other readers
-of the residual stream, and other heads of the receiver's layer, see x: paths through layers in
-between stay. Queries, keys and values of x - d come from a second run of the layer, up to where it
-attends; receivers of a layer that read other senders need one each. Every prompt of a batch may
-have a set of paths of its own, so that many sets share a pass. TransformerLens'
-`get_act_patch_direct_path` needs inputs of heads one by one, which repositioned attention does not
-offer, and takes no keys and values that heads share.
+of the residual stream, and other heads of the receiver's layer, see x, so paths through layers in
+between stay. Queries, keys and values of x - d come from a second run of the layer, which stops
+before it attends. Receivers of a layer with different senders need one run each. Every prompt of a
+batch may have a different set of paths, so many sets share a pass. TransformerLens'
+`get_act_patch_direct_path` needs separate inputs of heads, which repositioned attention does not
+have, and does not support shared keys and values.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ Route = tuple[Head, Head, tuple[str, ...]]
 """A checked path, with all its sites."""
 Outputs = Mapping[int, Float[Tensor, "*any head d_head"]]
 Run = Sequence[tuple[frozenset[Head], Mapping[str, frozenset[int]]]]
-"""A second run of a layer: by prompt, senders that are left out, and receiving heads by site."""
+"""A second run of a layer: by prompt, the senders to leave out, and the receiving heads by site."""
 Sent = tuple[RepositionedAttention, Tensor, Tensor, Tensor]
-"""A layer, outputs of its heads, what its projection was given, and what it wrote."""
+"""A layer, the outputs of its heads, and the input and output of its projection."""
 
 
 class _Recorded(Exception):
@@ -73,25 +73,24 @@ def ablate_paths(
     Args:
         model: Repositioned model or bridge.
         senders: (layer, head) pairs whose outputs are removed.
-        receivers: (layer, head) pairs of later layers, which read them no more.
-        into: One or several of "queries", "keys", "values", and "positions" where these are
-            learned.
-        outputs: By layer, outputs of heads that the receivers read in place of the senders':
+        receivers: (layer, head) pairs of later layers, which no longer read these outputs.
+        into: One or several of "queries", "keys", "values", and, if these are learned, "positions".
+        outputs: By layer, outputs of heads that replace the senders' for the receivers:
             `ri.head_means(bridge, prompts)`, or, to patch, `hook_z` of another prompt
             [prompt, token, head, d_head]; None: zeros.
-        sets: In place of `senders` and `receivers`, paths that are removed together: a set for each
-            prompt of the batch, which may be empty, or one for all. A path is (sender, receiver),
-            into all of `into`, or (sender, receiver, site).
+        sets: Instead of `senders` and `receivers`, sets of paths to remove together: one set for
+            each prompt of the batch, possibly empty, or one for all. A path is (sender, receiver),
+            for all sites in `into`, or (sender, receiver, site).
 
     Yields:
         None.
 
     Raises:
-        InputError: The model lacks heads, a sender is in no earlier layer than a receiver, a
-            family's attention adds no outputs of heads to the residual stream, receivers share
-            keys, values or positions with a head that is not named, a layer learns no positions, or
-            outputs have another shape, or a batch has not as many prompts as there are sets; or, in
-            backward(), layers are computed again one by one.
+        InputError: The model lacks heads, a sender is not in an earlier layer than its receiver, a
+            family does not add the outputs of heads to the residual stream, receivers share keys,
+            values or positions with a head that is not named, a layer learns no positions, outputs
+            have another shape, or the batch and `sets` differ in length; or, in backward(),
+            gradient checkpointing computes layers again one by one.
     """
     decoder = as_decoder(model)
     if sets is None:
@@ -121,13 +120,13 @@ def checked_route(path: Any, into: Any) -> Route:
 
     Args:
         path: (sender, receiver), or (sender, receiver, site).
-        into: One or several sites of a path without a site.
+        into: One or several sites, for a path without a site.
 
     Returns:
         Sender, receiver and sites.
 
     Raises:
-        InputError: It is no path.
+        InputError: `path` is not a path.
     """
     if not isinstance(path, tuple | list) or len(path) not in (2, 3):
         raise InputError(
@@ -139,7 +138,7 @@ def checked_route(path: Any, into: Any) -> Route:
 
 
 class PathEdit:
-    """Sets of paths that are removed, a set for each prompt of a batch or one for all."""
+    """Sets of paths to remove, one set for each prompt of a batch or one for all."""
 
     def __init__(
         self,
@@ -148,7 +147,7 @@ class PathEdit:
         added: Mapping[int, tuple[nn.Module | None, float]],
         outputs: Outputs | None = None,
     ) -> None:
-        """Check the paths; `added`: `added_outputs` of the decoder.
+        """Check the paths; `added` is the result of `added_outputs` for the decoder.
 
         Raises:
             InputError: As `ablate_paths`.
@@ -184,7 +183,7 @@ class PathEdit:
                             "so no path leads into them"
                         )
                 elif site != "positions":
-                    # For its refusal, before any pass: the mask itself is made in `_put`
+                    # Called only to refuse bad heads before any pass; `_put` makes the mask again.
                     queries = site == "queries"
                     _mask(attention, run, site, attention.heads if queries else attention.kv_heads)
         self._parts: dict[tuple[int, Any], tuple[int | None, Tensor]] = {}
@@ -196,12 +195,12 @@ class PathEdit:
     def sent_by(
         decoder: Decoder, attention: RepositionedAttention, receive: Callable[[Sent], object]
     ) -> Iterator[None]:
-        """Hand what a layer sends in every pass to a receiver, while the context lasts.
+        """Call `receive` with the outputs of a layer in every pass, inside a `with` block.
 
         Args:
             decoder: Decoder of the model.
             attention: A layer whose outputs are added to the residual stream.
-            receive: Called once a pass.
+            receive: Called once per pass.
 
         Yields:
             None.
@@ -224,21 +223,21 @@ class PathEdit:
                 handle.remove()
 
     def send(self, sent: Sent) -> None:
-        """Compute the parts of the residual stream that paths from a layer lead.
+        """Compute the parts of the residual stream that paths from a layer carry.
 
         Args:
-            sent: What the layer sends in this pass.
+            sent: Outputs of the layer in this pass.
 
         Raises:
-            InputError: Outputs have another shape, or sets are of another number of prompts.
+            InputError: Outputs have another shape, or the number of sets differs from the batch.
         """
         attention, plain, given, wrote = sent
         layer, projection = attention.layer_idx, inner(attention.output_projection)
         whole = given.reshape(plain.shape)  # [prompt, token, head, d_head]
         value: Tensor | float = 0.0
         if self.outputs is not None:
-            # Some families gate outputs before their projection (Qwen3-Next): the gate is read off,
-            # and replaced outputs pass it too
+            # Some families gate outputs before their projection (Qwen3-Next). The gate is the
+            # quotient of both, and applies to the replacements too.
             gate = torch.where(plain == 0, 1.0, whole / plain)
             value = gate * _outputs(self.outputs[layer], plain, layer)
         norm, factor = self.added[layer]
@@ -269,12 +268,13 @@ class PathEdit:
         """
         blocks = self.decoder.blocks
         for attention in self.decoder.attentions(self.runs):
-            # The block, not the module: its norm comes first, and so it reads the residual stream
+            # A hook on the block, not on the module: the block reads the residual stream, before
+            # its norm.
             block = next(part for part in blocks if attention.module in [*part.modules()])
             hook: Any = partial(self._enter, attention)
             undo.callback(block.register_forward_pre_hook(hook, with_kwargs=True).remove)
         for site in SITES:
-            # Queries are hooked in any case, since they end the second run
+            # Queries are always hooked, since their hook ends the second run.
             layers = [
                 layer
                 for layer, runs in self.runs.items()
@@ -290,7 +290,7 @@ class PathEdit:
         self, attention: RepositionedAttention, block: nn.Module, arguments: tuple, keywords: dict
     ) -> None:
         layer = attention.layer_idx
-        # The second run of the block below comes here again
+        # The second run of the block, below, calls this hook again.
         if layer in self._running:
             return
         given = {} if arguments else {"hidden_states": keywords["hidden_states"]}
@@ -320,12 +320,12 @@ class PathEdit:
         if layer in self._running:
             self._recorded[layer, site, self._running[layer]] = tensor
             # A layer assigns positions, then makes keys and values, and queries after those
-            if site == "queries":  # the last of them
+            if site == "queries":  # the last site that a layer computes
                 raise _Recorded
             return None
         result = tensor
         for number, run in enumerate(self.runs[layer]):
-            # A checkpoint of transformers runs the block without its hooks
+            # Gradient checkpointing of transformers runs the block without its hooks.
             if (layer, site, number) not in self._recorded:
                 raise _computed_alone(layer)
             new = self._recorded.pop((layer, site, number))
@@ -337,7 +337,7 @@ class PathEdit:
 
 
 def _runs(sets: Sequence[Sequence[Route]]) -> dict[int, list[Run]]:
-    """By receiving layer, its second runs: heads of a prompt that read the same senders share one."""
+    """By receiving layer, its second runs; heads of a prompt with the same senders share one."""
     by_layer: dict[int, list[list[tuple[frozenset[Head], dict[str, frozenset[int]]]]]] = {}
     for number, routes in enumerate(sets):
         read: dict[tuple[int, int, str], set[Head]] = {}
@@ -351,7 +351,7 @@ def _runs(sets: Sequence[Sequence[Route]]) -> dict[int, list[Run]]:
         for (layer, senders), reads in groups.items():
             by_layer.setdefault(layer, [[] for _ in sets])[number].append((senders, reads))
     nothing = frozenset(), {}
-    # A prompt with fewer groups than another has runs that leave out nothing
+    # A prompt with fewer groups than others is padded with runs that leave out nothing.
     return {layer: [*zip_longest(*rows, fillvalue=nothing)] for layer, rows in by_layer.items()}
 
 
@@ -361,7 +361,7 @@ def _heads_of(run: Run, layer: int) -> tuple[frozenset[int], ...]:
 
 
 def _computed_alone(layer: int) -> InputError:
-    """For a layer that runs again without the layers in which paths begin."""
+    """Return the error for a layer that is recomputed without the layers of the senders."""
     return InputError(
         f"backward() computes layer {layer} again without the layers before it, in which removed "
         "paths begin (gradient checkpointing); call model.gradient_checkpointing_disable() before"
@@ -371,7 +371,7 @@ def _computed_alone(layer: int) -> InputError:
 def _mask(
     attention: RepositionedAttention, run: Run, site: str, count: int
 ) -> Bool[Tensor, "prompt row"]:
-    """Which of `count` rows the receivers of a run read, which no other head may share."""
+    """Mark the rows, of `count`, that the receivers of a run read; no other head may share them."""
     group = attention.heads // count
     table = torch.zeros(len(run), count, dtype=torch.bool)
     for number, (_, reads) in enumerate(run):
@@ -388,7 +388,7 @@ def _mask(
 
 
 def _outputs(value: Tensor, plain: Tensor, layer: int) -> Tensor:
-    """Outputs of heads that are patched, in the shape of those of the pass."""
+    """Return the given outputs of heads in the shape of the pass."""
     try:
         if value.ndim == 3:  # heads side by side
             value = value.reshape(*value.shape[:2], *plain.shape[2:])

@@ -1,11 +1,11 @@
-"""A model that is larger than a device, on several accelerators, memory and disk, by Accelerate.
+"""Place a model that exceeds one device on accelerators, memory and disk, by Accelerate.
 
     device map "auto"     accelerators are filled, then memory, then the disk; `most_memory`
                           limits them
     offloaded weights     matrices of layers without a place on an accelerator; read in every pass,
                           from the checkpoint's files if on the disk, so that nothing is copied
     never offloaded       the token embeddings, norms, and parameters of position schemes: small,
-                          and read by others than their module
+                          and read by other modules too
 
 A pass through an offloaded layer takes at least as long as reading its weights. This module knows
 nothing about layouts.
@@ -113,7 +113,10 @@ def dispatch(
         if devices[name] == "disk"
     }
     level = logging.getLogger("accelerate.big_modeling")
-    before, level.disabled = level.disabled, True  # it warns of the offloading that the user chose
+    before, level.disabled = (
+        level.disabled,
+        True,
+    )  # it would warn about the offloading that the user chose
     try:
         modules = {name.rpartition(".")[0]: device for name, device in devices.items()}
         return dispatch_model(  # pyright: ignore[reportReturnType]

@@ -1,1 +1,1 @@
-"""What the residual stream knows of the token index."""
+"""Linear probe of the token index in the residual stream."""

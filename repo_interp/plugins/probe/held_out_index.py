@@ -5,28 +5,27 @@ r"""Held-out R squared of the token index in vectors of tokens, with two nulls.
     E_p  = sum_t (i_t - i^_t)^2         of prompt p, by a fit to prompts of other folds
     V_p  = sum_t (i_t - mean_p i)^2
 
-Folds are sets of whole prompts, since neighboring tokens tell each other's index. The penalty is
-that of `PENALTIES` with the least error on folds of the training prompts. Entries of x are divided
-by their standard deviation, so that a massive entry outweighs no other. The interval is that of a
-ratio of sums over prompts, Student's; of prompts of one length, that of the mean of
-1 - E_p / V_p.
+Folds are sets of whole prompts, since neighboring tokens reveal each other's index. The penalty is
+the entry of `PENALTIES` with the least error on folds of the training prompts. Entries of x are
+divided by their standard deviation, so that massive entries do not dominate. The interval is
+Student's interval of a ratio of sums over prompts; for prompts of one length it equals the interval
+of the mean of 1 - E_p / V_p.
 
-Nulls refit with another target, `DRAWS` times, their penalties chosen in the same way.
+Both nulls refit with another target, `DRAWS` times, and choose the penalty in the same way:
 
-    shuffled    the index in another order in every prompt
-    smooth      the index from its last value to its first one, in prompts that a coin chooses
+    shuffled    the index in a random order in every prompt
+    smooth      the index in reverse order in randomly chosen prompts, each with probability 1/2
 
-The first asks whether anything is learned. Walks pass it too often, since a fit to a few slow
-curves follows any slow curve, and is right about others by luck: of 160 sets of 6 to 24 random
-walks 20 were beyond 95 % of shuffled draws, 7 beyond 95 % of smooth ones (8 expected). The smooth
-null keeps stream and index as slow as they are, and changes only what they have to do with each
-other: a stream that is as likely to fall as to rise in every prompt, as a walk is, has one and the
-same distribution with either target, whatever its smoothness. (Circular shifts would be weaker:
-they put a jump into the index, which is harder to follow than a line.) Coins that fall alike leave
-the index itself, so that of fewer than 6 prompts nothing is beyond the smooth null; and coins that
-fall nearly alike leave part of it, so that of few prompts it is high where R^2 is.
+The first null tests whether anything is learned. Random walks pass it too often, because a fit to a
+few slow curves follows any slow curve and predicts others by luck: of 160 sets of 6 to 24 random
+walks, 20 exceeded 95 % of shuffled draws, but only 7 exceeded 95 % of smooth draws (8 expected).
+The smooth null keeps the smoothness of stream and index and changes only their relation: if a
+stream falls as often as it rises, like a random walk, both targets give the same distribution.
+(Circular shifts would be a weaker null: they put a jump into the index, which is harder to fit than
+a line.) A draw that reverses all prompts or none is as easy as the index itself. So with fewer than
+6 prompts no result exceeds the smooth null, and with few prompts the null is high if R^2 is.
 
-Knows nothing about models.
+This module knows nothing about models.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ from repo_interp.intervals import student_quantile
 from repo_interp.measures.kernels.rounding import ROUNDING
 
 PENALTIES = 10.0 ** np.arange(-4, 5)
-"""Weights of |w|^2 beside the mean squared error, of entries of variance 1."""
+"""Weights of |w|^2 relative to the mean squared error, for entries of variance 1."""
 DRAWS = 99
 NULLS = ("shuffled", "smooth")
 FEWEST = 3
-"""Prompts: one is held out, one chooses the penalty, one is fitted to."""
+"""Least number of prompts: one is held out, one chooses the penalty, and one is fitted to."""
 _SEED = 0
 
 
@@ -61,12 +60,12 @@ def held_out_index(
         vectors: Vectors of tokens.
         prompts: Prompt of every sample, 0 .. P - 1, ascending.
         index: Token index of every sample.
-        folds: Sets of prompts, at least 3; as many as prompts where these are fewer.
+        folds: Number of sets of prompts, at least 3; at most one per prompt.
 
     Returns:
-        `r_squared`, `r_squared_low`, `r_squared_high`, and `error`, the root mean squared error in
-        tokens, all []; `null_low` and `null_high`, between which 90 % of draws of `NULLS` are
-        [null]. NaN of fewer than `FEWEST` prompts, or where no prompt has two samples.
+        Scalars `r_squared`, `r_squared_low`, `r_squared_high`, and `error`, the root mean squared
+        error in tokens; `null_low` and `null_high` [null], which hold 90 % of the draws of `NULLS`.
+        All are NaN for fewer than `FEWEST` prompts, or if no prompt has two samples.
     """
     count = int(prompts.max(initial=-1)) + 1
     starts = np.searchsorted(prompts, np.arange(count))
@@ -82,7 +81,7 @@ def held_out_index(
     means = np.add.reduceat(targets, starts) / np.bincount(prompts)[:, None]
     variance = np.add.reduceat(np.square(targets - means[prompts]), starts)
     explained = 1 - errors.sum(0) / variance.sum(0)
-    # Of the ratio sum E / sum V, linear about its value
+    # Standard error of the ratio sum E / sum V, linearized at its value
     deviation = errors[:, 0] - (1 - explained[0]) * variance[:, 0]
     spread = np.sqrt(count / (count - 1) * np.square(deviation).sum()) / variance[:, 0].sum()
     half = student_quantile(count - 1) * spread
@@ -102,7 +101,7 @@ def _targets(
     prompts: Int[np.ndarray, " sample"],
     starts: Int[np.ndarray, " prompt"],
 ) -> Float[np.ndarray, "sample target"]:
-    """The index, then draws of the nulls."""
+    """Return the index, then draws of the nulls."""
     # The same draws for every layer
     random = np.random.default_rng(_SEED)
     ends = np.append(starts[1:], len(index))
@@ -117,7 +116,7 @@ def _targets(
 
 
 def _standardized(vectors: Float[np.ndarray, "sample entry"]) -> Float[np.ndarray, "sample any"]:
-    """Vectors of entries of variance 1, in as many dimensions as there are samples at most."""
+    """Scale entries to variance 1, and reduce vectors to at most as many dimensions as samples."""
     means, spreads = vectors.mean(0), vectors.std(0)
     constant = np.square(spreads) <= ROUNDING * np.square(vectors).mean(0)
     scaled = np.where(constant, 0, vectors - means) / np.where(constant, 1, spreads)
@@ -133,9 +132,9 @@ def _errors(
     targets: Float[np.ndarray, "sample target"],
     folds: Int[np.ndarray, " sample"],
 ) -> Float[np.ndarray, "sample target"]:
-    """Squared errors of every sample, by fits to other folds with penalties that these chose."""
+    """Squared errors of every sample, by fits to the other folds, which also choose the penalty."""
     numbers = range(folds.max() + 1)
-    # With a constant: its row and column of the products hold sums and counts
+    # The column of ones gives sums and counts among the products.
     both = np.hstack([np.ones((len(vectors), 1)), vectors, targets])
     width = 1 + vectors.shape[1]
     products = np.stack([both[folds == one].T @ both[folds == one] for one in numbers])
@@ -143,7 +142,7 @@ def _errors(
     whole = products.sum(0)
     for one, other in combinations(numbers, 2):
         fits = _fits(whole - products[one] - products[other], width)
-        # One fit without both: each chooses for the other
+        # One fit without both folds: each helps to choose the penalty for the other.
         for judged, held in ((one, other), (other, one)):
             chosen[held] += _squares(products[judged], fits, width)
     errors = np.empty_like(targets)
@@ -163,7 +162,7 @@ def _fits(
     centered = products[1:, 1:] / count - np.outer(means, means)
     values, axes = np.linalg.eigh(centered[: width - 1, : width - 1])
     along = axes.T @ centered[: width - 1, width - 1 :]
-    # Rounding may put a value of 0 below it
+    # Rounding may make an eigenvalue of 0 negative.
     shrunk = along / (values.clip(0) + PENALTIES[:, None])[..., None]
     weights = axes @ shrunk
     constant = means[width - 1 :] - means[: width - 1] @ weights
@@ -175,7 +174,7 @@ def _squares(
     fits: Float[np.ndarray, "penalty width target"],
     width: int,
 ) -> Float[np.ndarray, "penalty target"]:
-    """Sums of squared errors of fits, from products of the samples that they are judged on."""
+    """Sums of squared errors of fits, from the products of held-out samples."""
     inner, cross = products[:width, :width], products[:width, width:]
     own = np.diagonal(products)[width:]
     return own + (fits * (inner @ fits - 2 * cross)).sum(1)

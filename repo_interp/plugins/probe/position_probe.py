@@ -1,6 +1,6 @@
 """The probe of the token index in one call: `ri.position_probe`.
 
-Runs the measure of `probe_measure` alone, and puts its finding beside the numbers.
+Runs only the measure of `probe_measure`, and adds its finding to the numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from repo_interp.plugins.probe.view import VIEW, interval
 def position_probe(
     model: nn.Module, prompts: Prompts, *, tokens: int = 128, folds: int = 5
 ) -> xr.Dataset:
-    """Measure what the residual stream of every layer knows of the token index.
+    """Measure how well a linear probe predicts the token index from each layer's residual stream.
 
         found = ri.position_probe(model, prompts)
         print(found.attrs["finding"])
@@ -29,11 +29,11 @@ def position_probe(
 
     Args:
         model: Bridge or model.
-        prompts: Different prompts in any form that `analysis.coercion` takes, three or more; the
-            smooth null needs six, and intervals are over prompts, so thirty parts of a long text
-            tell more than three long ones.
-        tokens: Most tokens of a prompt; of a longer one the middles of as many equal parts.
-        folds: Sets of prompts; every set is held out once.
+        prompts: Three or more different prompts, in any form that `analysis.coercion` takes; the
+            smooth null needs six. Intervals are over prompts, so thirty parts of a long text are
+            better than three.
+        tokens: Most tokens to read of a prompt; of a longer prompt, the middles of equal parts.
+        folds: Number of sets of prompts; every set is held out once.
 
     Returns:
         `r_squared`, `r_squared_low`, `r_squared_high` and `error` [layer], `null_low` and

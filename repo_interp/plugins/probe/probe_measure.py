@@ -1,16 +1,16 @@
-"""Linear probe of the token index: what the residual stream knows of a token's place.
+"""Linear probe of the token index in the residual stream.
 
     i^_t = b + w . x_t          x_t: the residual stream of token t that enters a layer
-    R^2  = 1 - sum (i_t - i^_t)^2 / sum (i_t - mean i)^2      over tokens of prompts not fitted to
+    R^2  = 1 - sum (i_t - i^_t)^2 / sum (i_t - mean i)^2      over tokens of held-out prompts
 
-w is a ridge fit, by layer; interval, penalty and the two nulls are those of `held_out_index`. The
-first token of a prompt is left out: it sees itself alone, and often holds massive activations.
-Equal prompts are one. Where layer 0 reads the embedding, its R squared is what words alone tell of
-their place, and belongs beside that of others: prompts of a task have words for the beginning and
-the end. (NoPE decoders learn positions: Haviv et al. 2022, Kazemnejad et al. 2023.)
+w is a ridge fit for each layer; `held_out_index` gives the interval, the penalty and two nulls. The
+first token of a prompt is left out: it sees only itself, and often has massive activations. Equal
+prompts count once. If layer 0 reads the embedding, its R squared shows how much words alone reveal
+about the index, for instance in tasks with special words at the beginning and the end. Compare
+other layers with it. (NoPE decoders learn positions: Haviv et al. 2022, Kazemnejad et al. 2023.)
 
-Statistics keep vectors of at most `tokens` tokens of a prompt, the middles of equal parts. Knows
-nothing about what reads the index.
+Statistics keep vectors of at most `tokens` tokens of a prompt, the middles of equal parts. This
+module does not know which components read the index.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class PositionProbe(Measure, needs=Needs(by_pair=True, nan=("state",))):
         return Statistics(per_prompt=arrays(inputs, record, sample=np.arange(count)))
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
-        """Return the group `position_probe` of a run; NaN of fewer than three prompts."""
+        """Return the group `position_probe` of a run; NaN for fewer than three prompts."""
         measured = statistics.per_prompt
         # Equal prompts would lie in two folds and predict each other
         _, first = np.unique(measured["content"].isel(layer=0).values, return_index=True)
         index = measured["index"].isel(layer=0).transpose("prompt", "sample").values[first]
         present = index >= 0
-        # Prompts of one token have none
+        # Prompts of one token have no sample
         prompts = np.unique(np.nonzero(present)[0], return_inverse=True)[1]
         states = measured["state"].transpose("layer", "prompt", "sample", "entry")
         found = [

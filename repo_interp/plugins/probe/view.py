@@ -1,10 +1,11 @@
-"""What the residual stream knows of the token index: `position_probe`.
+"""Figure and finding of the probe of the token index: `position_probe`.
 
     line, band     R squared by layer, and its 95 % interval over prompts
     other bands    90 % of the draws of each null
-    finding        an interval above 95 % of the draws of both nulls, and R squared of `CLEAR`
+    finding        an interval above 95 % of the draws of both nulls, and an R squared of at least
+                   `CLEAR`
 
-Knows nothing about how it was measured.
+This module knows nothing about how the index was probed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from repo_interp.plots.style import PaperFigure, paper_figure, style
 from repo_interp.plots.view import View
 
 CLEAR = 0.05
-"""Least R squared that a sentence is about."""
+"""Least R squared of a finding."""
 _COLOURS = {"shuffled": "#999999", "smooth": "#E69F00"}
 
 
@@ -38,7 +39,7 @@ def position_probe(found: xr.Dataset | xr.DataTree) -> PaperFigure:
     """Draw R squared of the token index by layer, with its nulls.
 
     Args:
-        found: What `ri.position_probe` returns, or a run with the group `position_probe`.
+        found: Result of `ri.position_probe`, or a run with the group `position_probe`.
 
     Returns:
         The figure.
@@ -65,8 +66,8 @@ def position_probe(found: xr.Dataset | xr.DataTree) -> PaperFigure:
         layers, found["r_squared"], "o-", color="#0072B2", markersize=3, gid="r_squared",
         label="R² and its 95 % interval",
     )  # fmt: skip
-    # A null that misleads far below 0 would hide all else
-    # fmin and fmax pass over NaN: with few prompts there is nothing else
+    # The axis ends at -0.5: a null far below 0 would hide everything else. fmin and fmax ignore
+    # NaN; with few prompts all values are NaN.
     lowest = float(
         np.fmin.reduce(found[["r_squared_low", "null_low"]].to_array().values, None, initial=-0.01)
     )
@@ -91,7 +92,7 @@ def _charts(run: xr.DataTree) -> Iterator[Chart]:
 
 
 def _findings(run: xr.DataTree) -> Iterator[Finding]:
-    """The layer whose stream tells most of the index, where that is beyond chance."""
+    """Report the layer that predicts the index best, if it exceeds both nulls."""
     probe = group(run, "position_probe")
     null = probe["null_high"].max("null")
     told = (probe["r_squared_low"] > null) & (probe["r_squared"] >= CLEAR)
@@ -122,7 +123,7 @@ def interval(at: xr.Dataset) -> str:
         at: The group `position_probe` of one layer.
 
     Returns:
-        Such as "0.27 [0.24, 0.30]".
+        The text, such as "0.27 [0.24, 0.30]".
     """
     value, low, high = (float(at[f"r_squared{end}"]) for end in ("", "_low", "_high"))
     return f"{value:.2f} [{low:.2f}, {high:.2f}]"

@@ -1,1 +1,1 @@
-"""What it costs to reuse a chunk of cached text at another offset."""
+"""Cost of reusing a chunk of cached text at another offset."""

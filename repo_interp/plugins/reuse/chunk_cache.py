@@ -1,10 +1,10 @@
-"""A cache whose chunk of keys is turned, exchanged or left out; and the loss of what follows.
+"""Turn, exchange or drop a chunk of keys in a cache, and compute the loss of the following tokens.
 
-    turned key = R(delta_j) k_j       of token j: moves its position by delta_j, exactly
+    turned key = R(delta_j) k_j       moves the position of token j by delta_j, exactly
 
-Caches are those of transformers. A layer that rotates by the token index keeps rotated keys, which
-are turned here. Positions that are learned from hidden states travel inside the keys and are no
-index: there, and in layers without positions, nothing is turned. Values never turn.
+Caches are those of transformers. A layer that rotates by the token index caches rotated keys, and
+these are turned. Learned positions come from hidden states and do not depend on the offset, so
+their keys stay, and so do keys of layers without positions. Values are never turned.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def require_movable(decoder: Decoder, tokens: int) -> None:
 
     Args:
         decoder: Decoder of the model.
-        tokens: Of the longest prompt.
+        tokens: Number of tokens of the longest prompt.
 
     Raises:
-        InputError: A layer keeps something else than keys by token, forgets some, or adds to its
-            logits by the index.
+        InputError: A layer caches anything but one key per token, drops keys, or adds a function of
+            the token index to its logits.
     """
     name = type(decoder.stack).__name__
     if NO_ATTENTION in decoder.schemes:
@@ -61,18 +61,18 @@ def require_movable(decoder: Decoder, tokens: int) -> None:
 
 
 def cache_of(decoder: Decoder, tokens: Int[Tensor, "token"], start: int = 0) -> Cached:
-    """Run tokens through a model and return what its cache holds.
+    """Run tokens through a model and return the content of its cache.
 
     Args:
         decoder: Decoder of the model.
         tokens: Token ids.
-        start: Position of the first one.
+        start: Position of the first token.
 
     Returns:
         Keys and values by layer.
 
     Raises:
-        InputError: A layer that rotates keeps no rotated keys of its own.
+        InputError: A layer that rotates caches no rotated keys.
     """
     cache = DynamicCache(config=decoder.owner.config)
     index = torch.arange(start, start + len(tokens), device=decoder.device)[None]
@@ -92,13 +92,13 @@ def cache_of(decoder: Decoder, tokens: Int[Tensor, "token"], start: int = 0) -> 
 
 
 def rotates_by_index(attention: RepositionedAttention) -> bool:
-    """Tell whether cached keys of a layer are rotated by the token index.
+    """Return whether cached keys of a layer are rotated by the token index.
 
     Args:
         attention: The layer.
 
     Returns:
-        Whether they are.
+        True if they are.
     """
     return attention.scheme == "rope" and attention.frequencies is not None
 
@@ -114,13 +114,13 @@ def turned(
 
     Args:
         decoder: Decoder of the model.
-        cached: A cache, which stays as it is.
-        first: Number of the first token.
-        by: Positions by which tokens from `first` on are moved.
-        heads: A layer and its key-value heads that are moved; None: all.
+        cached: A cache; it is not changed.
+        first: Index of the first token to move.
+        by: Shifts of the consecutive tokens from `first` on, in positions.
+        heads: A layer and the key-value heads to move; None: all.
 
     Returns:
-        The cache with other keys.
+        A cache with moved keys.
     """
     result, some = dict(cached), slice(first, first + len(by))
     for attention in decoder.layers:
@@ -140,12 +140,12 @@ def turned(
 
 
 def placed(cached: Cached, part: Cached, first: int) -> Cached:
-    """Put keys and values of a chunk into the place of others.
+    """Replace keys and values from a token on by those of a chunk.
 
     Args:
-        cached: A cache, which stays as it is.
-        part: That of the chunk alone.
-        first: Number of the first token.
+        cached: A cache; it is not changed.
+        part: Cache of the chunk alone.
+        first: Index of the first token to replace.
 
     Returns:
         The cache with the chunk's keys and values.
@@ -161,14 +161,14 @@ def placed(cached: Cached, part: Cached, first: int) -> Cached:
 
 
 def without(cached: Cached, tokens: range) -> Cached:
-    """Leave tokens out.
+    """Drop tokens from a cache.
 
     Args:
-        cached: A cache, which stays as it is.
-        tokens: Consecutive tokens.
+        cached: A cache; it is not changed.
+        tokens: Consecutive tokens to drop.
 
     Returns:
-        A shorter cache; others keep their positions.
+        A shorter cache; the other tokens keep their positions.
     """
     return {
         layer: (
@@ -186,8 +186,8 @@ def losses_after(
 
     Args:
         decoder: Decoder of the model.
-        caches: Caches of as many tokens.
-        tokens: Token ids that follow; the first one is not predicted here.
+        caches: Caches of equal length.
+        tokens: Token ids that follow; the first one has no loss.
         start: Position of the first one.
 
     Returns:

@@ -1,15 +1,16 @@
-"""Which heads need their cached keys turned, and whether two measures foresee it.
+"""Find the heads whose cached keys must be turned, and test whether two measures predict them.
 
     cost(l, h) = mean over prompts of  loss(only keys of layer l, key-value head h not turned)
                                        - loss(dense)                                    nats
 
-Beside it stand, as means over the query heads that read these keys and over prompts, numbers of one
-dense pass: `semantic_share` (fake_distance), `semantic_stability` (stability), and `mass`, the
-attention of later tokens to the chunk. The higher the first two, the less should distance matter,
-so the prediction is a negative rank correlation with the cost. One head may cost nothing where all
-cost much; so the heads of all layers are also parted at the median of each measure, and the keys
-of either half are left together: `half_change`. The interval of the correlation is the 2.5 and 97.5 %
-quantile of bootstrap samples of whole layers, since heads of a layer are alike.
+The predictions come from one dense pass, as means over prompts and the query heads that read these
+keys: `semantic_share` (fake_distance), `semantic_stability` (stability), and `mass`, the attention
+of later tokens to the chunk. The higher the first two, the less distance should matter, so both
+predict a negative rank correlation with the cost. One head alone may cost nothing although all
+together cost much. Therefore the heads of all layers are also split at the median of each
+prediction, and the keys of one half are left unturned together: `half_change`. The interval of the
+correlation is the 2.5 % and 97.5 % quantile over bootstrap samples of whole layers, since heads of
+one layer are alike.
 """
 
 from __future__ import annotations
@@ -51,24 +52,24 @@ def reuse_cost_by_head(
     layers: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure what it costs to leave the keys of one head at another offset, beside predictions.
+    """Measure the cost of not turning the keys of one head, and compare it with predictions.
 
     Args:
         model: As in `reuse_cost`.
-        prompts: The same.
-        chunk: The same.
-        shift: The same.
-        layers: Layers that are tried; None: all whose keys turn.
+        prompts: As in `reuse_cost`.
+        chunk: As in `reuse_cost`.
+        shift: As in `reuse_cost`.
+        layers: Layers to test; None: all layers whose keys turn.
         progress: Called with prompts done and in all; None: a bar on standard error.
 
     Returns:
-        By `head` (labels such as "3.0": layer 3, key-value head 0): `loss [head, prompt]`,
-        `mean_loss`, `change`, `change_low`, `change_high` in nats as of `reuse_cost`, after the
-        entry "dense"; `semantic_share`, `semantic_stability` and `mass`, NaN for "dense". By
-        `prediction`: `correlation` with the change, over heads, `correlation_low` and
-        `correlation_high`; and `half_change`, `half_change_low`, `half_change_high` [prediction,
-        half] of leaving the keys of all heads at or below the median ("lower"), and of those above
-        it ("upper"), over all layers that turn.
+        By `head`, first "dense", then labels such as "3.0" (layer 3, key-value head 0): `loss
+        [head, prompt]`, `mean_loss`, `change`, `change_low` and `change_high` in nats, as in
+        `reuse_cost`; `semantic_share`, `semantic_stability` and `mass`, NaN for "dense". By
+        `prediction`: the rank `correlation` with the change over heads, `correlation_low` and
+        `correlation_high`. `half_change`, `half_change_low` and `half_change_high` [prediction,
+        half]: the change if the keys of all heads at or below the median ("lower"), or above it
+        ("upper"), are not turned, over all layers that turn.
 
     Raises:
         InputError: As `reuse_cost`; or a layer does not turn keys.
@@ -167,13 +168,13 @@ def rank_correlation(
     """Return Spearman's correlation with its 95 % interval over bootstrap samples of groups.
 
     Args:
-        one: Numbers of units; units without one are left out.
-        other: The same.
-        groups: Group of each unit, drawn as a whole.
+        one: Values of units; units with NaN are left out.
+        other: Other values of the same units.
+        groups: Group of each unit; groups are drawn as a whole.
 
     Returns:
-        Correlation, and both ends of its interval; NaN where less than three groups have
-        numbers, or all numbers are equal.
+        Correlation, and both ends of its interval; NaN if fewer than three groups have values, or
+        all values are equal.
     """
     known = np.isfinite(one) & np.isfinite(other)
     one, other, groups = one[known], other[known], groups[known]
@@ -197,7 +198,7 @@ def _spearman(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks; equal values share the mean of theirs."""
+    """Ranks; equal values get the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return (ends - (counts - 1) / 2)[inverse]

@@ -1,18 +1,18 @@
-"""What it costs to reuse the cached keys of a chunk of text at another offset.
+"""Cost of reusing the cached keys of a chunk of text at another offset.
 
     cost(w) = mean over prompts of  loss(w) - loss(dense)          nats per token after the chunk
     interval: Student's, of the paired differences of prompts
 
-Tokens before the chunk, the chunk, and tokens after it are read in this order. The dense pass reads
-all of them. Otherwise the chunk's keys were computed where the chunk stood `shift` tokens earlier:
+A prompt is a prefix, the chunk, and tokens after it. The dense pass reads all of it. In the other
+cases the chunk's keys were computed with the chunk `shift` tokens earlier:
 
-    turned            with the same prefix; moved by R(shift), exactly: no cost but rounding
-    not turned        the same, left at the earlier positions
+    turned            with the same prefix, then moved by R(shift): no cost but rounding
+    not turned        with the same prefix, left at the earlier positions
     sink dropped      the chunk's first tokens are left out
     scaled            positions counted from the chunk's last token, times `scale`
-    isolated          without the prefix, moved by R(shift): what a cache of chunks holds
+    isolated          without the prefix, then moved by R(shift), as in a cache of chunks
     isolated, not turned; isolated, sink dropped
-    chunk dropped     the chunk is left out: what it is worth
+    chunk dropped     without the chunk: the cost of losing it
 
 Only keys that a layer rotates by the token index turn; see `chunk_cache`.
 """
@@ -71,18 +71,19 @@ def reuse_cost(
     scale: float = 2.0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure what it costs to reuse the cached keys of a chunk at another offset.
+    """Measure the cost of reusing the cached keys of a chunk at another offset.
 
         ri.reuse_cost(model, texts, chunk=(128, 208))["change"].to_series()
 
     Args:
         model: Bridge or model of Hugging Face, or the path of a checkpoint.
         prompts: Prompts in any form that `analysis.coercion` takes.
-        chunk: First token of the chunk, and the one after its last; at least two tokens follow.
-        shift: How many tokens earlier the chunk stood when its keys were computed; None: it stood at
-            the beginning, so its first token.
-        sink: Tokens at the chunk's beginning that "sink dropped" leaves out.
-        scale: Factor of "scaled".
+        chunk: First token of the chunk, and the token after its last one; at least two more tokens
+            follow.
+        shift: Number of tokens by which the chunk was earlier when its keys were computed; None:
+            the chunk began at position 0.
+        sink: Number of first tokens of the chunk that "sink dropped" leaves out.
+        scale: Factor of the positions in "scaled".
         progress: Called with prompts done and in all; None: a bar on standard error.
 
     Returns:
@@ -120,7 +121,7 @@ def _caches(
 ) -> dict[str, Cached]:
     first, stop = chunk
     dense = cache_of(decoder, tokens[:stop])
-    # The prefix then stands before 0, where rotation goes on as after it
+    # The prefix then has negative positions, for which rotation is defined too.
     earlier = cache_of(decoder, tokens[:stop], -shift)
     not_turned = placed(dense, _chunk_of(earlier, first), first)
     by = torch.full((stop - first,), float(shift))
@@ -151,13 +152,13 @@ def _chunk_of(cached: Cached, first: int) -> Cached:
 def checked_reuse(
     model: Any, prompts: Prompts, chunk: tuple[int, int], shift: int | None
 ) -> tuple[Decoder, list[Prompt], int]:
-    """Check what is to be reused.
+    """Check the arguments of `reuse_cost`.
 
     Args:
         model: As in `reuse_cost`.
-        prompts: The same.
-        chunk: The same.
-        shift: The same.
+        prompts: As in `reuse_cost`.
+        chunk: As in `reuse_cost`.
+        shift: As in `reuse_cost`.
 
     Returns:
         Decoder of the model, prompts, and the shift.
@@ -197,9 +198,9 @@ def losses_of(
 
     Args:
         decoder: Decoder of the model.
-        caches: Caches of its tokens up to the chunk's end.
+        caches: Caches of the prompt's tokens up to the chunk's end.
         prompt: The prompt.
-        chunk: Its chunk.
+        chunk: First token of the chunk, and the token after its last one.
 
     Returns:
         Nats per token, by cache.
@@ -208,7 +209,7 @@ def losses_of(
     at_once = max(1, MOST_LOGITS // (decoder.vocabulary_size * len(after)))
     losses = np.full(len(caches), np.nan)
     lengths = [next(iter(one.values()))[0].shape[2] for one in caches]
-    for length in {*lengths}:  # of one length side by side
+    for length in {*lengths}:  # caches of one length share a pass
         places = [place for place, found in enumerate(lengths) if found == length]
         for begin in range(0, len(places), at_once):
             some = places[begin : begin + at_once]
@@ -225,12 +226,12 @@ def costs(losses: np.ndarray, coords: dict[str, Any]) -> xr.Dataset:
         coords: Labels of the first axis.
 
     Returns:
-        As `reuse_cost` returns it.
+        The dataset that `reuse_cost` returns.
     """
     (axis,) = coords
     differences = losses - losses[:1]
     change, half = differences.mean(-1), half_interval(differences)
-    half[0] = 0.0  # of the dense pass and itself, also with one prompt
+    half[0] = 0.0  # the dense pass minus itself, also with one prompt
     arrays = {
         "loss": ((axis, "prompt"), losses),
         "mean_loss": ((axis,), losses.mean(-1)),

@@ -1,9 +1,9 @@
-"""What the keys of heads cost when they are not turned, beside what should foresee it.
+"""Figure of the cost of unturned keys of single heads over its predictions.
 
     panel   a prediction
     dot     a key-value head: its prediction, and the change of the loss with its 95 % interval
 
-Draws what `ri.reuse_cost_by_head` returns. Knows nothing about models.
+Draws the result of `ri.reuse_cost_by_head`. This module knows nothing about models.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def reuse_by_head(found: xr.Dataset) -> PaperFigure:
     """Draw the cost of every head against its predictions.
 
     Args:
-        found: What `ri.reuse_cost_by_head` returns.
+        found: Result of `ri.reuse_cost_by_head`.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: `found` is not such a dataset.
+        InputError: `found` is not a result of `ri.reuse_cost_by_head`.
     """
     require_result(found, ("change", "correlation"), "costs by head are", "reuse_cost_by_head")
     names = [str(name) for name in found["prediction"].values]

@@ -108,11 +108,11 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
     stability: PositiveOrZero = 0.5
     """Largest deviation of a stable component, in lengths of its mean key."""
     slow: PositiveOrZero = 2 * math.pi
-    """Radians: at most one whole rotation."""
+    """Largest rotation of a slow component, in radians; at most one whole turn."""
     still: PositiveOrZero = math.pi / 4
-    """Radians: how little a component that starts near $\\pi$ may turn."""
+    """Largest rotation of a component that starts near $\\pi$, in radians."""
     near_pi: Annotated[float, Interval(ge=0, le=math.pi)] = math.pi / 4
-    """Radians: how near to $\\pi$ counts as near."""
+    """Largest distance of a start angle from $\\pi$ that counts as near, in radians."""
     semantic: Semantic = "signed"
     """The g of the closed form: "signed" or "printed"."""
     name: str = "rotation"

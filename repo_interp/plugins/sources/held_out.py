@@ -61,7 +61,7 @@ class HeldOut:
         if not self.judged.any():
             return np.full((1, values.shape[1]), np.nan)
         values, of_prompt = values[self.judged], one_hot(self.prompts[self.judged])
-        # Means of the judged samples only: a shift of them within a prompt is no error
+        # Means of the judged samples only: a shift of them within a prompt is not an error
         means = (of_prompt.T @ values) / of_prompt.sum(axis=0)[:, None]
         return one_hot(self.folds[self.judged]).T @ np.square(values - of_prompt @ means)
 

@@ -127,8 +127,8 @@ def near_threshold(
         explained: Result of `explained.explain`.
 
     Returns:
-        Mask of rows with an order within `NEAR` of `ORDERED`, and of rows that are no clocks with a
-        largest explained share within `NEAR` of `CLEAR`.
+        Mask of rows with an order within `NEAR` of `ORDERED`, and of rows with a largest explained
+        share within `NEAR` of `CLEAR` that are not clocks.
     """
     most = np.fmax(explained["shape"], most_explained(explained))
     by_share = ~np.isin(names, CLOCKS) & (np.abs(most - CLEAR) < NEAR)

@@ -53,7 +53,7 @@ from repo_interp.values import Positive
 FOLLOWS = 0.9
 """Least held-out R squared of the token for positions that follow from the token."""
 _UNNAMED = ("rest", "separator")
-"""Spans that are no segments."""
+"""Spans that are not segments."""
 _TEXTS = {
     "share": "held-out share of a head's position variance that a source adds to those before it",
     "alone": (

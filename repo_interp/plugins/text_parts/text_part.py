@@ -1,8 +1,8 @@
 """The text part of a larger model, such as one that sees images, as a decoder.
 
-transformers loads the larger model; its decoder and its unembedding, the very modules, become a
-causal language model of the part's family. The logits of the two on a few tokens must be equal, so
-nothing that a family does around its text part is lost.
+transformers loads the larger model. Its decoder and unembedding modules become a causal language
+model of the text part's family. Both models must give equal logits on a few tokens, which shows
+that the larger model computes nothing else around its text part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from repo_interp.models.reposition import with_layout
 
 _TOKENS = 12
 _TOLERANCE, _TOLERANCE_HALF = 1e-4, 0.05
-"""Largest difference of logits over the largest logit; the same modules run twice."""
+"""Largest difference of logits, relative to the largest logit, of the same modules in two runs."""
 
 
 def load_text_part(
@@ -88,7 +88,7 @@ def larger_config(checkpoint: Checkpoint, config: PretrainedConfig) -> Pretraine
         The configuration, with the rotation of `config`.
 
     Raises:
-        InputError: The keys describe no such model.
+        InputError: The keys describe no larger model.
     """
     raw: dict[str, Any] = dict(checkpoint.larger or {})
     family = raw.pop("model_type")
@@ -96,7 +96,7 @@ def larger_config(checkpoint: Checkpoint, config: PretrainedConfig) -> Pretraine
         larger = AutoConfig.for_model(
             family, **PretrainedConfig._decode_special_floats(copy.deepcopy(raw))
         )
-        # The caller may have scaled the rotation; both models must have that.
+        # The caller may have scaled the rotation, which then applies to both models.
         larger.get_text_config().rope_parameters = getattr(config, "rope_parameters", None)
     return larger
 
@@ -113,7 +113,7 @@ def text_model(
         **placement: `device_map` and `max_memory`.
 
     Returns:
-        A causal language model of the part's family, which holds no other part.
+        A causal language model of the text part's family, without other parts.
 
     Raises:
         InputError: The weights do not fit, or logits of the part differ from the larger model's on
@@ -134,7 +134,7 @@ def text_model(
         wanted = whole(input_ids=tokens).logits
         text = _extract(whole)
         error = float((text(input_ids=tokens).logits - wanted).abs().max() / wanted.abs().max())
-    # So written, NaN is refused too.
+    # Written with `not`, so that NaN is refused too.
     if not error <= (_TOLERANCE if dtype.itemsize >= 4 else _TOLERANCE_HALF):
         raise InputError(
             f"{source}: the text part of this {larger.model_type} alone, a {config.model_type}, gives "
@@ -147,7 +147,7 @@ def text_model(
 def _extract(whole: Any) -> PreTrainedModel:
     """Decoder and unembedding of a larger model as a causal model; ValueError if unfit."""
     decoder = whole.get_decoder()
-    # Its weights never exist: the decoder that is loaded takes their place.
+    # Created without weights: the loaded decoder replaces them.
     with init_empty_weights(include_buffers=False):
         text: Any = AutoModelForCausalLM.from_config(decoder.config)
     if type(decoder) is type(text):  # Llama 4
@@ -164,7 +164,7 @@ def _extract(whole: Any) -> PreTrainedModel:
         setattr(text, place, decoder)
         text.set_output_embeddings(whole.get_output_embeddings())
         text.config = decoder.config
-    # By the tensors: the part's configuration may state it otherwise than the larger one.
+    # Compares tensors, since the configurations of part and whole may disagree.
     text.config.tie_word_embeddings = (
         text.get_output_embeddings().weight is text.get_input_embeddings().weight
     )

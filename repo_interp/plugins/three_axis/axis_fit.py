@@ -169,7 +169,7 @@ TOLERANCE = 1e-11
 # Some sets of pairs leave more directions open than the gauges; the ridge must then exceed the
 # solver's residual
 LEAST_RIDGE = 100 * TOLERANCE
-"""Least ridge for pairs that are no whole triangle; a smaller ridge is replaced by this one."""
+"""Smallest ridge for pairs that do not form a whole triangle; a smaller ridge is replaced by it."""
 
 
 def fit_axes(

@@ -245,7 +245,7 @@ def draw_rows(
     """Draw rows to hold out; the last valid row is never drawn.
 
     Args:
-        valid: Mask of the tokens that are no padding.
+        valid: Mask of the tokens that are not padding.
         share: Share of the other valid rows, from 0 to 1.
         seed: Seed; the draw depends only on it and on the number of rows.
 
@@ -275,7 +275,7 @@ def held_out_r2(
         every: Sums over all rows.
         held_out: Sums over the held-out rows.
         rows: Mask of the held-out rows.
-        valid: Mask of the tokens that are no padding.
+        valid: Mask of the tokens that are not padding.
         window: Tokens that a query sees, itself included; None: all earlier tokens.
         ridge: Weight of the squared axes.
 

@@ -53,8 +53,8 @@ def measure_step(
             if step % 200 == 0:
                 run = ri.measure_step(model, step, prompts, out="runs/mine")
 
-    The model may be in training mode, under autocast or hold gradients; nothing of this changes. A
-    peft model is measured with its adapter; DistributedDataParallel and torch.compile are
+    The model may be in training mode, under autocast, or hold gradients; its state does not change.
+    A peft model is measured with its adapter; DistributedDataParallel and torch.compile are
     unwrapped.
 
     Args:
@@ -95,7 +95,7 @@ def inner_model(model: nn.Module) -> Any:
         The model, whose weights this process has.
 
     Raises:
-        InputError: It is no model, or its weights are spread over processes.
+        InputError: `model` is not a model, or its weights are spread over processes.
     """
     inner = (
         model
@@ -138,7 +138,7 @@ def undisturbed(model: Any) -> Iterator[None]:
 
 @contextmanager
 def with_hook_sites(model: Any) -> Iterator[None]:
-    """Give a model hook sites while the context lasts.
+    """Give a model hook sites inside a `with` block.
 
     Args:
         model: The model.
@@ -148,7 +148,7 @@ def with_hook_sites(model: Any) -> Iterator[None]:
     """
     with as_before(model):
         if not as_decoder(model).repositioned:
-            # No other layout: a stock model keeps its positions and gets hook sites alone
+            # The same layout: a stock model keeps its positions, and only gets hook sites.
             with_layout(model, None)
         yield
 
@@ -183,8 +183,8 @@ def finished_run(
 def as_before(model: nn.Module) -> Iterator[None]:
     """Restore the modules and the configuration of a model after the context.
 
-    Every module has the attributes, children, buffers and hooks that it had before, less hooks that
-    were removed inside. Tensors are not copied: their values must stay as they are inside.
+    Every module gets back its attributes, children, buffers and hooks, except hooks that were
+    removed inside the context. Tensors are not copied, so the context must not change their values.
 
     Args:
         model: Model with a configuration.
@@ -201,7 +201,8 @@ def as_before(model: nn.Module) -> Iterator[None]:
             owner,
             dict(vars(owner)),
             [
-                # A hook that its owner removes stays away: another evaluation's, interrupted as well
+                # Hooks that their owner removed are not restored, such as those of another
+                # interrupted evaluation.
                 (table, {} if "_hooks" in name else dict(table), set(table))
                 for name, table in vars(owner).items()
                 if isinstance(table, dict)
@@ -226,13 +227,13 @@ def run_directory(given: str | PathLike[str]) -> Path:
     """Check a directory for the runs of a training.
 
     Args:
-        given: What a user gave.
+        given: Path from the user.
 
     Returns:
         The directory.
 
     Raises:
-        InputError: It is no directory.
+        InputError: `given` is not a path, or is not a directory.
     """
     directory = path_of(given, "a directory for the runs of a training")
     require_directory(directory)

@@ -18,16 +18,16 @@ def training_scalars(run: xr.DataTree) -> dict[str, float]:
         positions_NAME_mass       attention from generated tokens to the prompts' main span:
                                   mean over prompts, of the head with most
         positions_findings        number of findings (`ri.findings`)
-        positions_valid_cells     values per layer and head, and per prompt where there are such,
-                                  that are finite and no other head's of the layer
-        positions_tied_cells      those that another head of the layer has, too
-        positions_undefined_cells those that are NaN or infinite
+        positions_valid_cells     number of values by layer and head (and prompt, if stored by
+                                  prompt) that are finite and differ from all other heads
+        positions_tied_cells      number of values that another head of the layer has too
+        positions_undefined_cells number of values that are NaN or infinite
 
     Args:
         run: Run of `measure_step` or `analyze`.
 
     Returns:
-        Numbers by name, those that the groups of the run allow.
+        Numbers by name, as far as the run has their groups.
     """
     require_run(run)
     found: dict[str, float] = {}
@@ -56,7 +56,7 @@ def training_scalars(run: xr.DataTree) -> dict[str, float]:
     counts = np.zeros(3)
     for values in cells:
         finite = np.isfinite(values)
-        # [..., head, head]: every head equals itself, so another one that equals it makes two
+        # [..., head, head]: every head equals itself, so a tied head has a count of two or more.
         tied = finite & ((values[..., None] == values[..., None, :]).sum(-1) > 1)
         counts += [(finite & ~tied).sum(), tied.sum(), (~finite).sum()]
     kinds = ("valid_cells", "tied_cells", "undefined_cells")

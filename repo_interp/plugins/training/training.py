@@ -59,27 +59,32 @@ _OWNERS = "_repo_interp_positions"
 
 
 class PositionsCallback(TrainerCallback):
-    """Measure prompts, or the Trainer's evaluation, on the model in training.
-
-    Prompts: before the first step, every `every` steps, and after the last. Without prompts: in
-    each evaluation, within the passes that the Trainer makes, of which there are no more than
-    without the callback.
+    """Callback of transformers' Trainer that measures positions during training.
 
         Trainer(model, arguments, train_dataset=data, callbacks=[ri.PositionsCallback(every=200,
         prompts=prompts)])
 
-    `prompts`: a few prompts in any form of `ri.analyze`; the Trainer's `processing_class` encodes
-    texts. `evaluated`: without prompts, the batches of an evaluation are measured from
-    the first on until they hold as many rows; they are padded on the right, and of several sets the
-    first is measured, in the precision of the evaluation. Runs are written to `out`/step-K (None: positions/step-K in the Trainer's
-    output directory), runs of an earlier training there, or after the step at which
-    one is resumed, are moved to `out`/earlier-N;
-    `ri.training_scalars` of all go to `state.log_history` and to whatever the Trainer reports to.
-    `measures` None: the defaults of the command `analyze` for the model. Prompts and measures
-    that do not fit the model, and a second callback with the same `out`, are refused before the
-    first step. A later step, or an evaluation,
-    that cannot be measured - numbers are not finite, there is no space in memory or on the disk,
-    rows are padded on the left - is left out with a warning, and the training goes on.
+    With prompts, the callback measures before the first step, every `every` steps, and after the
+    last step. Without prompts, it measures within the passes of each evaluation of the Trainer, and
+    adds no passes. `ri.training_scalars` of every run go to `state.log_history` and to the
+    Trainer's reporters.
+
+    Args:
+        every: Steps between two measurements of prompts.
+        prompts: A few prompts in any form of `ri.analyze`; the Trainer's `processing_class` encodes
+            texts.
+        out: Directory of the runs step-K; None: positions in the Trainer's output directory. Runs
+            of an earlier training in it, or after the step at which a training resumes, are moved
+            to earlier-N.
+        measures: Names and objects; None: the defaults of the command `analyze` for the model.
+        evaluated: Without prompts, number of rows of an evaluation to measure, from the first
+            batch on, in the precision of the evaluation. Rows must be padded on the right. Of
+            several evaluation sets, the first is measured.
+
+    Raises:
+        InputError: Before the first step, if prompts or measures do not fit the model, or another
+            callback has the same `out`. Later failures (numbers that are not finite, no memory or
+            disk space, rows padded on the left) become warnings, and the training continues.
     """
 
     def __init__(
@@ -90,7 +95,7 @@ class PositionsCallback(TrainerCallback):
         measures: Sequence[str | Measure] | None = None,
         evaluated: int = 32,
     ) -> None:
-        """Raises InputError for no number of steps or rows, no path, and no measure."""
+        """Check the arguments."""
         self.every = checked(every, Count, "every")
         if not isinstance(prompts, Iterable) and not hasattr(prompts, "tokens"):
             raise InputError(f"prompts are a {type(prompts).__name__}; wanted a few, prompts=[...]")

@@ -1,15 +1,14 @@
-"""Audit of rotation: the angle by which pairs turn with distance, against the stated one.
+"""Audit of rotation: compare the measured angle of rotary pairs by distance with the stated angle.
 
-A model that does not rotate as its configuration says gives plausible short texts, and fails at
-long ones. So the angle is measured on the attention modules themselves (`layer_rotation`), at
-distances of powers of two and their neighbors, to the longest length, and is held against
-transformers' rope functions. Pairs are held against those of a module of the same class, built
-anew.
+A model that does not rotate as its configuration says writes plausible short texts, and fails on
+long ones. The audit measures the angle on the attention modules (`layer_rotation`), at distances of
+powers of two and their neighbors, up to the longest length. It compares the angles with
+transformers' rope functions, and the pairs with a new module of the same class.
 
 Frequencies that depend on the length of a pass (dynamic NTK, longrope) are those of a pass that is
-one token longer than the longest distance. With a dtype, the model itself is run too, with its text
-at several offsets (`offsets`). `UNSEEN` names the parts that are not compared. Knows no scheme of
-ours.
+one token longer than the longest distance. With a dtype, the model also reads one text at several
+offsets (`offsets`). `UNSEEN` names the parts that are not compared. This module knows none of the
+schemes of `repo_interp`.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ def audit(
 
     Args:
         model: Model of Hugging Face, on any device.
-        other: A second model of the same family; None: the first alone is audited.
-        dtype: Precision of the hidden states that the rotary module makes tables for.
+        other: A second model of the same family; None: only the first is audited.
+        dtype: Precision of the tables of the rotary module.
         longest: The last distance, in tokens; None: twice the training length.
 
     Returns:
@@ -124,18 +123,18 @@ def audit(
 
 
 def audit_tables(model: Any, path: Path) -> xr.Dataset:
-    """Compare the rotation that another runtime wrote into a file with a model's configuration.
+    """Compare rotation in a file of another runtime with a model's configuration.
 
     Args:
         model: Model of Hugging Face, on any device.
         path: File of tables or vectors, see `dumped_tables`.
 
     Returns:
-        As `audit`, at the positions of the file, for every layer that rotates; where they are by
-        axis, a token stands in the place of a distance.
+        As `audit`, at the positions of the file, for every layer that rotates. If positions are by
+        axis, the axis `distance` holds tokens.
 
     Raises:
-        InputError: The file cannot be read, or has positions up to 0 alone.
+        InputError: The file cannot be read, or has only position 0.
     """
     angles, lengths, positions, dtype, adjacent = read_tables(path)
     if positions.ndim == 2:
@@ -144,7 +143,7 @@ def audit_tables(model: Any, path: Path) -> xr.Dataset:
         unseen = ", ".join([*slow, "order of pairs in a head", UNSEEN]).replace("torch.", "")
         lines = list(lines_by_axis(mistakes))
         return _table(model, layers, range(positions.shape[1]), dtype, unseen, lines)
-    # Ascending, as `first_distance` wants; of a position that occurs twice the first one is read.
+    # Ascending, as `first_distance` needs; a repeated position is read once, at its first place.
     deltas, places = np.unique(positions.numpy(), return_index=True)
     deltas, places = deltas[deltas > 0].tolist(), places[deltas > 0]
     if not deltas:
@@ -153,10 +152,10 @@ def audit_tables(model: Any, path: Path) -> xr.Dataset:
     still = (angles[:, places].abs() < allowed).all(1)
 
     def seen(wanted: StatedRotation) -> MeasuredRotation:
-        # pairs that stay still and that nobody expects to turn, as in a partial rotation
+        # Leaves out pairs that neither turn nor should turn, as in a partial rotation.
         spare = bool(still[len(wanted.frequencies) :].all())
         some = slice(len(wanted.frequencies) if spare else None)
-        # A table does not say which entries of a head a pair consists of.
+        # A table does not say which entries of a head form a pair.
         pairs = tuple((pair, pair) for pair in range(len(angles[some])))
         return MeasuredRotation(pairs, angles[None, some, places], lengths[None, some, places])
 
@@ -182,11 +181,11 @@ def audit_tables(model: Any, path: Path) -> xr.Dataset:
 
 
 def _other_order(model: Any, layers: Sequence[int], adjacent: bool, width: int) -> Findings:
-    """Vectors that are turned in adjacent pairs where the model turns halves, or the reverse."""
+    """Report vectors turned in adjacent pairs although the model turns halves, or the reverse."""
     modules, found = rotating_modules(model), {}
     for layer in layers:
         pairs = measured_rotation(*modules[layer], [1], torch.float32).pairs
-        # Of heads that turn in part, a file does not say which entries these are.
+        # If only a part of a head turns, a file does not say which entries.
         if 2 * len(pairs) == width > 2 and adjacent != (pairs[0][1] - pairs[0][0] == 1):
             half = width // 2
             step, apart = (2, 1) if adjacent else (1, half)
@@ -256,7 +255,7 @@ def _table(
 
 
 def _device(model: Any) -> torch.device:
-    """Where the tables of a model are made."""
+    """Device on which the model computes its tables."""
     buffers = (buffer.device for rotary in rotaries(model) for buffer in rotary.buffers())
     return next(buffers, torch.device("cpu"))
 
@@ -268,24 +267,25 @@ def verify(
     dtype: str | None = None,
     longest: int | None = None,
 ) -> xr.DataTree:
-    """Compare the rotation of a checkpoint or model with its configuration, and with another one.
+    """Compare a model's rotation with its configuration, and optionally with another model.
 
-    Angles do not depend on weights, so without `other` and `dtype` no weight is read. See `audit`.
+    Angles do not depend on weights, so without `other` and `dtype` no weights are read. See
+    `audit`.
 
     Args:
         model: Model of Hugging Face or bridge, also inside torch.compile or a PeftModel; path, hub
             id, name of the zoo or GGUF file.
-        other: The same, to compare with; or a file of rotation tables, or of queries before and
-            after rotation, that another runtime wrote (.npz, .safetensors, see `dumped_tables`);
-            None: no other.
-        dtype: Precision in which tables are made, and in which the model reads one text at several
-            offsets (`at_offsets`); None: tables in float32, and no text.
+        other: A second model, in any of these forms; or a file of another runtime (.npz or
+            .safetensors) with rotation tables, or with queries before and after rotation (see
+            `dumped_tables`); None: nothing else.
+        dtype: Precision of the tables, and of the model that reads one text at several offsets
+            (`at_offsets`); None: tables in float32, and no text.
         longest: The last distance, in tokens; None: twice the training length.
 
     Returns:
-        The dataset of `audit`, and under `offsets` that of `at_offsets`. The attribute `findings`
-        has a line for every fault of both, `device` and `dtype` say where and in what tables were
-        made.
+        The dataset of `audit`, and in the group `offsets` the dataset of `at_offsets`. The
+        attribute `findings` has one line per fault of both; `device` and `dtype` are those of the
+        tables.
 
     Raises:
         InputError: `dtype` is unknown, or a checkpoint cannot be opened.
@@ -315,8 +315,8 @@ def _open(model: Any, weights: bool) -> Any:
     if isinstance(model, nn.Module):
         owner = model_of(model)
         if getattr(owner.config, "text_config", None) is not None:
-            require_family(owner.config)  # says which part opens
-        # those of rotation, which alone matter
+            require_family(owner.config)  # its message names the part that can be opened
+        # Only options of rotation matter.
         if any(buffer.is_meta for buffer in owner.buffers()):
             require_weights(as_decoder(owner))
         return owner

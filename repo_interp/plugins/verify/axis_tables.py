@@ -1,9 +1,9 @@
-"""Tables of mRoPE by axis: a model's beside those of its family built anew, and a file's.
+"""Tables of mRoPE by axis: compare a model, or a file, with a new module of the model's family.
 
     angle(r, s) = theta_r p(axis(r), s)     of pair r, token s: p its position in time, height, width
 
-The model reads positions as a text with an image has them: all axes count, then height and width go
-over a grid while time stands still, then all count on.
+The positions are those of a text with an image: all axes count, then height and width run over a
+grid while time is constant, then all count again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def image_positions() -> Int[Tensor, "axis token"]:
     """Return positions of four tokens of text, an image of 5 x 7 tokens, and text again.
 
     Returns:
-        By time, height and width.
+        Positions in time, height and width.
     """
     text = torch.arange(_TEXT).expand(len(AXES), -1)
     grid = torch.cartesian_prod(torch.zeros(1).long(), *(torch.arange(size) for size in _GRID)).T
@@ -54,9 +54,9 @@ def image_positions() -> Int[Tensor, "axis token"]:
 
 
 def axis_findings(model: Any, layers: Mapping[int, LayerRotation]) -> dict[int, list[AxisFault]]:
-    """Find axes by which a model's pairs turn otherwise than those of its family built anew.
+    """Find pairs that turn by another axis than in a new module of the model's family.
 
-    In float32, whatever the model is in: a coarser precision hides the axes of slow pairs.
+    Computes in float32 for any model, since a coarser precision hides the axes of slow pairs.
 
     Args:
         model: Model of Hugging Face.
@@ -75,7 +75,7 @@ def axis_findings(model: Any, layers: Mapping[int, LayerRotation]) -> dict[int, 
     for layer, source in modules.items():
         stated = layers[layer].stated
         angles, lengths = _table(source, positions)
-        # Another number of pairs is a finding of `faults`
+        # `faults` reports a different number of pairs.
         if layer in fresh and len(angles) == len(stated.frequencies):
             axes = axes_of(fresh[layer])
             of_pairs = torch.polar(lengths / stated.length, angles)
@@ -87,21 +87,21 @@ def axis_findings(model: Any, layers: Mapping[int, LayerRotation]) -> dict[int, 
 def file_rotations(
     model: Any, angles: Tensor, lengths: Tensor, positions: Tensor, dtype: torch.dtype
 ) -> tuple[dict[int, LayerRotation], dict[int, list[AxisFault]], list[str]]:
-    """Compare the pairs of a file with the axes by which a model's turn.
+    """Compare the pairs of a file with the axes of the model's pairs.
 
     Args:
         model: Model of Hugging Face.
-        angles: Of the file [pair, token].
-        lengths: The same.
-        positions: By time, height and width, as the file states them.
+        angles: Angles of the file [pair, token].
+        lengths: Lengths of the file [pair, token].
+        positions: Positions of the file, in time, height and width.
         dtype: Precision of the file.
 
     Returns:
-        Rotations by layer, a token in the place of a distance; mistakes; and axes on which
-        neighboring positions look alike.
+        Rotations by layer, with tokens along the axis of distances; mistakes; and axes on which
+        neighboring positions cannot be distinguished.
 
     Raises:
-        InputError: Pairs of the model turn by one position, or are others in number.
+        InputError: The model has one position per token, or the number of pairs differs.
     """
     layers, found, unclear = {}, {}, set()
     for layer, (stock, source) in rotating_modules(model).items():
@@ -133,13 +133,13 @@ def file_rotations(
 
 
 def axes_of(source: Source) -> Int[Tensor, "pair"]:
-    """Return by which axis each pair of a rotary module turns.
+    """Return the axis of positions by which each pair of a rotary module turns.
 
     Args:
         source: The module.
 
     Returns:
-        Places in `AXES`, by pair.
+        Indices in `AXES`, by pair.
     """
     by_axis = [_table(source, one[:, None])[0] for one in torch.eye(3).long()]
     return torch.stack(by_axis)[..., 0].abs().argmax(0)
@@ -178,7 +178,7 @@ def _built_anew(config: Any) -> dict[int, Source]:
 def _table(
     source: Source, positions: Int[Tensor, "axis token"]
 ) -> tuple[Float[Tensor, "pair token"], Float[Tensor, "pair token"]]:
-    """Angles and lengths of the tables that a module makes."""
+    """Angles and lengths of a module's tables."""
     device = next(source.rotary.buffers()).device
     with torch.no_grad():
         cosines, sines = (
@@ -193,7 +193,7 @@ def _table(
 def _turns(
     of_pairs: Tensor, frequencies: Tensor, axes: Tensor, positions: Tensor, dtype: torch.dtype
 ) -> AxisTurns:
-    """Pairs of a table [pair, token] as one head, beside pairs that point along the first entry."""
+    """Pairs of a table [pair, token] as one head, with unit vectors as their unrotated pairs."""
     turned, tokens = of_pairs.T[None], torch.arange(positions.shape[1])
     plain = torch.ones_like(turned)
     return turns_by_axis(turned, plain, frequencies, axes, positions, tokens, dtype)

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     from repo_interp.runtime.console import Console, bold
     from repo_interp.storage.files import require_directory, require_writable
 
-    # Before minutes of measuring, and without leaving the directory yet
+    # Checked before minutes of measuring; the directory is not created yet.
     if arguments.out is not None:
         require_directory(Path(arguments.out))
         require_writable(Path(arguments.out))
@@ -92,10 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
     for name in named:
         if Path(name).suffix in (".npz", ".safetensors") and not Path(name).is_file():
             raise InputError(f"there is no file {name}; wanted tables, or a checkpoint's directory")
-        # Of a file, tables or GGUF, the reader says more.
+        # The reader of tables or GGUF files gives a better message for an existing file.
         if not Path(name).is_file():
             find_readable(name)
-    # Before the import of torch, which is silent for seconds
+    # Printed before the import of torch, which takes seconds.
     console.print(f"auditing {' and '.join(named)} on cpu")
     from repo_interp.plugins.verify.audit import verify
 
@@ -136,12 +136,12 @@ def run(arguments: argparse.Namespace) -> int:
         write_netcdf(tree, directory / "rotation.nc")
         for path in save_figure(rotation_errors(audited), directory / "rotation"):
             console.print(bold(path))
-    # A finding is no failure of the command, but scripts ask for the exit code.
+    # The command did not fail, but scripts need the exit code to notice a finding.
     return 1 if findings else 0
 
 
 def _offsets(ran: Any, dtype: str) -> str:
-    """Say what a text costs at several offsets."""
+    """Describe the change of the loss of a text over offsets."""
     if "left_out" in ran.attrs:
         return f"no text was read at offsets: {ran.attrs['left_out']}"
     losses = ", ".join(
@@ -155,7 +155,7 @@ def _offsets(ran: Any, dtype: str) -> str:
 
 
 def _verify_cache(arguments: argparse.Namespace) -> int:
-    """Print where the keys of a cache stand."""
+    """Print the positions of the keys of a cache."""
     from repo_interp.cli.checkpoint import find_checkpoint, find_readable
     from repo_interp.runtime.console import Console, bold
 

@@ -1,17 +1,18 @@
-"""Rotation that another runtime, such as vLLM, llama.cpp or ONNX, wrote into a file.
+"""Read rotation from a file that another runtime, such as vLLM, llama.cpp or ONNX, wrote.
 
     cos, sin                   tables [token, column]: a column per pair, or one per entry of a head
     q, q_rotated (k, ...)      vectors [token, d_head] or [head, token, d_head] before and after
     positions                  [token], by default 0, 1, 2, ...; or [axis, token]: time, height,
                                width (mRoPE)
 
-    angle of a pair = atan2(sin, cos), or from plain to turned pair; length = that of (cos, sin), or
-    of the turned pair over the plain one
+    angle of a pair = atan2(sin, cos), or the angle from the plain to the turned pair
+    length          = |(cos, sin)|, or the length of the turned pair over that of the plain pair
 
-A table with a column per entry repeats a pair's column half a head away (half-split) or beside it
-(interleaved); of vectors the order of pairs whose lengths rotation keeps best is taken.
+A table with a column per entry repeats the column of a pair half a head away (half-split) or in the
+next column (interleaved). For vectors, the order of pairs is the one in which rotation keeps their
+lengths best.
 
-Files are .safetensors or .npz, read without running anything that they hold.
+Files are .safetensors or .npz; reading runs no code from them.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ from repo_interp.errors import InputError, as_input_errors
 from repo_interp.storage.files import regular
 
 SUFFIXES = (".npz", ".safetensors")
-"""Names of files of tables end so."""
+"""Suffixes of files of tables."""
 _VECTORS = (("q", "q_rotated"), ("k", "k_rotated"))
 # float32 holds whole numbers exactly up to here.
 _LONGEST = 1 << 24
 _MOST_BYTES = 1 << 30
-"""Of the arrays of a file, unpacked."""
+"""Largest unpacked size of the arrays of a file."""
 
 
 def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype, bool | None]:
-    """Read the rotation that a file of tables or vectors states.
+    """Read rotation from a file of tables or vectors.
 
     Args:
         path: File that ends in one of `SUFFIXES`.
 
     Returns:
         Angles and lengths [pair, token], float64; positions [token], or
-        [axis, token]; the precision of the file;
-        whether pairs are neighbors in a head, None where that is not known.
+        [axis, token]; the precision of the file; and whether pairs are neighbors in a head, None if
+        that is unknown.
 
     Raises:
         InputError: The file cannot be read, or holds neither tables nor vectors.
@@ -73,7 +74,7 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype, bool |
         if not kind.is_floating_point or kind.itemsize < 2:
             kind = str(kind).removeprefix("torch.")
             raise InputError(f"{name} of {path} is {kind}; wanted float16, bfloat16 or wider")
-    # Compared in float64, so that only the rounding of the file is seen: of the coarser array.
+    # Compared in float64, so that the only rounding is that of the coarser array in the file.
     dtype = max(first.dtype, second.dtype, key=lambda kind: torch.finfo(kind).eps)
     first, second = first.double(), second.double()
     if not bool(torch.isfinite(first + second).all()):
@@ -106,7 +107,7 @@ def read_tables(path: Path) -> tuple[Tensor, Tensor, Tensor, torch.dtype, bool |
 
 
 def read_arrays(path: Path) -> Mapping[str, Tensor]:
-    """Read the arrays of a file, without running anything that it holds.
+    """Read the arrays of a file, without running code from it.
 
     Args:
         path: File that ends in one of `SUFFIXES`.
@@ -117,7 +118,7 @@ def read_arrays(path: Path) -> Mapping[str, Tensor]:
     Raises:
         InputError: The file cannot be read, or unpacks to more than a GiB.
     """
-    # Of a broken archive zipfile, zlib and numpy raise whatever they stumble over.
+    # For a broken archive, zipfile, zlib and numpy raise various errors.
     with as_input_errors(f"{path} cannot be read", 120):
         if path.suffix == ".safetensors":
             return load_file(regular(path))
@@ -130,7 +131,7 @@ def read_arrays(path: Path) -> Mapping[str, Tensor]:
 
 
 def one_per_pair(table: Tensor) -> Tensor:
-    """Leave out the columns of a table in which pairs stand a second time.
+    """Drop the columns of a table that repeat a pair.
 
     Args:
         table: [token, column].
@@ -157,11 +158,11 @@ def _pairs(vectors: Tensor, order: int) -> Tensor:
 
 
 def _turned(plain: Tensor, turned: Tensor) -> tuple[Tensor, Tensor]:
-    """Angles and lengths [pair, token], over heads weighed by the lengths of their pairs."""
+    """Angles and lengths [pair, token], averaged over heads with weights of their pairs' lengths."""
     products = turned * plain.conj()
     sizes = plain.abs().square()
     if plain.ndim == 3:
         products, sizes = products.sum(0), sizes.sum(0)
-    # Least squares for the complex factor that turns all heads; a pair of zeros turns by nothing.
+    # Least squares for the complex factor that turns all heads; pairs of zeros get angle 0.
     ratio = products / sizes.clamp_min(1e-30)
     return ratio.angle().T, ratio.abs().T

@@ -11,7 +11,7 @@ import xarray as xr
 from repo_interp.plots.style import COLUMN_WIDTH, PaperFigure, paper_figure, style
 
 FLOOR = 1e-8
-"""Radians: smaller errors are drawn here."""
+"""Smallest drawn error in radians; smaller errors are drawn at this height."""
 NAMED = 6
 """Lines that the legend can name."""
 
@@ -24,7 +24,7 @@ def rotation_errors(audited: xr.Dataset) -> PaperFigure:
 
     Args:
         audited: `error` [layer, component, distance] in radians, and `first_distance` [layer, head,
-            component], which is negative where nothing was found.
+            component], which is negative without a fault.
 
     Returns:
         The figure.

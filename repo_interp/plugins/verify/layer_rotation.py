@@ -1,15 +1,15 @@
-"""Rotation of a layer, as its configuration states it and as its module computes it.
+"""Rotation of a layer: stated by its configuration, and computed by its module.
 
     error(l, h, r, delta) = | angle(q_r, R q_r at position delta) - theta_r delta |
                             mod 2 pi, in radians, of layer l, head h, pair r
 
-Attention modules are called with the tables that the model's rotary module makes for the positions
-delta. The angle is computed in float64 from passes in float32. Expected are
+Attention modules are called with the tables of the model's rotary module for the positions delta.
+The angle is computed in float64 from passes in float32. The expected values are
 
     theta_r      transformers' rope functions, from the configuration; 1 / theta^(2r/d) in
                  float64 for the default kind
     length       |R q_r| / |q_r| = attention_scaling (YaRN's factor)
-    no rotation  where the configuration says that a layer has none
+    no rotation  in layers for which the configuration states none
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from repo_interp.models.rotation_probe import find_pairs, length_factor, replica
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Radians: a larger error is a finding."""
 ROUNDING = 2.0**-22
-"""Of an angle that is computed in float32: theta delta has this relative error, whatever the tables
-are stored in.
+"""Relative error of the angle theta delta in float32, whatever the precision of the tables.
 """
 
 
@@ -43,7 +42,7 @@ class StatedRotation:
     """Rotation of a layer as its configuration states it."""
 
     frequencies: Tensor
-    """float64, of the pairs that turn; empty where the layer does not rotate."""
+    """Frequencies of the pairs that turn, float64; empty if the layer does not rotate."""
     length: float
 
 
@@ -56,17 +55,17 @@ class MeasuredRotation:
     angles: Tensor
     """[head, pair, distance], radians, mod 2 pi."""
     lengths: Tensor
-    """[head, pair, distance], turned over plain."""
+    """[head, pair, distance], length of the turned over that of the plain pair."""
 
 
 @dataclass(frozen=True)
 class LayerRotation:
-    """Both rotations of a layer, and how far they are apart."""
+    """Both rotations of a layer, and their difference."""
 
     stated: StatedRotation
     measured: MeasuredRotation
     errors: Tensor
-    """[head, pair, distance]; a pair that one side lacks counts as still."""
+    """[head, pair, distance]; a pair that one side lacks counts as not turning."""
     wrong: Tensor
     """Errors beyond the tolerance and the rounding of an angle in float32."""
 
@@ -94,7 +93,7 @@ def rotating_modules(model: Any) -> dict[int, tuple[Any, Source | None]]:
         model: Model of Hugging Face.
 
     Returns:
-        By layer, the module, and where its tables come from.
+        By layer, the module, and the source of its tables.
     """
     stack = as_decoder(model).stack
     several = [*rotaries(stack)]
@@ -110,8 +109,8 @@ def stated_rotation(model: Any, stock: Any, source: Source | None, length: int) 
     Args:
         model: Model of Hugging Face.
         stock: Attention module.
-        source: Where its tables come from.
-        length: Tokens of the pass.
+        source: Source of the module's tables.
+        length: Number of tokens of the pass.
 
     Returns:
         The rotation.
@@ -150,11 +149,11 @@ def stated_rotation(model: Any, stock: Any, source: Source | None, length: int) 
 def measured_rotation(
     stock: Any, source: Source | None, deltas: Sequence[int], dtype: torch.dtype
 ) -> MeasuredRotation:
-    """Measure by which angles an attention module turns, with the tables of the model.
+    """Measure the angles by which an attention module turns pairs, with the tables of the model.
 
     Args:
         stock: Attention module.
-        source: Where its tables come from; None: it has none.
+        source: Source of the module's tables; None: the module has none.
         deltas: Distances, in tokens.
         dtype: Precision of the tables.
 
@@ -172,14 +171,14 @@ def measured_rotation(
     )
     device = next(source.rotary.buffers()).device
     with torch.no_grad():
-        # The hidden states give only their dtype: tables are rounded to it, as in a pass.
+        # Only the dtype of the hidden states matters: tables are rounded to it, as in a pass.
         tables = source.tables(hidden.to(device, dtype), torch.tensor([deltas], device=device))
     tables = (
         tables.cpu()
         if isinstance(tables, Tensor)
         else tuple(table.cpu().float() for table in tables)
     )
-    # Pairs are measured, so those that a conversion permuted are compared rightly.
+    # Pairs are measured, so pairs that a conversion permuted are compared correctly.
     pairs = find_pairs(copied, tables)
     if not pairs:
         return MeasuredRotation((), still, still)
@@ -207,10 +206,10 @@ def compare_rotations(
     """Return both rotations of a layer with their errors.
 
     Args:
-        stated: By the configuration.
-        measured: By the module, or a file.
+        stated: Rotation of the configuration.
+        measured: Rotation of the module, or of a file.
         deltas: Distances, in tokens.
-        tolerance: Radians.
+        tolerance: Tolerance in radians.
 
     Returns:
         Errors by head, pair and distance.
@@ -226,7 +225,7 @@ def compare_rotations(
 
 
 def angle_between(angles: Tensor, others: Tensor) -> Tensor:
-    """Return how far angles are apart, mod 2 pi.
+    """Return the distance between angles, mod 2 pi.
 
     Args:
         angles: Radians.

@@ -1,10 +1,10 @@
-"""Whether a model computes the same at every offset, in the precision asked for.
+"""Test whether a model in a given precision computes the same at every offset.
 
     R(z_i + c) q . R(z_j + c) k = R(z_i) q . R(z_j) k        for every offset c
 
-In exact numbers rotation sees distances alone. Tables and turned vectors are rounded, so loss and
-logits of one text change with its offset: little in a sound model, and much where positions or
-frequencies are rounded before they are multiplied.
+In exact arithmetic rotation depends on distances alone. Tables and turned vectors are rounded, so
+the loss and logits of a text change with its offset: little in a correct model, and much if
+positions or frequencies are rounded before they are multiplied.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ TEXT = (
     "is left of two positions is the distance between them, so a text may stand anywhere. Numbers "
     "of half precision hold eight bits, and a position of thirty thousand needs fifteen."
 )
-"""The text that is read at every offset, where the model has a tokenizer."""
+"""The text to read at every offset, if the model has a tokenizer."""
 _TOKENS = 64
-"""Random tokens, where it has none or lacks the words."""
+"""Number of random tokens, if the model has no tokenizer or lacks the words."""
 _TOLERANCE, _STEPS = 1e-3, 4
-"""Change of the loss that is a finding, as a share: this, or so many steps of the precision."""
+"""Relative change of the loss that is a finding, or this many steps of the precision."""
 
 
 def at_offsets(model: Any, dtype: torch.dtype) -> xr.Dataset:
@@ -42,12 +42,12 @@ def at_offsets(model: Any, dtype: torch.dtype) -> xr.Dataset:
 
     Args:
         model: Model of Hugging Face, also wrapped.
-        dtype: Precision of its weights.
+        dtype: Precision of the weights in the pass.
 
     Returns:
-        `loss [offset]` in nats, `largest_change [offset]` of a logit; attributes `tokens`, and
-        `findings`, empty where the loss is the same but for rounding. Without axes and with the
-        attribute `left_out` where the model takes no offset.
+        `loss [offset]` in nats, and `largest_change [offset]` of a logit. The attribute `tokens` is
+        the number of tokens; `findings` is empty if the loss changes by no more than rounding. For
+        a model that takes no offset, a dataset without axes, with the attribute `left_out`.
     """
     decoder = as_decoder(model)
     if reason := _left_out(decoder):
@@ -55,7 +55,7 @@ def at_offsets(model: Any, dtype: torch.dtype) -> xr.Dataset:
     owner = decoder.owner
     if any(weight.dtype != dtype for weight in owner.parameters()):
         owner = copy.deepcopy(owner)
-        for weight in owner.parameters():  # buffers keep theirs, as from_pretrained keeps them
+        for weight in owner.parameters():  # buffers keep their dtype, as in from_pretrained
             weight.data = weight.data.to(dtype)
     tokens = _tokens(decoder)
     index = torch.arange(tokens.shape[1], device=decoder.device)[None]

@@ -1,4 +1,4 @@
-"""Where layers turn otherwise than their configuration, or a module that is built anew, says."""
+"""Faults of rotation: layers that differ from their configuration, or from a new module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENGTH_TOLERANCE = 1e-2
 
 @dataclass(frozen=True)
 class RotationFinding:
-    """One fault, in some pairs (none named: in all), from a distance on."""
+    """One fault, in some pairs (empty: in all), from a distance on."""
 
     pairs: tuple[int, ...]
     expected: str
@@ -36,7 +36,7 @@ class RotationFinding:
         """Describe the fault.
 
         Args:
-            layers: Layers in which it was found.
+            layers: Layers with the fault.
 
         Returns:
             One line: layers, pairs, expected and measured values, first distance.
@@ -58,7 +58,7 @@ Findings = Mapping[int, Iterable[RotationFinding]]
 
 
 def faults(layers: Mapping[int, LayerRotation], deltas: Sequence[int]) -> Findings:
-    """Find where layers turn otherwise than their configuration says.
+    """Find layers that rotate differently than their configuration says.
 
     Args:
         layers: Rotations by layer.
@@ -74,7 +74,7 @@ def _faults_of(layer: LayerRotation, deltas: Sequence[int]) -> Iterator[Rotation
     stated, measured, off = layer.stated, layer.measured, layer.wrong.any(0)
     to_turn, turning = len(stated.frequencies), len(measured.pairs)
     first = first_distance(off, deltas) if bool(off.any()) else deltas[0]
-    # One finding a layer: a wrong number of pairs makes all errors large.
+    # One finding per layer: a wrong number of pairs makes all errors large.
     if not to_turn and turning:
         expected = "no rotation, as the configuration says"
         yield RotationFinding((), expected, f"{turning} pairs that turn", deltas[0])
@@ -104,7 +104,7 @@ def _faults_of(layer: LayerRotation, deltas: Sequence[int]) -> Iterator[Rotation
 def exchanged_pairs(
     config: Any, layers: Mapping[int, LayerRotation], deltas: Sequence[int]
 ) -> Findings:
-    """Find pairs of other entries than those of a module of the family that is built anew.
+    """Find pairs that consist of other entries than in a new module of the family.
 
     Args:
         config: Configuration of the model.
@@ -151,13 +151,13 @@ def lines_by_fault(findings: Findings) -> Iterator[str]:
 
 
 def format_pairs(pairs: Sequence[tuple[int, int]]) -> str:
-    """Write down the first two pairs.
+    """Format the first two pairs.
 
     Args:
         pairs: First and second entries.
 
     Returns:
-        Such as "(0, 8), (1, 9), ...".
+        The text, such as "(0, 8), (1, 9), ...".
     """
     return ", ".join(f"({first}, {second})" for first, second in pairs[:2]) + (
         ", ..." if len(pairs) > 2 else ""

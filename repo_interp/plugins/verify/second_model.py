@@ -1,7 +1,7 @@
-"""A second model: its angles, and queries, keys and products of both that its weights make.
+"""Compare two models: angles, queries, keys, and products of queries and keys.
 
-Both models' modules are given the same random hidden states. So pairs that a conversion put into
-another order are found.
+The attention modules of both models get the same random hidden states. This finds pairs that a
+conversion put into another order.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from repo_interp.plugins.verify.rotation_faults import Findings, RotationFinding
 from repo_interp.positions.rotary import expand_heads
 
 CORRELATION = 0.9
-"""Between queries, or keys, of two models: less is a finding; quantized weights may give more."""
+"""Correlation of queries, or keys, of two models below which there is a finding. Quantized weights
+stay above it.
+"""
 PRODUCT_TOLERANCE = 0.3
-"""Relative error of the products of queries and keys of two models that is a finding, by the same
-measure.
+"""Relative difference of products of queries and keys that is a finding.
 """
 
 
@@ -43,13 +44,13 @@ def differences(
     deltas: Sequence[int],
     dtype: torch.dtype,
 ) -> Findings:
-    """Find other angles, queries, keys, or products of both, in a second model.
+    """Find differences of angles, queries, keys, or their products between two models.
 
     Args:
         model: The first model.
-        other: The second one.
-        modules: Attention modules of the first one, as `rotating_modules` finds them.
-        layers: Its rotations by layer.
+        other: The second model.
+        modules: Attention modules of the first model, from `rotating_modules`.
+        layers: Rotations of the first model by layer.
         deltas: Distances, in tokens.
         dtype: Precision of the tables.
 
@@ -119,12 +120,12 @@ def _of_weights(stock: Any, source: Source | None) -> dict[str, Tensor]:
 
 
 def _difference(mine: Tensor, theirs: Tensor) -> str:
-    """Describe how two modules' queries, or keys, differ; empty where they agree."""
+    """Describe the difference of two modules' queries, or keys; empty if they agree."""
     if mine.shape != theirs.shape:
         return f"{list(theirs.shape)} instead of {list(mine.shape)}"
     if torch.equal(mine, theirs) or _agreement(mine, theirs) > CORRELATION:
         return ""
-    # The usual fault of a conversion: pairs interleaved or split in halves.
+    # The usual fault of a conversion: interleaved pairs instead of halves, or the reverse.
     half = mine.shape[-1] // 2
     interleaved = torch.arange(2 * half).view(2, half).T.flatten()
     for order, text in (
@@ -137,5 +138,5 @@ def _difference(mine: Tensor, theirs: Tensor) -> str:
 
 
 def _agreement(one: Tensor, other: Tensor) -> float:
-    # Of random inputs, means are near 0, so the cosine is a correlation.
+    # Means of random inputs are near 0, so the cosine is a correlation.
     return float(nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0))

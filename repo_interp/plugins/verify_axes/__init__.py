@@ -1,1 +1,1 @@
-"""By which axis of 3-D positions rotary pairs turn, and where keys stand on each."""
+"""Axes of 3-D positions: the axis by which each rotary pair turns, and positions of keys on each."""

@@ -1,15 +1,16 @@
-"""Where pairs stand on the axes of 3-D positions (mRoPE), and by which axis each pair turns.
+"""Find positions of pairs on the axes of 3-D positions (mRoPE), and the axis of each pair.
 
     z_r(h, s, p) = |x_r - exp(i theta_r p) k_r|^2 / sigma_r^2
                         of head h, token s, pair r: x the turned pair, k the unrotated one (in a
                         table k = 1), p a position, theta_r radians per position, sigma the noise
     a position fits     mean of z_r over the pairs of an axis <= `FITS`
-    a position is told  it fits, and neither neighbor does
+    a position is known it fits, and neither neighbor does
 
-sigma is the rounding of the precision, or, where that is more, what the lengths |x_r| - |k_r|,
-which no rotation changes, differ by. Of slow pairs in a coarse precision neighboring positions look
-alike; those are not told. A mistake is named as the simplest one that explains all tokens: sections
-exchanged, one index for all axes, an axis shifted. Knows no model.
+sigma is the rounding of the precision, or the difference of the lengths |x_r| and |k_r|, which no
+rotation changes, if that is larger. For slow pairs in a coarse precision, neighboring positions fit
+equally well, so these positions are unknown. A fault gets the name of the simplest mistake that
+explains all tokens: sections exchanged, one index for all axes, or an axis shifted. This module
+knows no model.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from repo_interp.values import format_ranges
 
 AXES = ("time", "height", "width")
 FITS = 16.0
-"""Mean of z up to which a position fits: four standard deviations."""
+"""Largest mean of z at which a position fits: four standard deviations."""
 _FITS_PAIR = 25.0
-"""The same of one pair, at all tokens."""
+"""The same limit for one pair at all tokens."""
 _ROUNDING = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 _FINE = 4e-6
-"""Relative rounding by precision, and of float32."""
+"""Relative rounding by precision."""
 _ANGLE = 2.0**-22
 """Relative error of an angle computed in float32."""
 _BLOCK = 64
-"""Tokens that are compared with all shifts at a time."""
+"""Number of tokens that are compared with all shifts at once."""
 _NAMED = 5
-"""Groups of tokens that a finding names."""
+"""Most groups of tokens that a finding names."""
 
 
 @dataclass(frozen=True)
@@ -45,35 +46,35 @@ class AxisFault:
     """One mistake on some axes."""
 
     kind: str
-    """A few words: the verdict."""
+    """The verdict, in a few words."""
     text: str
     heads: tuple[int, ...] = ()
-    """None named: all."""
+    """Heads with the fault; empty: all."""
 
 
 @dataclass(frozen=True)
 class AxisTurns:
-    """Turned pairs beside unrotated ones, and the positions that they should stand at."""
+    """Turned and unrotated pairs, and the expected positions."""
 
     turned: Complex[Tensor, "head token pair"]
     plain: Complex[Tensor, "head token pair"]
     frequencies: Float[Tensor, "pair"]
     axes: Int[Tensor, "pair"]
-    """By which each pair should turn, a place in `AXES`."""
+    """The axis by which each pair should turn, an index in `AXES`."""
     wanted: Float[Tensor, "axis token"]
     tokens: Int[Tensor, "token"]
-    """Numbers of the tokens."""
+    """Indices of the tokens."""
     noise: Float[Tensor, "head token pair"]
-    """sigma squared."""
+    """Variance of the noise, sigma squared."""
 
     def misfit(self, positions: Float[Tensor, "*head token"]) -> Float[Tensor, "head token pair"]:
         """Compute z of every pair.
 
         Args:
-            positions: Of the tokens; by head, or for all heads.
+            positions: Positions of the tokens, [head, token] or [token] for all heads.
 
         Returns:
-            By head, token and pair.
+            z [head, token, pair].
         """
         angles = positions[..., None] * self.frequencies
         expected = torch.polar(torch.ones_like(angles), angles) * self.plain
@@ -82,14 +83,14 @@ class AxisTurns:
     def fits(
         self, axis: int, positions: Float[Tensor, "*head token"]
     ) -> Bool[Tensor, "head token"]:
-        """Return where positions on an axis fit.
+        """Return whether positions on an axis fit.
 
         Args:
-            axis: Place in `AXES`; some pair turns by it.
+            axis: Index in `AXES`; some pair turns by it.
             positions: As in `misfit`.
 
         Returns:
-            By head and token.
+            True where they fit [head, token].
         """
         return self.misfit(positions)[..., self.axes == axis].mean(-1) <= FITS
 
@@ -110,9 +111,9 @@ def turns_by_axis(
         plain: Unrotated pairs.
         frequencies: Radians per position; pairs of frequency 0 are left out.
         axes: Axis of each pair.
-        wanted: Positions of the tokens by axis.
-        tokens: Numbers of the tokens.
-        dtype: The coarsest precision in which they were computed.
+        wanted: Expected positions of the tokens by axis.
+        tokens: Indices of the tokens.
+        dtype: The coarsest precision of their computation.
 
     Returns:
         Pairs with their noise.
@@ -121,7 +122,7 @@ def turns_by_axis(
     turned, plain = (part[..., live].to(torch.complex128) for part in (turned, plain))
     frequencies, axes, wanted = frequencies[live].double(), axes[live], wanted.double()
     sizes = plain.abs()
-    # Of few pairs, lengths may agree by chance, so heads are taken together
+    # With few pairs lengths may agree by chance, so the noise is estimated over all heads.
     radial = (turned.abs() - sizes).square().sum((0, 2))
     radial = radial / sizes.square().sum((0, 2)).clamp_min(1e-30)
     rounding = _ROUNDING.get(dtype, _FINE) ** 2
@@ -133,14 +134,14 @@ def turns_by_axis(
 
 
 def positions_by_axis(turns: AxisTurns) -> tuple[Tensor, Tensor]:
-    """Find where tokens stand on every axis.
+    """Find the positions of tokens on every axis.
 
     Args:
         turns: Turned pairs.
 
     Returns:
-        Positions [axis, head, token], float64, NaN where they are not told; and where no position
-        explains the phases, by the same axes.
+        Positions [axis, head, token], float64, NaN where unknown; and a mask with the same axes,
+        True where no position explains the phases.
     """
     found = [_on_axis(turns, axis) for axis in range(len(AXES))]
     positions, lost = (torch.stack(parts) for parts in zip(*found, strict=True))
@@ -174,7 +175,7 @@ def _on_axis(turns: AxisTurns, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def _shifts(turns: AxisTurns, axis: int) -> tuple[Tensor, Tensor]:
-    """Shifts of an axis, and where each fits [head, token, shift]."""
+    """Return candidate shifts of an axis, and whether each fits [head, token, shift]."""
     pairs = turns.axes == axis
     reach = int(2 * turns.wanted.max()) + len(turns.tokens) + 1
     shifts = torch.arange(-reach, reach + 1, dtype=torch.float64)
@@ -196,15 +197,15 @@ def _shifts(turns: AxisTurns, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def axis_faults(turns: AxisTurns, positions: Tensor, lost: Tensor) -> Iterator[AxisFault]:
-    """Name what is wrong.
+    """Name the mistakes of turned pairs.
 
     Args:
         turns: Turned pairs.
-        positions: As `positions_by_axis` finds them.
-        lost: The same.
+        positions: Positions from `positions_by_axis`.
+        lost: Mask from `positions_by_axis`.
 
     Yields:
-        Mistakes; none where pairs stand as wanted, or nothing is told.
+        Mistakes; none if all known positions are as expected.
     """
     sections = _sections(turns)
     if sections is not None:
@@ -216,7 +217,7 @@ def axis_faults(turns: AxisTurns, positions: Tensor, lost: Tensor) -> Iterator[A
             told.setdefault(fault, []).append(name)
     present = len(turns.axes.unique())
     for (kind, text, heads), names in told.items():
-        # A mistake of all axes is none of an axis
+        # A mistake that all axes share is not reported for single axes.
         named = "" if len(names) == present else f"{_join(names)} "
         yield AxisFault(f"{named}{kind}", f"{_join(names)} positions {text}", heads)
 
@@ -224,7 +225,7 @@ def axis_faults(turns: AxisTurns, positions: Tensor, lost: Tensor) -> Iterator[A
 def _of_axis(
     turns: AxisTurns, axis: int, positions: Tensor, lost: Tensor
 ) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Kind, text and heads of what is wrong on one axis."""
+    """Kind, text and heads of the mistakes on one axis."""
     wanted = turns.wanted[axis]
     known = ~positions.isnan()
     off = (positions - wanted).nan_to_num()
@@ -253,7 +254,7 @@ def _of_axis(
 
 
 def _sections(turns: AxisTurns) -> AxisFault | None:
-    """Sections of pairs that turn by another axis than their own, as far as that explains all."""
+    """Find sections of pairs that turn by a wrong axis, if this explains all tokens."""
     candidates = [*turns.wanted, turns.tokens.double()]
     fitting = torch.stack(
         [(turns.misfit(at) <= _FITS_PAIR).all(0).all(0) for at in candidates]
@@ -279,7 +280,7 @@ def _sections(turns: AxisTurns) -> AxisFault | None:
 
 
 def _by_axis(turns: AxisTurns, chosen: Tensor) -> str:
-    """Which pairs turn by which other axis."""
+    """List the pairs that turn by another axis, with that axis."""
     texts = []
     for place, name in enumerate((*AXES, "the token index")):
         for own in range(len(AXES)):

@@ -1,1 +1,1 @@
-"""Whether prompts of a batch see each other, as they are given to a model."""
+"""Test whether the documents of a batch see each other."""

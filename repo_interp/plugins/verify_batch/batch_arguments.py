@@ -1,9 +1,9 @@
-"""Arguments of the call that trains a model, as a collator gives them.
+"""Arguments of the call that trains a model, from the batch of a collator.
 
-    batch -> arguments of model(**batch), tensors on its device, without those of the loss
+    batch -> arguments of model(**batch), tensors on the model's device, without those of the loss
 
-What the model cannot take is refused before a pass: tokens that it has no vector for, names that
-look misspelled, positions beyond its table, padding that cannot be read. Knows nothing about
+Invalid arguments are refused before a pass: tokens outside of the vocabulary, names that look
+misspelled, positions beyond the table, unreadable padding. This module knows nothing about
 documents.
 """
 
@@ -27,18 +27,18 @@ from repo_interp.models.tables import position_table, positions_in
 from repo_interp.values import shortened
 
 PLACING = ("attention_mask", "position_ids", "seq_idx")
-"""Arguments by token that place it."""
+"""Arguments with one entry per token that give its place."""
 _KEYWORDS = TransformersKwargs.__annotations__
-"""Arguments that models hand on to their attention functions."""
+"""Arguments that models pass on to their attention functions."""
 _LEFT_OUT = ("labels", "shift_labels", "num_items_in_batch", "logits_to_keep", "return_dict")
-"""Arguments of the loss, and of what is returned: they change no logit."""
+"""Arguments of the loss and of the output, which do not change logits."""
 
 
 def call_arguments(decoder: Decoder, batch: Any) -> dict[str, Any]:
-    """Return the arguments of a call without those of the loss, on the model's device.
+    """Return the arguments of a call, without arguments of the loss, on the model's device.
 
-    `use_cache` is False where the call makes no cache in training: with gradient checkpointing, or
-    where a model in evaluation mode, whose loop is not known, is given none.
+    `use_cache` is False if a training step makes no cache: with gradient checkpointing, or if the
+    model is in evaluation mode and the batch does not state `use_cache`.
 
     Args:
         decoder: Decoder of the model.
@@ -48,7 +48,7 @@ def call_arguments(decoder: Decoder, batch: Any) -> dict[str, Any]:
         Arguments by name, `input_ids` [row, token] among them.
 
     Raises:
-        InputError: The batch is no mapping, or the model cannot take one of its arguments.
+        InputError: The batch is not a mapping, or the model cannot take one of its arguments.
     """
     if not isinstance(batch, Mapping):
         raise InputError(
@@ -92,7 +92,7 @@ def call_arguments(decoder: Decoder, batch: Any) -> dict[str, Any]:
     checkpoints = any(
         module.training and getattr(module, "gradient_checkpointing", False)
         for module in owner.modules()
-        # Layers do not decide whether the model makes a cache.
+        # Whether the model makes a cache is not up to the layers.
         if not isinstance(module, GradientCheckpointingLayer)
     )
     if checkpoints or ("use_cache" not in given and not owner.training):
@@ -103,7 +103,7 @@ def call_arguments(decoder: Decoder, batch: Any) -> dict[str, Any]:
 
 
 def _tensors(name: Any, value: Any, device: torch.device | None) -> Any:
-    """Arrays and lists as tensors; masks by name (a dict, as transformers takes them) likewise."""
+    """Convert arrays and lists to tensors, also inside a dict of masks (as in transformers)."""
     if isinstance(value, Mapping):
         return {part: _tensors(name, tensor, device) for part, tensor in value.items()}
     if not isinstance(value, Tensor | np.ndarray | list | tuple):
@@ -117,7 +117,7 @@ def _tensors(name: Any, value: Any, device: torch.device | None) -> Any:
 
 
 def _unknown_names(owner: Any, given: Mapping[str, Any]) -> list[Any]:
-    """Names that no parameter of the model has; InputError for one that looks misspelled."""
+    """Names that are not parameters of the model; InputError for one that looks misspelled."""
     known = {*inspect.signature(owner.forward).parameters, *_KEYWORDS}
     unknown = [name for name in given if name not in known]
     for name in unknown:
@@ -131,14 +131,14 @@ def _unknown_names(owner: Any, given: Mapping[str, Any]) -> list[Any]:
 
 
 def unpadded(mask: Any, tokens: Int[Tensor, "row token"]) -> Bool[Tensor, "row token"]:
-    """Return which tokens are no padding: marked by a mask, or seen by themselves in one of pairs.
+    """Return which tokens are not padding: marked by a mask, or visible to themselves.
 
     Args:
-        mask: Mask of tokens or of pairs of them, a dict of such, or None.
-        tokens: The batch's [row, token].
+        mask: Mask of tokens, or of pairs (query, key), a dict of masks, or None.
+        tokens: Token ids of the batch [row, token].
 
     Returns:
-        [row, token].
+        True for tokens that are not padding [row, token].
 
     Raises:
         InputError: The mask has another shape, holds NaN, or hides all tokens.
@@ -151,7 +151,7 @@ def unpadded(mask: Any, tokens: Int[Tensor, "row token"]) -> Bool[Tensor, "row t
         raise InputError("attention_mask holds NaN; wanted 1 for tokens and 0 for padding")
     valid = mask != 0
     if mask.ndim == 4:
-        # Of masks that are added, collators choose the number that hides: -inf, -1e9, the lowest.
+        # Collators hide keys in additive masks by various numbers: -inf, -1e9, the lowest number.
         hidden = min(float(mask.min()), -200.0) / 2
         seen = mask > hidden if mask.is_floating_point() else valid
         valid = torch.diagonal(seen[:, 0], 0, 1, 2)
@@ -165,16 +165,16 @@ def unpadded(mask: Any, tokens: Int[Tensor, "row token"]) -> Bool[Tensor, "row t
 
 
 def require_positions(decoder: Decoder, positions: Any, valid: Tensor) -> None:
-    """Refuse position ids that a model has no use for.
+    """Refuse position ids that a model cannot take.
 
     Args:
         decoder: Decoder of the model.
         positions: Position ids of a batch; None: the model counts.
-        valid: Tokens that are no padding [row, token].
+        valid: Tokens that are not padding [row, token].
 
     Raises:
-        InputError: They are no whole numbers, have another shape, or reach beyond the table of the
-            model.
+        InputError: Position ids are not whole numbers, have another shape, or exceed the table of
+            the model.
     """
     table, last = position_table(decoder.stack), int(valid.sum(1).max()) - 1
     if positions is not None:
@@ -192,14 +192,14 @@ def require_positions(decoder: Decoder, positions: Any, valid: Tensor) -> None:
 
 
 def fits(part: Tensor, tokens: Tensor) -> bool:
-    """Tell whether the last axes are those of a batch; one row may stand for all rows.
+    """Return whether the last axes of an argument fit a batch; one row may serve all rows.
 
     Args:
         part: Argument of a call.
-        tokens: The batch's [row, token].
+        tokens: Token ids of the batch [row, token].
 
     Returns:
-        Whether they are.
+        True if they fit.
     """
     return (
         part.ndim >= 2 and part.shape[-1] == tokens.shape[1] and part.shape[-2] in (1, len(tokens))
@@ -216,7 +216,7 @@ def _holds_whole_numbers(value: Any) -> bool:
 
 
 def _outline(value: Any) -> str:
-    """Precision and shape of a tensor; another value as it is."""
+    """Precision and shape of a tensor; other values unchanged."""
     if not isinstance(value, Tensor):
         return shortened(repr(value))
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

@@ -1,19 +1,18 @@
-"""Whether the batch that a model is trained on keeps its documents apart.
+"""Test whether the documents of a training batch are independent of each other.
 
     documents       runs of valid tokens of a row; one begins wherever no axis of position_ids
                     increases, cu_seq_lens_q or cu_seq_lens_k say so, or seq_idx or the numbers of
                     attention_mask change
     leak            largest change of a document's logits when all tokens of another document of
-                    its row are replaced by others
-    difference      largest difference of its logits from those of the document alone, as positions
-                    from 0 on give them
+                    its row are replaced
+    difference      largest difference of its logits from a pass over the document alone, with
+                    positions from 0 on
 
-Padding-free batches rely on position_ids alone to tell documents apart, kernels differ in whether
-they look, and a pass that makes a cache does not. So the model is asked, in the call that trains
-it: by one pass over the batch, two per binary digit of the number of documents in a row, and one
-per document.
+Padding-free batches separate documents by position_ids alone. Some kernels do not check these, and
+neither does a pass that makes a cache. Therefore the test runs the training call itself: one pass
+over the batch, two per binary digit of the number of documents in a row, and one per document.
 
-Knows nothing about tokenizers, collators or losses.
+This module knows nothing about tokenizers, collators or losses.
 """
 
 from __future__ import annotations
@@ -46,18 +45,19 @@ from repo_interp.plugins.verify_batch.batch_arguments import (
 from repo_interp.values import shortened
 
 TOLERANCE = 1e-3
-"""Change of logits, as a share of the largest one, that is rounding in any precision."""
+"""Change of logits, relative to the largest one, that counts as rounding in any precision."""
 LEAK_STEPS = 4
-"""The same of leaks in half precision, in steps of the least precise weights. What a document
-cannot see changes none of its sums, except that experts (MoE) sum other tokens beside its own.
+"""The same for leaks in half precision, in steps of the least precise weights. Hidden tokens change
+none of a document's sums, except in experts (MoE), which sum tokens of several documents.
 """
 DIFFERENCE_STEPS = 16
-"""The same of differences: the sums of a document alone run in another order. Trained models gave
-up to 3 steps, random ones of 2 to 32 layers up to 13. A larger one is rounding still if it is less
-than twice what rounding the document's embeddings otherwise does, as where experts change.
+"""The same for differences: the sums of a single document run in another order. Trained models
+showed up to 3 steps, random ones of 2 to 32 layers up to 13. A larger difference still counts as
+rounding if it is less than twice the effect of rounding the document's embeddings differently, for
+instance if other experts are chosen.
 """
 DRAWS = 4
-"""Roundings of embeddings that are tried."""
+"""Number of roundings of embeddings to try."""
 _TEXTS = {
     "row": ("row of the batch", "1"),
     "start": ("first token in the row", "tokens"),
@@ -67,7 +67,7 @@ _TEXTS = {
     "difference": ("largest difference of its logits from those of the document alone", "1"),
 }
 _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
-"""Arguments of kernels with the ends of documents, rows one after the other."""
+"""Arguments of kernels with the ends of documents, for the concatenated rows."""
 
 
 class _Document(NamedTuple):
@@ -77,16 +77,16 @@ class _Document(NamedTuple):
     start: int
     end: int
     number: int
-    """Number of the document in its row."""
+    """Index of the document in its row."""
 
     @property
     def place(self) -> tuple[int, slice]:
-        """Indices of its tokens in the batch."""
+        """Indices of the document's tokens in the batch."""
         return self.row, slice(self.start, self.end)
 
     @property
     def name(self) -> str:
-        """Its name in findings."""
+        """Name of the document in findings."""
         return f"row {self.row}, tokens {self.start} to {self.end - 1}"
 
 
@@ -96,17 +96,17 @@ class _Call:
 
     decoder: Decoder
     arguments: Mapping[str, Any]
-    """All but the tokens."""
+    """All arguments but the tokens."""
 
     def logits(
         self, tokens: Int[Tensor, "row token"], valid: Bool[Tensor, "row token"]
     ) -> Float[Tensor, "row token token_id"]:
-        """Logits of `tokens`; InputError where the model cannot run, or has none."""
+        """Compute the logits of `tokens`; InputError if the model cannot run, or has no logits."""
         name, mask = type(self.decoder.owner).__name__, self.arguments.get("attention_mask")
         several = ", whose attention_mask is a dict" if isinstance(mask, Mapping) else ""
         with as_input_errors(f"{name} cannot run this batch{several}"):
             found = self.decoder.owner(input_ids=tokens, **self.arguments).logits
-        # float32, as differences in half precision would be rounded once more.
+        # float32, since differences in half precision would be rounded again.
         found = found.float()
         finite = found.isfinite().all(-1) | ~valid
         if not bool(finite.all()):
@@ -116,22 +116,23 @@ class _Call:
 
 
 def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.DataTree:
-    """Find out whether documents of a batch start at position 0 and see no other document.
+    """Test whether documents of a batch start at position 0 and see no other document.
 
-    Asked is the call `model(**batch)` of a training step, without dropout. A cache is made where
-    the batch has `use_cache=True`; without `use_cache`, where a model in training mode makes one by
-    its configuration. (In evaluation mode the configuration says nothing about training.)
+    The test runs the call `model(**batch)` of a training step, without dropout. The call makes a
+    cache if the batch has `use_cache=True`, or if the batch does not state it and a model in
+    training mode makes one by its configuration. (In evaluation mode the configuration says nothing
+    about training.)
 
     Args:
         model: Bridge, Hugging Face model or `Decoder`, in evaluation or training mode.
-        batch: Arguments of the model as a collator gives them: `input_ids` [row, token], and
-            `attention_mask`, `position_ids` ([row, token]; of images [axis, row, token]), or
-            arguments of its kernels, such as `cu_seq_lens_q`. `labels` are not used.
+        batch: Arguments of the model from a collator: `input_ids` [row, token], and
+            `attention_mask`, `position_ids` ([row, token], or [axis, row, token] with images), or
+            arguments of kernels, such as `cu_seq_lens_q`. `labels` are not used.
 
     Returns:
-        One entry per document, and the findings as lines of the attribute `findings`; empty where
-        all is well. The attribute `documents_from` names the arguments that say where documents
-        begin; "none": every row is taken for one document.
+        One entry per document. The attribute `findings` has one line per finding, and is empty if
+        there are none. The attribute `documents_from` names the arguments that give the starts of
+        documents; "none": every row counts as one document.
 
     Raises:
         InputError: The batch lacks `input_ids`, an argument has another name or shape than the
@@ -187,7 +188,7 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.DataTree:
                 f"{document.name}: the document sees others, whose tokens change its logits by up "
                 f"to {leak:.2g} (the largest logit is {scale:.2g}){remedy}"
             )
-        # A leak makes a difference as well, which then needs no line.
+        # A leak also causes a difference, which needs no separate finding.
         elif is_other:
             findings.append(
                 f"{document.name}: other documents of the row change nothing, yet its logits "
@@ -215,14 +216,14 @@ def verify_batch(model: nn.Module, batch: Mapping[str, Any]) -> xr.DataTree:
 
 
 def _by_axis(positions: Tensor, tokens: Tensor) -> Int[Tensor, "axis row token"]:
-    """Positions of all rows; text has one axis."""
+    """Return positions with an axis of axes: one for text, three with images."""
     shape = (-1, len(tokens), tokens.shape[1])
     return (positions if positions.ndim == 3 else positions[None]).expand(shape)
 
 
 @contextmanager
 def _without_dropout(decoder: Decoder) -> Iterator[None]:
-    """Evaluation mode, in the precision of the user's call."""
+    """Set evaluation mode, in the precision of the user's call."""
     kinds = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
     with ExitStack() as stack:
         entered = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
@@ -234,14 +235,14 @@ def _without_dropout(decoder: Decoder) -> Iterator[None]:
 
 
 def _step(decoder: Decoder) -> float:
-    """Relative step of the least precise numbers that the model computes with."""
+    """Relative step of the least precise numbers in the model's computation."""
     computed = {weight.dtype for weight in decoder.owner.parameters()}
     computed |= {
         torch.get_autocast_dtype(kind)
         for kind in ("cpu", "cuda", "mps")
         if torch.is_autocast_enabled(kind)
     }
-    # Weights of 8 bits are unpacked before they are used.
+    # Weights of 8 bits are unpacked before use, so their precision does not count.
     return max(
         torch.finfo(dtype).eps
         for dtype in {*computed, torch.float32}
@@ -253,14 +254,15 @@ def _step(decoder: Decoder) -> float:
 def _token_index(decoder: Decoder, tokens: Tensor) -> Iterator[list[Tensor]]:
     """Collect the positions that a model counts by itself, in a pass over `tokens`.
 
-    They are those that its rotary modules or its table are given; without any, the places in a row.
+    These are the inputs of its rotary modules or its table; without either, the places in a row.
     """
     found: list[Tensor] = []
 
     def note(module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
         names = inspect.signature(module.forward).parameters
         given = dict(zip(names, arguments, strict=False)) | keywords
-        # As OPT and rotary modules, our table, and nn.Embedding (GPT-2) call it
+        # Names of this argument in OPT and rotary modules, in our table, and in nn.Embedding
+        # (GPT-2)
         for index in map(given.get, ("position_ids", "index", "input")):
             if isinstance(index, Tensor) and fits(index, tokens):
                 found.append(index)
@@ -274,16 +276,16 @@ def _token_index(decoder: Decoder, tokens: Tensor) -> Iterator[list[Tensor]]:
 
 
 def _alone(given: Mapping[str, Any], positions: Tensor, document: _Document) -> dict[str, Any]:
-    """Arguments for a document without the others of its row."""
+    """Arguments for a pass over one document alone."""
     row, tokens = document.place
     length = positions.shape[2:]
-    # Kinds of tokens are tables of the model, as positions are.
+    # Token types have a table in the model, like positions.
     beside = {
         name: value[row % len(value), tokens][None]
         for name, value in given.items()
         if name not in PLACING and isinstance(value, Tensor) and value.shape[1:] == length
     }
-    # Without positions and mask, a model counts from 0 by itself; along images it counts by axis.
+    # Without positions and mask a model counts from 0; with images it counts by axis.
     here = positions[:, row, tokens][:, None]
     axes = {"position_ids": here - here[..., :1]} if len(here) > 1 else {}
     return {**beside, **axes, "use_cache": False}
@@ -292,18 +294,18 @@ def _alone(given: Mapping[str, Any], positions: Tensor, document: _Document) -> 
 def _leaks(
     call: _Call, whole: Tensor, documents: Sequence[_Document], tokens: Tensor, valid: Tensor
 ) -> list[float]:
-    """The largest change of each document by tokens of another one of its row."""
+    """Largest change of each document's logits by tokens of another document of its row."""
     vocabulary = int(call.decoder.owner.get_input_embeddings().weight.shape[0])
     found = [0.0] * len(documents)
     digits = max(document.number for document in documents).bit_length()
-    # Two documents differ in some binary digit of their numbers: there one keeps its tokens
-    # while those of the other are replaced.
+    # Indices of two documents differ in some binary digit: in one of the two passes for this digit,
+    # one document keeps its tokens while those of the other are replaced.
     for digit, value in ((digit, value) for digit in range(digits) for value in (0, 1)):
         kept = [document.number >> digit & 1 == value for document in documents]
         replaced = tokens.clone()
         for document, keeps in zip(documents, kept, strict=True):
             if not keeps:
-                # The next token of the vocabulary: certainly another one, at every place.
+                # The next token of the vocabulary, which always differs.
                 replaced[document.place] = (tokens[document.place] + 1) % vocabulary
         changes = (call.logits(replaced, valid) - whole).abs()
         found = [
@@ -314,7 +316,7 @@ def _leaks(
 
 
 def _rounding(call: _Call, tokens: Tensor, step: float) -> float:
-    """The largest change of logits where embeddings are rounded otherwise; experts may change."""
+    """Largest change of logits if embeddings are rounded differently; experts may change."""
     valid, drawn = tokens >= 0, torch.Generator().manual_seed(0)
     whole, largest = call.logits(tokens, valid), 0.0
 
@@ -334,7 +336,7 @@ def _rounding(call: _Call, tokens: Tensor, step: float) -> float:
 def _starts(
     given: Mapping[str, Any], tokens: Int[Tensor, "row token"]
 ) -> tuple[Bool[Tensor, "row token"], list[str]]:
-    """Find where arguments other than positions begin documents, and name all that tell of them."""
+    """Find starts of documents by arguments other than positions, and name these arguments."""
     starts = torch.zeros_like(tokens, dtype=torch.bool)
     told_by = [name for name in ("position_ids", *_LENGTHS, "seq_idx") if name in given]
     for name in _LENGTHS:
@@ -352,7 +354,7 @@ def _starts(
                     f"{name} is {shortened(repr(ends))}; wanted ends of documents, from 0 to the "
                     f"{tokens.numel()} tokens of the batch"
                 )
-            # Kernels take the rows for one; a document without tokens begins with the next one.
+            # Kernels treat all rows as one; an empty document begins with the next one.
             starts.view(-1)[ends[:-1][ends.diff() > 0].long()] = True
     if "seq_idx" in given:
         numbers = given["seq_idx"]
@@ -360,7 +362,7 @@ def _starts(
             raise InputError(f"seq_idx has no shape {list(tokens.shape)}, that of input_ids")
         starts[:, 1:] |= numbers[:, 1:] != numbers[:, :-1]
     mask = given.get("attention_mask")
-    # Some kernels number documents in the mask of padding.
+    # Some kernels number documents in the padding mask.
     if isinstance(mask, Tensor) and mask.ndim == 2 and len(mask[mask != 0].unique()) > 1:
         told_by.append("attention_mask")
         starts[:, 1:] |= mask[:, 1:] != mask[:, :-1]
@@ -370,7 +372,7 @@ def _starts(
 def _documents(
     positions: Int[Tensor, "axis row token"], valid: Tensor, starts: Tensor
 ) -> list[_Document]:
-    """Find runs of valid tokens along which an axis increases, and that no `starts` break."""
+    """Find runs of valid tokens along which some axis increases, split at `starts`."""
     found: list[_Document] = []
     goes_on = ~starts
     goes_on[:, 1:] &= (positions.diff() > 0).any(0) & valid[:, :-1]
@@ -389,10 +391,10 @@ def _documents(
 def _of_positions(
     decoder: Decoder, documents: Sequence[_Document], positions: Tensor, are_stated: bool
 ) -> list[str]:
-    """Findings about the positions of documents."""
+    """Report faults of the positions of documents."""
     found = []
     counts = "" if are_stated else "; the model counts them so by itself: give position_ids"
-    # Padding that a model counts before the first document changes nothing but learned vectors.
+    # Padding before the first document, which a model counts, only matters for learned vectors.
     is_shifted = are_stated or position_table(decoder.stack) is not None
     for document in documents:
         axes = positions[:, document.row, document.place[1]]
@@ -401,7 +403,7 @@ def _of_positions(
             found.append(
                 f"{document.name}: the document starts at position {at[0]}; wanted 0{counts}"
             )
-        # Along images axes repeat and differ.
+        # Within images, axes repeat positions and differ from each other.
         jump = next((place for place, (a, b) in enumerate(pairwise(at)) if b != a + 1), None)
         if jump is not None and len(axes) == 1:
             found.append(

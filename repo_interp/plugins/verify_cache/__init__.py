@@ -1,1 +1,1 @@
-"""At which position every key of a cache stands."""
+"""Find the position of every key of a cache."""

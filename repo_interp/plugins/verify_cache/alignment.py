@@ -1,11 +1,12 @@
-"""Which token's key a slot of a cache holds.
+"""Find the token whose key a slot of a cache holds.
 
     d(s, j) = | x_s / |x_s| - k_j / |k_j| |       of features that no rotation changes: the lengths of
                                                   the pairs of all heads
 
-Slot s may hold token j where d(s, j) is, within the rounding of the cache, the least one. Equal
-tokens have equal keys in a first layer, so a slot takes the token that goes on longest: slots s,
-s + 1, ... with tokens j, j + 1, ... whose positions go on too. Knows no model.
+Slot s may hold token j if d(s, j) is the smallest distance of the slot, within the rounding of the
+cache. Equal tokens have equal keys in a first layer. Among them a slot takes the token with the
+longest run: slots s, s + 1, ... with tokens j, j + 1, ... whose positions continue too. This module
+knows no model.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 FARTHEST = 0.25
-"""Distance of unit vectors from which two keys are never taken for the same one."""
+"""Distance of unit vectors at which two keys always count as different."""
 _STEPS = (-1, 0, 1, 2)
-"""Differences of positions of neighbors that go on: turned back, not turned, as usual, twice."""
+"""Differences of positions of neighbors within a run: turned back, not turned, as usual, twice."""
 _LONG = 3
-"""Slots of a run between which others are strange."""
+"""Least length of two runs between which other slots count as misplaced."""
 _BLOCK = 256
-"""Slots that are compared with all tokens at a time."""
+"""Number of slots that are compared with all tokens at once."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """How near cached keys are to those of the tokens."""
+    """Distances of cached keys from keys of the tokens."""
 
     nearest: Int[Tensor, "slot"]
     distance: Float[Tensor, "slot"]
-    """To the nearest token."""
+    """Distance to the nearest token."""
     compatible: Bool[Tensor, "slot token"]
 
     @property
@@ -47,15 +48,15 @@ class Match:
 def match_tokens(
     cached: Float[Tensor, "slot feature"], plain: Float[Tensor, "token feature"], step: float
 ) -> Match:
-    """Compare the keys of all slots with those of all tokens.
+    """Compare the keys of all slots with the keys of all tokens.
 
     Args:
         cached: Features of cached keys.
-        plain: The same of the tokens' keys.
-        step: Distance that the rounding of keys makes.
+        plain: Features of the tokens' keys.
+        step: Distance due to the rounding of keys.
 
     Returns:
-        The match; a cache that is rounded further, as quantized ones are, has a wider tolerance.
+        The match; a cache with coarser rounding, such as a quantized one, has a wider tolerance.
     """
     # A token of padding has a key of zeros, which has no direction
     empty = (cached == 0).all(1)[:, None] & (plain == 0).all(1)
@@ -82,12 +83,12 @@ def choose_tokens(
     """Choose a token for every slot.
 
     Args:
-        compatible: Tokens whose key a slot may hold.
-        positions: Positions at which the keys stand; None where they are not known.
-        told: Slots of which they are known.
+        compatible: True for a slot and a token whose key it may hold.
+        positions: Positions of the keys; None if unknown.
+        told: Slots with known positions.
 
     Returns:
-        Number of the token, -1 where none is compatible.
+        Index of the token, -1 if no token is compatible.
     """
     may = compatible.numpy()
     slots, tokens = may.shape
@@ -131,14 +132,14 @@ def choose_tokens(
 def _between(
     runs: Sequence[tuple[int, int, int]], slots: int, tokens: int, positions: np.ndarray | None
 ) -> Iterator[tuple[int, int]]:
-    """Slots between two long runs of one line: what they hold belongs elsewhere in the text."""
+    """Find slots between two long runs of one line: their keys belong elsewhere in the text."""
     ends = [(0, 0, 0), *(run for run in runs if run[2] >= _LONG)]
     ends += [(slots, tokens, 0)] if slots == tokens else []
     for before, after in pairwise(ends):
         first, last, token = before[0] + before[2], after[0], after[1] - after[0]
         if last <= first or token != before[1] - before[0]:
             continue
-        # They stand where the tokens between would, too
+        # The positions of these slots count on, as for the tokens between the runs.
         line = None if positions is None else positions[max(first - 1, 0) : last + 1]
         if line is None or bool((np.diff(line) == 1).all()):
             yield first, last

@@ -1,4 +1,4 @@
-"""Where the keys of a cache stand by axis: time, height and width of a prompt with an image (mRoPE).
+"""Positions of cached keys by axis: time, height and width of a prompt with an image (mRoPE).
 
 position(l, h, s, a)     from the pairs of layer l, key-value head h, slot s that turn by axis a;
                          see `repo_interp.plugins.verify_axes.axes`
@@ -27,24 +27,24 @@ from repo_interp.plugins.verify_cache.cache_readings import (
 from repo_interp.plugins.verify_cache.reference_keys import ReferenceKeys
 
 _FEW = 3
-"""Keys of a head that stand elsewhere in a deep layer, at least, for a fault."""
+"""Least number of misplaced keys of a head in a deep layer for a fault."""
 
 
 @dataclass(frozen=True)
 class AxisReading:
-    """What the slots of one layer hold."""
+    """Tokens and positions of the slots of one layer."""
 
     layer: int
     tokens: Int[np.ndarray, "slot"]
-    """Number of the token, -1 where the key is that of none."""
+    """Index of the slot's token; -1 if the key belongs to no token."""
     positions: Float[np.ndarray, "axis head slot"]
-    """NaN where they are not told."""
+    """NaN if the key does not determine the position."""
     wanted: Float[np.ndarray, "axis slot"]
     of_tokens: tuple[CacheFault, ...]
     """Slots of no token, and tokens without a slot."""
     of_axes: tuple[CacheFault, ...] = ()
     unread: tuple[str, ...] = ()
-    """What is not told, and why."""
+    """The unknown positions, and the reason."""
     order: str = STOCK
 
 
@@ -59,9 +59,9 @@ def read_by_axis(
 
     Args:
         cached: Keys by layer [kv_head, slot, entry].
-        references: Keys of the model by layer, of a pass with these positions.
-        positions: Of the prompt.
-        needed: The first token that later ones see in a layer.
+        references: Keys of the model by layer, from a pass with these positions.
+        positions: Positions of the prompt.
+        needed: By layer, the first token that later tokens see.
         dtype: Precision of the model.
 
     Returns:
@@ -93,7 +93,7 @@ def _read_layer(
     layer, axes = reference.attention.layer_idx, reference.attention.rotation.axes
     cached, plain = ordered(keys, reference, order)
     match = match_tokens(lengths_of(cached), lengths_of(plain), tolerances(keys, dtype)[1])
-    # Placeholders of an image are equal, and then a slot takes the token of its own number
+    # Placeholders of an image have equal keys; a slot then takes the token of the same index.
     tokens = choose_tokens(match.compatible, None, None) if known is None else known.tokens
     held = torch.as_tensor(tokens).clamp_min(0)
     wanted, (heads, slots) = positions[:, held], cached.shape[:2]
@@ -117,13 +117,14 @@ def _read_layer(
     )
     at, lost = positions_by_axis(turns)
     if known is not None:
-        # A few keys of a deep layer are those of sinks, whose hidden states are rounded most
+        # A few keys in a deep layer may be off: sinks have the largest rounding errors.
         off = lost | ((at - turns.wanted[:, None]).nan_to_num() != 0)
         few = off & (off.sum(-1, keepdim=True) < _FEW)
         at, lost = at.masked_fill(few, torch.nan), lost & ~few
     nothing[..., own.numpy()] = at.numpy()
     faults = tuple(CacheFault(*vars(fault).values()) for fault in axis_faults(turns, at, lost))
-    # A layer that tells less than the first one, and nothing else, has its mistakes
+    # A layer with fewer known positions than the first layer, and no contradiction, gets its
+    # faults.
     if known is not None and not bool(lost.any()) and _agree(nothing, known.positions):
         faults = known.of_axes
     unread = []
@@ -137,7 +138,7 @@ def _read_layer(
 
 
 def _agree(told: np.ndarray, known: np.ndarray) -> bool:
-    """Whether some positions are told, and none but as they are known."""
+    """Whether some positions are known in both, and all of these agree."""
     if told.shape != known.shape:
         return False
     both = ~np.isnan(told) & ~np.isnan(known)
@@ -145,14 +146,14 @@ def _agree(told: np.ndarray, known: np.ndarray) -> bool:
 
 
 def verdicts_by_axis(kinds: Sequence[str], told: Sequence[bool]) -> str:
-    """Say what holds for each axis.
+    """Give a verdict for each axis.
 
     Args:
         kinds: Kinds of faults.
-        told: Whether some position is told, by axis.
+        told: Whether some position is known, by axis.
 
     Returns:
-        Such as "time: contiguous; height: height shifted by +1; width: not told".
+        The text, such as "time: contiguous; height: height shifted by +1; width: not told".
     """
     texts = []
     for name, known in zip(AXES, told, strict=True):

@@ -1,13 +1,13 @@
-"""At which position every key of a cache stands, and of which token it is.
+"""Find the token and the position of every key of a cache.
 
     position(l, h, s) = argmax_p Re sum_r x_r conj(k_r) exp(-i theta_r p)
-                        of layer l, key-value head h, slot s: x the cached key, k that of its token
-                        before rotation, r a pair of entries
+                        of layer l, key-value head h, slot s: x the cached key, k the key of its
+                        token before rotation, r a pair of entries
 
-Prompts with images have three positions per token (mRoPE); their keys are read by axis, in
-`axis_readings`. Keys of a first layer depend on the token alone, so there tokens and positions are exact. In deeper
-layers k is that of a dense pass over all tokens, and a slot tells nothing where its context was
-another one. Values are not compared.
+Prompts with images have three positions per token (mRoPE); `axis_readings` reads their keys by
+axis. Keys of a first layer depend on the token alone, so its tokens and positions are exact. In
+deeper layers k comes from a dense pass over all tokens, and the position of a slot remains unknown
+if the key was computed in another context. Values are not compared.
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ _LONG_NAMES = {
 
 @float32_by_default()
 def verify_cache(model: Any, tokens: Any, cache: Any) -> xr.DataTree:
-    """Find where every key of a cache stands, and judge it against a dense pass of the tokens.
+    """Find the position of every key of a cache, and compare it with a dense pass of the tokens.
 
         audited = ri.verify_cache(model, tokens, model(tokens, use_cache=True).past_key_values)
 
     Args:
         model: Model of Hugging Face or bridge, also wrapped; or the path of a checkpoint.
         tokens: Token ids [token] or [1, token] of one prompt, without padding; or a `Prompt`, whose
-            `position_ids` may be [time, height, width] of every token, as an image has them.
-        cache: What a model returns as `past_key_values`; or a .npz file, see `read_keys`.
+            `position_ids` may be [time, height, width] of every token, for prompts with images.
+        cache: `past_key_values` of a model's output; or a .npz file, see `read_keys`.
 
     Returns:
         `position`, `wanted` and `agreement [layer, head, slot]`, `token [layer, slot]`. The attribute
-        `verdict` is a few words, `findings` has one line per fault, `cannot_tell` one per layer
-        and reason for which positions are not known; `order` is that of the entries of keys. With
-        positions by axis, `position` and `wanted` have a last dimension `axis` (time, height,
-        width), there is no `agreement`, and `verdict_by_axis` says what holds for each.
+        `verdict` is a few words; `findings` has one line per fault, and `cannot_tell` one line per
+        layer with unknown positions, with the reason; `order` is the order of the entries of keys.
+        With positions by axis, `position` and `wanted` have a last dimension `axis` (time, height,
+        width), there is no `agreement`, and `verdict_by_axis` has a verdict for each axis.
 
     Raises:
-        InputError: The cache is one of another model or of other tokens, or cannot be read.
+        InputError: The cache belongs to another model or other tokens, or cannot be read.
     """
     opened = open_model(model) if isinstance(model, str | os.PathLike) else model
     decoder = as_decoder(observable(opened))
@@ -116,7 +116,7 @@ def _token_ids(tokens: Any, decoder: Decoder) -> Tensor:
 
 
 def _positions_by_axis(tokens: Any) -> Tensor | None:
-    """Positions [axis, token] of a prompt with an image; None where there is one per token."""
+    """Positions [axis, token] of a prompt with an image; None for one position per token."""
     given = getattr(tokens, "position_ids", None)
     if given is None or list(given) == list(range(len(given))):
         return None
@@ -130,7 +130,7 @@ def _positions_by_axis(tokens: Any) -> Tensor | None:
 
 
 def _needed(reference: ReferenceKeys, tokens: int) -> int:
-    """The first token that later ones see, by the window of the layer."""
+    """Return the first token that tokens after the prompt see, by the window of the layer."""
     return 0 if reference.window is None else max(0, tokens - reference.window + 1)
 
 
@@ -157,7 +157,7 @@ def _require_tokens(
     cached: Mapping[int, Tensor],
     references: Mapping[int, ReferenceKeys],
 ) -> None:
-    """Raise InputError where most keys of the first layer are those of none of the tokens."""
+    """Raise InputError if most keys of the first layer belong to none of the tokens."""
     known = float((first.tokens >= 0).mean()) if len(first.tokens) else 1.0
     if known > 0.5:
         return
@@ -263,7 +263,7 @@ def _dataset(
     unread: Mapping[str, list[int]],
     order: str,
 ) -> xr.DataTree:
-    """Both kinds of readings as a tree."""
+    """Convert readings of either kind to a tree."""
     layers = coords["layer"]
     dataset = xr.Dataset(
         {

@@ -1,4 +1,4 @@
-"""What is wrong with the keys of a cache, in words.
+"""Faults of the keys of a cache, in words.
 
 Slots with tokens j, j + 1, ... at positions that change by a constant step are one piece: step 1
 counts (from p = j on, or moved by p - j), 0 is not turned, 2 turned twice, -1 turned back.
@@ -21,11 +21,11 @@ from repo_interp.plugins.verify_cache.turned import KeyPhases
 from repo_interp.values import format_ranges
 
 _NAMED = 5
-"""Pieces that a finding names."""
+"""Most pieces that a finding names."""
 _LENGTH = 2e-2
 """Relative difference of lengths that is a fault."""
 _COHERENT = 0.9
-"""Share of a pair's turns from token to token that must agree for a frequency to be read off."""
+"""Least share of a pair's turns between tokens that must agree to determine its frequency."""
 _LEARNED = 1e-2
 """Difference of learned positions that is a fault."""
 
@@ -35,19 +35,19 @@ class CacheFault:
     """One fault of some slots."""
 
     kind: str
-    """One or two words: the verdict."""
+    """The verdict, in one or two words."""
     text: str
     heads: tuple[int, ...] = ()
-    """None named: all."""
+    """Heads with the fault; empty: all."""
 
 
 def faults_of(reading: Reading, first: Reading, needed: int) -> Iterator[CacheFault]:
-    """Find what is wrong in one layer.
+    """Find the faults of one layer.
 
     Args:
-        reading: Of the layer.
-        first: That of the first layer with as many slots: slots of which the layer does not tell
-            where they stand are taken to stand as there.
+        reading: Reading of the layer.
+        first: Reading of the first layer with as many slots; it gives the positions of slots whose
+            position is unknown in this layer.
         needed: The first token that later tokens see, by the window of the layer.
 
     Yields:
@@ -93,7 +93,7 @@ def token_faults(tokens: Int[np.ndarray, "slot"], needed: int) -> Iterator[Cache
     """Find slots of no token, and tokens without a slot, or with several.
 
     Args:
-        tokens: Number of each slot's token, -1 where there is none.
+        tokens: Index of each slot's token, -1 for a slot without one.
         needed: The first token that later tokens see.
 
     Yields:
@@ -105,7 +105,7 @@ def token_faults(tokens: Int[np.ndarray, "slot"], needed: int) -> Iterator[Cache
         yield CacheFault("wrong token", f"keys of none of the tokens in {slots}")
     if not held.size:
         return
-    # A cache may end before the tokens do; the last one of generated text never is cached.
+    # A cache may end before the tokens do: the last generated token is never cached.
     missing = [token for token in range(needed, int(held.max())) if token not in {*held.tolist()}]
     if missing and not strange.size:
         yield CacheFault("evicted", f"the cache lacks {_tokens(missing)}")
@@ -146,7 +146,7 @@ def _of_head(reading: Reading, head: int, elsewhere: np.ndarray) -> Iterator[Cac
 
 
 def _moved(moved: Sequence[Piece], pieces: Sequence[Piece]) -> CacheFault:
-    """The fault of pieces that stand together or apart from their own positions."""
+    """Name the fault of pieces that are moved together, or by different distances."""
     by = {piece.moved for piece in moved}
     texts = [
         f"{_tokens(range(piece.tokens[0], piece.tokens[1] + 1))} at "
@@ -165,7 +165,7 @@ def _moved(moved: Sequence[Piece], pieces: Sequence[Piece]) -> CacheFault:
 
 
 def _frequencies(phases: KeyPhases, tokens: np.ndarray) -> str:
-    """What the frequencies are, where turns from token to token agree."""
+    """State the frequencies of the cache, if turns between tokens agree."""
     products = phases.products[0]
     follows = torch.as_tensor(np.diff(tokens) == 1)
     steps = (products[1:] * products[:-1].conj())[follows]

@@ -1,4 +1,4 @@
-"""Where the keys of one layer of a cache stand: its slots beside the tokens of a dense pass."""
+"""Compare the cached keys of a layer with the keys of a dense pass: tokens and positions of slots."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ from repo_interp.plugins.verify_cache.turned import UNCLEAR, KeyPhases, key_phas
 
 _PRECISION = {torch.bfloat16: (4e-3, 3e-2), torch.float16: (5e-4, 5e-3)}
 _WIDE = (1e-4, 2e-3)
-"""By precision of keys and model: of 1 - a(p), and of the distance of two keys."""
+"""By precision of keys and model, the tolerance of 1 - a(p) and of the distance of two keys."""
 _FEW = 3
-"""Slots of a head that are turned by no position, at least, for a fault."""
+"""Least number of slots of a head that no position explains, for a fault."""
 STOCK, REORDERED, EXCHANGED = "stock", "reordered", "exchanged"
-"""Orders of cached keys: the model's; the other one, as runtimes that permute weights have it; the
-model's, turned in pairs of the other one.
+"""Orders of cached keys: the model's; the other order, of runtimes that permute weights; and the
+model's order, but turned in pairs of the other order.
 """
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the slots of one layer hold."""
+    """Tokens and positions of the slots of one layer."""
 
     layer: int
     tokens: Int[np.ndarray, "slot"]
-    """Number of the token, -1 where the key is that of none."""
+    """Index of the slot's token; -1 if the key belongs to no token."""
     positions: Float[np.ndarray, "head slot"]
-    """NaN where they are not known."""
+    """Positions [head, slot]; NaN where unknown."""
     wanted: Float[np.ndarray, "head slot"]
-    """Positions that a dense pass gives."""
+    """Positions in a dense pass."""
     unexplained: np.ndarray
     """[head, slot]: no position explains the phases."""
     order: str
     length: float
-    """Of cached keys over what the model makes of them."""
+    """Length of cached keys over the length of the model's keys."""
     phases: KeyPhases | None = None
     unread: str = ""
-    """Why positions are not known, if they are not."""
+    """The reason why positions are unknown; empty if they are known."""
 
 
 def order_of(keys: Tensor, reference: ReferenceKeys, step: float) -> str:
     """Find the order in which a cache holds the entries of keys.
 
     Args:
-        keys: Of one layer, as cached [kv_head, slot, entry].
+        keys: Cached keys of one layer [kv_head, slot, entry].
         reference: Keys of the model.
-        step: Distance that rounding makes.
+        step: Distance due to rounding.
 
     Returns:
-        One of `STOCK`, `REORDERED` and `EXCHANGED`; the first where several fit.
+        One of `STOCK`, `REORDERED` and `EXCHANGED`; the first if several fit.
     """
     farness = {}
     for order in (STOCK, REORDERED, EXCHANGED):
         cached, plain = ordered(keys, reference, order)
         match = match_tokens(lengths_of(cached), lengths_of(plain), step)
         farness[order] = float(match.distance.median())
-    # An order other than the model's must be better beyond doubt
+    # Another order than the model's must fit clearly better.
     best = min(farness, key=lambda order: farness[order])
     return best if farness[best] + step < 0.5 * farness[STOCK] else STOCK
 
@@ -72,12 +72,12 @@ def ordered(keys: Tensor, reference: ReferenceKeys, order: str) -> tuple[Tensor,
     """Return cached and unrotated keys as complex pairs.
 
     Args:
-        keys: As cached [kv_head, slot, entry].
+        keys: Cached keys [kv_head, slot, entry].
         reference: Keys of the model.
-        order: That of the entries.
+        order: Order of the entries.
 
     Returns:
-        [kv_head, slot, pair] and [kv_head, token, pair].
+        Cached keys [kv_head, slot, pair] and unrotated keys [kv_head, token, pair].
     """
     stock, other = reference.orders()
     of_cached = stock if order == STOCK else other
@@ -88,7 +88,7 @@ def ordered(keys: Tensor, reference: ReferenceKeys, order: str) -> tuple[Tensor,
 
 
 def lengths_of(vectors: Tensor) -> Float[Tensor, "token feature"]:
-    """Return what no rotation changes, of all heads.
+    """Return features that no rotation changes, of all heads.
 
     Args:
         vectors: Complex pairs [head, token, pair].
@@ -111,7 +111,7 @@ def tolerances(keys: Tensor, model: torch.dtype) -> tuple[float, float]:
         model: Precision of the model.
 
     Returns:
-        Those of the coarser precision.
+        Both tolerances, of the coarser precision.
     """
     return max(_PRECISION.get(dtype, _WIDE) for dtype in (keys.dtype, model))
 
@@ -126,12 +126,12 @@ def read_layer(
     """Find the token and the position of every slot of a layer.
 
     Args:
-        keys: As cached [kv_head, slot, entry].
-        passes: Keys of the model in several passes; those that are nearest are taken.
-        order: That of the entries.
+        keys: Cached keys [kv_head, slot, entry].
+        passes: Keys of the model in several passes; each slot uses the nearest.
+        order: Order of the entries.
         dtype: Precision of the model.
-        known: The reading of a layer with as many slots, whose tokens hold here too; None: there is
-            none.
+        known: Reading of another layer with as many slots and therefore the same tokens; None: no
+            such layer.
 
     Returns:
         The reading.
@@ -139,7 +139,7 @@ def read_layer(
     layer = passes[0].attention.layer_idx
     keys, beside = passes[0].split(keys)
     tolerance, step = tolerances(keys, dtype)
-    # Beside their positions, a cache of a model of ours holds keys before rotation.
+    # A cache of a repositioned model holds unrotated keys, followed by their positions.
     rotates = passes[0].frequencies is not None and beside is None
     features = lengths_of if rotates else _entries
     cached = ordered(keys, passes[0], order)[0]
@@ -157,7 +157,7 @@ def read_layer(
             nearest = key_phases(cached, plain[:, match.nearest], reference.frequencies, tolerance)
             at, agreement = nearest.search(reach, match.nearest)
             allowed = nearest.of_layer.tolerance[0]
-            # Farther ones may be multiples of all turns
+            # Positions far away may be common multiples of the turns of all pairs.
             told = (agreement >= 1 - allowed) & (allowed < UNCLEAR) & (at.abs() <= reach)
             told &= nearest.tells(reach)
         tokens = choose_tokens(match.compatible, at, told)
@@ -188,23 +188,22 @@ def read_layer(
     expected = None if known is None else _whole(known.positions, known.tokens)
     positions = _of_heads(phases, tokens, reach, expected)
     unexplained = clear.numpy() & np.isnan(positions)
-    # Of few slots a coarse rounding may be the reason
+    # With few slots, coarse rounding may be the reason.
     unexplained &= (unexplained.sum(1, keepdims=True) >= _FEW) & phases.tells(reach)
     if expected is not None:
-        # A few keys that stand elsewhere in a deep layer alone are those of sinks, whose hidden
-        # states are rounded most
+        # A few keys may be off in a deep layer alone: sinks have the largest rounding errors.
         apart = (positions != expected.numpy()) & ~np.isnan(positions)
         positions[apart & (apart.sum(1, keepdims=True) < _FEW)] = np.nan
     return replace(reading, positions=positions, unexplained=unexplained)
 
 
 def _by_head(rows: Tensor, heads: int) -> Tensor:
-    """Positions [head, slot] of rows that are one for all heads, or for each."""
+    """Expand rows, one for all heads or one per head, to positions [head, slot]."""
     return rows.expand(heads, -1) if len(rows) == 1 else rows
 
 
 def _whole(positions: np.ndarray, tokens: np.ndarray) -> Tensor:
-    """Positions of slots in the first head that has them; else the number of the token."""
+    """Positions of slots in the first head where they are known; else the index of the token."""
     with_tokens = np.vstack([positions, tokens])
     first = np.argmax(~np.isnan(with_tokens), 0)
     return torch.as_tensor(with_tokens[first, np.arange(len(tokens))]).long()
@@ -213,7 +212,7 @@ def _whole(positions: np.ndarray, tokens: np.ndarray) -> Tensor:
 def _of_heads(
     phases: KeyPhases, tokens: np.ndarray, reach: int, expected: Tensor | None
 ) -> np.ndarray:
-    """Positions of all heads together, and of those apart that stand elsewhere."""
+    """Find positions of all heads together, and separately for heads that differ."""
     joint = stand_at(phases, tokens, reach, expected)
     here = _whole(joint[None].numpy(), tokens)
     near = torch.arange(-2, 3)
@@ -240,8 +239,8 @@ def read_cache(
 
     Args:
         cached: Keys by layer [kv_head, slot, entry].
-        references: Keys of the model by layer, of a pass over all tokens.
-        apart: Gives those of passes over pieces alone, as keys of joined caches were made.
+        references: Keys of the model by layer, from a pass over all tokens.
+        apart: Function that returns keys from passes over single pieces, as for joined caches.
         dtype: Precision of the model.
 
     Returns:
@@ -254,7 +253,7 @@ def read_cache(
     order = order_of(keys, references[first], tolerances(keys, dtype)[1])
     known: dict[int, Reading] = {}
     passes, found = [references], []
-    # The first layer's keys depend on tokens alone, so it is read before others.
+    # Keys of the first layer depend on tokens alone, so it is read first.
     for layer in sorted(cached):
         slots = cached[layer].shape[1]
         several = [one[layer] for one in passes]

@@ -1,10 +1,10 @@
-"""The keys that a cache holds: of transformers, a legacy tuple, or a file of another runtime.
+"""Read the keys of a cache of transformers, of a legacy tuple, or of another runtime's file.
 
     keys[layer]    [kv_head, slot, entry], float64
 
-A cache of transformers gives the keys of its layers, whether it grows, is static, slides, is offloaded or
-quantized (dequantized here). A file .npz, or a mapping, has `keys_L` [kv_head, slot, entry] for
-every layer L. Zeros behind the last key, as a static cache has them, are left out.
+Caches of transformers may be dynamic, static, sliding, offloaded or quantized (quantized keys are
+dequantized). A .npz file, or a mapping, has `keys_L` [kv_head, slot, entry] for every layer L.
+Zeros after the last key, as in a static cache, are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from repo_interp.values import shortened
 Keys = Float[Tensor, "kv_head slot entry"]
 _NAME = re.compile(r"keys_(\d{1,5})")
 _ROUNDED = getattr(cache_utils, "BaseQuantizedLayer", cache_utils.QuantizedLayer)
-"""Layers of a cache that round what they keep."""
+"""Cache layers that round their keys."""
 
 
 def read_keys(cache: Any) -> dict[int, Keys]:
@@ -42,10 +42,11 @@ def read_keys(cache: Any) -> dict[int, Keys]:
             path of a .npz file, or mapping, with `keys_L` [kv_head, slot, entry].
 
     Returns:
-        Keys by number of layer, in the precision in which they are held, on the processor.
+        Keys by number of layer, in the precision of the cache, on the processor.
 
     Raises:
-        InputError: It is no cache, holds no key, several prompts, or numbers that are not finite.
+        InputError: `cache` is not a cache, or it holds no key, several prompts, or numbers that are
+            not finite.
     """
     if isinstance(cache, str | os.PathLike):
         path = path_of(cache, "a cache or a file of keys")
@@ -88,7 +89,7 @@ def _of_layers(layers: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         parts = [keys] if isinstance(keys, Tensor) and keys.ndim == 4 else []
         if isinstance(layer, _ROUNDED) and hasattr(layer, "_quantized_keys"):
             parts = [layer._dequantize(layer._quantized_keys), *parts]
-        if parts:  # else a layer without attention, or one that reads another's keys
+        if parts:  # no parts: a layer without attention, or one that reads another layer's keys
             yield number, torch.cat([part.to(parts[0].device) for part in parts], 2)
 
 
@@ -99,7 +100,7 @@ def _first(layer: Any, number: int) -> Any:
 
 
 def _checked(keys: Any, layer: int) -> Keys:
-    """Keys of one prompt, without the zeros behind them."""
+    """Check the keys of one prompt, and drop the zeros after them."""
     if not isinstance(keys, Tensor) or keys.ndim != 4 or not keys.is_floating_point():
         shape = f"{list(keys.shape)}, {keys.dtype}" if isinstance(keys, Tensor) else quoted(keys)
         raise InputError(

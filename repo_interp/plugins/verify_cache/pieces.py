@@ -1,4 +1,4 @@
-"""Pieces of a cache: slots whose tokens go on, at positions that go on.
+"""Pieces of a cache: runs of slots with consecutive tokens at evenly spaced positions.
 
 A piece has tokens j, j + 1, ... at positions that change by a constant step: 1 counts (from p = j on,
 or moved by p - j), 0 is not turned, 2 turned twice, -1 turned back.
@@ -18,7 +18,7 @@ _STEPS = (-1, 0, 1, 2)
 
 @dataclass(frozen=True)
 class Piece:
-    """Slots whose tokens and positions go on."""
+    """A run of slots with consecutive tokens at evenly spaced positions."""
 
     tokens: tuple[int, int]
     """First and last."""
@@ -32,7 +32,7 @@ class Piece:
 
     @property
     def moved(self) -> int:
-        """By how much the first token stands too late."""
+        """Position of the first token minus its index."""
         return self.positions[0] - self.tokens[0]
 
 
@@ -42,8 +42,8 @@ def pieces_of(
     """Divide the slots of a head into pieces.
 
     Args:
-        tokens: Number of each slot's token, -1 where there is none.
-        positions: Where they stand, NaN where that is not known.
+        tokens: Index of each slot's token, -1 for a slot without one.
+        positions: Positions of the slots, NaN where unknown.
 
     Yields:
         Pieces in the order of slots.

@@ -1,4 +1,4 @@
-"""Keys that a model itself makes of the tokens, unrotated, from one pass without a cache.
+"""Unrotated keys of a model for given tokens, from one pass without a cache.
 
 k[layer]     [kv_head, token, pair], complex: the pair's entries as real and imaginary part
 theta        radians per position, by pair
@@ -23,9 +23,9 @@ from repo_interp.models.capture import capture
 from repo_interp.models.decoder import Decoder
 
 _BLOCK = 64
-"""Tokens of a row of the vocabulary."""
+"""Tokens per row of a pass over the vocabulary."""
 _PIECES = 64
-"""Passes over pieces, at most."""
+"""Most passes over single pieces."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,23 @@ class ReferenceKeys:
 
     attention: RepositionedAttention
     plain: Float[Tensor, "kv_head token d_head"]
-    """Half-split, float64."""
+    """Keys in half-split order, float64."""
     frequencies: Float[Tensor, "pair"] | None
-    """float64; None where the layer does not rotate, or not by one number per pair."""
+    """Frequencies, float64; None if the layer does not rotate, or not by one number per pair."""
     scaling: Float[Tensor, "*pair"]
-    """Factor by which rotation lengthens keys."""
+    """Factor of rotation on the length of keys."""
     positions: Float[Tensor, "row token"] | None
-    """float64; None where there are none, or one for every pair."""
+    """Positions, float64; None if the layer has none, or one per pair."""
     window: int | None
 
     def split(self, keys: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Split what a cache of a model of ours holds beside its keys from them.
+        """Split the entries of a repositioned model's cache into keys and positions.
 
         Args:
-            keys: As cached [kv_head, slot, entry].
+            keys: Cached entries [kv_head, slot, entry].
 
         Returns:
-            Keys of the width of a head, and positions [row, slot]; None where there are none.
+            Keys with the width of a head, and positions [row, slot]; None without positions.
         """
         width = self.attention.d_head
         if keys.shape[-1] <= width or self.positions is None:
@@ -61,11 +61,11 @@ class ReferenceKeys:
         return keys[..., :width], beside[0].double()
 
     def orders(self) -> tuple[Int[Tensor, "d_head"], Int[Tensor, "d_head"]]:
-        """Return where the entries of half-split pairs stand in a key.
+        """Return the places of half-split entries in a key, for both orders.
 
         Returns:
-            In the model's keys; and in keys of the other order, adjacent pairs where the model
-            pairs halves, else halves.
+            Places in the model's keys, and in keys of the other order: adjacent pairs if the model
+            pairs halves, and halves if it pairs neighbors.
         """
         width = self.attention.d_head
         order = self.attention.order
@@ -79,7 +79,7 @@ class ReferenceKeys:
 
     @property
     def pairs_halves(self) -> bool:
-        """Whether pairs are of entries half a head apart, and not of neighbors."""
+        """Whether the entries of a pair are half a head apart, rather than neighbors."""
         order, half = self.attention.order, self.attention.d_head // 2
         return order is None or int(order[half] - order[0]) != 1
 
@@ -106,7 +106,8 @@ def reference_keys(
     Args:
         decoder: Decoder of a model that can be observed.
         tokens: Token ids of one prompt.
-        position_ids: By time, height and width, those of a prompt with an image; None: the index.
+        position_ids: Positions in time, height and width of a prompt with an image; None: the
+            token index.
 
     Returns:
         Keys by number of layer.
@@ -138,7 +139,7 @@ def reference_keys_apart(
     whole: Mapping[int, ReferenceKeys],
     pieces: Sequence[tuple[int, int]],
 ) -> dict[int, ReferenceKeys]:
-    """Return the keys of passes over pieces alone, and elsewhere those of the whole.
+    """Return keys from passes over single pieces; all other tokens keep the keys of the whole pass.
 
     Args:
         decoder: Decoder of a model that can be observed.
@@ -157,7 +158,7 @@ def reference_keys_apart(
 
 
 def keys_of_vocabulary(decoder: Decoder, layer: int) -> Float[Tensor, "kv_head id d_head"]:
-    """Return the unrotated keys that a first layer makes of every token of the vocabulary.
+    """Return the unrotated keys of a first layer for every token of the vocabulary.
 
     Args:
         decoder: Decoder of a model that can be observed.

@@ -1,13 +1,13 @@
-"""By which position a key is turned, from its phases beside the unrotated key.
+"""Find the position by which a key is turned, from its phases relative to the unrotated key.
 
-    a(p) = Re sum_r x_r conj(k_r) exp(-i theta_r p) / (|x| |k|)      1 where x = exp(i theta p) k
-    rho  = 1 - sum_r |x_r| |k_r| / (|x| |k|)                         0 where x is k, turned anyhow
+    a(p) = Re sum_r x_r conj(k_r) exp(-i theta_r p) / (|x| |k|)      1 if x = exp(i theta p) k
+    rho  = 1 - sum_r |x_r| |k_r| / (|x| |k|)                         0 if x is any rotation of k
 
-x is the cached key, k the unrotated one, r a pair. Rounding and another context change lengths as
-they change phases, so rho, which no rotation changes, says how far 1 - a(p) may be from 0: the
+x is the cached key, k the unrotated key, r a pair. Rounding and another context change lengths as
+much as phases. No rotation changes rho, so it bounds the deviation of 1 - a(p) from 0: the
 tolerance of a slot is that of the precision plus `ALLOWED` rho. Positions of a cache lie on a few
-lines p = m j + c over the tokens j: m = 1 counts, 0 does not turn, 2 turns twice, -1 turns back. So
-the line that most slots ask for is tried on all first. Knows no model.
+lines p = m j + c over the tokens j: m = 1 counts, 0 does not turn, 2 turns twice, -1 turns back.
+The line that fits most slots is therefore tried first on all slots. This module knows no model.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 ALLOWED = 8.0
-"""Times rho that 1 - a(p) may be: rounding changes both alike, in expectation twice as much."""
+"""Allowed ratio of 1 - a(p) to rho; under rounding its expectation is 2."""
 UNCLEAR = 0.05
-"""A tolerance from which a slot does not tell where it stands."""
+"""Tolerance at which the position of a slot counts as unknown."""
 SLOPES = (1, 0, 2, -1)
 _FEW = 3
-"""Slots that a line of another slope than 1 needs."""
+"""Least number of slots on a line with a slope other than 1."""
 _NEAR = 8
-"""Positions on both sides of an expected one that are tried before all."""
+"""Positions on both sides of an expected position that are tried first."""
 _LONGEST = 1 << 15
-"""The farthest position that is tried without need."""
+"""The farthest position to try, unless the cache is longer."""
 _BY_CHANCE = 1e-3
-"""Positions among all that are tried that may fit the phases of a slot by chance."""
+"""Expected number of tried positions that may fit the phases of a slot by chance."""
 _SLACK = 1e-4
-"""By how much a(p) must be greater at the farthest position than at 0."""
+"""Penalty on a(p) at the farthest position; it grows linearly from 0 at position 0."""
 _MOST = 0.8
-"""Share of slots that may stand at one distance from their tokens, from which they do."""
+"""Share of slots that may have a common offset, above which they are taken to have it."""
 _BLOCK = 1 << 22
-"""Numbers made at a time."""
+"""Most numbers that are computed at once."""
 
 
 @dataclass(frozen=True)
 class KeyPhases:
-    """Phases of cached keys beside unrotated ones."""
+    """Phases of cached keys relative to unrotated keys."""
 
     products: Complex[Tensor, "head slot pair"]
     sizes: Float[Tensor, "head slot"]
@@ -54,7 +54,7 @@ class KeyPhases:
 
     @property
     def of_layer(self) -> KeyPhases:
-        """All heads as one, since heads of a layer mostly stand alike."""
+        """All heads joined into one, since heads of a layer mostly have the same positions."""
         weights = self.sizes / self.sizes.sum(0).clamp_min(1e-30)
         return KeyPhases(
             self.products.sum(0, keepdim=True),
@@ -70,7 +70,7 @@ class KeyPhases:
             head: Key-value head.
 
         Returns:
-            Its phases, with an axis of one head.
+            Phases with a head axis of length 1.
         """
         one = slice(head, head + 1)
         return KeyPhases(self.products[one], self.sizes[one], self.frequencies, self.tolerance[one])
@@ -95,10 +95,10 @@ class KeyPhases:
         """Compute a(p).
 
         Args:
-            positions: [slot, candidate], or with an axis of heads before.
+            positions: Candidates [slot, candidate], or [head, slot, candidate].
 
         Returns:
-            By head, slot and candidate.
+            a(p) [head, slot, candidate].
         """
         by_candidate = []
         for at in positions.unbind(-1):  # one by one: all at once would not fit
@@ -109,21 +109,21 @@ class KeyPhases:
 
     @property
     def reach(self) -> float:
-        """The farthest position that no phases fit by chance."""
+        """The farthest position up to which no phases fit by chance."""
         chance = float((2 * self.of_layer.tolerance.median()).sqrt().clamp(max=1.0)) / math.pi
         pairs = int((self.frequencies * _LONGEST > math.pi).sum())
-        by_chance = chance**pairs  # 0 where keys are exact, or pairs many
+        by_chance = chance**pairs  # 0 for exact keys, or for many pairs
         enough = 0.5 * _BY_CHANCE
         return enough / by_chance if by_chance * _LONGEST > enough else _LONGEST
 
     def tells(self, reach: int) -> bool:
-        """Whether there are enough pairs to tell all positions of a cache apart.
+        """Whether there are enough pairs to distinguish all positions of a cache.
 
         Args:
             reach: The last position in both directions.
 
         Returns:
-            True where there are.
+            True if there are enough.
         """
         return self.reach >= reach
 
@@ -133,20 +133,20 @@ class KeyPhases:
         """Find the position that explains the phases of each slot best, over all heads.
 
         Args:
-            reach: The last position in both directions, at least; farther ones are tried as far as
-                none of them fits by chance.
-            tokens: Token of each slot: where most slots may stand at one distance from their
-                tokens, they are taken to.
+            reach: The last position in both directions, at least; farther positions are tried as
+                long as none fits by chance.
+            tokens: Token of each slot; if a common offset is possible for most slots, it is
+                preferred.
 
         Returns:
-            Position, and a(p) there.
+            The position, and a(p) at it.
         """
         product, size = self.products.sum(0), self.sizes.sum(0).clamp_min(1e-30)
         phases = product / size[:, None]
         joint = self.of_layer
         if self.tells(reach):
             best = self._best(phases, max(reach, int(self.reach)))
-        else:  # too few pairs: whatever was found would fit by chance
+        else:  # too few pairs: any result would fit by chance
             lines = torch.stack([slope * tokens for slope in SLOPES], 1)
             best = lines.gather(1, joint.agreement(lines)[0].argmax(1)[:, None])[:, 0]
         agreement = joint.agreement(best[:, None])[0, :, 0]
@@ -183,10 +183,10 @@ def key_phases(
         cached: Keys of the slots.
         plain: Unrotated keys of the tokens that the slots hold.
         frequencies: Radians per position.
-        tolerance: Of 1 - a(p), by the precision.
+        tolerance: Tolerance of 1 - a(p) for the precision.
 
     Returns:
-        Their phases.
+        Phases of the slots.
     """
     turning = frequencies != 0
     cached, plain, frequencies = cached[..., turning], plain[..., turning], frequencies[turning]
@@ -203,12 +203,12 @@ def stand_at(
     reach: int,
     expected: Int[Tensor, "slot"] | None = None,
 ) -> Float[Tensor, "slot"]:
-    """Find where the keys of slots stand, over all heads of `phases`.
+    """Find the positions of slots, over all heads of `phases`.
 
     Args:
         phases: Phases of the slots.
-        tokens: Token that each slot holds.
-        reach: The last position that is tried, in both directions.
+        tokens: Token of each slot.
+        reach: The last position to try, in both directions.
         expected: Positions in another layer, tried first; None: all positions are tried.
 
     Returns:
@@ -242,7 +242,7 @@ def stand_at(
         positions[taken] = on_line[taken].double()
         alone |= taken if int(taken.sum()) == 1 else torch.zeros_like(taken)
         left = left & ~taken
-    # Multiples of the turns of few pairs, which fit by chance, lie on no line and far away
+    # With few pairs, common multiples of their turns fit by chance; these are far off any line.
     alone &= positions.abs() > reach
     if int(alone.sum()) >= _FEW:
         positions[alone] = torch.nan
@@ -250,7 +250,7 @@ def stand_at(
 
 
 def _line(best: list[int], tokens: list[int]) -> tuple[int, int]:
-    """Slope and offset that most slots ask for; of equals the one that is nearest to counting."""
+    """Slope and offset that fit most slots; among equals, those nearest to counting."""
     asked: Counter[tuple[int, int]] = Counter()
     for slope in SLOPES:
         votes = Counter(at - slope * token for at, token in zip(best, tokens, strict=True))

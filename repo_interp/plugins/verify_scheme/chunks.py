@@ -55,7 +55,7 @@ def _compared(
     batch = torch.cat([prompts[0], F.pad(prompts[1], (_PADDING, 0))])
     valid = torch.ones_like(batch)
     valid[1, :_PADDING] = 0
-    # As `generate` gives them: the index counts tokens that are no padding.
+    # As in `generate`: the index counts tokens that are not padding.
     index = (valid.cumsum(1) - 1).clamp_min(0) + start
 
     def given(begin: int, place: int, name: str, made: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether heads that share keys attend as heads with keys of their own, equal within a group.
+"""Whether heads that share keys attend like heads with separate, equal keys.
 
     difference = max | log p - log p' |    p: 4 heads with 2 key-value heads, head h of the query
                                            shares head h // 2; p': 4 heads with 4, of equal weights
@@ -33,12 +33,12 @@ def grouped_heads(
 
     Args:
         model: Repositioned model with groups of heads.
-        build: Makes the same without groups; its weights are replaced.
+        build: Function that makes the same model without groups; its weights are replaced.
         tokens: Token ids [prompt, token].
 
     Returns:
-        The largest difference of log-probabilities, and at most one finding; NaN without a finding
-        where the sizes of a tensor do not tell which entries are of which head.
+        The largest difference of log-probabilities, and at most one finding. NaN without a finding
+        if the sizes of a tensor do not determine which entries belong to which head.
     """
     wanted, ungrouped = run_pass(model, tokens), build()
     # Entries may go head by head, or heads may lie innermost.

@@ -1,7 +1,7 @@
 """Whether the parts of a scheme are as exact in half precision as attention itself can be.
 
-Each part gets what it got in a pass in half precision, and the same numbers in float64, where
-whatever the part makes in a narrower precision is made in float64 too:
+Each part runs twice on the inputs of a pass in half precision: as it is, and on the same numbers in
+float64, with every tensor that the part creates in float64 too:
 
     positions, position logits, remainder    | p - p64 | <= sqrt(u v) m + 4 v z m
     transformed queries and keys             | x - x64 | <= 8 u n
@@ -46,7 +46,7 @@ HALF = (torch.bfloat16, torch.float16)
 _SINGLE = 2.0**-24
 """v."""
 _ROUNDINGS = 8
-"""Roundings that a transform may make one after another."""
+"""Number of successive roundings that a transform may make."""
 _FLOAT32 = "float32 from the same numbers; make them in float32"
 _ADVICE = {
     "positions": f"{_FLOAT32}, of an index that is never half precision",
@@ -55,7 +55,7 @@ _ADVICE = {
     "remainders": _FLOAT32,
     "logits": "rounding of one layer does",
 }
-"""By what is compared, how it ends a finding."""
+"""The end of a finding, by the compared part."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def differs(self) -> Tensor:
-        """Marks of errors that are not allowed, NaN among them."""
+        """True where an error exceeds its bound or is NaN."""
         return ~(self.errors <= self.allowed)
 
 
@@ -81,8 +81,8 @@ def in_precision(
 
     Args:
         model: Repositioned model in float32.
-        dtype: Of weights.
-        of_positions: Of assigners; learned numbers of the rotation stay float32.
+        dtype: Precision of the weights.
+        of_positions: Precision of assigners; learned parameters of the rotation stay float32.
 
     Returns:
         The copy.
@@ -102,20 +102,20 @@ def run_in_precision(
 ) -> tuple[PreTrainedModel, int, list[list[LayerTrace]]]:
     """Run a copy of a model in a precision, far from position 0 and with float32 positions.
 
-    A scheme may have a table that ends before that, or maps that do not take hidden states of
-    another precision; then it is run as it can be.
+    If the scheme's table of positions ends earlier, or its maps take no hidden states of another
+    precision, the copy runs from position 0, or with positions in `dtype`.
 
     Args:
         model: Repositioned model in float32.
-        dtype: Of the copy.
-        prompts: Token ids [1, token], of passes by themselves.
+        dtype: Precision of the copy.
+        prompts: Token ids [1, token] of separate passes.
         far: Position of the first token.
 
     Returns:
         The copy, the position of the first token, and by prompt a trace of every layer.
 
     Raises:
-        AssertionError: Not reached; an error of the scheme is raised as it is.
+        Exception: The error of the scheme in the last of these runs.
     """
     starts = [0] if as_decoder(model).longest_prompt else [far, 0]
     ways = [(start, maps) for start in starts for maps in dict.fromkeys((torch.float32, dtype))]
@@ -124,7 +124,7 @@ def run_in_precision(
         made = in_precision(model, dtype, maps)
         try:
             return made, start, [_traced(made, prompt, start) for prompt in prompts]
-        except Exception:  # of code that is not ours
+        except Exception:  # the code of a scheme may raise anything
             continue
     made = in_precision(model, dtype, last[1])
     return made, last[0], [_traced(made, prompt, last[0]) for prompt in prompts]
@@ -266,7 +266,7 @@ def _widened(value: Any) -> Any:
 
 
 class _InFloat64(TorchDispatchMode):
-    """Makes every real number in float64, whatever precision the code asks for."""
+    """Creates every floating-point tensor in float64, whatever precision the code requests."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -3,10 +3,10 @@
     difference(check) = max | log p - log p' |   in nats, over next tokens of a small random decoder
 
     repeated    p' after other prompts
-    first       p' of a model whose first prompt was another one
-    causal      p' with all tokens from any one on replaced, and left out
-    cache       p' of the tokens one by one, with a cache, from the first token on and from others,
-                in a batch
+    first       p' of a model that read another prompt first
+    causal      p' with all tokens from some index on replaced, and left out, for every index
+    cache       p' of a batch in several calls with a cache: one by one, one by one after a first
+                part, and in parts
     padding     p' of the tokens behind padding
     batch       p' of the tokens in a batch with others
     saved       p' after the model is saved and loaded
@@ -14,17 +14,18 @@
     rows        the same, row by row against all rows at once
     long        p' of the first tokens of a prompt of 64, against all of them
     packed      p' of two documents in one row, whose position ids begin again
-    grouped     p' of heads that have keys of their own, equal where the others share one
+    grouped     p' of a model without shared keys, whose heads have equal keys within each group
     half        logits of layers in bfloat16 and float16, against float64 from the same numbers
     chunks      logits of layers of two prompts in several calls, with a cache, one behind padding,
                 in float32 and bfloat16
     reference   logits or weights of attention, against a slow formula of the user in float64
 
-Weights of the scheme are drawn widely before, since a scheme that starts near zero hides
-its faults; less widely where rounding alone would then change predictions. Findings too are a
-parameter of the scheme that the loss does not reach, and a tensor that the scheme is given and
-changes in place. A difference is named with the first layer, token and head where it shows; that
-from a reference with the largest one, in the layer that is farthest off. Knows no scheme by name.
+First, normal noise is added to the weights of the scheme, because a scheme that starts near zero
+hides its faults. The noise is smaller where rounding alone would otherwise change predictions.
+Two more faults give findings: a parameter of the scheme that gets no gradient, and an argument
+that the scheme changes in place. A finding names the first layer, token and head that differ;
+with a reference it names the place of the largest difference, in the layer that is farthest off.
+This module knows no scheme by name.
 """
 
 from __future__ import annotations
@@ -73,12 +74,12 @@ from repo_interp.positions.rotary import expand_heads
 from repo_interp.runtime.failures import failure_of
 
 DEVIATIONS = (0.3, 0.1, 0.03)
-"""Standard deviation of the normal numbers that are added to weights of the scheme: the first with
-which a rounding of embeddings changes predictions by less than a tenth of the tolerance.
+"""Standard deviations of the noise on the weights of the scheme. The first one is used at which
+rounding the embeddings changes predictions by less than a tenth of the tolerance.
 """
 TOKENS = 24
 LONG = 64
-"""Tokens of the longest prompt, as many as the decoder is made for."""
+"""Tokens of the longest prompt; the decoder takes no more."""
 _DOCUMENT = 10
 """Tokens of the first of two packed documents."""
 _SPLITS = ((1,) * TOKENS, (12, *(1,) * 12), (7, 9, 8))
@@ -126,18 +127,19 @@ def verify_scheme(
 
     Args:
         layout: Name of a scheme, or a layout of two layers that has it.
-        reference: Slow formula of the scheme: of queries [1, head, token, d_head], keys of the same
-            shape, each before transform and rotation, and positions [1, P, token] (the token
-            index where the scheme gives none; a pair of them where those of keys are others), all
-            in float64. If it takes a fourth argument, that is the layer, with the parts of the
-            scheme. It returns logits [1, head, query, key], or weights: no number that a query
-            sees is negative, and no row of them sums to more than 1.
+        reference: Slow formula of the scheme, a function of queries and keys [1, head, token,
+            d_head] before transform and rotation, and of positions [1, P, token], all in float64.
+            Positions are the token index where the scheme has none, and a pair (of queries, of
+            keys) where these differ. A fourth argument, if the function takes one, is the layer
+            with the parts of the scheme. The function returns logits [1, head, query, key], or
+            attention weights. The result counts as weights if no number that a query sees is
+            negative and no row sums to more than 1.
         **options: Choices within schemes, as those of `repo_interp.reposition`.
 
     Returns:
-        `difference [check]`, the largest one found by each check, NaN where it raised or was left
-        out after findings of others, and the findings as lines of the attribute `findings`; empty
-        where all is well.
+        `difference [check]`, the largest difference of each check: NaN where the check raised, or
+        was skipped after findings of other checks. The attribute `findings` has one line per
+        finding, and is empty if there are none.
 
     Raises:
         InputError: The layout or an option is refused, the scheme cannot be built or run, or its
@@ -172,7 +174,7 @@ def verify_scheme(
 def _drawn(
     layout: str, options: dict[str, Any], deviation: float, **config: Any
 ) -> PreTrainedModel:
-    """A decoder with the scheme, the same at every call."""
+    """Build a decoder with the scheme; every call draws the same weights."""
     torch.manual_seed(0)
     plain = AutoModelForCausalLM.from_config(
         LlamaConfig(**_CONFIG | config), attn_implementation="eager", dtype=torch.float32
@@ -187,7 +189,7 @@ def _drawn(
 
 @torch.no_grad()
 def _rounding(model: PreTrainedModel, tokens: Tensor) -> float:
-    """Change of predictions when embeddings are rounded differently."""
+    """Return how much predictions change when embeddings are rounded differently."""
     exact, embeddings = run_pass(model, tokens), cast(nn.Embedding, model.get_input_embeddings())
     noise = torch.finfo(torch.float32).eps * torch.randn_like(embeddings.weight)
     embeddings.weight *= 1 + noise
@@ -213,9 +215,9 @@ def _audited(
         for check, measure in checks.items():
             try:
                 differences[check], places[check] = measure()
-            except NotFinite:  # of a whole prompt, which names the part
+            except NotFinite:  # NaN in a whole prompt; the error names the part of the scheme
                 raise
-            except Exception as error:  # of code that is not ours
+            except Exception as error:  # the code of a scheme may raise anything
                 differences[check] = float("nan")
                 findings.append(f"{check}: {_said(error)}")
         wrong = [check for check, difference in differences.items() if difference > TOLERANCE]
@@ -282,7 +284,7 @@ def _said(error: Exception) -> str:
 def _predictions(
     model: PreTrainedModel, twin: PreTrainedModel, tokens: Tensor, alone: TracedPass
 ) -> dict[str, Callable[[], tuple[float, str]]]:
-    """Compare log-probabilities with those of every row `alone`: difference, and its place."""
+    """Make the checks against `alone`, passes of single rows: largest difference, and its place."""
     one, padding = tokens[:1], 5
 
     def changed() -> Iterator[TracedPass]:
@@ -299,7 +301,7 @@ def _predictions(
 
     def padded() -> Iterator[TracedPass]:
         valid = (torch.arange(TOKENS + padding) >= padding).long()[None]
-        # As `generate` gives them: the index counts tokens that are no padding.
+        # As in `generate`: the index counts tokens that are not padding.
         index = (valid.cumsum(1) - 1).clamp_min(0)
         behind = F.pad(one, (padding, 0))
         yield run_pass(model, behind, attention_mask=valid, position_ids=index).cut(padding)
@@ -313,7 +315,7 @@ def _predictions(
             path = Path(directory) / "model"
             save(model, path)
             loaded = load_model(path)
-            # Its attention is fused, unless scores are asked for.
+            # Without traced scores the loaded model uses fused attention.
             predictions = loaded(one, use_cache=False).logits.log_softmax(-1)
             yield replace(run_pass(loaded, one), predictions=predictions)
 
@@ -326,7 +328,7 @@ def _predictions(
                 if error > TOLERANCE and not place:
                     place = first_difference(found, alone, TOLERANCE / 10)
         except Exception:
-            # A failure for a single token follows from the difference, which says more
+            # If predictions differ already, the difference explains more than the error.
             if largest <= TOLERANCE:
                 raise
         return largest, place
@@ -346,7 +348,7 @@ def _predictions(
 def _following(
     model: PreTrainedModel, build: Callable[[], PreTrainedModel], tokens: Tensor
 ) -> dict[str, Callable[[], tuple[float, list[str]]]]:
-    """Make the checks that need all others to pass: the largest difference, and findings."""
+    """Make the checks that run after all others passed: largest difference, and findings."""
     prompt = tokens.flatten()[:LONG][None]
 
     def found(
@@ -434,7 +436,7 @@ def _referenced(
 
 
 def _advice(model: PreTrainedModel, wrong: list[str]) -> str:
-    """Suggest a fix for differences with a cache, by other faults and by what the scheme keeps."""
+    """Suggest a fix for differences with a cache, by other faults and by the scheme's memory."""
     if others := [check for check in ("first", "causal") if check in wrong]:
         return f"; look at {others[0]} first, which a cache shows too"
     kept = {

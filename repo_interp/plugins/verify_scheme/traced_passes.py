@@ -1,7 +1,7 @@
-"""What one pass of a model computes, layer by layer, and where two passes first differ.
+"""Trace a pass of a model layer by layer, and find where two passes first differ.
 
-The first difference is the one that comes first in computation: in the first layer whose scores
-(scaled logits before the softmax) differ, the first token, and the first head there.
+The first difference is the first in the order of computation: the first layer with different scores
+(scaled logits before the softmax), the first token there, and the first head of that token.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class LayerTrace:
 
 @dataclass(frozen=True)
 class TracedPass:
-    """What a model computes of prompts."""
+    """Predictions and scores of a pass."""
 
     predictions: Tensor
     """Log-probabilities of next tokens [prompt, token, id]."""
     scores: list[Tensor]
-    """By layer [prompt, head, query, key]."""
+    """Scores of each layer [prompt, head, query, key]."""
     layers: Sequence[int]
     """Their numbers."""
 
@@ -53,11 +53,11 @@ class TracedPass:
         """Return the tokens from `start` to `stop` alone, as queries and as keys.
 
         Args:
-            start: The first of them.
-            stop: The one behind the last; None: all others.
+            start: First token.
+            stop: Token after the last one; None: up to the end.
 
         Returns:
-            Their part of the pass.
+            The part of the pass with these tokens.
         """
         some = slice(start, stop)
         return TracedPass(
@@ -66,10 +66,10 @@ class TracedPass:
 
 
 def joined(passes: Sequence[TracedPass], axis: int) -> TracedPass:
-    """Join passes over prompts (axis 0), or over tokens (axis 1), each of which sees the former.
+    """Join passes along prompts (axis 0) or tokens (axis 1), where each sees the earlier ones.
 
     Args:
-        passes: In order.
+        passes: Passes in order.
         axis: 0 or 1.
 
     Returns:
@@ -177,7 +177,7 @@ def pass_difference(found: TracedPass, wanted: TracedPass) -> float:
 
     Args:
         found: A pass of some first prompts and tokens of `wanted`.
-        wanted: The other pass.
+        wanted: The pass to compare with.
 
     Returns:
         The difference.

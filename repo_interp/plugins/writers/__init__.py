@@ -1,1 +1,1 @@
-"""Where a learned position comes from: the components that wrote what f_phi reads."""
+"""Components that write a learned position into the hidden state, or an attention logit."""

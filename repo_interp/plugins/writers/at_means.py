@@ -1,10 +1,10 @@
-"""What becomes of positions, and of the loss, with components at their means.
+"""Positions, and the loss, with components set to their means.
 
-    resolution   least distance that positions of the row tell (`kernels.order`)
+    resolution   least distance at which positions of the row show the order (`kernels.order`)
     trend        sum_i (z_i - mean z) (i - mean i) / sum_i (i - mean i)^2, within prompts
-    change       loss with components at their means less that without, paired
+    change       loss with components at their means - loss of the model, paired
 
-Components of the largest shares are set against as many others, drawn by a seed.
+The components with the largest shares are compared with the same number of random others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from repo_interp.plugins.writers.stream import (
 from repo_interp.tasks import Prompt
 
 BLOCK = 32
-"""Tokens of a unit of a single text, as in `try_edits`."""
+"""Tokens of a block of a single text, as in `try_edits`."""
 READERS = ("f_phi", "all")
 
 
@@ -46,24 +46,24 @@ def choose_components(
     draws: int,
     seed: int,
 ) -> tuple[list[Component], list[list[Component]]]:
-    """Choose components of the largest shares, and draw as many others.
+    """Choose the components with the largest shares, and draw sets of the same number of others.
 
     Args:
-        components: All of them.
-        shares: Of the components.
-        together: How many are chosen.
-        draws: How often others are drawn, of the same kind where there are enough.
-        seed: Of the draw.
+        components: All components.
+        shares: Share of each component.
+        together: Number of components to choose.
+        draws: Number of sets of others; they have the same kinds if there are enough.
+        seed: Seed of the draws.
 
     Returns:
-        The chosen ones, and the draws.
+        The chosen components, and the drawn sets.
     """
     order = [components[place] for place in np.argsort(-shares, kind="stable")]
     writers = [one for one in order if one != EMBEDDING][:together]
     kinds = {one[1] == MLP for one in writers}
     others = [one for one in components if one != EMBEDDING and one not in writers]
     alike = [one for one in others if (one[1] == MLP) in kinds]
-    # Two of two MLPs have no others
+    # If all components of a kind are chosen, others must be of another kind.
     others = alike if len(alike) >= together else others
     random = np.random.default_rng(seed)
     picked = [random.choice(len(others), together, replace=False) for _ in range(draws)]
@@ -79,19 +79,19 @@ def components_at_means(
     sets: Sequence[Sequence[Component]],
     advance: Callable[[], None],
 ) -> dict[str, Float[np.ndarray, "reader removed"]]:
-    """Measure resolution, trend and loss with nothing, and with sets of components, at their means.
+    """Measure resolution, trend and loss of the model, and with sets of components at their means.
 
     Args:
         stream: The residual stream.
-        means: Its means.
+        means: Means of the stream.
         prompts: All prompts.
-        batches: One for every prompt.
+        batches: One batch per prompt.
         row: Row of positions.
         sets: Sets of components.
         advance: Called after every pass.
 
     Returns:
-        By name, values [reader, removed]; nothing is removed first.
+        By name, values [reader, removed]; the first entry of `removed` is the unchanged model.
     """
     decoder, made = stream.decoder, []
 
@@ -133,7 +133,7 @@ def components_at_means(
 
 
 def _order(positions: Sequence[Float[np.ndarray, " token"]]) -> tuple[float, float]:
-    """Resolution in tokens, as the measure `position_sources` has it, and rise by token."""
+    """Resolution in tokens, as in the measure `position_sources`, and slope per token."""
     sums, rise, spread = 0, 0.0, 0.0
     for z in positions:
         values = torch.from_numpy(z)[None]
@@ -152,7 +152,7 @@ def component_name(component: Component) -> str:
         component: Layer and head.
 
     Returns:
-        Its name.
+        The name.
     """
     layer, head = component
     if component == EMBEDDING:

@@ -1,10 +1,10 @@
-"""Who makes one attention logit, as a figure: a map of pairs of writers, and its rotary pairs.
+"""Figure of one attention logit: a map of pairs of writers, and a chart by rotary pair.
 
     left     contribution by writer of the query (rows) and of the key (columns), over rotary pairs;
-             the `MOST` of each with the largest sums of sizes, and all others together
+             the `MOST` writers of each side with the largest sums of sizes, and the sum of the rest
     right    by rotary pair: the whole logit, and the largest product of two writers
 
-Draws what `ri.logit_writers` returns. Knows nothing about models.
+Draws the result of `ri.logit_writers`. This module knows nothing about models.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _SIDES = ("query_writer", "key_writer")
 
 @style()
 def logit_writers(found: xr.Dataset) -> PaperFigure:
-    """Draw who makes a logit.
+    """Draw the writers of a logit.
 
     Args:
-        found: What `ri.logit_writers` returns.
+        found: Result of `ri.logit_writers`.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: `found` is not such a dataset.
+        InputError: `found` is not a result of `ri.logit_writers`.
     """
     require_result(found, ("contribution", "rounding"), "writers of a logit are", "logit_writers")
     parts = found["contribution"].reset_coords(drop=True)
@@ -79,7 +79,7 @@ def logit_writers(found: xr.Dataset) -> PaperFigure:
 
 
 def _largest(product: xr.DataArray, side: str) -> xr.DataArray:
-    """The writers of the largest sums of sizes, in their order, and all others as one."""
+    """Keep the writers with the largest sums of sizes, in order, and add up all others."""
     if product.sizes[side] <= MOST + 1:
         return product
     sizes = abs(product).sum([other for other in _SIDES if other != side])

@@ -1,22 +1,23 @@
-r"""Who makes one attention logit: by writer of the query, writer of the key, and rotary pair.
+r"""Split one attention logit by writer of the query, writer of the key, and rotary pair.
 
     logit(i, j) = sum_{c, c', r} contribution_cc'r + soft cap + bias                 exact
     contribution_cc'r = scale (R(z_i) q_c)_r . (R(z_j) k_c')_r
     q_c = Q_i c_i,   k_c' = K_j c'_j,   q_bias = q_i - sum_c q_c = Q_i's constant
 
-c_i are the embedding, the earlier heads and the earlier MLPs that add up to the residual stream of
-token i (`stream`). Q_i maps the stream to the query of the head, K_j to its key: linear maps, and
-norms before and behind them (QK-norms too), whose scale at the token is taken as it is. So every
-c is divided by the same number, and all add up; what a writer does by changing that number is not
-its contribution. `bias` has the constants of these maps and norms; those of earlier layers are in
-their MLPs. R(z) rotates by the positions of the pass, learned ones too: what wrote z is
-`position_writers`. Pairs of frequency 0, and all where nothing is rotated, are one, -1.
+The c_i are the outputs of the embedding, the earlier heads and the earlier MLPs, which add up to
+the residual stream of token i (`stream`). Q_i maps the stream to the query of the head, K_j to its
+key. They consist of linear maps and of norms before and after them (QK-norms too). The scale of
+each norm is frozen at its value for the token, so all c_i are divided by the same number and their
+parts add up; the effect of a writer on that number is not included. `bias` has the constants of
+these maps and norms; constants of earlier layers are in their MLPs. R(z) rotates by the positions
+of the pass, also learned ones (`position_writers` splits z). Pairs of frequency 0, or all pairs if
+nothing is rotated, are one pair, -1.
 
-Softmax sees differences of logits. With `against`, a second key j', contributions are those to
-logit(i, j) - logit(i, j'), which is free of what the query gives to all keys. (After the paths of
-Elhage et al. 2021, with frozen norms as in attribution graphs.)
+The softmax depends only on differences of logits. With `against`, a second key j', contributions
+are to logit(i, j) - logit(i, j'), which excludes everything that the query adds for all keys.
+(After the paths of Elhage et al. 2021, with frozen norms as in attribution graphs.)
 
-Knows nothing about what attention moves.
+This module knows nothing about values, which attention moves.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ from repo_interp.positions.logits import exact
 from repo_interp.tasks import Prompt
 
 MOST = 1 << 27
-"""Contributions: 1 GB."""
+"""Largest number of contributions: 1 GB."""
 TOLERANCE = 1e-3
-"""Relative error up to which parts add up to what the model computed."""
+"""Largest relative error of the sum of the parts."""
 BIAS: Component = (-2, MLP)
-"""Constants of the maps, beside the components."""
+"""Label of the constants of the maps, next to the components."""
 _TEXTS = {
     "contribution": "part of the logit [logits]",
     "frequency": "frequency of a pair [rad/position]",
@@ -73,7 +74,7 @@ def logit_writers(
     key: int,
     against: int | None = None,
 ) -> xr.Dataset:
-    """Take one attention logit apart by what wrote its query, what wrote its key, and rotary pair.
+    """Split one attention logit by writer of the query, writer of the key, and rotary pair.
 
         found = ri.logit_writers(model, text, layer=5, head=2, query=40, key=20)
         print(found.attrs["finding"])
@@ -86,18 +87,18 @@ def logit_writers(
         head: Index of the head.
         query: Index of the query token.
         key: Index of the key token.
-        against: Index of a key whose logit is subtracted; None: nothing is.
+        against: Index of a key whose logit is subtracted; None: nothing is subtracted.
 
     Returns:
-        `contribution [query_writer, key_writer, pair]`, in logits, and `frequency [pair]`; `logit`,
-        which is the sum of contributions, `soft_cap`, `bias` and `rounding`. Writers have the
+        `contribution [query_writer, key_writer, pair]`, in logits, and `frequency [pair]`. `logit`
+        is the sum of contributions, `soft_cap`, `bias` and `rounding`. Writers have the
         coordinates `query_layer`, `query_head`, `key_layer` and `key_head` (head -1: MLP; layer -1:
         embedding, -2: constants). The attribute `finding` is a sentence.
 
     Raises:
         InputError: The query does not see a key, the weights are in half precision, an earlier
-            layer adds to no single residual stream, or the layer makes its queries and keys by more
-            than linear maps and norms.
+            layer does not add its outputs to one residual stream, or the layer computes queries and
+            keys by more than linear maps and norms.
     """
     decoder = as_decoder(model)
     if decoder.dtype not in (torch.float32, torch.float64):
@@ -105,7 +106,7 @@ def logit_writers(
             f"the weights are in {str(decoder.dtype).removeprefix('torch.')}, whose rounding would "
             "hide parts; load the model in float32"
         )
-    # They refuse what has no logit
+    # These calls refuse pairs without a logit.
     whole = explain_logit(model, prompt, layer, head, query, key)
     parts = {name: float(whole[name]) for name in ("logit", "soft_cap", "bias")}
     other = None if against is None else explain_logit(model, prompt, layer, head, query, against)
@@ -165,7 +166,7 @@ def logit_writers(
 def _written(
     stream: Stream, prompts: Sequence[Prompt], tokens: Sequence[int]
 ) -> tuple[AttentionInputs, list[Float[Tensor, "component width"]]]:
-    """Inputs of the layer on a prompt, and what every component wrote to tokens of it."""
+    """Inputs of the layer on a prompt, and the outputs of every component at the given tokens."""
     decoder, layer, (prompt,) = stream.decoder, stream.layer, prompts
     batch = make_batch([prompt], [0], len(prompt.tokens), decoder.device)
     entered: dict[int, Tensor] = {}
@@ -207,12 +208,12 @@ def _turned(
     token: int,
     vectors: Float[Tensor, "component width"],
 ) -> list[Float[Tensor, "writer half pair"]]:
-    """Rotated parts of the query and of the key of a token, by component, and of constants last."""
+    """Rotated parts of a token's query and key: one per component, then one for constants."""
     plain = vectors.sum(0, keepdim=True)
     with _norms(stream) as norms:
         expected = _run(stream, plain, head)
     with _norms(stream, norms):
-        # By itself, so that constants of the maps come off every component
+        # A zero stream gives the constants of the maps, which are subtracted from every component.
         found = _run(stream, torch.cat([vectors, 0 * plain]), head)
     turned = []
     for name, part, whole in zip(("queries", "keys"), found, expected, strict=True):
@@ -236,7 +237,7 @@ def _turned(
 def _run(
     stream: Stream, vectors: Float[Tensor, "row width"], head: int
 ) -> list[Float[Tensor, "row 1 1 d_head"]]:
-    """Queries and keys of a head for residual streams of one token each."""
+    """Queries and keys of a head, for residual streams of one token."""
     decoder, found = stream.decoder, []
     tokens = torch.zeros((len(vectors), 1), dtype=torch.long, device=decoder.device)
 
@@ -263,7 +264,7 @@ Frozen = dict[nn.Module, list[tuple[Tensor, Tensor, Norm]]]
 
 @contextmanager
 def _norms(stream: Stream, frozen: Frozen | None = None) -> Iterator[Frozen]:
-    """Note what norms of the layer do to one vector, or do the same to any, with that scale."""
+    """Record the scale of the layer's norms for one vector, or apply a recorded scale to others."""
     noted: Frozen = {}
 
     def act(module: nn.Module, arguments: tuple, normed: Any) -> Tensor | None:
@@ -276,7 +277,7 @@ def _norms(stream: Stream, frozen: Frozen | None = None) -> Iterator[Frozen]:
             )(module, arguments, normed)
             return None
         calls = frozen[module]
-        # In the order of the calls, of which there are as many
+        # In the order of the calls, which is the same in every run.
         before, after, norm = calls[0]
         calls.append(calls.pop(0))
         change = given - before
@@ -300,7 +301,7 @@ def _not_linear(stream: Stream) -> InputError:
 
 
 def _finding(found: xr.Dataset) -> str:
-    """The largest product of two writers, the writers by side, and the pairs."""
+    """Name the largest product of two writers, the writers of each side, and the pairs."""
     parts, attrs = found["contribution"], found.attrs
     product = parts.sum("pair")
     one, other = np.unravel_index(int(product.values.argmax()), product.shape)

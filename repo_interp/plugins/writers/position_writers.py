@@ -1,15 +1,15 @@
-"""Where a learned position comes from: what wrote the hidden state that f_phi reads.
+"""Split a learned position by the components that write the hidden state that f_phi reads.
 
     z_i - z(mean) = sum_c contribution_ci        contribution_ci = G_i . (c_i - mean c)
     G_i           = integral_0^1 grad f(mean + a (x_i - mean)) da      f = f_phi(norm(x))
     clock_share   = cov(contribution_c, index) / cov(z, index)         within prompts
     word_share    = cov(contribution_c, z | word) / var(z | word)
 
-Integrated gradients (Sundararajan et al. 2017) along the straight path from the mean residual
-stream: G_i is one vector for all components, since they add up to the stream (`stream`). The
-integral is a Gauss-Legendre sum. Shares add up to 1, but for what the sum leaves (`remainder`). A
-share says what wrote the number; `resolution`, `trend` and `change` say what happens without it:
-components at their means, for f_phi alone or for all readers, against as many others.
+These are integrated gradients (Sundararajan et al. 2017) along the straight path from the mean
+residual stream. G_i is one vector for all components, since they add up to the stream (`stream`).
+The integral is a Gauss-Legendre sum, and shares add up to 1 but for its error (`remainder`). A
+share is an attribution. `resolution`, `trend` and `change` measure the causal effect: components
+are set to their means, for f_phi alone or for all readers, and compared with random sets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from repo_interp.tasks import Prompt
 from repo_interp.values import Count, CountOrNone, Seed, checked
 
 NODES = 48
-"""Points of the Gauss-Legendre sum."""
+"""Number of points of the Gauss-Legendre sum."""
 _TEXTS = {
     "contribution": "what a component adds to the position, from its mean on [position]",
     "position": "position of a token [position]",
@@ -75,7 +75,7 @@ def position_writers(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Take the positions of a head apart by the components that wrote what f_phi reads.
+    """Split the positions of a head by the components that write the hidden state f_phi reads.
 
         found = ri.position_writers(model, text, layer=13, row=1)
         print(found.attrs["finding"])
@@ -83,25 +83,27 @@ def position_writers(
 
     Args:
         model: Bridge or model.
-        prompts: Prompts in any form that `analysis.coercion` takes; several hundred tokens each,
-            for a resolution.
-        layer: A layer that learns positions, with layers before it.
-        row: Row of its positions: a key-value head, a head, or 0 where the layer has one row.
-        together: Heads and MLPs of the largest `clock_share` that are set to their means together.
-        draws: Times that as many others are, of the same kind where there are enough.
-        seed: Of the draw of these.
-        progress: Called with finished passes and all; None: a bar on standard error.
+        prompts: Prompts in any form that `analysis.coercion` takes; a resolution needs several
+            hundred tokens in each.
+        layer: A layer that learns positions; not the first.
+        row: Row of its positions: a key-value head, a head, or 0 if the layer has one row.
+        together: Number of heads and MLPs, those with the largest `clock_share`, that are set to
+            their means together.
+        draws: Number of random sets of the same number of other components, of the same kinds if
+            there are enough.
+        seed: Seed of these sets.
+        progress: Called with finished passes and all passes; None: a bar on standard error.
 
     Returns:
-        `contribution [component, prompt, token]`, `clock_share` and `word_share [component]`,
-        `clock_share_by_prompt`; and `resolution`, `trend`, `loss`, `change` with its paired 95 %
-        interval over prompts (of a single text: blocks) [reader, removed], with the coordinates
-        `writer_layer` and `writer_head` (-1: MLP; both -1: embedding). The attribute `finding` is
-        a sentence.
+        `contribution [component, prompt, token]`, `clock_share` and `word_share [component]`, and
+        `clock_share_by_prompt`, with the coordinates `writer_layer` and `writer_head` (-1: MLP;
+        both -1: embedding). `resolution`, `trend`, `loss` and `change` [reader, removed], the last
+        with a paired 95 % interval over prompts, or over blocks of a single text. The attribute
+        `finding` is a sentence.
 
     Raises:
-        InputError: The layer or row is none that learns positions of hidden states, the family
-            writes no single residual stream, or there are too few components or tokens.
+        InputError: The layer does not learn positions from hidden states or lacks the row, the
+            family has no single residual stream, or there are too few components or tokens.
     """
     decoder = as_decoder(model)
     given = checked_prompts(decoder, prompts)
@@ -177,7 +179,7 @@ def position_writers(
 
 
 def _means(stream: Stream, batches: Sequence[PaddedBatch], advance: Callable[[], None]) -> Means:
-    """Mean over all tokens of what enters layers, and of what heads write."""
+    """Means over all tokens of the inputs of layers and the outputs of heads."""
     means, tokens = Means(), sum(batch.tokens.shape[1] for batch in batches)
 
     def add(sums: dict[int, Tensor], layer: int, vectors: Tensor) -> None:
@@ -232,7 +234,7 @@ def _apart(
         gradient = torch.zeros_like(hidden)
         for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
             with torch.enable_grad():
-                # A copy, which is a leaf
+                # Detached, so that the gradient ends at this point of the path.
                 between = torch.lerp(mean, hidden, float(point)).detach().requires_grad_()
                 total = assign(between)[0, row].sum()
                 gradient += float(weight) * torch.autograd.grad(total, between)[0]
@@ -266,7 +268,7 @@ def _shares(
     positions: Sequence[Float[np.ndarray, " token"]],
     contributions: Sequence[Float[np.ndarray, "component token"]],
 ) -> dict[str, np.ndarray]:
-    """Shares of the covariance with the index, and of the variance given the word."""
+    """Shares of components in the covariance with the index, and in the variance given the word."""
 
     def centered(values: np.ndarray) -> np.ndarray:
         return values - values.mean(-1, keepdims=True)
@@ -283,7 +285,7 @@ def _shares(
 
     whole = given_word(np.concatenate([centered(z) for z in positions]))
     parts = np.stack([given_word(values) for values in np.concatenate(own, -1)])
-    # No word occurs twice, or positions have no trend: no share
+    # Without repeated words, or without a trend of positions, there is no share.
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
             "clock_share": with_index.sum(-1) / sum(of_positions),
@@ -293,7 +295,7 @@ def _shares(
 
 
 def _finding(found: xr.Dataset, writers: Sequence[str]) -> str:
-    """Who makes the clock, and what happens at its mean."""
+    """Name the components that write the clock, and the effect of setting them to their means."""
     who, by_prompt = " + ".join(writers), found["clock_share_by_prompt"].sel(component=[*writers])
     share = float(found["clock_share"].sel(component=[*writers]).sum())
     spread = by_prompt.sum("component").values
@@ -320,5 +322,5 @@ def _finding(found: xr.Dataset, writers: Sequence[str]) -> str:
 
 
 def _tokens(resolution: float) -> str:
-    """A resolution in words: none where the order is not told at any distance."""
+    """A resolution in words: "none" if positions show the order at no distance."""
     return f"{resolution:.0f}" if np.isfinite(resolution) else "no"

@@ -1,13 +1,13 @@
-"""What writes the residual stream that a layer reads: embedding, earlier heads, earlier MLPs.
+"""Writers of the residual stream that a layer reads: embedding, earlier heads, earlier MLPs.
 
     x_L    = x_0 + sum_{l < L} (sum_h c_lh + m_l)      x_l: the residual stream that enters layer l
     c_lh,i = r_l n_li o_lh,i W_O^h (G_l)               o: the head's output, behind a gate
     m_l    = x_(l+1) - x_l - sum_h c_lh                the MLP, and biases
 
 r_l is the factor of attention's output when it is added. n_li and G_l are factor and gain of its
-norm, in families that have one there (OLMo-2, Gemma 2 and 3), so that all heads share the norm of
-their sum. Layers that compute attention and MLP side by side need nothing else, since m_l is a
-difference. Knows nothing about which components matter.
+norm, in families that norm this output (OLMo-2, Gemma 2 and 3); the norm is of the sum of all
+heads. Layers that compute attention and MLP in parallel need no special case, since m_l is a
+difference. This module does not know which components matter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.logits import exact
 
 MLP = -1
-"""Number of the MLP beside those of the heads of a layer."""
+"""Index of the MLP, in the place of a head."""
 EMBEDDING = (-1, MLP)
 Component = tuple[int, int]
 """Layer and head, or MLP."""
@@ -40,12 +40,12 @@ Assign = Callable[[Tensor], Tensor]
 
 
 class _Assigned(Exception):
-    """Ends a layer that has assigned its positions, its argument."""
+    """Ends a layer once it has assigned its positions, which are the argument."""
 
 
 @dataclass
 class Means:
-    """Means over tokens of what enters layers and of what their heads write, before W_O."""
+    """Means over tokens of the inputs of layers, and of the outputs of their heads before W_O."""
 
     entered: dict[int, Float[Tensor, " width"]] = field(default_factory=dict)
     wrote: dict[int, Float[Tensor, " inner"]] = field(default_factory=dict)
@@ -58,8 +58,8 @@ class Stream:
         """Find the writers; costs one short pass.
 
         Raises:
-            InputError: There is no such layer, or an earlier one adds no output of heads to one
-                residual stream.
+            InputError: There is no such layer, or an earlier layer does not add the outputs of its
+                heads to one residual stream.
         """
         (self.reader,) = decoder.attentions([layer])
         self.decoder, self.layer, self.added = decoder, layer, added_outputs(decoder)
@@ -78,7 +78,7 @@ class Stream:
 
     @property
     def components(self) -> list[Component]:
-        """The embedding, then heads and MLP of every earlier layer; layers without heads: one."""
+        """The embedding, then heads and MLP of every earlier layer (the MLP alone without heads)."""
         found: list[Component] = [EMBEDDING]
         for layer in range(self.layer):
             heads = self.attentions[layer].heads if layer in self.attentions else 0
@@ -86,10 +86,10 @@ class Stream:
         return found
 
     def require_positions(self) -> None:
-        """Refuse a layer that learns no positions of the hidden state of the token alone.
+        """Refuse a layer unless it learns positions from each token's hidden state alone.
 
         Raises:
-            InputError: The layer is such a one, or the first.
+            InputError: The layer does not, or is the first layer.
         """
         reader, layer = self.reader, self.layer
         if not reader.learned:
@@ -109,15 +109,16 @@ class Stream:
         """Return the map from the outputs of a layer's heads, times n, to the residual stream.
 
         Args:
-            layer: Of an earlier layer that has run.
-            width: Numbers of all heads.
+            layer: An earlier layer that has run.
+            width: Width of the outputs of all heads.
 
         Returns:
             Matrix in float32, or float64.
         """
         projection = inner(self.attentions[layer].output_projection)
         weight = next(projection.parameters())
-        # By its own forward pass, whatever its storage or quantization; less a bias
+        # By the projection's forward pass, however its weights are stored or quantized; the bias
+        # is subtracted.
         one = torch.eye(width, dtype=weight.dtype, device=self.decoder.device)
         with torch.no_grad():
             written = exact(projection.forward(one) - projection.forward(0 * one[:1]))
@@ -134,22 +135,21 @@ class Stream:
         wrote: Callable[[int, Tensor], Tensor | None],
         reached: Callable[[Tensor, Assign], Tensor | None] | None = None,
     ) -> Iterator[None]:
-        """Show, or change, the residual stream of every pass while the context lasts.
+        """Observe, or change, the residual stream of every pass inside a `with` block.
 
         Args:
             entered: Called with a layer and the residual stream that enters it
-                [prompt, token, width]; the layer goes on with its result, unless that is None.
+                [prompt, token, width]; its result, if not None, replaces the stream.
             wrote: Called with an earlier layer and the outputs of its heads, times n,
-                [prompt, token, inner]; its result is subtracted from what they write.
-            reached: Called at the layer, which learns positions, with the residual stream and its
-                map to positions; the layer goes on with its result as positions, unless that is
-                None.
+                [prompt, token, inner]; its result, if not None, is subtracted from the stream.
+            reached: Called at the layer that learns positions, with the residual stream and the map
+                from stream to positions; its result, if not None, replaces the positions.
 
         Yields:
             None.
 
         Raises:
-            AssertionError: The layer ended without positions, which it has.
+            AssertionError: The layer ended without positions; this never happens.
         """
         running, put, shape = False, None, torch.Size()
 
@@ -171,7 +171,7 @@ class Stream:
                 some, further = given(stream.to(hidden.dtype))
                 running = True
                 try:
-                    # Without a cache, which would get keys twice
+                    # Without a cache, which would get the keys twice.
                     block(*some, **further | {name: None for name in CACHES if name in further})
                 except _Assigned as found:
                     return found.args[0]
@@ -225,13 +225,14 @@ class Stream:
 def at_mean(
     stream: Stream, means: Means, chosen: Sequence[Component], everywhere: bool
 ) -> Iterator[None]:
-    """Set components to their means, for f_phi of the layer alone or for all that reads them.
+    """Set components to their means, for f_phi of the layer alone or for all readers.
 
     Args:
         stream: The residual stream.
-        means: Its means.
+        means: Means of the stream.
         chosen: Heads and MLPs.
-        everywhere: For all readers; else f_phi reads x less what they write beyond their means.
+        everywhere: True: for all readers; False: for f_phi alone, by subtracting the deviations
+            from the means.
 
     Yields:
         None.
@@ -246,7 +247,7 @@ def at_mean(
             removed.clear()
             apart.clear()
         elif (layer - 1, MLP) in chosen:
-            # `apart` is what entered the layer before, and what its heads added
+            # `apart` has the input of the previous layer plus the output of its heads.
             written = deviation - apart[layer - 1]
             if everywhere:
                 hidden, deviation = hidden - written.to(hidden), deviation - written
@@ -285,7 +286,7 @@ def attended_by(chosen: Sequence[Component]) -> Mapping[int, list[int]]:
         chosen: Heads and MLPs.
 
     Returns:
-        Numbers of heads.
+        Indices of heads.
     """
     found: dict[int, list[int]] = {}
     for layer, head in chosen:

@@ -1,10 +1,10 @@
-"""Who writes a position, as a figure: two maps of components by layer, and what happens without.
+"""Figure of the writers of a position: two maps of components by layer, and effects of removal.
 
     left, middle   shares of the clock, and of the variance given the word: head by layer
-    right          resolution as it is (line) and with components at their means (dots), and with
-                   as many others (hollow dots)
+    right          resolution of the model (line), with components at their means (dots), and with
+                   the same number of others at their means (hollow dots)
 
-Draws what `ri.position_writers` returns. Knows nothing about models.
+Draws the result of `ri.position_writers`. This module knows nothing about models.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _COLOUR = "#0072B2"
 
 @style()
 def position_writers(found: xr.Dataset) -> PaperFigure:
-    """Draw who writes the positions of a row, and what they are without.
+    """Draw the writers of the positions of a row, and the effect of removing them.
 
     Args:
-        found: What `ri.position_writers` returns.
+        found: Result of `ri.position_writers`.
 
     Returns:
         The figure.
 
     Raises:
-        InputError: `found` is not such a dataset.
+        InputError: `found` is not a result of `ri.position_writers`.
     """
     variables = (*_MAPS, "resolution")
     require_result(found, variables, "writers of positions are", "position_writers")
@@ -52,9 +52,9 @@ def position_writers(found: xr.Dataset) -> PaperFigure:
     ]
     for ax, (name, title) in zip(maps, _MAPS.items(), strict=True):
         embedding = float(found[name].sel(component="embedding"))
-        # Rounded first: -0.1 % is no "-0 %"
+        # Rounded first, so that -0.1 % is not printed as "-0 %".
         ax.set_title(f"{title}; embedding {percent(round(embedding, 2) + 0.0)}")
-    # Both have one scale
+    # Both maps share one color scale.
     colour_bar(figure, images[0], maps, "share", fraction=0.046)
     _draw_check(right, found)
     figure.suptitle(
@@ -87,7 +87,7 @@ def _draw_check(ax: Axes, found: xr.Dataset) -> None:
     if np.isfinite(plain):
         ax.axhline(plain, color="#333333", linewidth=0.8, gid="as it is")
     for place, values in enumerate(rest):
-        # Equal controls stand side by side
+        # Equal controls are drawn side by side.
         beside = place + np.linspace(-0.12, 0.12, len(values) - 1) if len(values) > 1 else []
         ax.plot(
             beside, values[1:], "o", color=_COLOUR, markerfacecolor="white", markersize=3.6,

@@ -184,7 +184,7 @@ class Prompt:
         source = self.attributes.get("source")
         if not isinstance(source, list | tuple) or not len(source) == len(self.generated) > 0:
             return None
-        # An attribute is any JSON, so another list called "source" is no error
+        # An attribute is any JSON, so another list called "source" is not an error
         whole = all(hasattr(place, "__index__") and not isinstance(place, bool) for place in source)
         return _whole(source) if whole else None
 

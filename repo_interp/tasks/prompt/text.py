@@ -179,7 +179,7 @@ def text_of_chat(
         The text, special tokens in it.
 
     Raises:
-        InputError: There is no template, it refuses the messages, or one is no message.
+        InputError: There is no template, it refuses the messages, or one is not a message.
     """
     for number, message in enumerate(messages):
         if not all(isinstance(message.get(part), str) for part in ("role", "content")):

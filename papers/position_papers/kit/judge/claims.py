@@ -1,11 +1,11 @@
-"""A claim of a paper, and the verdict on it: what came out, from which number, within which
-interval, and for what reasons.
+"""A claim of a paper, and the verdict on it: outcome, number, interval and reasons.
 
     Evidence(claim, checkpoint, estimate, interval, notes) -> rule of the claim -> Verdict(..., outcome, reasons)
 
-Outcomes and reasons are data: the templates of the pages (`pages/`) put them into words, and no
-code reads those words back. A claim that can come out differently in its parts is several claims
-with one id: "R1" and "R1 (trained lengths)" each have a row. Knows nothing about any paper.
+Outcomes and reasons are data; the templates of the pages (`pages/`) turn them into words, and no
+code parses these words. If parts of a claim can have different outcomes, they are several claims
+with one id: "R1" and "R1 (trained lengths)" have a row each. This module knows nothing about single
+papers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Outcome(StrEnum):
     HOLDS = "holds"
     FAILS = "fails"
     UNDECIDED = "undecided"
-    """So few samples tell neither that it holds nor that it does not."""
+    """There are too few samples to decide whether it holds."""
     UNMEASURABLE = "not measurable"
 
 
@@ -40,40 +40,39 @@ class Kind(StrEnum):
     """The kind of a reason. `count` and `of` are numbers of rows or of training seeds."""
 
     WHY = "why"
-    """Why nothing can be said: `text`."""
+    """The claim cannot be judged: `text`."""
     UNDEFINED = "undefined"
     """The number is NaN: a mean of nothing, a share of 0."""
     CHANCE = "chance"
-    """The number is as claimed, with too few samples to tell it from chance; `count` seeds would, 0
-    where that is not known.
+    """The number is as claimed, but with too few samples to distinguish it from chance; `count`
+    seeds would suffice (0: unknown).
     """
     NEITHER = "neither"
-    """The number is not as claimed, with too few samples to tell that it is not chance; `count` as
-    above.
+    """The number is not as claimed, but with too few samples to exclude chance; `count` as above.
     """
     HOLM = "holm"
-    """It holds by itself, but not after Holm's correction over the `of` rows that decide on its
+    """The row holds alone, but not after Holm's correction over the `of` rows that decide the
     claim.
     """
     SEEDS = "seeds"
     """The rule holds in `count` of `of` training seeds."""
     PART = "part"
-    """Of the `of` rows that decide `count` hold."""
+    """`count` of the `of` deciding rows hold."""
     LACKS = "lacks"
-    """Another part of the claim, `text`, has to hold too and does not."""
+    """Another required part of the claim, `text`, does not hold."""
     UNTOLD = "untold"
-    """Another part of the claim, `text`, has to hold too and is undecided or not measured."""
+    """Another required part of the claim, `text`, is undecided or not measured."""
     ABOUT = "about"
-    """Of the several things that the claim is about only some could be judged: `text`."""
+    """The claim is about several things, and only some could be judged: `text`."""
     SAYS = "says"
-    """What the numbers say, in words: `text` (`Claim.says`)."""
+    """The numbers in words: `text` (`Claim.says`)."""
     NOTE = "note"
     """A remark of the experiment: `text`."""
 
 
 @dataclass(frozen=True)
 class Reason:
-    """One record of why a verdict is what it is."""
+    """One reason of a verdict."""
 
     kind: Kind
     text: str = ""
@@ -90,71 +89,69 @@ class Claim:
     statement: str
     source: str
     paper_number: str
-    """The paper's number; "figure" where it only draws; "none" for a question of ours."""
+    """The paper's number; "figure" if the paper only draws; "none" for our questions."""
     rule: Rule
     part: str = ""
-    """Which part of the claim; empty for the claim itself."""
+    """Name of the part; empty for the claim itself."""
     scale: Scale | None = None
-    """The model that the claim is about, where it is another than its experiment's."""
+    """The model of the claim, if it differs from the model of its experiment."""
     also: tuple[str, ...] = ()
-    """Parts of the same id that have to hold too for it to stand: beyond a null, against the rival
-    that the paper has.
+    """Parts with the same id that must hold too: beyond a null, or against the paper's rival.
     """
     shows_control: bool = False
-    """Whether its control stands beside its number in the table of all claims."""
+    """Whether the table of all claims shows the control next to the number."""
     about: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Where it speaks of several things - schemes, tasks -, by what they are called: the zoo's
-    checkpoints that can decide; the first that is judged does.
+    """If the claim is about several things (schemes, tasks): by name of the thing, the checkpoints
+    of the zoo that can decide, of which the first that is judged does.
 
-    Empty: it speaks of one, and the first of its experiment's checkpoints decides.
+    Empty: the claim is about one thing, and the first checkpoint of its experiment decides.
     """
     says: Callable[[Values], str] | None = None
-    """What holds, in words, from the values that its rule is given: what a bare outcome would say
-    too much or too little of.
+    """Function from the values of the rule to a text, if the bare outcome would be imprecise.
     """
     apart: tuple[str, ...] = ()
-    """Parts of the same id that are told beside it: its halves, another reading of its words."""
+    """Parts with the same id that are shown next to it: its halves, or another interpretation."""
 
     @property
     def label(self) -> str:
-        """What the claim is called in tables: "R1", "R1 (trained lengths)"."""
+        """Name of the claim in tables: "R1", "R1 (trained lengths)"."""
         return f"{self.id} ({self.part})" if self.part else self.id
 
     def beyond(self, statement: str, *rules: Rule) -> Claim:
-        """Make the claim's part `also`: its rule, and `rules` that an untrained model fails."""
+        """Make a part for `also`: the rule of this claim, and `rules` that untrained models fail."""
         return Claim(self.id, statement, self.source, "none", All(self.rule, *rules), self.also[0])
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number, what it is a number of, and what its claim's rule is given beside it."""
+    """A number, its meaning, and the other values for the rule of its claim."""
 
     value: float | None
-    """None where nothing can be said."""
+    """None if the claim cannot be judged."""
     measured: str = ""
-    """What was measured, in words, with its unit."""
+    """The measured quantity in words, with its unit."""
     n: int = 0
-    """Sequences, prompts or seeds behind the number."""
+    """Number of sequences, prompts or seeds behind the number."""
     seeds: int = 0
-    """Training seeds behind it; 0 where nothing was trained."""
+    """Number of training seeds behind it; 0 without training."""
     control: str = ""
-    """The same number where nothing was learned."""
+    """The same number without learning."""
     values: Values = field(default_factory=dict, compare=False, repr=False)
-    """The quantities that the rule asks for, by name."""
+    """The quantities for the rule, by name."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """How far a number spreads to both sides."""
+    """The spread of a number to both sides."""
 
     spread: float
     over: str
-    """What it spreads over: "3 seeds", "texts"."""
+    """The units of the spread: "3 seeds", "texts"."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was measured for a claim on one checkpoint, before any rule: rows of the table that
+    """The measurement for a claim on one checkpoint, before any rule: rows of the table that
     `judge` reads.
     """
 
@@ -164,12 +161,12 @@ class Evidence:
     interval: Interval | None = None
     notes: tuple[str, ...] = ()
     why: tuple[str, ...] = ()
-    """Why nothing can be said; empty where something can."""
+    """Reasons why the claim cannot be judged; empty if it can."""
     seed: int | None = None
-    """The training seed; None where the evidence is not of one of several."""
+    """The training seed; None if the evidence is not for one of several seeds."""
 
     def on(self, claim: Claim, values: Values, *note: str, control: str | None = None) -> Evidence:
-        """The evidence on another claim about the same number, from its `values` and those here."""
+        """Return evidence on another claim about the same number, with `values` added."""
         known = self.estimate
         estimate = replace(
             known,
@@ -179,7 +176,7 @@ class Evidence:
         return replace(self, claim=claim, estimate=estimate, notes=_texts(note))
 
     def without_a_number(self, *why: str) -> Evidence:
-        """The same, not measurable for these reasons; what is so already stays as it is."""
+        """Return the evidence as not measurable for these reasons, unless it is so already."""
         return self if self.why else replace(self, why=_texts(why))
 
 
@@ -196,7 +193,7 @@ class Verdict:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its reasons say in words of the experiment."""
+        """The remarks of the experiment among its reasons."""
         return tuple(reason.text for reason in self.reasons if reason.kind in (Kind.WHY, Kind.NOTE))
 
 
@@ -214,9 +211,9 @@ def evidence(
     unmeasurable: str | Iterable[str] = (),
     seeds: int = 1,
 ) -> Evidence:
-    """What was measured for `claim`, with the number that is shown, `ours`.
+    """Make evidence for `claim` with the shown number, `ours`.
 
-    Not measurable for the reasons of `unmeasurable`, where there are some.
+    With reasons in `unmeasurable` the claim is not measurable.
     """
     return Evidence(
         claim,
@@ -231,16 +228,16 @@ def evidence(
 def unmeasured(
     claim: Claim, checkpoint: str, why: str | Iterable[str], measured: str = "", control: str = ""
 ) -> Evidence:
-    """Evidence that a claim cannot be measured, and why."""
+    """Make evidence that a claim cannot be measured, with reasons."""
     return Evidence(
         claim, checkpoint, Estimate(None, measured, control=control), why=_texts(why) or ("",)
     )
 
 
 def decide(given: Sequence[Evidence]) -> Verdict:
-    """The verdict of a claim's rule on the evidence of one checkpoint, or of its training seeds.
+    """Return the verdict of a claim's rule on the evidence of one checkpoint, or of its seeds.
 
-    Raises KeyError where a quantity of the rule is missing.
+    Raises KeyError if a quantity of the rule is missing.
     """
     if len(given) == 1:
         return _judged(given[0])
@@ -275,7 +272,7 @@ def _judged(given: Evidence) -> Verdict:
 
 
 def together(by_seed: Mapping[int, Verdict]) -> Verdict:
-    """What the verdicts of single seeds on one claim come to."""
+    """Join the verdicts of single seeds on one claim."""
     judged = {seed: own for seed, own in by_seed.items() if own.outcome != UNMEASURABLE}
     seed, first = next(iter((judged or by_seed).items()))
     if len(by_seed) == 1 or not judged:
@@ -323,9 +320,9 @@ def together(by_seed: Mapping[int, Verdict]) -> Verdict:
 
 
 def _open(rule: Rule, values: Values) -> Reason:
-    """Why a claim is undecided: on which side its differences lie, and how many seeds would decide,
-    if all stay as they are: so many that the first of those that lie against it would tell, else
-    the last of all.
+    """Return why a claim is undecided: the side of its differences, and the number of seeds that
+    would decide if means and spreads stay. If differences are against the claim, this is the number
+    for the first of these to decide; else the number for all differences to decide.
     """
     untold = [
         each for each in tests(rule, values) if not each.difference.exceeds(each.bound, each.errors)
@@ -341,9 +338,9 @@ def _open(rule: Rule, values: Values) -> Reason:
 
 
 def primaries(claim: Claim, judged: Iterable[str], named: Iterable[str]) -> list[str]:
-    """The checkpoints that decide on `claim` out of those that could be `judged`: the first of
-    those its experiment has `named`, else the first of all; for a claim `about` several things, the
-    first of each.
+    """Return the checkpoints that decide `claim` among those that could be `judged`: the first of
+    those that its experiment has `named`, else the first of all; for a claim `about` several
+    things, the first of each.
     """
     judged = list(judged)
     things = [
@@ -355,10 +352,10 @@ def primaries(claim: Claim, judged: Iterable[str], named: Iterable[str]) -> list
 
 
 def corrected_together(verdicts: Sequence[Verdict], named: Iterable[str] = ()) -> list[Verdict]:
-    """The same verdicts, where several rows that decide on one claim (`primaries`) and hold by
-    tests also have to hold after Holm's correction.
+    """Correct verdicts: if several rows decide one claim (`primaries`) and hold by tests, they must
+    also hold after Holm's correction.
 
-    Rows on other checkpoints are no further tests of the claim, and are judged each by itself.
+    Rows on other checkpoints are not tests of the claim, and keep their verdicts.
     """
     corrected, named = list(verdicts), tuple(named)
     for claim in dict.fromkeys(each.claim for each in verdicts):
@@ -384,10 +381,10 @@ def corrected_together(verdicts: Sequence[Verdict], named: Iterable[str] = ()) -
 
 
 def reasons_of(text: str) -> tuple[Reason, ...]:
-    """The reasons that a column of a table of verdicts holds as JSON."""
+    """Read reasons from the JSON in a column of a table of verdicts."""
     return tuple(Reason(Kind(each.pop("kind")), **each) for each in json.loads(text))
 
 
 def _texts(texts: str | Iterable[str]) -> tuple[str, ...]:
-    """Every text that is not empty."""
+    """Return all texts that are not empty."""
     return tuple(text for text in ((texts,) if isinstance(texts, str) else texts) if text)

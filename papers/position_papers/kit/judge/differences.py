@@ -1,5 +1,5 @@
-"""Scores as samples - over training seeds, or over prompts - and the difference of two with its
-standard error, taken in this order:
+"""Scores as samples over training seeds or over prompts, and the difference of two samples with its
+standard error. The first applicable method is used:
 
     equal seeds         paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom; a seed is a block of data order and first weights
     c >= 3 shared seeds s^2 = s1^2 / n1 + s2^2 / n2 - 2 r s1 s2 c / (n1 n2), r the correlation over
@@ -7,23 +7,23 @@ standard error, taken in this order:
                         c - 1 + (w - c + 1) (n1 + n2 - 2 c) / (n1 + n2) degrees of freedom, w
                         Welch's (Derrick et al. 2017, T_new2)
     other seeds         Welch: s^2 = s1^2 / n1 + s2^2 / n2, with Welch and Satterthwaite's degrees of freedom
-    beside a single run Student: s^2 = s1^2 (1 / n1 + 1), n1 - 1 degrees of freedom; the single
-    run's spread is taken to be s1
+    and a single run    Student: s^2 = s1^2 (1 / n1 + 1), n1 - 1 degrees of freedom; the spread of
+                        the single run is assumed to be s1
     prompt by prompt    paired: s = sd(x1 - x2) / sqrt(n), n - 1 degrees of freedom, where both answered the same prompts
     shares of prompts   Newcombe (1998, method 10): both shares' Wilson limits, so that 0 % and 100 % have an error too; where only shares
                         of n prompts are known, or no prompt tells them apart from 0 % and 100 %
-    otherwise there is no error, and nothing can be said
+    otherwise           there is no error, and the difference cannot be judged
 
     significant         margin > t s,   t the quantile of Student's distribution at the level of `SIGNIFICANT` normal standard errors
     several rows        Holm (1979): of n p-values of one claim, the k-th smallest counts n - k + 1 times
     rise                score at the longest length - score at the training length; prompts of the two lengths differ, so their errors add
     intervals           of 95 %: t s of the same distributions, Wilson's of a share, Newcombe's of the difference of two
 
-The level stays the same where samples are few: 2 standard errors of a normal sample are 2.4 at 10
-degrees of freedom and 4.5 at 2. A lower log perplexity is lower by more than `MATERIAL`, too, since
-windows are many, and what another training seed would change is not among their errors. The test
-for shared seeds was chosen after Welch's and pairs alone had been seen to leave some parts
-undecided (C4 against RoPE; R1, H7 removed). Knows arrays only; nothing about claims, checkpoints or
+The level is the same for few samples: 2 standard errors of a normal sample correspond to 2.4 at 10
+degrees of freedom and 4.5 at 2. A lower log perplexity must also be lower by more than `MATERIAL`,
+since there are many windows, and their error does not include the variation between training seeds.
+The test for shared seeds was chosen after Welch's test and pairs had left some parts undecided (C4
+against RoPE; R1, H7 removed). This module knows arrays, and nothing about claims, checkpoints or
 figures.
 """
 
@@ -38,21 +38,21 @@ from jaxtyping import Float
 from scipy import optimize, stats
 
 SIGNIFICANT = 2.0
-"""Standard errors of a normal sample that a difference has to be above; fewer degrees of freedom
-ask for more, at the same level.
+"""Standard errors of a normal sample that a difference must exceed; fewer degrees of freedom need
+more, at the same level.
 """
 MOST_SEEDS = 1000
-"""Where more would be needed, no number of seeds is named."""
+"""Largest number of needed seeds that is stated."""
 RAREST = 38.0
-"""Standard errors beyond which a probability is 0 in floating point."""
+"""Number of standard errors beyond which a probability is 0 in floating point."""
 MATERIAL = 0.005
 """Nats per token: half a per cent of perplexity.
 
 CoPE's is 1.5 % below that of relative positions in its paper.
 """
 NORMAL_95 = float(stats.norm.isf(0.025))
-"""Standard errors of a normal sample to both sides that hold 95 %: the level of every interval that
-is shown.
+"""Standard errors of a normal sample for a two-sided 95 % interval, the level of all shown
+intervals.
 """
 NOTHING = "nothing to take an error over"
 OPPOSITE = {"above": "below", "below": "above", "less than": "more than"}
@@ -60,30 +60,29 @@ OPPOSITE = {"above": "below", "below": "above", "less than": "more than"}
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of one quantity minus the mean of another, and the standard error of that."""
+    """The mean of one quantity minus the mean of another, with its standard error."""
 
     margin: float
     standard_error: float
     over: str
-    """What the error is taken over, in words."""
+    """The units of the error in words."""
     degrees: float = np.inf
     """Degrees of freedom of the standard error."""
     seeds: int = 0
-    """Training seeds that the error is taken over, of the side that has fewer; 0 where it is not
-    over seeds.
+    """Number of training seeds behind the error, of the side with fewer; 0 if it is not over seeds.
     """
     samples: tuple[Sample, Sample] | None = field(default=None, compare=False, repr=False)
-    """The samples behind it; None where only the margin and its error are known."""
+    """The samples behind it; None if only the margin and its error are known."""
 
     def limits(self, errors: float = SIGNIFICANT) -> tuple[float, float]:
-        """Lower and upper limit of the difference at the level of so many normal standard
+        """Return lower and upper limit of the difference at the level of `errors` normal standard
         errors.
         """
         reach = quantile(errors, self.degrees) * self.standard_error
         return self.margin - reach, self.margin + reach
 
     def p_value(self) -> float:
-        """How probable so large a difference is where there is none, one-sided."""
+        """One-sided probability of a difference this large under the null hypothesis."""
         if self.standard_error == 0:
             return 0.0 if self.margin > 0 else 1.0
         return float(stats.t.sf(self.margin / self.standard_error, self.degrees))
@@ -93,8 +92,8 @@ class Difference:
         return bool(self.limits(errors)[0] > 0 and self.margin > bound)
 
     def seeds_to_decide(self, bound: float = 0.0, errors: float = SIGNIFICANT) -> int:
-        """How many seeds would tell on which side of `bound` the difference lies, if it and its
-        spread stay; 0 where none would.
+        """Return the number of seeds that would decide the side of `bound`, if the difference and
+        its spread stay; 0 if no number would.
         """
         if self.seeds < 2 or not 0 < self.standard_error < np.inf:
             return 0
@@ -113,13 +112,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class ShareDifference(Difference):
-    """The difference of two shares of prompts, each answered or not."""
+    """The difference of two shares of correctly answered prompts."""
 
     shares: tuple[float, float] = (0.0, 0.0)
     counts: tuple[int, int] = (0, 0)
 
     def limits(self, errors: float = SIGNIFICANT) -> tuple[float, float]:
-        """Newcombe's limits, from those of both shares."""
+        """Return Newcombe's limits, from the limits of both shares."""
         first, second = self.shares
         own, rival = (wilson(*each, errors) for each in zip(self.shares, self.counts, strict=True))
         down = np.hypot(first - own[0], rival[1] - second)
@@ -139,18 +138,20 @@ class ShareDifference(Difference):
 
 
 def level(errors: float) -> float:
-    """The one-sided p-value of so many normal standard errors."""
+    """Return the one-sided p-value of a number of normal standard errors."""
     return float(stats.norm.sf(errors))
 
 
 def quantile(errors: float, degrees: float) -> float:
-    """How many standard errors with `degrees` of freedom are as rare as `errors` normal ones."""
+    """Return the standard errors with `degrees` of freedom that are as rare as `errors` normal
+    ones.
+    """
     return errors if np.isinf(degrees) else float(stats.t.isf(level(errors), degrees))
 
 
 def wilson(share: float, count: int, errors: float = NORMAL_95) -> tuple[float, float]:
-    """Wilson's limits of a share of `count` prompts, at the level of so many normal standard
-    errors; of 95 % unless another is asked for.
+    """Return Wilson's limits of a share of `count` prompts, at the level of `errors` normal
+    standard errors, by default 95 %.
     """
     middle = (share + errors**2 / (2 * count)) / (1 + errors**2 / count)
     reach = (
@@ -162,9 +163,9 @@ def wilson(share: float, count: int, errors: float = NORMAL_95) -> tuple[float, 
 
 
 def share_difference(first: float, second: float, counts: tuple[int, int]) -> ShareDifference:
-    """`first` minus `second`, shares of so many prompts.
+    """Return `first` minus `second`, shares of `counts` prompts.
 
-    Its standard error is that of a normal sample whose 95 % interval is as long as Newcombe's.
+    The standard error is that of a normal sample with a 95 % interval as long as Newcombe's.
     """
     one, other = ((high - low) / 2 for low, high in map(wilson, (first, second), counts))
     over = f"{counts[0]} and {counts[1]} prompts"
@@ -181,7 +182,7 @@ def share_difference(first: float, second: float, counts: tuple[int, int]) -> Sh
 def welch_difference(
     first: Float[np.ndarray, " sample"], second: Float[np.ndarray, " sample"], over: str
 ) -> Difference:
-    """`first` minus `second`, independent samples of at least two each; `over` says what of."""
+    """Return `first` minus `second`, independent samples of at least two units, named by `over`."""
     samples = Sample.of_prompts(first, over), Sample.of_prompts(second, f"not {over}")
     counts = np.array([len(first), len(second)])
     parts = np.array([np.var(values, ddof=1) for values in (first, second)]) / counts
@@ -196,11 +197,11 @@ def welch_difference(
 def seed_difference(
     first: Float[np.ndarray, " seed"], second: Float[np.ndarray, " seed"]
 ) -> Difference:
-    """`first` minus `second`, over training seeds.
+    """Return `first` minus `second`, over training seeds.
 
-    Of a single run it is supposed that others would spread as those of the other side do.
+    A single run is assumed to have the spread of the other side.
 
-    Raises ValueError where neither has two seeds.
+    Raises ValueError if neither has two seeds.
     """
     counts = [len(first), len(second)]
     over = f"{counts[0]} and {counts[1]} seeds"
@@ -218,7 +219,7 @@ def seed_difference(
 def paired_seeds(
     first: Float[np.ndarray, " seed"], second: Float[np.ndarray, " seed"]
 ) -> Difference:
-    """`first` minus `second`, seed by seed: both were trained with the same seeds."""
+    """Return `first` minus `second`, paired by seed: both were trained with the same seeds."""
     samples = Sample.of_seeds(first), Sample.of_seeds(second)
     return replace(
         paired_difference(first, second),
@@ -231,7 +232,7 @@ def paired_seeds(
 def paired_difference(
     first: Float[np.ndarray, " prompt"], second: Float[np.ndarray, " prompt"]
 ) -> Difference:
-    """`first` minus `second`, prompt by prompt."""
+    """Return `first` minus `second`, paired by prompt."""
     differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
     count = len(differences)
     error = float(stats.sem(differences)) if count > 1 else np.inf
@@ -245,10 +246,10 @@ def paired_difference(
 
 
 def holm(p_values: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
-    """Holm's correction for several rows of one claim: the k-th smallest p-value of n times n - k +
-    1, never falling; not cut at 1.
+    """Apply Holm's correction for several rows of one claim: the k-th smallest of n p-values times
+    n - k + 1, made monotonic, not cut at 1.
 
-    Works on multiples of a level as on p-values.
+    Multiples of a level work like p-values.
     """
     order = np.argsort(p_values)
     scaled = np.asarray(p_values, dtype=float)[order] * np.arange(len(order), 0, -1)
@@ -262,37 +263,37 @@ def holm(p_values: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
 
 @dataclass(frozen=True)
 class Sample:
-    """Scores of one checkpoint, as means over the test sets that are compared."""
+    """Scores of one checkpoint, as means over the compared test sets."""
 
     seeds: Float[np.ndarray, " seed"]
     prompts: Float[np.ndarray, " prompt"]
-    """Of the run with weights; empty where only means are recorded."""
+    """Scores by prompt of the run with weights; empty if only means are recorded."""
     recorded: int
-    """Prompts behind a recorded mean, in all test sets together."""
+    """Number of prompts behind a recorded mean, over all test sets."""
     share: bool
     """Whether a score is a share, between 0 and 1."""
     numbers: tuple[int, ...] = ()
-    """The training seed of each of `seeds`; empty where they are not known."""
+    """The training seed of each of `seeds`; empty if unknown."""
     texts: str = ""
-    """What the prompts are called where they are not those of the other side: two such samples
-    are independent.
+    """Name of the prompts if they differ from those of the other side; such samples are
+    independent.
     """
 
     @classmethod
     def of_seeds(cls, values: Float[np.ndarray, " seed"]) -> Sample:
-        """Values by training seed, which both sides share."""
+        """Make a sample of values by training seed, which both sides share."""
         seeds = np.asarray(values, dtype=float)
         return cls(seeds, np.empty(0), 0, False, tuple(range(len(seeds))))
 
     @classmethod
     def of_prompts(cls, values: Float[np.ndarray, " prompt"], texts: str = "") -> Sample:
-        """Values by prompt of one model."""
+        """Make a sample of values by prompt of one model."""
         prompts = np.asarray(values, dtype=float)
         return cls(np.array([prompts.mean()]), prompts, len(prompts), False, (), texts)
 
     @classmethod
     def of_share(cls, share: float, count: int) -> Sample:
-        """A share of so many prompts of one model, of which no more is known."""
+        """Make a sample from a share of `count` prompts of one model, without values by prompt."""
         return cls(np.array([share]), np.empty(0), count, True)
 
     @property
@@ -302,11 +303,11 @@ class Sample:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds; where there is one seed, half of the 95 % interval over
-        prompts; None where neither is known.
+        """Standard deviation over seeds; with one seed, half of the 95 % interval over prompts;
+        None if neither is known.
 
-        Of a share of which only the mean is known, and of one that is 0 or 1, it is Wilson's
-        interval, which is never a point.
+        For a share that is 0 or 1, or without values by prompt, the interval is Wilson's, which
+        always has a width.
         """
         if len(self.seeds) > 1:
             return float(self.seeds.std(ddof=1))
@@ -317,10 +318,10 @@ class Sample:
 
     @property
     def standard_error(self) -> float | None:
-        """Over the prompts of the run with weights; None where nothing is known of it.
+        """Standard error over the prompts of the run with weights; None if unknown.
 
-        Of a share of which only the mean is known, and of one that is 0 or 1: that of a normal
-        sample whose 95 % interval is as long as Wilson's.
+        For a share that is 0 or 1, or without values by prompt, it is that of a normal sample with
+        a 95 % interval as long as Wilson's.
         """
         if self._as_share:
             low, high = wilson(self.mean, self.count)
@@ -329,7 +330,7 @@ class Sample:
 
     @property
     def over(self) -> str:
-        """What `spread` is taken over, in words."""
+        """The units of `spread` in words."""
         if len(self.seeds) > 1:
             return f"{len(self.seeds)} seeds"
         if self._as_share:
@@ -338,12 +339,12 @@ class Sample:
 
     @property
     def count(self) -> int:
-        """Prompts behind a mean."""
+        """Number of prompts behind a mean."""
         return self.recorded or len(self.prompts)
 
     @property
     def _as_share(self) -> bool:
-        """Whether all that is known of its error follows from its being a share of prompts."""
+        """Whether the error must be computed from the share alone."""
         return (
             self.share
             and self.count > 0
@@ -352,7 +353,7 @@ class Sample:
 
 
 def between(first: Sample, second: Sample) -> Difference:
-    """The scores of `first` minus those of `second`; see the module."""
+    """Return the scores of `first` minus those of `second`; see the module."""
     return replace(_between(first, second), samples=(first, second))
 
 
@@ -400,12 +401,12 @@ def _over_seeds(first: Sample, second: Sample) -> Difference:
 
 
 def rise(short: Sample, long: Sample) -> Sample:
-    """The rise of every training seed."""
+    """Return the rise of every training seed."""
     return Sample(long.seeds - short.seeds, np.empty(0), long.recorded, False, long.numbers)
 
 
 def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -> Difference:
-    """The rise of `first` from its short to its long prompts, minus that of `second`; each is
+    """Return the rise of `first` from short to long prompts, minus that of `second`; each is
     (short, long).
     """
     rises = rise(*first), rise(*second)
@@ -418,8 +419,8 @@ def between_rises(first: tuple[Sample, Sample], second: tuple[Sample, Sample]) -
 
 
 def numbers_of(sample: Sample, scale: float = 1.0, ours: float | None = None) -> dict[str, Any]:
-    """Arguments of `verdict` that `sample` decides: mean, unless `ours` is given, and spread times
-    `scale`, what it is over, and counts.
+    """Return arguments of `verdict` from a sample: mean (or `ours`) and spread times `scale`, the
+    units of the spread, and counts.
     """
     return {
         "ours": scale * sample.mean if ours is None else ours,
@@ -431,10 +432,10 @@ def numbers_of(sample: Sample, scale: float = 1.0, ours: float | None = None) ->
 
 
 def mean_of(values: Float[np.ndarray, " value"], over: str, n: int = 0) -> dict[str, Any]:
-    """Arguments of `verdict` that values decide which are independent: their mean, NaN of none, and
-    their standard deviation, None of a single one; `over` says what of.
+    """Return arguments of `verdict` from independent values: their mean (NaN without values) and
+    standard deviation (None for a single value); `over` names the units.
 
-    `n`: the sequences behind them, where these are not as many.
+    `n` is the number of sequences behind them, if it differs from the number of values.
     """
     ours = np.mean(values) if len(values) else np.nan
     spread = np.std(values, ddof=1) if len(values) > 1 else None
@@ -444,9 +445,9 @@ def mean_of(values: Float[np.ndarray, " value"], over: str, n: int = 0) -> dict[
 def in_words(
     differences: Mapping[str, Difference], word: str, unit: str, scale: float = 1.0
 ) -> str:
-    """Margins with their errors: "3.1 points below rope (standard error 0.4 over 3 paired seeds)";
-    the opposite of `word` where one is negative. Of shares, which have no error of one size, the
-    95 % interval.
+    """Format margins with errors: "3.1 points below rope (standard error 0.4 over 3 paired seeds)",
+    with the opposite of `word` for a negative margin. Shares get a 95 % interval, since it is not
+    symmetric.
     """
 
     def error(of: Difference) -> str:

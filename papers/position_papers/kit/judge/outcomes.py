@@ -1,10 +1,7 @@
-"""What the rows of verdicts on one claim come to, as a verdict on the claim itself: data in, data
-out, no words.
+"""Join the rows of verdicts on one claim to a verdict on the claim itself, as data without words.
 
-Knows no paper by name.
-
-A table of verdicts has one row per verdict, all text, as verdicts.csv holds it; the column
-`reasons` holds records as JSON.
+A table of verdicts has one row per verdict, as text, like verdicts.csv; the column `reasons` has
+records as JSON. This module knows no paper by name.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ Deciding = Callable[[Claim], Sequence[Row]]
 def verdict_table(
     verdicts: Iterable[Verdict], scales: Iterable[str] = (), command: str = ""
 ) -> pd.DataFrame:
-    """Verdicts as a table of text. `scales`: how the models of each differ from the paper's."""
+    """Return verdicts as a table of text. `scales`: the differences of the models from the paper's."""
     table = pd.DataFrame([_row(each) for each in verdicts], columns=list(COLUMNS))
     return table.assign(scale=[*scales] or "", command=command)
 
@@ -92,13 +89,13 @@ def _row(verdict: Verdict) -> dict[str, str]:
 
 
 def read_table(file: Path) -> pd.DataFrame:
-    """A table of text that was written as CSV."""
+    """Read a table of text from CSV."""
     return pd.read_csv(file, dtype=str, keep_default_na=False)
 
 
 def records(table: pd.DataFrame) -> list[Row]:
-    """The rows of a table of verdicts, with their reasons as records; `shown`: those that a page
-    has room for, of what cannot be measured the first.
+    """Return the rows of a table of verdicts, with reasons as records. `shown` has the reasons for
+    a page: of several reasons why a claim cannot be measured, only the first.
     """
     rows = [{**row, "reasons": reasons_of(row["reasons"])} for row in table.to_dict("records")]
     return [
@@ -108,7 +105,7 @@ def records(table: pd.DataFrame) -> list[Row]:
 
 
 def primary_rows(rows: Sequence[Row], paper: Paper, claim: Claim) -> list[Row]:
-    """The rows on the checkpoints that decide on `claim` (`claims.primaries`); all rows where none
+    """Return the rows on the checkpoints that decide `claim` (`claims.primaries`); all rows if none
     could be judged.
     """
     own = [row for row in rows if row["claim"] == claim.label]
@@ -124,12 +121,12 @@ def primary_rows(rows: Sequence[Row], paper: Paper, claim: Claim) -> list[Row]:
 
 
 def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
-    """The verdict on `claim` itself; None where nothing was measured yet.
+    """Return the verdict on `claim` itself; None without measurements.
 
-    It holds where all rows that decide do, and is undecided where some are and none fails. Reasons
-    say in how many they do where not in all, which of the parts that it also has to hold
-    (`Claim.also`) speak against it or cannot be told, of which things that it is about something
-    can, and what the numbers say in words (`Claim.says`).
+    The claim holds if all deciding rows hold. It is undecided if some are undecided and none fails.
+    The reasons state how many rows hold if not all do, the required parts (`Claim.also`) that fail
+    or are undecided, the things of the claim that could be judged, and the numbers in words
+    (`Claim.says`).
     """
     rows = deciding(claim)
     judged = [row for row in rows if row["outcome"] != UNMEASURABLE]
@@ -176,13 +173,13 @@ def standing(deciding: Deciding, paper: Paper, claim: Claim) -> Verdict | None:
 
 
 def _said(rows: Sequence[Row]) -> list[Reason]:
-    """What the numbers of rows say in words, each once."""
+    """Return the numbers of rows in words, each text once."""
     given = (reason for row in rows for reason in row["reasons"] if reason.kind == Kind.SAYS)
     return list(dict.fromkeys(given))
 
 
 def _most_seeds(rows: Sequence[Row]) -> Reason:
-    """Why rows are undecided: the reason that asks for the most seeds."""
+    """Return why rows are undecided: the reason with the largest number of needed seeds."""
     given = [
         reason
         for row in rows
@@ -209,6 +206,6 @@ def _is_against(part: Verdict) -> bool:
 
 
 def _beside(part: Claim, claim: Claim) -> str:
-    """What `part` asks for beyond what `claim` does: "beyond random weights"."""
+    """Return the additional condition of `part` over `claim`: "beyond random weights"."""
     own = claim.part.split(", ")
     return ", ".join(word for word in part.part.split(", ") if word not in own)

@@ -1,21 +1,21 @@
-"""When a claim holds, as data: each rule names the quantities that it asks for, decides from them,
-and says itself in words.
+"""Rules that decide whether a claim holds, as data: each rule names its quantities, decides from
+them, and has a text.
 
     AtLeast("share of hybrid chunks", 0.5)                  a number is at least a bound
     AtMost("range over the context length", 0.5)            a number is at most a bound
-    Significant("the rise on the right", 3)                 a number is above 0 by so many of its standard errors
+    Significant("the rise on the right", 3)                 a number is above 0 by 3 of its standard errors
     AtMost("fall of F1", 0.02, of="F1 in order")            ... or at most a share of another number
     Below("the lower of both scores", 0.99)                 a number is below a bound
     Above("mean exact match", ("RoPE", "NoPE"))             differences to rivals are above 2 standard errors (and above `more`)
     NotBelow("mean exact match", ("RoPE",))                 no difference is below zero by more than 2 standard errors
-    BeyondNull("VAF above the others")                      a number is beyond those of a null: random-weight controls, shuffles
-    Custom(function, words)                                 what needs code of its own, with its words beside it
-    All(first, second)                                      all of them
-    Where(condition, rule)                                  nothing can be said unless the condition holds
+    BeyondNull("VAF above the others")                      a number is beyond a null: random-weight controls, shuffles
+    Custom(function, words)                                 a decision in code, with its text
+    All(first, second)                                      all rules hold
+    Where(condition, rule)                                  the claim can only be judged if the condition holds
 
-Standard errors of few samples count by Student's distribution (`differences`), and several rows of
-one claim by Holm's correction. Words, thresholds and code cannot drift apart, since words are made
-from the thresholds that decide. Knows nothing about any paper.
+Standard errors of few samples follow Student's distribution (`differences`), and several rows of
+one claim get Holm's correction. Texts are made from the thresholds, so they always agree with the
+code. This module knows nothing about single papers.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ import numpy as np
 from position_papers.kit.judge.differences import SIGNIFICANT, Difference, level
 
 Values = Mapping[str, Any]
-"""What was measured, by the names that rules ask for: numbers, `Difference` by rival, `Observed`.
+"""Measured values by the names in rules: numbers, `Difference` by rival, `Observed`.
 """
 
 
 class Observed(NamedTuple):
-    """A number beside the same number where nothing was learned."""
+    """A number, and the same number without learning."""
 
     value: float
     null: Sequence[float] | np.ndarray
-    """Of random-weight controls, or of shuffles."""
+    """Values of random-weight controls, or of shuffles."""
 
 
 class Rule(Protocol):
-    """What decides whether a claim holds."""
+    """A rule that decides whether a claim holds."""
 
     @property
     def words(self) -> str:
@@ -51,13 +51,13 @@ class Rule(Protocol):
         ...
 
     def holds(self, values: Values) -> bool:
-        """Whether the claim holds. Raises KeyError where a quantity is missing."""
+        """Return whether the claim holds. Raises KeyError if a quantity is missing."""
         ...
 
 
 @dataclass(frozen=True)
 class _Bounded:
-    """A number beside a bound. NaN is on neither side of it."""
+    """A comparison of a number with a bound; false for NaN."""
 
     quantity: str
     bound: float
@@ -100,7 +100,7 @@ class Below(_Bounded):
 
 @dataclass(frozen=True)
 class Significant:
-    """A number, given as its `Difference` from 0, is above 0 by so many standard errors."""
+    """A number, as its `Difference` from 0, is above 0 by a number of standard errors."""
 
     quantity: str
     errors: float = SIGNIFICANT
@@ -111,26 +111,25 @@ class Significant:
         return f"{self.quantity} is above {in_errors(self.errors)}"
 
     def holds(self, values: Values) -> bool:
-        """Whether the number is positive and that large."""
+        """Return whether the number is positive and large enough."""
         return values[self.quantity].exceeds(errors=self.errors)
 
 
 @dataclass(frozen=True)
 class Above:
-    """The differences to rivals are each above so many standard errors, and above `more`."""
+    """All differences to rivals exceed a number of standard errors, and `more`."""
 
     quantity: str
     rivals: tuple[str, ...]
-    """What has to be exceeded. Further differences among the values of the quantity count too."""
+    """Rivals to exceed. Further differences among the values of the quantity count too."""
     more: float = 0.0
     errors: float = SIGNIFICANT
     relation: str = "above"
-    """How the words put it: "above", or "below" where the values are differences the other way
-    round.
+    """Word in the text: "above", or "below" if the differences have the other sign.
     """
     required: tuple[str, ...] | None = None
-    """Rivals that must be among the values, for a claim that is judged without the others too;
-    None: all of them.
+    """Rivals that must be among the values, if the claim can be judged without the others; None:
+    all.
     """
 
     @property
@@ -159,7 +158,7 @@ class Above:
 
 @dataclass(frozen=True)
 class NotBelow:
-    """The differences to rivals are none below zero by more than so many standard errors."""
+    """No difference to a rival is below zero by more than a number of standard errors."""
 
     quantity: str
     rivals: tuple[str, ...]
@@ -174,8 +173,8 @@ class NotBelow:
         )
 
     def holds(self, values: Values) -> bool:
-        """Whether every difference to a rival is there, with an error, and none is that far below
-        zero.
+        """Return whether every difference to a rival exists, with an error, and none is that far
+        below zero.
         """
         differences: Mapping[str, Difference] = values[self.quantity]
         known = all(
@@ -187,7 +186,7 @@ class NotBelow:
 
 @dataclass(frozen=True)
 class BeyondNull:
-    """A number is above a share of those where nothing was learned."""
+    """A number exceeds a share of the values without learning."""
 
     quantity: str
     share: float = 1.0
@@ -201,9 +200,9 @@ class BeyondNull:
         return f"{self.quantity} is {self.relation} that of {count} of the {self.null}"
 
     def holds(self, values: Values) -> bool:
-        """Whether the number is beyond that share of the null.
+        """Return whether the number exceeds this share of the null.
 
-        Raises ValueError where there is no null: then nothing can be said.
+        Raises ValueError without a null, since the claim cannot be judged then.
         """
         observed: Observed = values[self.quantity]
         if not len(observed.null):
@@ -218,7 +217,7 @@ class BeyondNull:
 
 @dataclass(frozen=True)
 class Custom:
-    """A decision that needs code of its own."""
+    """A decision by a function."""
 
     function: Callable[[Values], bool]
     words: str
@@ -229,10 +228,10 @@ class Custom:
 
 
 class All:
-    """Several rules, all of which have to hold."""
+    """Several rules that must all hold."""
 
     def __init__(self, *rules: Rule) -> None:
-        """Of `rules`, in the order of the words."""
+        """Keep `rules` in the order of the text."""
         self.rules = rules
 
     @property
@@ -247,7 +246,7 @@ class All:
 
 @dataclass(frozen=True)
 class Where:
-    """A rule that says nothing unless a condition holds; where it does not, the evidence says so:
+    """A rule that only applies if a condition holds; otherwise the evidence must be
     `Evidence.unmeasurable`.
     """
 
@@ -260,7 +259,7 @@ class Where:
         return f"{self.rule.words}; not measurable unless {self.condition.words}"
 
     def holds(self, values: Values) -> bool:
-        """Whether the rule holds. Raises ValueError where the condition does not."""
+        """Return whether the rule holds. Raises ValueError if the condition does not hold."""
         if not self.condition.holds(values):
             raise ValueError(
                 f"nothing can be said unless {self.condition.words}; the evidence has to say "
@@ -270,15 +269,15 @@ class Where:
 
 
 def limit(null: Sequence[float] | np.ndarray, share: float) -> float:
-    """The number of the null that `share` of it does not exceed: one of them, so that of 10 twins
-    it is the largest.
+    """Return the value of the null that a `share` of its values does not exceed; with 10 twins and
+    a share of 0.95 this is the largest value.
     """
     return float(np.quantile(np.asarray(null, dtype=float), share, method="higher"))
 
 
 def beside_null(observed: Observed, digits: str = ".3g", share: float = 0.95) -> str:
-    """The null in words, with its quantile of `share` and the effect size: how far the number is
-    above the null's mean, in its standard deviations.
+    """Describe the null in words, with its quantile of `share` and the effect size, the distance of
+    the number from the null's mean in its standard deviations.
     """
     null = np.asarray(observed.null, dtype=float)
     deviation = null.std(ddof=1) if len(null) > 1 else np.nan
@@ -294,9 +293,7 @@ def beside_null(observed: Observed, digits: str = ".3g", share: float = 0.95) ->
 
 
 class Test(NamedTuple):
-    """A difference that a rule asks to be above `bound`, and clear of 0 by so many standard
-    errors.
-    """
+    """A difference that must exceed `bound`, and exceed 0 by a number of standard errors."""
 
     difference: Difference
     bound: float
@@ -304,7 +301,7 @@ class Test(NamedTuple):
 
 
 def tests(rule: Rule, values: Values) -> list[Test]:
-    """The differences that `rule` tests."""
+    """Return the differences that `rule` tests."""
     match rule:
         case Significant(quantity, errors):
             return [Test(values[quantity], 0.0, errors)]
@@ -318,10 +315,10 @@ def tests(rule: Rule, values: Values) -> list[Test]:
 
 
 def chance(rule: Rule, values: Values) -> float | None:
-    """How probable it is by chance that the differences are as large as `rule` asks for, in
-    multiples of its level; the most probable of several, since all have to be.
+    """Return the probability of the tested differences under chance, in multiples of the rule's
+    level: the largest of several, since all differences must be large enough.
 
-    None for a rule that tests no difference.
+    None for a rule without tests.
     """
     return max(
         (each.difference.p_value() / level(each.errors) for each in tests(rule, values)),
@@ -330,8 +327,8 @@ def chance(rule: Rule, values: Values) -> float | None:
 
 
 def may_hold(rule: Rule, values: Values) -> bool:
-    """Whether the errors leave it open that `rule` holds: every difference reaches what is asked of
-    it at its upper limit.
+    """Return whether `rule` may hold within the errors: every difference satisfies it at its upper
+    limit.
     """
     match rule:
         case Significant() | Above():
@@ -347,7 +344,7 @@ def may_hold(rule: Rule, values: Values) -> bool:
 
 
 def leans(rule: Rule, values: Values) -> bool:
-    """Whether all differences lie on the side that `rule` asks for, whatever their errors."""
+    """Return whether all differences are on the side of `rule`, ignoring their errors."""
     match rule:
         case NotBelow(quantity):
             return all(each.margin >= 0 for each in values[quantity].values())
@@ -359,7 +356,7 @@ def leans(rule: Rule, values: Values) -> bool:
 
 
 def in_errors(errors: float) -> str:
-    """So many normal standard errors; where samples are few, what is as rare by Student's t."""
+    """Describe a number of normal standard errors; few samples use the equally rare Student's t."""
     return f"{errors:g} standard errors"
 
 

@@ -1,14 +1,14 @@
-"""Evidence as a table, and verdicts from it: `evidence.csv.gz` beside the figures holds every unit
-that a test or an interval is taken over.
+"""Evidence as a table, and verdicts from it: `evidence.csv.gz`, next to the figures, has every unit
+behind a test or an interval.
 
     row, claim, checkpoint, seed     a row number per verdict, whose lines go by training seed
     part: measured, over, control, note, why, scale     texts
-    part: number, spread, n, seeds   the number that is shown
+    part: number, spread, n, seeds   the shown number
     part: value, null                a quantity of the rule; unit: which of several values, or of
                                      the controls with random weights, the shuffles
-    part: own, rival                 scores that a difference is taken between, by unit "seed 3"
-                                     or "prompt 12"; `against` names the rival
-    part: margin, error, degrees     a difference of which no more is known
+    part: own, rival                 scores of both sides of a difference, by unit "seed 3" or
+                                     "prompt 12"; `against` names the rival
+    part: margin, error, degrees     a difference without its scores
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 EVIDENCE = "evidence.csv.gz"
 COLUMNS = ("row", "claim", "checkpoint", "seed", "quantity", "against", "part", "unit")
 EMPTY = dict.fromkeys((*COLUMNS, "text"), "")
-"""A line of which nothing is known."""
+"""An empty line."""
 Line = dict[str, Any]
 
 
@@ -46,8 +46,8 @@ def evidence_table(evidence: Iterable[Evidence], scales: Iterable[str]) -> pd.Da
     """Return evidence as a table; a verdict over several training seeds is one row of them.
 
     Args:
-        evidence: In the order of the verdicts.
-        scales: How the models of each differ in size from the paper's.
+        evidence: Evidence in the order of the verdicts.
+        scales: For each, the difference of our models in size from the paper's.
 
     Returns:
         One line per unit, with the columns of the module and `value`, `text`.
@@ -139,8 +139,7 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
 
     Args:
         claim: The claim, with its rule.
-        table: The lines of one row number: of one checkpoint, by training seed where several
-            were measured.
+        table: The lines of one row number: one checkpoint, by training seed if there are several.
 
     Returns:
         The verdict, before Holm's correction over other rows of the claim.
@@ -153,17 +152,17 @@ def judge(claim: Claim, table: pd.DataFrame) -> Verdict:
 
 
 def verdicts(paper: Paper, table: pd.DataFrame) -> tuple[list[Verdict], list[str]]:
-    """Return every verdict on a paper's claims, and how the models of each differ in scale.
+    """Return every verdict on a paper's claims, and for each the difference of our models in scale.
 
-    Rows that decide on one claim are corrected together; what was measured for a claim that the
-    paper no longer has is left out.
+    Rows that decide one claim are corrected together; measurements for claims that the paper no
+    longer has are left out.
 
     Args:
         paper: The paper.
-        table: All evidence of it.
+        table: All evidence on the paper.
 
     Returns:
-        The verdicts in the order of the table, and as many texts.
+        The verdicts in the order of the table, and one text per verdict.
     """
     claims = {claim.label: claim for claim in paper.claims}
     found: list[Verdict] = []
@@ -208,7 +207,7 @@ def _evidence(claim: Claim, lines: Sequence[Line]) -> Evidence:
 
 
 def _by(lines: Iterable[Line], column: str) -> dict[str, list[Line]]:
-    """Lines by what they have in a column, in the order in which that first stands."""
+    """Group lines by their value in a column, in the order of first occurrence."""
     found: dict[str, list[Line]] = {}
     for line in lines:
         found.setdefault(line[column], []).append(line)
@@ -216,7 +215,7 @@ def _by(lines: Iterable[Line], column: str) -> dict[str, list[Line]]:
 
 
 def _value(lines: Sequence[Line]) -> Any:
-    """One quantity of a rule."""
+    """Return one quantity of a rule."""
     parts = _by(lines, "part")
     values = [line["value"] for line in parts.get("value", ())]
     if "rivals" in parts:
@@ -260,13 +259,13 @@ def read_evidence(file: Path) -> pd.DataFrame:
     """Return the table of evidence in a file.
 
     Args:
-        file: As `write_evidence` wrote it.
+        file: File of `write_evidence`.
 
     Returns:
         The table, every value to the last digit.
     """
     table = pd.read_csv(file, dtype=str, keep_default_na=False)
-    # by Python, since pandas' reader of numbers is not exact to the last digit
+    # Numbers are parsed by Python, since pandas' parser is not exact to the last digit.
     return table.assign(value=[float(text or "nan") for text in table["value"]])
 
 
@@ -274,7 +273,7 @@ def write_evidence(table: pd.DataFrame, file: Path) -> None:
     """Write a table of evidence; the same table gives the same bytes.
 
     Args:
-        table: What `evidence_table` returns.
-        file: Where it is written, as compressed CSV.
+        table: Result of `evidence_table`.
+        file: File to write, as compressed CSV.
     """
     table.to_csv(file, index=False, lineterminator="\n", compression={"method": "gzip", "mtime": 0})
