@@ -57,7 +57,8 @@ from position_papers.training.step import make_optimizer, take_step
 from repo_interp.analysis.batches import make_batches
 from repo_interp.analysis.defaults import default_measures, default_prompts
 from repo_interp.experiments.responses import to_question
-from repo_interp.explorer.messages import Explored, message
+from repo_interp.explorer.explored import Explored
+from repo_interp.explorer.messages import message
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.border import precompute
 from repo_interp.measures.fitting import Layers

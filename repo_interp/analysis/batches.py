@@ -285,10 +285,10 @@ class LabelledPrompts:
 def describe_predictions(
     group: xr.Dataset, prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> xr.Dataset:
-    """Add texts of next tokens to the group `predictions`.
+    """Add texts of next tokens to a group.
 
     Args:
-        group: Group of the measure `predictions`.
+        group: Group with the variable `next_token`.
         prompt: Prompt whose token texts come first.
         tokenizer: Source of other token texts; None: none.
 

@@ -186,7 +186,9 @@ def _explored(arguments: argparse.Namespace, given: _Given) -> tuple[Any, str]:
     run.
     """
     from repo_interp.cli.threads import use_threads
-    from repo_interp.explorer.messages import Explored, over_the_same_texts, prompts_in
+    from repo_interp.explorer.explored import Explored
+    from repo_interp.explorer.explored_run import prompts_in
+    from repo_interp.explorer.same_texts import over_the_same_texts
     from repo_interp.models.decoder import as_decoder
     from repo_interp.models.load import open_model
     from repo_interp.tasks.prompt.jsonl import read_prompts

@@ -2,13 +2,16 @@
 
 The side of the library, the server and the widget.
 
-    edits      one change of positions as data that a page may send
-    passes     forward passes under edits; layers before the first edited one are not computed again
-    session    one prompt and its edits: `look`, `changed`, `continuation`, `suggest`, `as_python`
-    steps      long work, one step at a time
-    messages   requests of a page, checked, and the answers as JSON
-    server     answers over HTTP on this machine, for `repo-interp explore`
-    widget     answers in a notebook, for `ri.explore`
+    session_edits   one change of positions as data that a page may send
+    passes          forward passes under edits; layers before the first edited one are not computed
+                    again
+    session         one prompt and its edits: `look`, `changed`, `continuation`, `suggest`
+                    of head_scores (with orders), token_row, continuation and python_cell
+    steps           long work, one step at a time
+    messages        requests of a page, checked
+    explored        the answers as JSON, of head_map_json, row_files, explored_run and same_texts
+    server          answers over HTTP on this machine, for `repo-interp explore`
+    widget          answers in a notebook, for `ri.explore`
 
 The package is above `analysis` and `plots` and below `cli`. The page in `page/` computes nothing:
 every number on it is an answer of a session.
@@ -44,7 +47,8 @@ def explore(bridge: Any, prompts: Any, against: Any = None) -> ExplorerWidget:
     Raises:
         InputError: The prompts are none, a bridge cannot read them, or anywidget is missing.
     """
-    from repo_interp.explorer.messages import Explored, over_the_same_texts
+    from repo_interp.explorer.explored import Explored
+    from repo_interp.explorer.same_texts import over_the_same_texts
     from repo_interp.explorer.widget import ExplorerWidget
 
     explored = Explored(bridge, prompts)

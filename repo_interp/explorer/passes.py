@@ -3,7 +3,7 @@
 Layers before the first edited one are taken from the pass without edits.
 
     of(edits)               inputs of each layer, last hidden states, positions and scores of every
-                            head
+                            head, from the measures that offer them (`Measure.offers`)
     inputs(edits, layer)    the inputs of one layer's attention (`AttentionInputs`), at the cost of
                             its projections
     rows(edits, tokens)     mean attention from some tokens in every head, at the cost of one pass
@@ -33,10 +33,10 @@ from repo_interp.errors import NotFinite
 from repo_interp.explorer.session_edits import MEANS, Edit
 from repo_interp.inputs import AttentionInputs
 from repo_interp.interventions.ablation import HeadMeans, PairMeans, query_key_means
-from repo_interp.measures.attention_mass import AttentionMass
+from repo_interp.measures.border import as_measure, observe
 from repo_interp.measures.kernels.samples import middles
-from repo_interp.measures.positions import Positions
-from repo_interp.measures.statistics import Statistics, merge
+from repo_interp.measures.measure_catalogue import measure_named, measures_offering
+from repo_interp.measures.statistics import HeadScore, Measure, Needs, Statistics, merge
 from repo_interp.models.decoder import as_decoder
 from repo_interp.models.observing import observing, require_finite
 from repo_interp.models.resuming import Recording, record_pass, resume_pass
@@ -66,7 +66,7 @@ class Pass:
     recording: Recording
     observed: dict[int, dict[str, Statistics]]
     """By layer and measure."""
-    measures: Sequence[Any]
+    measures: Sequence[Measure]
     looks: dict[int, Float[Tensor, "where head"]]
     """By layer, mean attention to token 0 and to the previous token."""
     _results: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
@@ -84,8 +84,24 @@ class Pass:
         return _kept(self._results, key, compute, RESULTS)
 
     @cached_property
-    def groups(self) -> dict[str, xr.Dataset]:
-        """The groups that `ri.analyze` gives for the measures of heads."""
+    def positions(self) -> xr.DataArray:
+        """Positions [layer, head, token], of the first measure that offers them."""
+        measure = next(one for one in self.measures if "head_positions" in one.offers.split())
+        position = self._groups[measure.name]["position"].isel(prompt=0, drop=True)
+        return position.reset_coords(drop=True).transpose("layer", "head", "token")
+
+    @cached_property
+    def scores(self) -> dict[str, HeadScore]:
+        """Scores of heads by name."""
+        return {
+            name: score
+            for measure in self.measures
+            for name, score in measure.head_scores(self._groups[measure.name]).items()
+        }
+
+    @cached_property
+    def _groups(self) -> dict[str, xr.Dataset]:
+        """The groups that `ri.analyze` gives for the measures."""
         parts = {
             measure.name: [layer[measure.name] for layer in self.observed.values()]
             for measure in self.measures
@@ -102,7 +118,9 @@ class Passes:
         self.decoder = as_decoder(bridge)
         self.model, self.prompt = self.decoder.owner, prompt
         (self.batch,) = make_batches([prompt], 1, self.decoder.device)
-        self.measures = [Positions(), *([AttentionMass()] if prompt.generated else [])]
+        offering = measures_offering("head_positions", "head_scores")
+        offered = [as_measure(measure_named(name)) for name in offering]
+        self.measures = [measure for measure in offered if _takes(measure.needs, prompt)]
         width = self.model.get_input_embeddings().weight.shape[1]
         # Hidden states that enter all blocks and leave the last one, 4 bytes a number
         size = 4 * len(prompt.tokens) * width * (1 + len(self.decoder.blocks))
@@ -230,7 +248,7 @@ class Passes:
         def receive(inputs: AttentionInputs) -> None:
             require_finite(inputs)
             observed[inputs.layer] = {
-                measure.name: measure.observe(inputs, self.batch.marks(measure))
+                measure.name: observe(measure, inputs, self.batch.marks(measure))
                 for measure in self.measures
             }
             # Reduced at once: attention of all layers would not fit into memory
@@ -300,6 +318,18 @@ class Passes:
     def _block(self, layer: int) -> int:
         """The block to begin with for a layer of attention; the first where a block has several."""
         return layer if self.decoder.layer_count == len(self.decoder.blocks) else 0
+
+
+def _takes(needs: Needs, prompt: Prompt) -> bool:
+    """Whether a measure with these needs takes the prompt and any layer as they are."""
+    return (
+        {*needs.spans} <= {*prompt.all_spans()}
+        and needs.tokens <= len(prompt.tokens)
+        and not (needs.segments or needs.schemes)
+        and needs.heads is None
+        and needs.by_pair
+        and needs.documents
+    )
 
 
 def looked(inputs: AttentionInputs) -> Float[Tensor, "where head"]:

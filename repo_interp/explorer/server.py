@@ -34,7 +34,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from repo_interp.errors import InputError, one_line, warn
-from repo_interp.explorer.messages import Asked, Explored, message
+from repo_interp.explorer.explored import Explored
+from repo_interp.explorer.messages import Asked, message
 from repo_interp.storage.files import cache_directory
 from repo_interp.storage.records import parse_json
 

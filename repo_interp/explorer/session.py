@@ -20,7 +20,6 @@ nothing about pages and servers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -28,32 +27,26 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor, nn
-from transformers import DynamicCache
+from torch import nn
 
 from repo_interp.analysis.batches import describe_predictions
 from repo_interp.analysis.coercion import indexed_prompts, tokens
 from repo_interp.entry_points import SUGGESTIONS, find, names
-from repo_interp.errors import InputError, NotFinitePrediction
+from repo_interp.errors import InputError
 from repo_interp.experiments.prompt_sets import scoring_of
 from repo_interp.experiments.readings import AnswerBatch
 from repo_interp.experiments.responses import logits_at
-from repo_interp.explorer.orders import orders
+from repo_interp.explorer.continuation import greedy_tokens
+from repo_interp.explorer.head_scores import scores_of_heads
 from repo_interp.explorer.passes import Pass, Passes
+from repo_interp.explorer.python_cell import python_cell
 from repo_interp.explorer.session_edits import MEANS, Edit, listed
-from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.heads import WHOLE_PATTERN
-from repo_interp.measures.kernels.mirror import mirror, mirror_score
+from repo_interp.explorer.token_row import TEXTS, attention_of, spans_of_row, with_difference
 from repo_interp.measures.labels import described_group, with_attrs
-from repo_interp.models.attention import cache_argument
 from repo_interp.models.decoder import Decoder, as_decoder
 from repo_interp.models.generation import end_tokens
-from repo_interp.models.lasting import at_rest
 from repo_interp.models.next_tokens import next_token_logits
-from repo_interp.positions.sinks import weights_of
-from repo_interp.run import with_schemes
 from repo_interp.tasks import Prompt
-from repo_interp.tasks.prompt import REST, copies_next
 from repo_interp.tasks.task import Scoring
 from repo_interp.values import Count, checked
 
@@ -61,31 +54,8 @@ NEXT = 10
 """Likeliest next tokens."""
 LOOKED = 64
 """Most tokens with compared attention, to find one that an edit changes."""
-POINTS = 32
-"""Tokens at which the map of heads samples positions."""
 MOST_NEW = 512
 """Most tokens of a continuation by default."""
-STATES = ("clean", "changed")
-LOOKS = ("attention to token 0", "attention to the previous token")
-"""Scores of `passes.looked`."""
-RANGE = "position range"
-"""Score of the measure `positions`."""
-ORDER = "order"
-"""Order that positions tell at the largest distance of `orders`."""
-_TEXTS = {
-    "position": ("position of each token", "positions"),
-    "logit": ("logit of each key", "logits"),
-    "weight": ("attention to each key", "1"),
-    "span_mass": ("attention to each span", "1"),
-    "probability": ("of the next token", "1"),
-    "next_token": ("likeliest next tokens", "1"),
-    "log_probability": ("log-probability of the answer", "nat"),
-    "logit_difference": ("the answer's logit less the next one's", "logit"),
-}
-_COMPARED = {
-    "weight_difference": ("attention under the edits less attention without them", "1"),
-    "curve": ("log-probability of the answer, mean over its tokens, after each edit", "nat"),
-}
 Head = tuple[int, int]
 
 
@@ -181,79 +151,20 @@ class Session:
         return tuple(self.answer) or tuple(sorted(self.prompt.generated)) or (self.count - 1,)
 
     def heads(self, edited: bool = False) -> xr.Dataset:
-        """Map the heads: scores, and positions at up to `POINTS` tokens.
-
-        Scores are from the measures `positions` and `attention_mass`, the attention from
-        `passes.looked`, and, if the prompt names the source of each generated token, the mirror
-        score from `measures.kernels.mirror`.
+        """Map the heads: scores, and positions at some tokens.
 
         Args:
             edited: Whether the edits act.
 
         Returns:
             `head_score` [score, layer, head], `outline` [layer, head, point], and where some head
-            has other positions than the token index `order` [layer, head, distance].
+            has other positions than the token index `order` [layer, head, distance]
+            (`head_scores.scores_of_heads`).
         """
         passed = self._passes.of(self.active if edited else (), self.check)
-        return passed.result("heads", lambda: self._heads(passed)).copy()
-
-    def _heads(self, passed: Pass) -> xr.Dataset:
-        groups = passed.groups
-        # [layer, head, token]
-        position = groups["positions"]["position"].isel(prompt=0)
-        axes = ("prompt", "layer", "head")
-        # By name, [layer, head]
-        scores = {RANGE: groups["positions"]["position_range"].transpose(*axes)[0].values}
-        if "attention_mass" in groups:
-            mass = groups["attention_mass"]["mass"].transpose(..., "span").transpose(*axes, ...)
-            scores |= {
-                f"attention to {span}": mass.values[0, ..., place]
-                for place, span in enumerate(map(str, mass["span"].values))
-            }
-        looks = [passed.looks[int(layer)] for layer in position["layer"].values]
-        scores |= dict(zip(LOOKS, torch.stack(looks, dim=1).numpy(), strict=True))
-        rows = position.transpose("layer", "head", "token").values
-        distances, order = orders(rows)
-        # Whatever the edits are, so that both states have the same scores
-        if not {*self.decoder.schemes}.isdisjoint(self.decoder.learned_schemes):
-            far = order[..., -1] if len(distances) else np.full(rows.shape[:-1], np.nan)
-            scores = {ORDER: far} | scores
-        if self.prompt.sources is not None:
-            mirrored = [[self._mirror(row) for row in of_layer] for of_layer in rows]
-            scores = {"mirror": np.array(mirrored)} | scores
-        stacked = xr.DataArray(
-            np.stack(list(scores.values())).astype("float64"),
-            {
-                "score": list(scores),
-                **{axis: position[axis].variable for axis in ("layer", "head")},
-            },
-            ("score", "layer", "head"),
-        )
-        # A short prompt has fewer tokens than points, and rounding would repeat some
-        sampled = position.isel(
-            token=np.unique(np.linspace(0, self.count - 1, POINTS).round().astype(int)), drop=True
-        )
-        sampled = (
-            sampled.reset_coords(drop=True)
-            .transpose("layer", "head", "token")
-            .rename(token="point")
-        )
-        named = {
-            "head_score": with_attrs(stacked, "score of each head", "1"),
-            "outline": with_attrs(sampled, "position at evenly spaced tokens", "positions"),
-        }
-        if len(distances):
-            by_distance = xr.DataArray(
-                order,
-                {
-                    **{axis: position[axis].variable for axis in ("layer", "head")},
-                    "distance": distances,
-                },
-                ("layer", "head", "distance"),
-            )
-            named["order"] = with_attrs(by_distance, "order that positions tell by distance", "1")
-        decoder = self.decoder
-        return with_schemes(xr.Dataset(named), decoder.schemes, decoder.learned_schemes)
+        return passed.result(
+            "heads", lambda: scores_of_heads(passed, self.prompt, self.decoder)
+        ).copy()
 
     def look(
         self,
@@ -307,26 +218,7 @@ class Session:
         # Mostly kept from when its last edit was the newest, so that it costs no pass
         prefixes = [self.active[:length] for length in range(len(self.active) + 1)]
         curve = [self.log_probability(edits) for edits in prefixes]
-        # Stacked by hand: `xr.concat` would align coordinates that are the same in both
-        both: dict[Any, Any] = {
-            name: (
-                ("state", *array.dims),
-                np.stack([array.values, edited[name].values]),
-                array.attrs,
-            )
-            for name, array in clean.data_vars.items()
-        }
-        difference = edited["weight"].values - clean["weight"].values
-        both["weight_difference"] = (clean["weight"].dims, difference)
-        both["curve"] = ("edit", curve)
-        group = xr.Dataset(
-            both,
-            {"state": list(STATES), **clean.coords, "edit": np.arange(len(curve))},
-            clean.attrs,
-        )
-        for name, (long_name, units) in _COMPARED.items():
-            group[name].attrs.update(long_name=long_name, units=units)
-        return group
+        return with_difference(clean, edited, curve)
 
     def attention_to(
         self, selection: tuple[int, int], token: int | None = None, edited: bool = False
@@ -388,26 +280,8 @@ class Session:
             else int(checked(most, Count, "most"))
         )
         contexts = self._passes.contexts(self.active if edited else ())
-        model: Any = self._passes.model
-        ends = end_tokens(self.decoder)
-        argument = cache_argument(model.forward)
-        # A fresh cache: one of an earlier pass would hold keys that were rotated without edits
-        cache, given = DynamicCache(config=model.config), self._passes.batch.tokens[:, :start]
-        for _ in range(count):
-            self.check()
-            # Entered anew for every token: in between the caller may use the model
-            with torch.no_grad(), at_rest(self.decoder), ExitStack() as stack:
-                for context in contexts:
-                    stack.enter_context(context())
-                logits = model(given, **{argument: cache}, use_cache=True, logits_to_keep=1).logits[
-                    0, -1
-                ]
-            if not bool(logits.isfinite().all()):
-                raise NotFinitePrediction(0)
-            given = logits.argmax()[None, None]
-            yield int(given)
-            if int(given) in ends:
-                return
+        given = self._passes.batch.tokens[:, :start]
+        yield from greedy_tokens(self.decoder, given, count, contexts, self.check)
 
     @property
     def start(self) -> int:
@@ -495,31 +369,24 @@ class Session:
         self._require(heads, token)
         spans = self.prompt.all_spans()
         source = self.decoder.origin
-        name = self.name or ("CHECKPOINT" if source is None else str(source.directory))
         calls = [
             edit.python(self._passes.model, edit.tokens_in(spans, self.count))
             for edit in self.active
         ]
-        return _CELL.format(
-            name=name,
-            ends=end_tokens(self.decoder) or None,
-            tokens=list(self.prompt.tokens),
-            answer=listed(self._places),
-            heads=list(heads),
+        return python_cell(
+            name=self.name or ("CHECKPOINT" if source is None else str(source.directory)),
+            tokens=self.prompt.tokens,
+            answer=self._places,
+            heads=heads,
             token=token,
             count=count,
             start=self.start,
             most=min(MOST_NEW, self.count - self.start or 32),
-            weight=_WEIGHT
-            if self.count <= WHOLE_PATTERN
-            else "        # attention: patterns are made of up to 512 tokens\n",
-            means="".join(
-                f"{name} = {call}\n"
-                for kind, (name, call) in MEANS.items()
-                if any(edit.kind == kind for edit in self.active)
+            ends=end_tokens(self.decoder),
+            edits=calls,
+            means=dict(
+                MEANS[kind] for kind in MEANS if any(edit.kind == kind for edit in self.active)
             ),
-            edits="\n".join(f"    edits.enter_context({call})" for call in calls)
-            or "    # no edit is on",
         )
 
     @torch.no_grad()
@@ -543,13 +410,6 @@ class Session:
         heads, *others = of
         return (tuple(self.answer), tuple(map(tuple, heads)), *others)
 
-    def _next(self, token: int) -> dict[str, list[int]]:
-        """Needle and query of a row whose next token copies another token (`AttentionMass`)."""
-        generated, sources = self.prompt.generated, self.prompt.sources
-        if sources is None or not copies_next([self.prompt]) or token + 1 not in generated:
-            return {}
-        return {"needle": [sources[generated.index(token + 1)]], "query": [token]}
-
     def _row(
         self,
         passed: Pass,
@@ -559,19 +419,9 @@ class Session:
         selection: tuple[int, int] | None,
         count: int,
     ) -> xr.Dataset:
-        position = (
-            passed.groups["positions"]["position"].isel(prompt=0, drop=True).reset_coords(drop=True)
-        )
-        spans = {name: list(places) for name, places in self.prompt.all_spans().items()}
-        spans |= self._next(token)
         if selection is not None:
-            first, last = sorted(selection)
-            self._require((), last)
-            selected = range(first, last + 1)
-            # The rest is of no span, also not of this one; so a table does not count twice
-            if REST in spans:
-                spans[REST] = [place for place in spans[REST] if place not in selected]
-            spans = {"selection": list(selected), **spans}
+            self._require((), max(selection))
+        spans = spans_of_row(self.prompt, token, selection)
         shown = {
             name: ("shown", [head[place] for head in heads])
             for place, name in enumerate(("layer", "head"))
@@ -582,14 +432,10 @@ class Session:
             "token": np.arange(self.count),
             "span": list(spans),
         }
-        logits, weights, masses = [], [], []
-        for layer, head in heads:
-            logit, weight = row_of(self._passes.inputs(edits, layer, self.check), head, token)
-            logits.append(logit)
-            weights.append(weight)
-            # NaN: keys that this row does not see
-            masses.append([float(np.nansum(weight[places])) for places in spans.values()])
-        rows = np.stack([position.sel(layer=layer, head=head).values for layer, head in heads])
+        rows = [passed.positions.sel(layer=layer, head=head).values for layer, head in heads]
+        attention = attention_of(
+            heads, token, spans, lambda layer: self._passes.inputs(edits, layer, self.check)
+        )
         expected = (
             next_token_logits(self.decoder, passed.recording.last_hidden[0, [token]])[0]
             .double()
@@ -599,17 +445,15 @@ class Session:
         log_probability, logit_difference, score = self._readings(passed)
         seen = described_group(
             {
-                "position": (("shown", "token"), rows),
-                "logit": (("shown", "key"), np.stack(logits)),
-                "weight": (("shown", "key"), np.stack(weights)),
-                "span_mass": (("shown", "span"), masses),
+                "position": (("shown", "token"), np.stack(rows)),
+                **attention,
                 "probability": ("rank", largest.exp().cpu().numpy()),
                 "next_token": ("rank", ids.cpu().numpy()),
                 "log_probability": log_probability,
                 "logit_difference": logit_difference,
                 "score": score,
             },
-            _TEXTS | {"score": (self.scoring.metric, self.scoring.units)},
+            TEXTS | {"score": (self.scoring.metric, self.scoring.units)},
             coords,
         )
         return describe_predictions(seen, self.prompt, self.decoder.tokenizer)
@@ -626,13 +470,6 @@ class Session:
         # Keyed by answer: other tokens may be read from the same pass
         return passed.result(("readings", tuple(self.answer)), compute)
 
-    def _mirror(self, position: np.ndarray) -> float:
-        if not np.isfinite(position).all():
-            return np.nan
-        return mirror_score(
-            mirror(position, self.prompt.tokens, self.prompt.sources or (), self.prompt.generated)
-        )
-
     def _require(self, heads: Sequence[Head], token: int) -> None:
         """Raise InputError for a token or a head that there is not."""
         if not 0 <= token < self.count:
@@ -646,63 +483,3 @@ class Session:
                     f"layer {layer}, head {head} was chosen; layers are {min(known)} to "
                     f"{max(known)}, heads 0 to {max(known.values()) - 1}"
                 )
-
-
-def row_of(inputs: AttentionInputs, head: int, token: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read logits and attention of one row of one head.
-
-    Args:
-        inputs: Inputs of attention of one prompt.
-        head: Number of the head.
-        token: The query token.
-
-    Returns:
-        Logits and weights [key]; NaN for keys that the row does not see.
-    """
-    rows = torch.tensor([token], device=inputs.queries.device)
-    logits = inputs.logits(rows)
-    seen = inputs.visible(rows)[0, 0]
-
-    def plain(values: Tensor) -> np.ndarray:
-        return values[0, head, 0].masked_fill(~seen, torch.nan).float().cpu().numpy()
-
-    return plain(logits), plain(weights_of(logits, inputs.sinks_of(rows)))
-
-
-_WEIGHT = """\
-        "weight": {
-            (layer, head): ri.attention_pattern(bridge, tokens[0], layer, head).sel(query=token) for layer, head in heads
-        },
-"""
-_CELL = '''\
-import torch
-import repo_interp as ri
-from contextlib import ExitStack
-from transformers import GenerationConfig
-
-bridge = ri.load({name!r})
-bridge.original_model.generation_config = GenerationConfig(eos_token_id={ends})  # no other settings
-tokens = torch.tensor([{tokens}])
-answer, token, heads = list({answer}), {token}, {heads}
-
-
-def measured():
-    """The answer's log-probability, the likeliest next tokens, and positions and attention of the chosen heads."""
-    with torch.no_grad():
-        expected = bridge(tokens)[0].double().log_softmax(-1)
-    positions = ri.interventions.positions_of(bridge, tokens)
-    rows = {{layer: z[0].repeat_interleave(bridge.cfg.n_heads // z.shape[1], 0) for layer, z in positions.items()}}
-    return {{
-        "log_probability": float(expected[[place - 1 for place in answer], tokens[0, answer]].mean()),
-        "next": expected[token].exp().topk({count}),
-        "position": {{(layer, head): rows[layer][head] for layer, head in heads if layer in rows}},
-{weight}        "continuation": bridge.original_model.generate(tokens[:, :{start}], max_new_tokens={most}, do_sample=False)[0, {start}:],
-    }}
-
-
-clean = measured()
-{means}with ExitStack() as edits:
-{edits}
-    changed = measured()
-print(clean["log_probability"], "->", changed["log_probability"])
-'''

@@ -20,7 +20,8 @@ from importlib.resources import files
 from typing import Any
 
 from repo_interp.errors import InputError
-from repo_interp.explorer.messages import Explored, message
+from repo_interp.explorer.explored import Explored
+from repo_interp.explorer.messages import message
 from repo_interp.plots.pages.frame import packaged, packed
 
 try:

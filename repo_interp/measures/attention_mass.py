@@ -22,7 +22,7 @@ This module knows nothing about the meaning of spans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -38,7 +38,7 @@ from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.kernels.seen_pairs import extents, on_host, once
 from repo_interp.measures.labels import arrays, described_group
-from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.measures.statistics import HeadScore, Measure, Needs, Statistics
 from repo_interp.positions.sinks import weights_of
 
 Rows = Literal["generated", "producing"]
@@ -89,6 +89,7 @@ class AttentionMass(
     """
     name: str = "attention_mass"
     describes: ClassVar[str] = "attention from generated tokens to spans"
+    offers: ClassVar[str] = "head_scores"
 
     def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
         """Return whether every prompt has rows that produce an answer."""
@@ -185,6 +186,14 @@ class AttentionMass(
             "table": 100 * per_token.mean(("prompt", "layer", "head")),
         }
         return described_group(measured | derived, _TEXTS, labels)
+
+    def head_scores(self, group: xr.Dataset) -> Mapping[str, HeadScore]:
+        """Return the attention to each span."""
+        mass = group["mass"]
+        return {
+            f"attention to {span}": HeadScore(mass.isel(span=place, drop=True))
+            for place, span in enumerate(mass["span"].values)
+        }
 
 
 def _chance(inputs: AttentionInputs, asked: _Asked) -> Float[Tensor, "prompt span"]:

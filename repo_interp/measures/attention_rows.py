@@ -129,6 +129,7 @@ class AttentionRows(
     """Strongest keys of a row."""
     name: str = "attention_rows"
     describes: ClassVar[str] = "strongest keys of every token"
+    offers: ClassVar[str] = "prompt_tokens"
 
     def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
         """Return True: any layers will do."""

@@ -7,9 +7,11 @@ object with the same parts.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from repo_interp.entry_points import MEASURES, named, names
+from repo_interp.entry_points import MEASURES, OWN, attribute_texts, find, named, names
+from repo_interp.errors import InputError
 from repo_interp.measures.border import PARTS
 from repo_interp.measures.statistics import Measure
 
@@ -41,3 +43,19 @@ def measure_named(name: str) -> Measure:
         return isinstance(made, Measure) or all(hasattr(made, part) for part in PARTS)
 
     return named(MEASURES, name, is_one, f"an object of that name with {', '.join(PARTS[1:])}")
+
+
+def measures_offering(*offers: str) -> tuple[str, ...]:
+    """List the measures that declare one of some offers (`Measure.offers`); imports none of ours.
+
+    Args:
+        *offers: Words of the declaration, such as "head_scores".
+
+    Returns:
+        Our names, then those of other packages; broken packages are skipped.
+    """
+    stated = dict(attribute_texts(MEASURES, "offers"))
+    for name in names(MEASURES)[len(OWN[MEASURES]) :]:
+        with suppress(InputError):
+            stated[name] = str(getattr(find(MEASURES, name), "offers", ""))
+    return tuple(name for name, text in stated.items() if {*offers} & {*text.split()})

@@ -12,7 +12,7 @@ This module knows nothing about the effect of positions on attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.fitting import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.kernels.seen_pairs import by_head, is_whole
 from repo_interp.measures.labels import arrays, described_group
-from repo_interp.measures.statistics import Measure, Needs, Statistics
+from repo_interp.measures.statistics import HeadScore, Measure, Needs, Statistics
 
 _TEXTS = {
     "position": "position of each token [positions]",
@@ -66,6 +66,7 @@ class Positions(
 
     name: str = "positions"
     describes: ClassVar[str] = "of every token, by head"
+    offers: ClassVar[str] = "head_positions head_scores prompt_tokens"
 
     def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
         """Return whether positions are learned."""
@@ -118,6 +119,11 @@ class Positions(
         """Return the group with the tokens of all prompts."""
         # Both have all prompts and tokens, so that no labels need be compared
         return group.merge(tokens.of_prompts(), join="override", compat="override")
+
+    def head_scores(self, group: xr.Dataset) -> Mapping[str, HeadScore]:
+        """Return the range of positions."""
+        meaning = "the largest less the smallest position that the head gives"
+        return {"position range": HeadScore(group["position_range"], meaning, by_index=True)}
 
 
 def _negative_share_and_fit(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -150,6 +150,20 @@ class Needs:
     """
 
 
+@dataclass(frozen=True)
+class HeadScore:
+    """A number for each head of one prompt, as a live view maps it."""
+
+    values: xr.DataArray
+    """Scores [prompt, layer, head]."""
+    meaning: str = ""
+    """What it says, where its name does not."""
+    by_index: bool = False
+    """Whether it follows from the token index in heads whose positions are that; the map hides it
+    there where other heads have positions of their own.
+    """
+
+
 class Measure(ABC):
     """Base of measures: a frozen dataclass with its parameters as fields.
 
@@ -177,6 +191,11 @@ class Measure(ABC):
     """
     option_help: ClassVar[str] = ""
     """The help of that option."""
+    offers: ClassVar[str] = ""
+    """What a live view may ask it for, in words with blanks between, in one line of the source:
+    `head_positions` (its variable `position` [prompt, layer, head, token]), `head_scores` (the
+    method), `prompt_tokens` (its group has those of `add_tokens`); empty: nothing.
+    """
     _stated: ClassVar[Needs] = Needs()
 
     def __init_subclass__(cls, needs: Needs | None = None, **further: Any) -> None:
@@ -296,6 +315,17 @@ class Measure(ABC):
             The group as it is unless a subclass overrides this.
         """
         return group
+
+    def head_scores(self, group: xr.Dataset) -> Mapping[str, HeadScore]:
+        """Return scores of heads for a live view of one prompt (`offers`).
+
+        Args:
+            group: Group that `conclude` gave.
+
+        Returns:
+            Scores by the name that a reader sees; none unless a subclass overrides this.
+        """
+        return {}
 
 
 class SegmentMeasure(Measure):

@@ -37,7 +37,9 @@ from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.cli import _parser, main
 from repo_interp.cli.explore_command import _explored, _given
 from repo_interp.explorer import Edit, Session
-from repo_interp.explorer.messages import Explored, message, over_the_same_texts
+from repo_interp.explorer.explored import Explored
+from repo_interp.explorer.messages import message
+from repo_interp.explorer.same_texts import over_the_same_texts
 from repo_interp.explorer.server import application, listening, server
 from repo_interp.explorer.session_edits import POSITIONS
 from repo_interp.plugins.heads.atlas import Atlas

@@ -420,6 +420,7 @@ HOMONYMS = {
     ("checkpoint_files/options.py", "gates"): "the setting of CoPE",
     ("experiments/readings.py", "log_probability"): "a reading of answers",
     ("explorer/session.py", "log_probability"): "a reading of answers",
+    ("explorer/token_row.py", "log_probability"): "a reading of answers",
     ("interventions/edits.py", "segments"): "segments of a prompt, and their form",
     ("measures/attention_mass.py", "sink_mass"): "the key for the sink of its statistics",
     ("measures/statistics.py", "kinds"): "the kinds of segments",
@@ -470,6 +471,55 @@ def test_the_core_names_no_plugin():
     assert {one for one in texts if one[1] in names} == set(HOMONYMS)
 
 
+ASKING = ("analysis", "cli", "explorer", "plots/pages")
+"""Rooms that ask any measure what they need, and know none, also none of the core."""
+SPELLED_ALIKE = {
+    ("analysis/batches.py", "positions"): "a unit",
+    ("cli/inspect_command.py", "positions"): "a column of the table of layers",
+    ("explorer/head_scores.py", "positions"): "a unit",
+    ("explorer/token_row.py", "positions"): "a unit",
+    ("plots/pages/page/charts.js", "positions"): "a chart",
+    ("plots/pages/page/explorer.js", "positions"): "a chart",
+}
+"""Texts of those rooms that are spelled as the name of a measure of the core and mean another thing."""
+
+
+def test_rooms_that_ask_name_no_measure_of_the_core():
+    """Neither as a text, nor in a sentence or a comment, nor by an import."""
+    measures = {
+        name: place.partition(":")[0]
+        for name, place in OWN[MEASURES].items()
+        if not place.startswith("repo_interp.plugins.")
+    }
+    assert len(measures) == 6
+    any_name = "|".join(measures)
+    # Names of several words mean nothing else, wherever they stand
+    compound = "|".join(name for name in measures if "_" in name)
+    sentence = re.compile(rf"\b(?:{compound})\b|\bmeasures? [`'\"]?(?:{any_name})\b")
+    texts, told, seen = set[tuple[str, str]](), set[tuple[str, str]](), 0
+    for path in (path for room in ASKING for path in ROOT.joinpath(room).rglob("*.*")):
+        if path.suffix not in (".py", ".js"):
+            continue
+        place, code = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        told |= {(place, found) for found in sentence.findall(code)}
+        if path.suffix == ".py":
+            found = (node.value for node in nodes(path) if isinstance(node, ast.Constant))
+            texts |= {(place, value) for value in found if value in measures}
+        else:
+            texts |= {(place, one) for one in re.findall(rf"[\"'`]({any_name})[\"'`]", code)}
+        seen += 1
+    assert seen > 50 and not told
+    assert texts == set(SPELLED_ALIKE)
+    rooms = [f"repo_interp.{room.replace('/', '.')}" for room in ASKING]
+    graph = imports()
+    assert not {
+        f"{name} imports {other}"
+        for name in graph
+        if name.startswith(tuple(rooms))
+        for other in graph[name] & {*measures.values()}
+    }
+
+
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_imports_public_names_of_the_core_and_others_that_its_readme_names(name):
     readme = (ROOT / "plugins" / name / "README.md").read_text(encoding="utf-8")
@@ -494,10 +544,10 @@ def test_every_plugin_has_a_readme_of_a_screen_and_tests():
 DOORS = {
     "analysis/analyze.py": (102, 97_700),
     "models/load.py": (58, 53_700),
-    "measures/patterns.py": (23, 25_300),
+    "measures/patterns.py": (23, 25_400),
     "plots/views/patterns.py": (33, 34_000),
     "plots/pages/report.py": (42, 42_800),
-    "explorer/session.py": (100, 109_200),
+    "explorer/session.py": (99, 101_800),
 }
 """By door, most files and code tokens that it needs by imports, wherever in a file these stand."""
 LARGEST = 12_650

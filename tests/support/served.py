@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from repo_interp.explorer.messages import Explored
+from repo_interp.explorer.explored import Explored
 from repo_interp.explorer.server import listening, server
 
 TOKEN = "t" * 43

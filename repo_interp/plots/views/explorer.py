@@ -47,6 +47,8 @@ OUTLINE = 48
 """
 NEXT = 64
 """Heads that "Add a head" offers one after the other."""
+_MEASURES = {"rows": "attention_rows", "next": "predictions"}
+"""By kind of chart, the measure that a reader is pointed to where a run lacks it."""
 
 
 def explorer_data(run: xr.DataTree, options: PageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -107,6 +109,7 @@ def _data(
         },
         "start": order[:2],
         "order": order,
+        "measures": _MEASURES,
     }
 
 

@@ -23,7 +23,8 @@ from repo_interp.analysis.trained_task import trained_task
 from repo_interp.checkpoint_files.shipped import zoo_path
 from repo_interp.errors import InputError
 from repo_interp.explorer import Edit, Session
-from repo_interp.explorer.messages import Asked, Explored, message
+from repo_interp.explorer.explored import Explored
+from repo_interp.explorer.messages import Asked, message
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plots.marks.arrays import heads_where
 from repo_interp.plots.marks.finding import heads_named

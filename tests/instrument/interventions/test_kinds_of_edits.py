@@ -45,7 +45,8 @@ import xarray as xr
 import repo_interp as ri
 from repo_interp.errors import InputError
 from repo_interp.experiments import Effects
-from repo_interp.explorer.messages import Explored, message
+from repo_interp.explorer.explored import Explored
+from repo_interp.explorer.messages import message
 from repo_interp.models.decoder import as_decoder
 from repo_interp.plugins.causes.effects_view import effect_tables
 from repo_interp.tasks import make_task

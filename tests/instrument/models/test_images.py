@@ -11,7 +11,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration, set_see
 
 import repo_interp as ri
 from repo_interp.cli import main
-from repo_interp.explorer.messages import prompts_in
+from repo_interp.explorer.explored_run import prompts_in
 from repo_interp.tasks.prompt import Prompt
 from repo_interp.tasks.prompt.jsonl import read_prompts, write_prompts
 

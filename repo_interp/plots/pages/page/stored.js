@@ -93,7 +93,7 @@ export class StoredSource {
       around: kept ? heads.map((pair) => this.around(prompt, pair, kept)) : null,
       missing: looks[0] ? null : this.missing(prompt, heads[0]), near: !looks[0] && kept && placeIn(this.rows, heads[0]) ? nearest(kept.queries, token) : null,
       looking: selection ? this.looking(prompt, selection, looking === "answer" ? this.prompt({ prompt: place }).answer.map((one) => one - 1) : [token], heads[0]) : null,
-      following: after ? after.following : null, unexpected: this.next ? null : "This run does not hold what is expected next: analyze again with the measure predictions.", instead, kept: this.rows ? "the strongest keys" : null,
+      following: after ? after.following : null, unexpected: this.next ? null : "This run does not hold what is expected next: analyze again with the measure " + this.data.measures.next + ".", instead, kept: this.rows ? "the strongest keys" : null,
     };
   }
 
@@ -200,7 +200,7 @@ export class StoredSource {
     if (this.rows && !placeIn(this.rows, pair)) return "Where tokens look was not measured for this head.";
     if (kept) return (kept.queries.length < kept.kept ? "This page has room for" : "The run keeps") + " the rows of " + kept.queries.length + " tokens.";
     if (this.logits.length) return "Where it looks is kept for prompt " + this.logits[0].prompt + " alone, and for the heads of the logit maps.";
-    return "This run does not hold where it looks: analyze again with the measure attention_rows.";
+    return "This run does not hold where it looks: analyze again with the measure " + this.data.measures.rows + ".";
   }
 
   // The prompt and the token in which a head looks most at the keys that a finding is about; null where no row of it is kept.
