@@ -41,12 +41,12 @@ def on_prompts(runs: Mapping[str, xr.DataTree]) -> list[str]:
     Returns:
         One line, or none.
     """
-    said = differing(
+    difference = differing(
         # Eight characters tell digests apart for a reader.
         {name: str(digest)[:_DIGITS] for name, digest in _stated(runs, "prompts_digest").items()}
     )
     why = "only what is averaged over prompts is compared, and differences may be the prompts'"
-    return [f"the prompts differ ({said}): {why}"] if said else []
+    return [f"the prompts differ ({difference}): {why}"] if difference else []
 
 
 def on_runs(runs: Mapping[str, xr.DataTree]) -> Iterator[str]:
@@ -114,12 +114,12 @@ def on_measure(measure: str, groups: Mapping[str, xr.Dataset]) -> Iterator[str]:
     # The prompts are known to be equal, from digests of every group.
     same = len(digests) == len(groups) and not sets
     for parameter in dict.fromkeys(name for group in groups.values() for name in group.attrs):
-        said = differing(
+        difference = differing(
             {name: group.attrs.get(parameter, "not stated") for name, group in groups.items()}
         )
         # Other options of a task that gave the same prompts change nothing.
-        if said and not (same and str(parameter).startswith("task_")):
-            yield f"{measure}: {parameter} differs, {said}"
+        if difference and not (same and str(parameter).startswith("task_")):
+            yield f"{measure}: {parameter} differs, {difference}"
     if sets:
         yield (
             f"{measure}: the prompts of {', '.join(sets)} differ, so that differences may "

@@ -193,14 +193,16 @@ class AnswerBatch:
                         hidden = resume_pass(self.decoder, recording, first, len(some))
                 question = tiled(self.question, len(some))
                 # In parts: logits of all targets of all copies would not fit into memory.
-                told = [
+                target_readings = [
                     self._of_targets(logits_at(self.decoder, hidden, part), part)
                     for part in parts(question, most_logits)
                 ]
                 read |= zip(
                     some,
                     # [3, target] splits along targets into the copies, which have equally many.
-                    map(self._readings, torch.cat(told, dim=-1).chunk(len(some), dim=-1)),
+                    map(
+                        self._readings, torch.cat(target_readings, dim=-1).chunk(len(some), dim=-1)
+                    ),
                     strict=True,
                 )
         return [read[place] for place in range(len(sets))]

@@ -524,14 +524,14 @@ def _by_layer(decoder: Decoder, recorded: Any) -> dict[int, Tensor]:
         raise InputError(
             f"recorded positions are a result of positions_of, or a cache; got {quoted(recorded)}"
         )
-    given = dict(recorded.items())
+    by_name = dict(recorded.items())
     by_layer = {}
     for layer, attention in decoder.by_layer.items():
         shapes = (1, attention.kv_heads, attention.heads)
         # `positions_of` names layers by number, a cache of TransformerLens by hook
-        for name in given.keys() & {layer, HOOK.format(layer)}:
+        for name in by_name.keys() & {layer, HOOK.format(layer)}:
             positions = finite_positions(
-                given[name],
+                by_name[name],
                 torch.zeros(1, device=decoder.device),
                 f"recorded positions of layer {layer}",
             )

@@ -91,20 +91,20 @@ def rescaled(
             per pair; or factors do not cover all heads or layers.
     """
     named: dict[str, Any] = {"yarn": yarn, "theta": theta, "linear": linear, "ntk": ntk}
-    given = {
+    changes = {
         name: value
         # Compared with None: 0 is refused below, and a tensor has no truth value.
         for name, value in (*named.items(), ("factors", factors), ("function", function))
         if value is not None
     }
-    if len(given) != 1:
+    if len(changes) != 1:
         raise InputError(
             f"one of {', '.join(named)}, factors and function was wanted; got "
-            f"{', '.join(given) or 'none'}"
+            f"{', '.join(changes) or 'none'}"
         )
     name: str
     value: Any
-    ((name, value),) = given.items()
+    ((name, value),) = changes.items()
     if name in named:
         value = checked(value, Factor, "the factor of an extension")
     if head is not None:

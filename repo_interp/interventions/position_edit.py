@@ -269,9 +269,9 @@ def as_function(kind: type[PositionEdit]) -> Callable[..., ModelEdit]:
     """
     on, edit = inspect.signature(PositionEdit.on), inspect.signature(kind)
     _, model, heads, *where = on.parameters.values()
-    given = [each for name, each in edit.parameters.items() if name != "tokens"]
+    parameters = [each for name, each in edit.parameters.items() if name != "tokens"]
     # Keyword-only parameters must come last.
-    order = sorted([model, *given, heads, *where], key=lambda each: each.kind)
+    order = sorted([model, *parameters, heads, *where], key=lambda each: each.kind)
     signature = on.replace(parameters=order)
 
     @wraps(kind, updated=())

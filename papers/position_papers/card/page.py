@@ -73,10 +73,10 @@ def table_lines(each: TaskCard) -> Iterable[dict[str, Any]]:
     """Return the lines of the table of one task: the scheme, then its rivals."""
     if each.own is not None:
         yield _line(each.own, "trained here")
-    beside = {one.row.name: one for one in each.compared}
+    beside = {difference.row.name: difference for difference in each.compared}
     for row in each.rivals:
-        one = beside.get(row.name)
-        yield _line(row, "record") | ({} if one is None else _difference(one))
+        difference = beside.get(row.name)
+        yield _line(row, "record") | ({} if difference is None else _difference(difference))
 
 
 def _line(row: Row, source: str) -> dict[str, Any]:

@@ -125,9 +125,9 @@ def run(arguments: argparse.Namespace) -> int:
             )
         }
         counts["not compared"] = len(list(filter(None, verdicts))) - sum(counts.values())
-        told = ", ".join(f"{words} {count}" for words, count in counts.items())
+        summary = ", ".join(f"{words} {count}" for words, count in counts.items())
         console.print(
-            f"{task}: {told if any(verdicts) else 'no rival has records'}", highlight=False
+            f"{task}: {summary if any(verdicts) else 'no rival has records'}", highlight=False
         )
     console.print(
         bold(

@@ -47,11 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "DIR/seed-N, where `train --seeds` puts them; may be "
         "repeated",
     )
-    given = "only the checkpoints given, none that come with the package"
-    parser.add_argument("--no-zoo", action="store_false", dest="zoo", help=given)
-    one = "only this experiment of the papers, such as fits; may be repeated (default: all)"
+    no_zoo = "only the checkpoints given, none that come with the package"
+    parser.add_argument("--no-zoo", action="store_false", dest="zoo", help=no_zoo)
+    experiment = "only this experiment of the papers, such as fits; may be repeated (default: all)"
     parser.add_argument(
-        "--experiment", action="append", default=[], dest="experiments", metavar="NAME", help=one
+        "--experiment",
+        action="append",
+        default=[],
+        dest="experiments",
+        metavar="NAME",
+        help=experiment,
     )
     item = (
         "only this figure or table of the papers, such as 3, 3a or 'table 1'; may be repeated "
@@ -174,18 +179,18 @@ def _calls(arguments: argparse.Namespace) -> Iterator[tuple[str, argparse.Namesp
             ),
         )
         return
-    given = [name for name, value in options.items() if value]
-    if given:
+    stated = [name for name, value in options.items() if value]
+    if stated:
         raise InputError(
-            f"--plan says which figures are made, and {given[0]} says it too; leave one of "
+            f"--plan says which figures are made, and {stated[0]} says it too; leave one of "
             "the two out"
         )
     from position_papers.kit.figure_plan import read_plan
 
     for number, row in enumerate(read_plan(arguments.plan), start=1):
-        asked = row.model_dump(include={"papers", "zoo", "experiments", "fast", "out"})
-        asked |= {"checkpoints": list(row.checkpoints.items()), "options": row.stated_settings()}
-        yield f"{arguments.plan}, item {number}", argparse.Namespace(**vars(arguments) | asked)
+        call = row.model_dump(include={"papers", "zoo", "experiments", "fast", "out"})
+        call |= {"checkpoints": list(row.checkpoints.items()), "options": row.stated_settings()}
+        yield f"{arguments.plan}, item {number}", argparse.Namespace(**vars(arguments) | call)
 
 
 @contextmanager

@@ -336,10 +336,10 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
 
     written = read_toml(Path(arguments.config)) if arguments.config is not None else {}
     names = [option.name for option in fields(TrainingConfiguration) if option.name not in TABLES]
-    given = {
+    from_options = {
         name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None
     }
-    named = {"task_size": "small", **stored, **written, **given}
+    named = {"task_size": "small", **stored, **written, **from_options}
     if not named.get("task"):
         raise InputError(
             f"no task was named; give one of {', '.join(task_names())}, as in {CALL} "
@@ -351,18 +351,18 @@ def _asked(arguments: argparse.Namespace, stored: Mapping[str, Any]) -> dict[str
     of_task = [pair for pair in arguments.task_options if pair not in of_scheme]
     if of_task:
         task = make_task(named["task"], named["task_size"])
-        given["task_options"] = field_values(
+        from_options["task_options"] = field_values(
             without_owner(of_task, task.name), task, f"task {task.name}"
         )
     if of_scheme or arguments.scheme_options:
         texts = without_owner([*of_scheme, *arguments.scheme_options], "scheme")
-        given["scheme_options"] = field_values(texts, SchemeOptions(), "the scheme")
+        from_options["scheme_options"] = field_values(texts, SchemeOptions(), "the scheme")
         try:
             schemes = named_schemes(str(named.get("scheme") or TrainingConfiguration.scheme))
         except ValueError as error:
             raise InputError(str(error)) from None
-        require_useful(schemes, SchemeOptions(**given["scheme_options"]))
-    asked = joined(written, given)
+        require_useful(schemes, SchemeOptions(**from_options["scheme_options"]))
+    asked = joined(written, from_options)
     if "device" in asked:
         asked["device"] = _device(asked["device"])
     return asked
@@ -461,13 +461,13 @@ def _announce(console: Console, prepared: Prepared, seeds: str) -> None:
     from repo_interp.models.reposition import added_parameters
     from repo_interp.runtime.console import bold
 
-    asked = prepared.configuration
-    continued = f", continuing {asked.continue_from}" if asked.continue_from else ""
-    sequences = f"{asked.steps} steps of {asked.batch * asked.accumulation} sequences"
+    configuration = prepared.configuration
+    continued = f", continuing {configuration.continue_from}" if configuration.continue_from else ""
+    sequences = f"{configuration.steps} steps of {configuration.batch * configuration.accumulation} sequences"
     console.print(
         bold(
-            asked.task,
-            f", scheme {asked.scheme}{continued}: {sequences}, {seeds}, on {asked.device}",
+            configuration.task,
+            f", scheme {configuration.scheme}{continued}: {sequences}, {seeds}, on {configuration.device}",
         ),
         highlight=False,
     )

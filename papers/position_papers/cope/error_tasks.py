@@ -1,18 +1,18 @@
 """The tasks of CoPE's claims about errors, as data: flip-flop (C1), selective copy (C2) and
 counting (C3).
 
-Flip-flop: a read gives the bit that was written last. Out of distribution more instructions
+Flip-flop: a read repeats the bit that was written last. Out of distribution, more instructions
 (sparse) or fewer (dense) are ignored than in training. Our sparse sequences of the training length
-are easier than the paper's; the longer ones are judged as a question of its own, after their scores
-were seen.
+are easier than the paper's. Longer sequences are judged as a separate part, which was added after
+their scores were seen.
 
-Selective copy: symbols are copied in order, the blanks between them left out. Out of distribution
+Selective copy: symbols are copied in order, without the blanks between them. Out of distribution
 there are half (dense) or twice (sparse) as many blanks.
 
-Counting: variables are set to zero, incremented and passed over; the answer is the value of one.
-The more is passed over, the longer the context that a count has to reach across. In balanced test
-sets all values are as frequent, so that the floor is high. That a scheme has to have learned the
-task (`errors.LEARNED`) was added after the scores were seen.
+Counting: variables are set to zero, incremented and passed over; the answer is the value of one
+variable. The more operations pass, the longer the context that the count depends on. In balanced
+test sets all values are equally frequent, so that a constant answer has a high error. The condition
+that a scheme has learned the task (`errors.LEARNED`) was added after the scores were seen.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from repo_interp.errors import InputError
 from repo_interp.values import Count
 
 SCHEMES = (COPE, *RIVALS, "repo")
-"""Of the zoo's checkpoints of each task."""
+"""The schemes of the zoo's checkpoints for each task."""
 
 # ---- flip-flop -----------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ C2_ABSOLUTE = Claim(
 
 
 def copies_without_errors(claim: Claim, alike: Alike, test_set: str) -> Evidence:
-    """The verdict on C2, whose test sets are all; on its part about absolute positions that on
+    """Return the evidence on C2 over all test sets, or on its part about absolute positions on
     `test_set`.
     """
     if claim is not C2:
@@ -123,7 +123,7 @@ def copies_without_errors(claim: Claim, alike: Alike, test_set: str) -> Evidence
     if rope is None:
         return unmeasured(claim, cope.name, missing(["rope"], cope.configuration.task))
     sets = (IN_DISTRIBUTION, *OUTSIDE)
-    # 100 (1 - 0.99) is a little more than 1, so errors are rounded before they are compared.
+    # In floating point, 100 (1 - 0.99) is slightly more than 1, so round before comparing.
     own, other = (
         np.round([100 * errors_of(each, name).mean for name in sets], 9) for each in (cope, rope)
     )
@@ -169,8 +169,8 @@ _BY_VARIABLES = {
     called: (f"counting/cope{variables}_256", f"counting/cope{variables}")
     for called, variables in (("1 variable", ""), ("3", "_3"), ("5", "_5"))
 }
-"""Where both are there, those trained with 256 operations decide: with 64, longer contexts are
-hardly longer.
+"""Checkpoints that decide, by number of variables. If both exist, those trained with 256 operations
+come first: with 64, longer contexts are hardly longer.
 """
 C3 = Claim(
     "C3",
@@ -207,10 +207,10 @@ C3_BALANCED = Claim(
 
 @dataclass(frozen=True)
 class CountingOptions(ScoreOptions):
-    """How much is scored. Raises InputError for too few prompts."""
+    """The amount of scoring. Raises InputError for too few prompts."""
 
     counting_count: Count = 2000
-    """Prompts of every test set of counting."""
+    """Number of prompts in every test set of counting."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,13 +1,13 @@
-"""Perplexity beyond the training length on other windows (CoPE fig. 3): C5 once more, from recorded
+"""Perplexity beyond the training length on other windows (CoPE fig. 3): C5 again, from recorded
 training runs.
 
-    rise = log perplexity at the longest length - that at the training length
-    number = CoPE's rise - that with every gate open, mean over training seeds, nats
+    rise = log perplexity at the longest length - log perplexity at the training length
+    number = CoPE's rise - the rise with every gate open, mean over training seeds, nats
 
-Training scores every seed on windows of its own, the same for both schemes. Windows move the rises
-of a seed by a tenth of a nat, both schemes' alike, so that only differences by seed say something;
-their spread contains what other windows would change, which that of `perplexity`, where all seeds
-have the same windows, does not. Nothing is scored anew.
+Training scores every seed on different windows, which are the same for both schemes. The windows
+change the rises of a seed by about a tenth of a nat for both schemes alike, so only differences by
+seed are informative. The spread of these differences includes the effect of other windows, unlike
+the spread in `perplexity`, where all seeds have the same windows. Nothing is scored again.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ C5_WINDOWS = Claim(
 
 
 def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
-    """What training recorded of every checkpoint and its seeds."""
+    """Read the scores that training recorded for every checkpoint and its seeds."""
     return [scored for scored in scores_on_record(subjects) if scored.recorded]
 
 
 def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
-    """C5 (other windows), of the first CoPE with gates from its keys beside the first with every
-    gate open.
+    """Yield the evidence on C5 (other windows): the first CoPE with gates from its keys compared
+    with the first with every gate open.
     """
     variants = {gates_of(each): each for each in reversed(scored) if each.layout == COPE}
     own, rival = variants.get(COPE), variants.get(OPEN)
@@ -84,7 +84,7 @@ def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
-    """Nothing: two rises of a seed are no picture of their own."""
+    """Draw nothing: two rises per seed are too few for a figure."""
     return iter(())
 
 

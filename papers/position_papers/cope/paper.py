@@ -1,8 +1,8 @@
 """Contextual Position Encoding (Golovneva et al. 2024): its experiments on small trained
 checkpoints, claims C1 to C6.
 
-Which experiment a checkpoint is part of, the task says that its training.toml names; others are
-left out.
+The task in the training.toml of a checkpoint determines its experiment. Other checkpoints are left
+out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from position_papers.kit.learning_curves import LEARNING_CURVES
 
 @dataclass(frozen=True)
 class Options(GateOptions, CountingOptions):
-    """How much is measured: prompts to score, and texts whose gates are measured."""
+    """The amount of measurement: prompts to score, and texts whose gates are measured."""
 
 
 PAPER = Paper(

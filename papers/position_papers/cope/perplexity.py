@@ -3,13 +3,14 @@
     perplexity = exp of the mean of -log p over the tokens of held-out windows; compared as log
     perplexity, window by window
 
-"Relative" in the paper is CoPE with every gate at 1: a learned vector per distance, the last for
-all from p_max - 1 on. The claims are judged against a CoPE that was trained with open gates. RoPE
-is another comparison, which the paper makes on code.
+"Relative" in the paper is CoPE with every gate at 1: a learned vector per distance, the last one for
+all distances from p_max - 1 on. The claims are judged against a CoPE that was trained with open
+gates. RoPE is a further comparison, which the paper makes on code.
 
-All seeds are scored on the same windows, so that errors over seeds do not contain what other windows
-would change. C4 asks for a difference that these would not turn; C5, of which the paper draws a figure
-alone, asks for none of any size, and its number is as good as its windows (`other_windows`).
+All seeds are scored on the same windows, so errors over seeds do not include the effect of other
+windows. C4 therefore requires a difference that other windows would not reverse. C5, for which the
+paper only has a figure, requires no minimal difference, so its number depends on the windows
+(`other_windows`).
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _below(quantity: str, rival: str) -> Above:
 
 
 def _in_order(*models: str) -> All:
-    """The rule that log perplexity rises from each of `models` to the next."""
+    """Return the rule that log perplexity rises from each of `models` to the next."""
     return All(*(_below(OWN.format(CALLED[own]), rival) for own, rival in pairwise(models)))
 
 
@@ -146,13 +147,13 @@ C5_ROPE = Claim(
 
 
 def measure(subjects: Sequence[Subject], options: ScoreOptions, cache: Cache) -> list[Scored]:
-    """Log perplexities of `subjects` by length, of those whose windows are the same."""
+    """Measure log perplexities by length, and keep the `subjects` with the same windows."""
     return on_the_same_windows([score_subject(subject, options, cache) for subject in subjects])
 
 
 def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
-    """The verdicts on C4, its parts, and C5, where a checkpoint has CoPE in every layer: against
-    open gates, and against RoPE.
+    """Yield the evidence on C4, its parts, and C5 against open gates and against RoPE, if a
+    checkpoint has CoPE in every layer.
     """
     by_gates = {
         gates: [each for each in scored if gates_of(each) == gates]
@@ -170,8 +171,8 @@ def tabulate(scored: Sequence[Scored]) -> Iterator[Evidence]:
 
 
 def gates_of(scored: Scored) -> str:
-    """What a checkpoint's gates look at, where it has CoPE: `COPE` for keys, also where no record
-    says it; `FEW`: with few positions.
+    """Return the input of the gates of a checkpoint with CoPE: `COPE` for keys, which is the
+    default without a record, or `FEW` for keys with few positions.
     """
     options = scored.configuration.scheme_options
     gates = str(options.get("gates", "keys"))
@@ -179,8 +180,8 @@ def gates_of(scored: Scored) -> str:
 
 
 def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
-    """Perplexity by length (fig. 3), of all schemes above RoPE and of CoPE's variants above open
-    gates.
+    """Draw perplexity by length (fig. 3): all schemes compared with RoPE, and the variants of CoPE
+    compared with open gates.
     """
     variants = [each for each in scored if each.layout == COPE]
     opened = first_of([each for each in variants if gates_of(each) == OPEN], COPE)
@@ -190,8 +191,8 @@ def draw(scored: Sequence[Scored]) -> Iterator[Drawing]:
 
 
 def _drawn(name: str, scored: Sequence[Scored], reference: Scored | None, called: str) -> Drawing:
-    """The figure `name`, where there is a `reference` with differences from it, which is `called`
-    so.
+    """Return the figure `name`. With a `reference`, it has the differences from it, which is named
+    `called`.
     """
     table, said = compared(
         [(each, PLAIN) for each in scored], perplexity_table(scored), reference, called
@@ -209,14 +210,14 @@ def _drawn(name: str, scored: Sequence[Scored], reference: Scored | None, called
 
 
 def _absent(claim: Claim, given: Mapping[str, Scored], wanted: Sequence[str]) -> Evidence | None:
-    """The verdict that some of the models `wanted` were not given; None where all were."""
+    """Return the evidence that some of the models `wanted` were not given; None if all were."""
     names = [CALLED[name] for name in wanted if name not in given]
     return unmeasured(claim, given[COPE].name, missing(names, "language")) if names else None
 
 
 def _ordered(claim: Claim, given: Mapping[str, Scored], order: Sequence[str]) -> Evidence:
-    """Whether log perplexity at the training length is lower with the first of `order` than with
-    the second, and so on along it.
+    """Return the evidence that log perplexity at the training length rises from each model in
+    `order` to the next.
     """
     if absent := _absent(claim, given, order):
         return absent
@@ -236,7 +237,7 @@ def _ordered(claim: Claim, given: Mapping[str, Scored], order: Sequence[str]) ->
         models[0].name,
         "perplexity at the training length",
         values,
-        # the error of a logarithm is relative
+        # the error of a logarithm is a relative error
         **numbers_of(samples[0], perplexities[0], perplexities[0]),
         control=", ".join(
             f"{each.name} {own:.4g}" for each, own in zip(models[1:], perplexities[1:], strict=True)
@@ -248,8 +249,8 @@ def _ordered(claim: Claim, given: Mapping[str, Scored], order: Sequence[str]) ->
 def _degrades(
     claim: Claim, given: Mapping[str, Scored], against: str, scored: Sequence[Scored]
 ) -> Evidence:
-    """Whether CoPE's log perplexity rises less from the training length to the longest than that of
-    the rival called `against`.
+    """Return the evidence that CoPE's log perplexity rises less from the training length to the
+    longest length than that of the rival `against`.
     """
     if absent := _absent(claim, given, (against,)):
         return absent
@@ -294,8 +295,8 @@ _GATES = {KEYS: "keys of the gates' own", OPEN: "open gates", "values": "gates f
 
 
 def _label(scored: Scored, among: Sequence[Scored]) -> str:
-    """What a legend calls a checkpoint: with CoPE its number of positions and its gates; another as
-    `in_legend` does.
+    """Return the name of a checkpoint in a legend: for CoPE with its number of positions and its
+    gates, for others as in `in_legend`.
     """
     positions = scored.configuration.scheme_options.get("p_max")
     parts = [

@@ -45,10 +45,10 @@ def read(record: Mapping[str, Any]) -> dict[str, Float[np.ndarray, " prompt"]]:
     """
     if "by_prompt" not in record:
         return {}
-    told: Mapping[str, str | list[float]] = record["by_prompt"]
+    stored: Mapping[str, str | list[float]] = record["by_prompt"]
     return {
-        name: np.array([float(value) for value in told[name]])
-        if name in told
+        name: np.array([float(value) for value in stored[name]])
+        if name in stored
         else np.full(int(record["prompts"]), float(mean))
         for name, mean in record["test_sets"].items()
         if mean is not None

@@ -91,8 +91,8 @@ class Octaves(
             begins = {*places[:1]}
             if inputs.documents is not None:
                 begins = set(first[row][inputs.valid[row]].tolist())
-            asked = [place for place in places if place not in begins] or places
-            chosen = [asked[middle] for middle in middles(len(asked), self.queries)]
+            candidates = [place for place in places if place not in begins] or places
+            chosen = [candidates[middle] for middle in middles(len(candidates), self.queries)]
             rows = once(
                 ("octaves", row, *chosen),
                 lambda chosen=chosen: torch.tensor(chosen, device=device),

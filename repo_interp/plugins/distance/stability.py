@@ -170,7 +170,7 @@ def _responses(
     # Keys are random, so neighbors are random pairs; an odd key is left out
     pairs = coefficients[:, :, : coefficients.shape[2] // 2 * 2].unflatten(2, (-1, 2))
     difference = ((pairs[..., 0, :] - pairs[..., 1, :]) @ waves).real.flatten(1, 2)
-    told = difference[..., :1] != 0  # A key drawn twice has no preference
-    kept = (difference.sign() == difference[..., :1].sign()) & told
-    compared = told.sum((1, 2)).double()
+    has_order = difference[..., :1] != 0  # A key drawn twice has no preference
+    kept = (difference.sign() == difference[..., :1].sign()) & has_order
+    compared = has_order.sum((1, 2)).double()
     return kept.double().mean(-1).sum(-1) / compared, changing, compared

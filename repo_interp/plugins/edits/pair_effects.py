@@ -97,7 +97,7 @@ def pair_effects(
     factor = checked(given_factor, Finite, "the factor of a frequency")
     if factor == 1:
         raise InputError("a frequency times 1 is the same; give another factor")
-    given = checked_prompts(decoder, prompts)
+    prompt_list = checked_prompts(decoder, prompts)
     length = decoder.training_length
     rows = _turns(decoder, layers, pairs, length)
     edits = {
@@ -109,18 +109,18 @@ def pair_effects(
         for layer, (count, turns) in rows.items()
         for pair, every in [*((pair, ()) for pair in turns), ("all pairs", turns)]
     }
-    if bands is None and not all(prompt.generated for prompt in given):
-        bands = _within_and_beyond(given, length)
+    if bands is None and not all(prompt.generated for prompt in prompt_list):
+        bands = _within_and_beyond(prompt_list, length)
     if progress is None:
-        passes = (1 + len(edits)) * len(prompt_batches(decoder, given, batch_size))
-        tokens = sum(len(prompt.tokens) for prompt in given)
+        passes = (1 + len(edits)) * len(prompt_batches(decoder, prompt_list, batch_size))
+        tokens = sum(len(prompt.tokens) for prompt in prompt_list)
         Console(stderr=True).print(
             f"pair_effects: {1 + len(edits)} times {tokens:,} tokens, in {passes:,} passes"
         )
     names = {str(key): key for key in edits}
     found = try_edits(
         model,
-        given,
+        prompt_list,
         {name: edits[key] for name, key in names.items()},
         bands=bands,
         block=block,
@@ -135,7 +135,7 @@ def pair_effects(
     group = group.assign_coords(turns=(axes, turns[0] if layers is None else turns))
     group["turns"].attrs |= {"long_name": f"turns within {length:,} positions", "units": "1"}
     group.attrs = {"factor": factor, "training_length": length, "unit": found.attrs["unit"]}
-    return group.assign_attrs(prompts=len(given), finding=_finding(group))
+    return group.assign_attrs(prompts=len(prompt_list), finding=_finding(group))
 
 
 def _turns(

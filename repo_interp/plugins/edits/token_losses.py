@@ -78,16 +78,16 @@ def loss(
         NotFinitePrediction: A loss is NaN or infinite.
     """
     decoder = as_decoder(model)
-    given = checked_prompts(decoder, prompts)
+    prompt_list = checked_prompts(decoder, prompts)
     found: dict[int, np.ndarray] = {}
     with steps(Console(stderr=True)) as step:
         tell = partial(step, "predicting") if progress is None else progress
-        for batch in prompt_batches(decoder, given, batch_size):
-            losses = losses_of_batch(decoder, given, batch)
+        for batch in prompt_batches(decoder, prompt_list, batch_size):
+            losses = losses_of_batch(decoder, prompt_list, batch)
             found |= {n: one.loss for n, one in zip(batch.numbers, losses, strict=True)}
-            tell(len(found), len(given))
+            tell(len(found), len(prompt_list))
     return xr.DataArray(
-        stack_padded([found[number] for number in range(len(given))], np.nan, np.float32),
+        stack_padded([found[number] for number in range(len(prompt_list))], np.nan, np.float32),
         dims=("prompt", "token"),
         name="loss",
         attrs={"long_name": LONG_NAME, "units": "nat"},
@@ -107,11 +107,11 @@ def checked_prompts(decoder: Decoder, prompts: Prompts) -> list[Prompt]:
     Raises:
         InputError: There are no prompts, an object is not a prompt, or the model lacks a token.
     """
-    given = as_prompts(prompts, decoder.tokenizer)
-    if not given:
+    prompt_list = as_prompts(prompts, decoder.tokenizer)
+    if not prompt_list:
         raise InputError("there are no prompts")
-    require_known_tokens([prompt.tokens for prompt in given], decoder.vocabulary_size)
-    return given
+    require_known_tokens([prompt.tokens for prompt in prompt_list], decoder.vocabulary_size)
+    return prompt_list
 
 
 def prompt_batches(

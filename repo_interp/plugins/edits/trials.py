@@ -121,25 +121,29 @@ def try_edits(
         NotFinitePrediction: A loss is NaN or infinite.
     """
     decoder = as_decoder(model)
-    given = checked_prompts(decoder, prompts)
+    prompt_list = checked_prompts(decoder, prompts)
     block = checked(block, Tokens, "the tokens of a block")
-    answered = all(prompt.generated for prompt in given)
-    limits = _limits(bands, given, answered)
+    answered = all(prompt.generated for prompt in prompt_list)
+    limits = _limits(bands, prompt_list, answered)
     named = _checked_edits(edits, controls or {})
-    size = block if len(given) == 1 and not answered else max(len(one.tokens) for one in given)
-    cut = prompt_batches(decoder, given, batch_size)
+    size = (
+        block
+        if len(prompt_list) == 1 and not answered
+        else max(len(one.tokens) for one in prompt_list)
+    )
+    cut = prompt_batches(decoder, prompt_list, batch_size)
     by_numbers = {batch.numbers: batch for batch in cut}
     contexts = list(named.values())
 
     def point(numbers: Sequence[int], edit: int) -> Mapping[str, Any]:
         with entered(contexts[edit]):
-            losses = losses_of_batch(decoder, given, by_numbers[tuple(numbers)])
+            losses = losses_of_batch(decoder, prompt_list, by_numbers[tuple(numbers)])
         units = [
-            _units(one, given[number], limits, size, answered)
+            _units(one, prompt_list[number], limits, size, answered)
             for one, number in zip(losses, numbers, strict=True)
         ]
         right = [
-            float(all(one.likeliest[list(given[number].generated)]))
+            float(all(one.likeliest[list(prompt_list[number].generated)]))
             for one, number in zip(losses, numbers, strict=True)
         ]
         longest = max(unit.shape[-1] for unit in units)
@@ -151,7 +155,7 @@ def try_edits(
 
     question = {
         "edits": {name: edit_digest(edit) for name, edit in named.items()},
-        "prompts": digest(given),
+        "prompts": digest(prompt_list),
         "bands": limits,
         "block": size,
         "batches": [batch.numbers for batch in cut],
@@ -162,7 +166,7 @@ def try_edits(
         {"loss": ("band", "block", "prompt"), "answer": ("prompt",)},
         [batch.numbers for batch in cut],
     )
-    kept = store_of(decoder, given[0], question, store)
+    kept = store_of(decoder, prompt_list[0], question, store)
     with steps(Console(stderr=True)) as step:
         tell = partial(step, "trying edits") if progress is None else progress
         measured = grid.compute(kept, tell)
@@ -170,8 +174,8 @@ def try_edits(
     measured = measured.assign_coords(edit=[*named], band=bands_named)
     found = _compared(measured, [PLAIN, *edits], controls or {}, answered)
     kept.clear()
-    unit = "prompts" if size != block or len(given) > 1 else f"blocks of {block} tokens"
-    return found.assign_attrs(unit=unit, prompts=len(given))
+    unit = "prompts" if size != block or len(prompt_list) > 1 else f"blocks of {block} tokens"
+    return found.assign_attrs(unit=unit, prompts=len(prompt_list))
 
 
 @contextmanager
@@ -223,11 +227,11 @@ def _checked_edits(edits: Any, controls: Any) -> dict[str, Any]:
 def _arguments(function: Callable[..., Any]) -> list[str]:
     """Names of the required arguments of a function."""
     try:
-        given = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except ValueError:
         return []  # some built-in functions have no signature
     gathers = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [one.name for one in given if one.default is one.empty and one.kind not in gathers]
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in gathers]
 
 
 def _control_of(name: str) -> str:
@@ -244,10 +248,10 @@ def _limits(bands: Any, prompts: Sequence[Prompt], answered: bool) -> list[tuple
     found = []
     wanted = "a band is the numbers of its first and last token, (0, 255)"
     try:
-        given = [tuple(band) for band in bands]
+        pairs = [tuple(band) for band in bands]
     except TypeError:
         raise InputError(f"{wanted}; got {quoted(bands)} as bands") from None
-    for band in given:
+    for band in pairs:
         pair = checked(band, tuple[int, ...], "a band")
         if len(pair) != 2 or not 0 <= pair[0] <= pair[1]:
             raise InputError(f"{wanted}; got {quoted(band)}")

@@ -135,9 +135,9 @@ class HeadTable(pd.DataFrame):
         Raises InputError if a head of another layer has no score.
         """
         if score not in self.columns or self[score].dtype.kind != "f":
-            given = ", ".join(str(name) for name, kind in self.dtypes.items() if kind.kind == "f")
+            columns = ", ".join(str(name) for name, kind in self.dtypes.items() if kind.kind == "f")
             raise InputError(
-                f"the atlas has no numbers {score!r}; it has {given}. retrieval needs "
+                f"the atlas has no numbers {score!r}; it has {columns}. retrieval needs "
                 "prompts that mark an answer and its source"
             )
         if not {"layout", "heads", "kv_heads"} <= self.attrs.keys():

@@ -185,14 +185,14 @@ def answers_of(prompt: Prompt) -> AnswerRows | None:
     else:
         return None
     tokens = torch.tensor(prompt.tokens)
-    said = tokens[generated]
+    answer = tokens[generated]
     # [answer, key]: keys of the source with the token that is produced
-    same = source * (said[:, None] == tokens)
+    same = source * (answer[:, None] == tokens)
     copied = same.any(-1).sum()
     return AnswerRows(
         # Row i produces token i + 1.
         torch.tensor(generated) - 1,
-        said[None],
+        answer[None],
         source[None],
         same[None],
         torch.where(copied > 0, copied.float(), torch.nan)[None],
@@ -451,10 +451,10 @@ def _finish(
         next_token_logits(decoder, part).argmax(-1)
         for part in states.split(max(1, MOST_LOGITS // decoder.vocabulary_size))
     ]
-    said = torch.cat(likeliest).reshape(answers.tokens.shape) == answers.tokens
+    is_right = torch.cat(likeliest).reshape(answers.tokens.shape) == answers.tokens
     found = {
         # A token that is not in the source cannot be retrieved, so it is not counted as a failure.
-        ("retrieval", layer): (right * said[:, None]).sum(-1) / answers.copied[:, None]
+        ("retrieval", layer): (right * is_right[:, None]).sum(-1) / answers.copied[:, None]
         for layer, right in on_token.items()
     }
     # Rows of all prompts, one prompt after the other

@@ -100,8 +100,8 @@ def atlas_names(run: xr.DataTree) -> PaperFigure:
 
 def _names_chart(run: xr.DataTree) -> Panels:
     atlas = group(run, "atlas")
-    given = {str(names).split(", ")[0] for names in atlas["name"].values.ravel()}
-    meanings = [f"{name}: {meaning}" for name, meaning in MEANINGS.items() if name in given]
+    first_names = {str(names).split(", ")[0] for names in atlas["name"].values.ravel()}
+    meanings = [f"{name}: {meaning}" for name, meaning in MEANINGS.items() if name in first_names]
     return names_grid(
         "atlas_names",
         run,
@@ -116,15 +116,15 @@ def _names_chart(run: xr.DataTree) -> Panels:
 
 def _names_map(atlas: xr.Dataset) -> Heads:
     """The names of every head as a map of the page, in the color of the first."""
-    given = atlas["name"].transpose("layer", "head")
-    first = [[of[0] if of else "" for of in row] for row in names_of(given)]
+    names = atlas["name"].transpose("layer", "head")
+    first = [[of[0] if of else "" for of in row] for row in names_of(names)]
     labels = atlas["label"].values.tolist()
     colors = {**colours_of_names(labels), "": MISSING}
     places = [[labels.index(name) if name else np.nan for name in row] for row in first]
     return Heads(
-        given.copy(data=places).assign_attrs(long_name="names of heads", units=""),
+        names.copy(data=places).assign_attrs(long_name="names of heads", units=""),
         colours=np.array([[colors[name] for name in row] for row in first]),
-        texts=given.astype(str),
+        texts=names.astype(str),
         meanings=MEANINGS,
     )
 
@@ -219,15 +219,15 @@ def atlas_table(run: xr.DataTree) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for label in map(str, atlas["label"].values):
         scores = atlas.sel(label=label)
-        which = [f"L{layer}\u00a0H{head}" for layer, head in heads_where(scores["named"] > 0)]
-        shown = ", ".join(which[:LISTED]) + (
-            f", and {len(which) - LISTED} more" if len(which) > LISTED else ""
+        named_heads = [f"L{layer}\u00a0H{head}" for layer, head in heads_where(scores["named"] > 0)]
+        shown = ", ".join(named_heads[:LISTED]) + (
+            f", and {len(named_heads) - LISTED} more" if len(named_heads) > LISTED else ""
         )
         rows.append(
             (
                 label,
                 MEANINGS.get(label, ""),
-                len(which),
+                len(named_heads),
                 shown or "–",
                 *cells((scores["threshold"], _reached(scores))),
             )
@@ -479,14 +479,16 @@ def _in_short(atlas: xr.Dataset) -> Finding | None:
     counts = {label: count for label, count in counts.items() if count}
     if len(counts) < 2:
         return None
-    parts, said = [], ""
+    parts, last_verb = [], ""
     for label, count in counts.items():
         verb, where = _COUNTED[label]
         # A repeated verb is left out: "14 look at the token before, 8 at what followed ..."
         parts.append(
-            f"{count} {verb}{'s' * (count == 1)} {where}" if verb != said else f"{count} {where}"
+            f"{count} {verb}{'s' * (count == 1)} {where}"
+            if verb != last_verb
+            else f"{count} {where}"
         )
-        said = verb
+        last_verb = verb
     kinds = ", ".join(parts)
     evidence = "; ".join(f"{label}: {_controls(atlas, label)}" for label in counts)
     sentence = f"Of {atlas['name'].size} heads {kinds}"

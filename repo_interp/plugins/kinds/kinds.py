@@ -258,12 +258,12 @@ def _read(
         likeliest.append(logits.argmax(-1))
     # Losses begin with token 1, so the loss of token t is at t - 1.
     lost = torch.cat(losses).reshape(count, -1).tolist()
-    said = torch.cat(likeliest).reshape(count, -1).tolist()
+    likeliest_tokens = torch.cat(likeliest).reshape(count, -1).tolist()
     responses = [
         Response(
             *zip(*((says[t - 1], -loses[t - 1]) for t in scoring.targets(prompt)), strict=True)
         )
-        for prompt, says, loses in zip(prompts, said, lost, strict=True)
+        for prompt, says, loses in zip(prompts, likeliest_tokens, lost, strict=True)
     ]
     # The score, then the losses of all tokens but the first: one number per token
     return np.vstack([scoring.score(responses, prompts), np.transpose(lost)])

@@ -57,8 +57,8 @@ class ValueNorms(Measure, needs=Needs(by_pair=True, nan=tuple(_TEXTS), documents
         found = []
         for row, places in enumerate(places_of(inputs.valid)):
             # For a prompt of one token, the first token is the only query
-            asked = places[1:] or places
-            chosen = [asked[middle] for middle in middles(len(asked), self.queries)]
+            candidates = places[1:] or places
+            chosen = [candidates[middle] for middle in middles(len(candidates), self.queries)]
             rows = once(
                 ("value_norms", row, *chosen),
                 lambda chosen=chosen: torch.tensor(chosen, device=device),

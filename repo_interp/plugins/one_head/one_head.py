@@ -126,8 +126,8 @@ def attention_pattern(
     )
     if head is not None:
         named = named.isel(head=0, drop=True)
-    which = "" if head is None else f", head {head}"
-    return with_attrs(named, f"attention of layer {layer}{which}", "1").assign_attrs(labels)
+    of_head = "" if head is None else f", head {head}"
+    return with_attrs(named, f"attention of layer {layer}{of_head}", "1").assign_attrs(labels)
 
 
 @torch.no_grad()

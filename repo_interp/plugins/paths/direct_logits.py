@@ -92,23 +92,23 @@ def direct_logits(
             family does not add the outputs of heads to one residual stream.
     """
     decoder = as_decoder(model)
-    given = checked_prompts(decoder, prompts)
-    right, wrong = compared_tokens(decoder, for_, against, len(given))
-    rows = torch.tensor(asked_tokens(given), device=decoder.device)
+    prompt_list = checked_prompts(decoder, prompts)
+    right, wrong = compared_tokens(decoder, for_, against, len(prompt_list))
+    rows = torch.tensor(asked_tokens(prompt_list), device=decoder.device)
     parts: dict[int, dict[str, np.ndarray]] = {}
     with steps(Console(stderr=True)) as step, direct_path(decoder) as path:
         _require_one_stream(decoder, path)
         tell = partial(step, "taking apart") if progress is None else progress
-        for batch in prompt_batches(decoder, given, batch_size):
+        for batch in prompt_batches(decoder, prompt_list, batch_size):
             some = torch.tensor(batch.numbers, device=decoder.device)
             found = _taken_apart(path, batch, rows[some], right[some], wrong[some])
             for place, number in enumerate(batch.numbers):
                 parts[number] = {name: value[place] for name, value in found.items()}
-            tell(len(parts), len(given))
+            tell(len(parts), len(prompt_list))
     values: dict[str, Any] = {}
     for name in _TEXTS:
         axes = _AXES.get(name, ("prompt",))
-        whole = np.stack([parts[number][name] for number in range(len(given))])
+        whole = np.stack([parts[number][name] for number in range(len(prompt_list))])
         mean, half = whole.mean(0), half_interval(np.moveaxis(whole, 0, -1))
         values[name] = axes, whole
         ends = {"mean": mean, "low": mean - half, "high": mean + half}
@@ -125,8 +125,8 @@ def direct_logits(
     }
     heads = parts[0]["heads"].shape[1]
     coordinates = {"layer": np.arange(decoder.layer_count), "head": np.arange(heads)}
-    group = described_group(values, texts, {"prompt": np.arange(len(given)), **coordinates})
-    return group.assign_attrs(prompts=len(given), finding=_finding(group))
+    group = described_group(values, texts, {"prompt": np.arange(len(prompt_list)), **coordinates})
+    return group.assign_attrs(prompts=len(prompt_list), finding=_finding(group))
 
 
 def _require_one_stream(decoder: Decoder, path: DirectPath) -> None:

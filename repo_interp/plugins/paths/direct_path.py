@@ -297,12 +297,12 @@ def _remember_gate(
         # The gate is the quotient of Wo's input and the heads' outputs.
         (plain,) = attended
         # Some modules flatten prompts and tokens into one axis.
-        given = arguments[0].reshape(plain.shape)
-        if given.data_ptr() == plain.data_ptr():
+        gated = arguments[0].reshape(plain.shape)
+        if gated.data_ptr() == plain.data_ptr():
             # The same memory: there is no gate, and one number serves all tokens.
             gate = torch.ones((), device=plain.device).expand(plain.shape)
         else:
-            gate = torch.where(plain == 0, 1.0, given / plain).float()
+            gate = torch.where(plain == 0, 1.0, gated / plain).float()
         gates[attention.layer_idx] = gate
 
     hooks.callback(attention.sites.call("attended", heads))
@@ -349,10 +349,10 @@ def _logit_factor(decoder: Decoder) -> float:
     with torch.no_grad():
         plain = (hidden @ unembedding.mT).float()
         # The difference removes a bias of the unembedding.
-        given = next_token_logits(decoder, hidden) - next_token_logits(
+        logits = next_token_logits(decoder, hidden) - next_token_logits(
             decoder, torch.zeros_like(hidden)
         )
-    return float((plain * given).sum() / plain.square().sum())
+    return float((plain * logits).sum() / plain.square().sum())
 
 
 @torch.no_grad()
@@ -370,12 +370,12 @@ def _measure(
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def see(module: nn.Module, arguments: tuple, keywords: dict[str, Any], output: Any) -> None:
-        given = next(
+        module_input = next(
             (value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor)), None
         )
         gave = output[0] if isinstance(output, tuple) else output
-        if given is not None and isinstance(gave, Tensor):
-            calls.append((module, given.float(), gave.float()))
+        if module_input is not None and isinstance(gave, Tensor):
+            calls.append((module, module_input.float(), gave.float()))
 
     with ExitStack() as hooks:
         for module in decoder.stack.modules():

@@ -102,20 +102,23 @@ def path_effects(
             both are the same in a prompt.
     """
     decoder = as_decoder(model)
-    given = checked_prompts(decoder, prompts)
-    require_index(given)
+    prompt_list = checked_prompts(decoder, prompts)
+    require_index(prompt_list)
     if not isinstance(sets, Mapping) or not sets:
         raise InputError(f"sets of paths are lists by name, at least one; got {quoted(sets)}")
     routes = [[checked_route(path, into) for path in paths] for paths in sets.values()]
-    right, wrong = compared_tokens(decoder, for_, against, len(given))
-    rows, added = torch.tensor(asked_tokens(given), device=decoder.device), added_outputs(decoder)
+    right, wrong = compared_tokens(decoder, for_, against, len(prompt_list))
+    rows, added = (
+        torch.tensor(asked_tokens(prompt_list), device=decoder.device),
+        added_outputs(decoder),
+    )
     sending = PathEdit(decoder, routes, added, means).sending  # refuses bad paths before any pass
-    plain, changed = np.empty(len(given)), np.empty((len(sets), len(given)))
+    plain, changed = np.empty(len(prompt_list)), np.empty((len(sets), len(prompt_list)))
     with steps(Console(stderr=True)) as step:
         tell = partial(step, "removing paths") if progress is None else progress
         done, total = 0, changed.size
-        for numbers in batches_by_length(decoder, given, batch_limit(decoder, batch_size)):
-            tokens = [torch.tensor(given[number].tokens) for number in numbers]
+        for numbers in batches_by_length(decoder, prompt_list, batch_limit(decoder, batch_size)):
+            tokens = [torch.tensor(prompt_list[number].tokens) for number in numbers]
             padded = nn.utils.rnn.pad_sequence(tokens, batch_first=True).to(decoder.device)
             some = torch.tensor(numbers, device=decoder.device)
             read = partial(_differences, decoder, rows[some], right[some], wrong[some])
@@ -140,8 +143,8 @@ def path_effects(
         "change_by_prompt": (("set", "prompt"), change),
         "logit_difference": ("prompt", plain),
     }
-    coordinates = {"set": list(sets), "prompt": np.arange(len(given))}
-    return described_group(values, _TEXTS, coordinates).assign_attrs(prompts=len(given))
+    coordinates = {"set": list(sets), "prompt": np.arange(len(prompt_list))}
+    return described_group(values, _TEXTS, coordinates).assign_attrs(prompts=len(prompt_list))
 
 
 def _differences(

@@ -51,10 +51,10 @@ def position_probe(
             f"{int(found['probed_prompts'])} different prompts were given; a probe is fitted to "
             f"some and judged on others: give {FEWEST} or more, such as parts of a text"
         )
-    said = next(iter(VIEW.findings(run)), None)
+    finding = next(iter(VIEW.findings(run)), None)
     most = found.isel(layer=int(found["r_squared"].fillna(-np.inf).argmax("layer")))
     nothing = (
         "No layer's residual stream tells much of the token index beyond its nulls: R² is at most "
         f"{interval(most)}, where it enters layer {int(most['layer'])}"
     )
-    return found.assign_attrs(finding=nothing if said is None else said.sentence)
+    return found.assign_attrs(finding=nothing if finding is None else finding.sentence)

@@ -95,10 +95,10 @@ def _findings(run: xr.DataTree) -> Iterator[Finding]:
     """Report the layer that predicts the index best, if it exceeds both nulls."""
     probe = group(run, "position_probe")
     null = probe["null_high"].max("null")
-    told = (probe["r_squared_low"] > null) & (probe["r_squared"] >= CLEAR)
-    if not bool(told.any()):
+    is_clear = (probe["r_squared_low"] > null) & (probe["r_squared"] >= CLEAR)
+    if not bool(is_clear.any()):
         return
-    best = int(probe["r_squared"].where(told).idxmax("layer"))
+    best = int(probe["r_squared"].where(is_clear).idxmax("layer"))
     first = int(probe["layer"][0])
     at = probe.sel(layer=best)
     beside = f"; {interval(probe.sel(layer=first))} where it enters layer {first}"

@@ -129,12 +129,12 @@ def turned(
         ):
             continue
         keys, values = cached[attention.layer_idx]
-        which = range(keys.shape[1]) if heads is None else heads[1]
-        part = keys[:, list(which), some]
+        head_rows = range(keys.shape[1]) if heads is None else heads[1]
+        part = keys[:, list(head_rows), some]
         half_split = part if attention.order is None else part[..., attention.order]
         moved = rotate(half_split.float(), by.to(keys.device), attention.frequencies)
         keys = keys.clone()
-        keys[:, list(which), some] = attention.stock_order(moved).to(keys.dtype)
+        keys[:, list(head_rows), some] = attention.stock_order(moved).to(keys.dtype)
         result[attention.layer_idx] = keys, values
     return result
 

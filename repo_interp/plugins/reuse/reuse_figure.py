@@ -38,10 +38,10 @@ def reuse_by_head(found: xr.Dataset) -> PaperFigure:
     for ax, name in zip(axes, names, strict=True):
         ax.errorbar(heads[name].values, change, bars, fmt="o", ms=2.5, lw=0.5, color="#0072B2")
         ax.axhline(0, color="0.6", lw=0.6)
-        told = found.sel(prediction=name)
+        by_prediction = found.sel(prediction=name)
         ax.set_title(
-            f"{float(told['correlation']):+.2f} [{float(told['correlation_low']):+.2f}, "
-            f"{float(told['correlation_high']):+.2f}]"
+            f"{float(by_prediction['correlation']):+.2f} [{float(by_prediction['correlation_low']):+.2f}, "
+            f"{float(by_prediction['correlation_high']):+.2f}]"
         )
         ax.set_xlabel(name.replace("_", " "))
     axes[0].set_ylabel("cost of not turning (nat)")

@@ -232,8 +232,8 @@ class PositionSources(SegmentMeasure):
         }
         judged = {**found, "share_null": share_null, "constant": np.append(constant, False)[place]}
         order = measured["order"].transpose("told", "layer", "head", "prompt", "lag").values
-        told = OrderSums(*order.sum(3))
-        kind = named_rows(told.resolution, judged)
+        order_sums = OrderSums(*order.sum(3))
+        kind = named_rows(order_sums.resolution, judged)
         alone = found["alone"][..., SOURCES.index("token")]
         found["follows_from_token"] = np.where(np.isfinite(alone), alone >= FOLLOWS, -1).astype(
             np.int8
@@ -241,8 +241,8 @@ class PositionSources(SegmentMeasure):
         # Index positions count tokens by definition; a name would say nothing
         learned = statistics.sums["learned"].values[:, None] > 0
         found["kind"] = np.where(learned, kind, "").astype(object)
-        near = near_threshold(kind, told.told, judged) & learned
-        found |= {"resolution": told.resolution, "near_threshold": near.astype(np.int8)}
+        near = near_threshold(kind, order_sums.told, judged) & learned
+        found |= {"resolution": order_sums.resolution, "near_threshold": near.astype(np.int8)}
         axes = ("layer", "head", "source")
         group = {name: (axes[: array.ndim], array) for name, array in found.items()}
         group["share_null"] = (("source",), share_null)

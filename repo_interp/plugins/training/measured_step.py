@@ -74,14 +74,14 @@ def measure_step(
     """
     step = checked(step, CountOrNone, "step")
     inner = inner_model(model)
-    given = as_prompts(prompts, getattr(inner, "tokenizer", None))
+    prompt_list = as_prompts(prompts, getattr(inner, "tokenizer", None))
     with undisturbed(inner), with_hook_sites(inner):
         inner.eval()
         # `as_before` restores the setting
         if inner.config._attn_implementation not in _FUSED:
             inner.config._attn_implementation = "sdpa"
         require_parity(as_decoder(inner))
-        run = analyze(inner, given, measures, experiments=())
+        run = analyze(inner, prompt_list, measures, experiments=())
     return finished_run(run, inner, step, out)
 
 

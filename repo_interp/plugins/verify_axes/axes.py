@@ -211,12 +211,12 @@ def axis_faults(turns: AxisTurns, positions: Tensor, lost: Tensor) -> Iterator[A
     if sections is not None:
         yield sections
         return
-    told: dict[tuple[str, str, tuple[int, ...]], list[str]] = {}
+    axes_by_fault: dict[tuple[str, str, tuple[int, ...]], list[str]] = {}
     for axis, name in enumerate(AXES):
         for fault in _of_axis(turns, axis, positions[axis], lost[axis]):
-            told.setdefault(fault, []).append(name)
+            axes_by_fault.setdefault(fault, []).append(name)
     present = len(turns.axes.unique())
-    for (kind, text, heads), names in told.items():
+    for (kind, text, heads), names in axes_by_fault.items():
         # A mistake that all axes share is not reported for single axes.
         named = "" if len(names) == present else f"{_join(names)} "
         yield AxisFault(f"{named}{kind}", f"{_join(names)} positions {text}", heads)

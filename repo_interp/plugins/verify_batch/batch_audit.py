@@ -260,10 +260,10 @@ def _token_index(decoder: Decoder, tokens: Tensor) -> Iterator[list[Tensor]]:
 
     def note(module: nn.Module, arguments: tuple, keywords: dict[str, Any]) -> None:
         names = inspect.signature(module.forward).parameters
-        given = dict(zip(names, arguments, strict=False)) | keywords
+        by_name = dict(zip(names, arguments, strict=False)) | keywords
         # Names of this argument in OPT and rotary modules, in our table, and in nn.Embedding
         # (GPT-2)
-        for index in map(given.get, ("position_ids", "index", "input")):
+        for index in map(by_name.get, ("position_ids", "index", "input")):
             if isinstance(index, Tensor) and fits(index, tokens):
                 found.append(index)
 

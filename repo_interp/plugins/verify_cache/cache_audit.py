@@ -101,14 +101,16 @@ def verify_cache(model: Any, tokens: Any, cache: Any) -> xr.DataTree:
 
 
 def _token_ids(tokens: Any, decoder: Decoder) -> Tensor:
-    given = getattr(tokens, "tokens", tokens)
+    numbers = getattr(tokens, "tokens", tokens)
     try:
-        ids = torch.as_tensor(given)
+        ids = torch.as_tensor(numbers)
     except (TypeError, ValueError, RuntimeError):
         ids = torch.empty(0)
     ids = ids[0] if ids.ndim == 2 and len(ids) == 1 else ids
     if ids.ndim != 1 or not len(ids) or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise InputError(f"tokens are {quoted(given)}; wanted the token ids [token] of one prompt")
+        raise InputError(
+            f"tokens are {quoted(numbers)}; wanted the token ids [token] of one prompt"
+        )
     most = decoder.vocabulary_size
     if not 0 <= int(ids.min()) <= int(ids.max()) < most:
         raise InputError(f"tokens are {int(ids.min())} to {int(ids.max())}; wanted 0 to {most - 1}")
@@ -117,10 +119,10 @@ def _token_ids(tokens: Any, decoder: Decoder) -> Tensor:
 
 def _positions_by_axis(tokens: Any) -> Tensor | None:
     """Positions [axis, token] of a prompt with an image; None for one position per token."""
-    given = getattr(tokens, "position_ids", None)
-    if given is None or list(given) == list(range(len(given))):
+    position_ids = getattr(tokens, "position_ids", None)
+    if position_ids is None or list(position_ids) == list(range(len(position_ids))):
         return None
-    ids = torch.tensor(given)
+    ids = torch.tensor(position_ids)
     if ids.ndim != 2:
         raise InputError(
             "the prompt has position ids of its own, one per token; give its tokens alone, or "
@@ -249,9 +251,9 @@ def _tree_by_axis(decoder: Decoder, readings: Sequence[AxisReading]) -> xr.DataT
         "axis": list(AXES),
     }
     tree = _dataset(decoder, variables, coords, faults, unread, readings[0].order)
-    told = [not np.isnan(position[..., axis]).all() for axis in range(len(AXES))]
+    is_known = [not np.isnan(position[..., axis]).all() for axis in range(len(AXES))]
     kinds = [fault.kind for fault in faults]
-    tree.attrs["verdict_by_axis"] = verdicts_by_axis(kinds, told)
+    tree.attrs["verdict_by_axis"] = verdicts_by_axis(kinds, is_known)
     return tree
 
 

@@ -119,8 +119,8 @@ def _of_head(reading: Reading, head: int, elsewhere: np.ndarray) -> Iterator[Cac
     if lost.any():
         where = _tokens(reading.tokens[lost])
         assert reading.phases is not None
-        said = _frequencies(reading.phases.head(head), reading.tokens)
-        yield CacheFault("other angles", f"no position explains the phases of {where}{said}")
+        frequencies = _frequencies(reading.phases.head(head), reading.tokens)
+        yield CacheFault("other angles", f"no position explains the phases of {where}{frequencies}")
         if 2 * lost.sum() >= (~np.isnan(reading.positions[head])).sum():
             return  # a position that fits by chance
     untold = np.isnan(reading.positions[head]) & ~lost

@@ -152,15 +152,15 @@ def read_layer(
     reach = 2 * max(slots, plain.shape[1])
     learned = reference.attention.learned or reference.positions is None
     if known is None:
-        at = told = None
+        at = is_known = None
         if rotates and not learned:
             nearest = key_phases(cached, plain[:, match.nearest], reference.frequencies, tolerance)
             at, agreement = nearest.search(reach, match.nearest)
             allowed = nearest.of_layer.tolerance[0]
             # Positions far away may be common multiples of the turns of all pairs.
-            told = (agreement >= 1 - allowed) & (allowed < UNCLEAR) & (at.abs() <= reach)
-            told &= nearest.tells(reach)
-        tokens = choose_tokens(match.compatible, at, told)
+            is_known = (agreement >= 1 - allowed) & (allowed < UNCLEAR) & (at.abs() <= reach)
+            is_known &= nearest.tells(reach)
+        tokens = choose_tokens(match.compatible, at, is_known)
     else:
         tokens = known.tokens
     held = torch.as_tensor(tokens).clamp_min(0)
@@ -219,11 +219,11 @@ def _of_heads(
     agreement = phases.agreement(here[:, None] + near)
     own = agreement[..., 2]
     fits = (own >= agreement.amax(-1) - phases.tolerance) & (own >= 1 - phases.tolerance)
-    asked = torch.as_tensor(tokens >= 0) & (phases.tolerance < UNCLEAR)
+    is_judged = torch.as_tensor(tokens >= 0) & (phases.tolerance < UNCLEAR)
     rows = []
     for head in range(len(phases.products)):
-        if bool((fits[head] | ~asked[head]).all()):
-            rows.append(here.double().masked_fill(~asked[head], torch.nan))
+        if bool((fits[head] | ~is_judged[head]).all()):
+            rows.append(here.double().masked_fill(~is_judged[head], torch.nan))
         else:
             rows.append(stand_at(phases.head(head), tokens, reach, here))
     return torch.stack(rows).numpy()

@@ -79,7 +79,7 @@ def _compared(
         for kept, each in zip(rows, traces, strict=True):
             kept.append(F.pad(each.tensors["scores"], (0, batch.shape[1] - end)))
         begin = end
-    worst, said = 0.0, ""
+    worst, finding = 0.0, ""
     for place, kept in enumerate(rows):
         scores = torch.cat(kept, 2)
         for row, traces in enumerate(alone):
@@ -90,11 +90,11 @@ def _compared(
             differs = ~(errors <= 2 * logits.allowed + TOLERANCE)
             seen = torch.ones(errors.shape[-2:], dtype=torch.bool).tril()
             worst = max(worst, float(errors.masked_fill(~seen, 0).max()))
-            if not said and bool((differs & seen).any()):
-                said = (
+            if not finding and bool((differs & seen).any()):
+                finding = (
                     f"chunks: {batch.shape[1]} tokens in calls of up to {max(_CHUNKS)}, with a "
                     "cache and behind padding, have other logits of attention than in one call in "
                     f"{str(dtype).removeprefix('torch.')}, first in layer "
                     f"{traces[place].layer.layer_idx} at {first_place(differs & seen)}"
                 )
-    return worst, f"{said}; the largest difference is {worst:.2g}" if said else ""
+    return worst, f"{finding}; the largest difference is {worst:.2g}" if finding else ""

@@ -272,8 +272,8 @@ def _running(run: Callable[[], Any], layout: str, action: str) -> Any:
     except InputError:
         raise
     except Exception as error:
-        said = failure_of(error) or _said(error)
-        raise InputError(f"the scheme {layout!r} cannot {action}: {said}") from error
+        reason = failure_of(error) or _said(error)
+        raise InputError(f"the scheme {layout!r} cannot {action}: {reason}") from error
 
 
 def _said(error: Exception) -> str:
@@ -360,8 +360,8 @@ def _following(
             largest = max(largest, error)
             if error > TOLERANCE and not place:
                 place = first_difference(ours, wanted, TOLERANCE / 10)
-        said = f"{check}: {_FINDINGS[check]}, by up to {largest:.2g} nats, {place}"
-        return largest, [said] if place else []
+        sentence = f"{check}: {_FINDINGS[check]}, by up to {largest:.2g} nats, {place}"
+        return largest, [sentence] if place else []
 
     def long() -> Iterator[tuple[TracedPass, TracedPass]]:
         whole = run_pass(model, prompt)
@@ -395,7 +395,7 @@ def _referenced(
 ) -> tuple[float, list[str]]:
     """Compare attention with the user's formula: the largest difference, and the finding."""
     seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
-    worst, said = 0.0, []
+    worst, findings = 0.0, []
     excess = 1.0
     for each in trace(model, tokens, use_cache=False):
         layer, found = each.layer, each.tensors
@@ -408,8 +408,10 @@ def _referenced(
         positions = found.get("positions", torch.arange(TOKENS)[None, None]).double()
         if "key_positions" in found:
             positions = positions, found["key_positions"].double()
-        given = queries, keys, positions, layer
-        made = reference(*given[: max(3, len(inspect.signature(reference).parameters))])
+        reference_arguments = queries, keys, positions, layer
+        made = reference(
+            *reference_arguments[: max(3, len(inspect.signature(reference).parameters))]
+        )
         shape = [1, layer.heads, TOKENS, TOKENS]
         if not isinstance(made, Tensor) or [*made.shape] != shape:
             raise InputError(
@@ -427,12 +429,12 @@ def _referenced(
         if error / tolerance > excess:  # The layer that is farthest from its reference
             excess = error / tolerance
             head, query, key = (int(n) for n in torch.unravel_index(errors.argmax(), shape)[1:])
-            said = [
+            findings = [
                 f"reference: {'weights' if weights else 'logits'} of layer {layer.layer_idx} in "
                 f"float32 differ from the reference by up to {error:.2g} (head {head}, query of "
                 f"token {query}, key of token {key}); {tolerance:.2g} is allowed"
             ]
-    return worst, said
+    return worst, findings
 
 
 def _advice(model: PreTrainedModel, wrong: list[str]) -> str:
@@ -466,16 +468,16 @@ def _changed_in_place(model: PreTrainedModel, tokens: Tensor) -> list[str]:
         names = list(inspect.signature(method).parameters)
 
         def run(*arguments: Any, **keywords: Any) -> Any:
-            given = dict(zip(names, arguments, strict=False)) | keywords
+            by_name = dict(zip(names, arguments, strict=False)) | keywords
             before = {
-                name: value.clone() for name, value in given.items() if isinstance(value, Tensor)
+                name: value.clone() for name, value in by_name.items() if isinstance(value, Tensor)
             }
             result = method(*arguments, **keywords)
             found.extend(
                 f"in_place: {type(part).__name__}.{method.__name__} changes {name}, which other "
                 f"parts of the model are given too; change a copy, as {name}.clone() makes one"
                 for name, value in before.items()
-                if not torch.equal(value, given[name])
+                if not torch.equal(value, by_name[name])
             )
             return result
 

@@ -167,8 +167,8 @@ def run_pass(
     with ExitStack() as undo:
         for layer in layers:
             undo.callback(layer.sites.call("scores", scores.append))
-        given = {"use_cache": cache is not None, "past_key_values": cache} | arguments
-        predictions = model(input_ids=tokens, **given).logits.log_softmax(-1)
+        pass_arguments = {"use_cache": cache is not None, "past_key_values": cache} | arguments
+        predictions = model(input_ids=tokens, **pass_arguments).logits.log_softmax(-1)
     return TracedPass(predictions, scores, [layer.layer_idx for layer in layers])
 
 

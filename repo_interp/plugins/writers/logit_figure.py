@@ -44,7 +44,7 @@ def logit_writers(found: xr.Dataset) -> PaperFigure:
     largest = dict(
         zip(_SIDES, np.unravel_index(product.values.argmax(), product.shape), strict=True)
     )
-    one = parts.isel(largest)
+    largest_parts = parts.isel(largest)
     for side in _SIDES:
         product = _largest(product, side)
     figure = paper_figure(PAGE_WIDTH, 3.0)
@@ -55,10 +55,10 @@ def logit_writers(found: xr.Dataset) -> PaperFigure:
     left.set(xlabel="writer of the key", ylabel="writer of the query")
     colour_bar(figure, image, left, "logits", fraction=0.046)
     places = np.arange(parts.sizes["pair"])
-    words = " · ".join(str(one[side].item()) for side in _SIDES)
+    words = " · ".join(str(largest_parts[side].item()) for side in _SIDES)
     for values, aside, colour, name in (
         (parts.sum(_SIDES), -0.2, "#333333", "all"),
-        (one, 0.2, "#D55E00", words),
+        (largest_parts, 0.2, "#D55E00", words),
     ):
         bars = right.bar(places + aside, values.values, 0.4, color=colour, label=name)
         bars[0].set_gid(f"first bar of {name}")

@@ -242,10 +242,10 @@ def _run(
     tokens = torch.zeros((len(vectors), 1), dtype=torch.long, device=decoder.device)
 
     def enter(block: nn.Module, arguments: tuple, keywords: dict) -> Any:
-        given = vectors[:, None].to(arguments[0] if arguments else keywords["hidden_states"])
+        layer_input = vectors[:, None].to(arguments[0] if arguments else keywords["hidden_states"])
         if arguments:
-            return (given, *arguments[1:]), keywords
-        return (), keywords | {"hidden_states": given}
+            return (layer_input, *arguments[1:]), keywords
+        return (), keywords | {"hidden_states": layer_input}
 
     hook: Any = enter
     with ExitStack() as undo:
@@ -255,8 +255,8 @@ def _run(
         valid = torch.ones_like(tokens, dtype=torch.bool)
         undo.enter_context(observing(decoder, valid, prompts, found.append, [stream.layer]))
         decode(decoder, tokens, valid, stream.layer)
-    one = select_heads(found[0], [head])
-    return [one.queries, one.keys]
+    of_head = select_heads(found[0], [head])
+    return [of_head.queries, of_head.keys]
 
 
 Frozen = dict[nn.Module, list[tuple[Tensor, Tensor, Norm]]]
@@ -268,19 +268,19 @@ def _norms(stream: Stream, frozen: Frozen | None = None) -> Iterator[Frozen]:
     noted: Frozen = {}
 
     def act(module: nn.Module, arguments: tuple, normed: Any) -> Tensor | None:
-        given = exact(arguments[0])
-        if not isinstance(normed, Tensor) or given.ndim < 3:
+        norm_input = exact(arguments[0])
+        if not isinstance(normed, Tensor) or norm_input.ndim < 3:
             raise _not_linear(stream)
         if frozen is None:
             norm_hook(
-                lambda norm: noted.setdefault(module, []).append((given, exact(normed), norm))
+                lambda norm: noted.setdefault(module, []).append((norm_input, exact(normed), norm))
             )(module, arguments, normed)
             return None
         calls = frozen[module]
         # In the order of the calls, which is the same in every run.
         before, after, norm = calls[0]
         calls.append(calls.pop(0))
-        change = given - before
+        change = norm_input - before
         if norm.centred:
             change = change - change.mean(-1, keepdim=True)
         return (after + norm.gain * norm.factor[..., None] * change).to(normed.dtype)

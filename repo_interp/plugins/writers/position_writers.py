@@ -106,13 +106,13 @@ def position_writers(
             family has no single residual stream, or there are too few components or tokens.
     """
     decoder = as_decoder(model)
-    given = checked_prompts(decoder, prompts)
+    prompt_list = checked_prompts(decoder, prompts)
     stream = Stream(decoder, checked(layer, CountOrNone, "layer"))
     stream.require_positions()
     row = checked(row, CountOrNone, "row")
     together, draws = checked(together, Count, "together"), checked(draws, CountOrNone, "draws")
     seed = checked(seed, Seed, "seed")
-    if min(len(prompt.tokens) for prompt in given) < 2:
+    if min(len(prompt.tokens) for prompt in prompt_list) < 2:
         raise InputError("a prompt has 1 token; wanted 2 or more, whose positions differ")
     components = stream.components
     if together * (1 + bool(draws)) >= len(components):
@@ -121,10 +121,10 @@ def position_writers(
             f"has {len(components) - 1} before it"
         )
     batches = [
-        make_batch(given, [number], len(prompt.tokens), decoder.device)
-        for number, prompt in enumerate(given)
+        make_batch(prompt_list, [number], len(prompt.tokens), decoder.device)
+        for number, prompt in enumerate(prompt_list)
     ]
-    passes = len(given) * (3 + 2 * (1 + draws))
+    passes = len(prompt_list) * (3 + 2 * (1 + draws))
     done = 0
     with steps(Console(stderr=True)) as step, torch.no_grad():
         tell = partial(step, "taking apart") if progress is None else progress
@@ -137,16 +137,16 @@ def position_writers(
         means = _means(stream, batches, advance)
         parts = [_apart(stream, means, batch, row, advance) for batch in batches]
         contribution = [part[1] for part in parts]
-        values = _shares(given, [part[0] for part in parts], contribution)
+        values = _shares(prompt_list, [part[0] for part in parts], contribution)
         writers, controls = choose_components(
             components, values["clock_share"], together, draws, seed
         )
         checks = components_at_means(
-            stream, means, given, batches, row, [writers, *controls], advance
+            stream, means, prompt_list, batches, row, [writers, *controls], advance
         )
     names = [component_name(component) for component in components]
     removed = ["nothing", *(" + ".join(map(component_name, some)) for some in (writers, *controls))]
-    width = max(len(prompt.tokens) for prompt in given)
+    width = max(len(prompt.tokens) for prompt in prompt_list)
     group: dict[str, Any] = {name: (("component",), values[name]) for name in ("word_share",)}
     group |= {
         "clock_share": (("component",), values["clock_share"]),
@@ -302,20 +302,20 @@ def _finding(found: xr.Dataset, writers: Sequence[str]) -> str:
     between = f" ({spread.min():.0%} to {spread.max():.0%} by prompt)" if len(spread) > 1 else ""
     several = len(writers) > 1
     verb, at_mean = ("write", "at their means") if several else ("writes", "at its mean")
-    told = []
+    clauses = []
     for reader, words in zip(READERS, ("f_phi alone", "all readers"), strict=True):
-        one = found.sel(reader=reader)
-        resolution = one["resolution"].values
+        of_reader = found.sel(reader=reader)
+        resolution = of_reader["resolution"].values
         controls = sorted(resolution[2:])
         beside = (
             f" (controls {_tokens(controls[0])} to {_tokens(controls[-1])})" if controls else ""
         )
-        told.append(f"{_tokens(resolution[1])} tokens {at_mean} for {words}{beside}")
+        clauses.append(f"{_tokens(resolution[1])} tokens {at_mean} for {words}{beside}")
     change = found.sel(reader="all").isel(removed=1)
     return (
         f"{who} {verb} {share:.0%} of the covariance with the token index{between} of the positions "
         f"of layer {found.attrs['layer']}, row {found.attrs['row']}, whose resolution is "
-        f"{_tokens(float(found['resolution'][0, 0]))} tokens as it is, {', and '.join(told)}; the "
+        f"{_tokens(float(found['resolution'][0, 0]))} tokens as it is, {', and '.join(clauses)}; the "
         f"loss changes by {float(change['change']):+.3f} [{float(change['change_low']):+.3f}, "
         f"{float(change['change_high']):+.3f}] nats"
     )

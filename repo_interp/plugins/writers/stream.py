@@ -119,9 +119,9 @@ class Stream:
         weight = next(projection.parameters())
         # By the projection's forward pass, however its weights are stored or quantized; the bias
         # is subtracted.
-        one = torch.eye(width, dtype=weight.dtype, device=self.decoder.device)
+        identity = torch.eye(width, dtype=weight.dtype, device=self.decoder.device)
         with torch.no_grad():
-            written = exact(projection.forward(one) - projection.forward(0 * one[:1]))
+            written = exact(projection.forward(identity) - projection.forward(0 * identity[:1]))
         norm, factor = self.norms.get(layer), self.added[layer][1]
         if norm is not None:
             written = written - written.mean(-1, keepdim=True) if norm.centred else written
