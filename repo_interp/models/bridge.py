@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -264,11 +264,41 @@ def bridge(
     Raises:
         InputError: The model was not repositioned.
     """
+    return wrap(model, tokenizer)
+
+
+class Trial(NamedTuple):
+    """What a model computes before it is wrapped; its bridge must compute the same."""
+
+    tokens: Tensor
+    """[1, token]."""
+    logits: Tensor | None
+    """[1, token, token id]; None with weights on "meta"."""
+
+
+def wrap(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    trial: Trial | None = None,
+) -> TransformerBridge:
+    """Wrap a model as `bridge` does, with logits that are known already.
+
+    Args:
+        model: Repositioned model of Hugging Face.
+        tokenizer: Tokenizer of the model; None: the bridge takes only tokens.
+        trial: Logits of the model; None: they are computed.
+
+    Returns:
+        The bridge.
+
+    Raises:
+        InputError: The model was not repositioned.
+    """
     model = unwrapped(model)
     opened = as_decoder(model)
     _ = opened.layers  # refuses a model that was never repositioned
     implementation = model.config._attn_implementation
-    wrapped = _build(opened)
+    wrapped = _build(opened, trial)
     # TransformerLens builds this class, and takes no other
     wrapped.__class__ = RepositionedBridge
     _put_output_projections(wrapped)
@@ -291,7 +321,7 @@ def bridge(
     return wrapped
 
 
-def _build(decoder: Decoder) -> Any:
+def _build(decoder: Decoder, trial: Trial | None) -> Any:
     """A bridge by TransformerLens' adapter where it computes the model's logits, else by ours."""
     model = decoder.owner
 
@@ -307,11 +337,11 @@ def _build(decoder: Decoder) -> Any:
 
     name = type(model).__name__
     if name in SUPPORTED_ARCHITECTURES:
-        put_back, expected = _kept(model), _logits(decoder, model)
+        put_back, (tokens, expected) = _kept(model), trial or _tried(decoder)
         # An adapter for other options of the family may fail with any error.
         try:
             wrapped = adapted(name)
-            if _equal(_logits(decoder, wrapped), expected):
+            if _equal(_logits(decoder, wrapped, tokens), expected):
                 return wrapped
             reason = "computes other logits"
         except Exception as error:
@@ -321,15 +351,19 @@ def _build(decoder: Decoder) -> Any:
     return adapted(adapter_for(model))
 
 
-def _logits(decoder: Decoder, model: Any) -> Tensor | None:
+def _tried(decoder: Decoder) -> Trial:
+    count = min(_TOKENS, decoder.longest_prompt or _TOKENS)
+    # A stride by a prime spreads the tokens over the vocabulary.
+    tokens = torch.arange(count, device=decoder.device)[None] * 7919 % decoder.vocabulary_size
+    return Trial(tokens, _logits(decoder, decoder.owner, tokens))
+
+
+def _logits(decoder: Decoder, model: Any, tokens: Tensor) -> Tensor | None:
     """Logits of `model` (of `decoder`, or a bridge around it); None with weights on "meta"."""
     try:
         require_weights(decoder)
     except InputError:
         return None
-    count = min(_TOKENS, decoder.longest_prompt or _TOKENS)
-    # A stride by a prime spreads the tokens over the vocabulary.
-    tokens = torch.arange(count, device=decoder.device)[None] * 7919 % decoder.vocabulary_size
     with torch.no_grad(), at_rest(decoder):
         output = model(tokens, use_cache=False)
     return output if isinstance(output, Tensor) else output.logits

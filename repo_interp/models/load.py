@@ -64,8 +64,10 @@ def open_model(
         InputError: The checkpoint would not run exactly as it was trained, or an argument is
             invalid.
     """
-    model, tokenizer, source = _open(path, device, dtype, options)
+    checkpoint, model, tokenizer = _open(path, device, dtype, options)
     decoder = as_decoder(model)
+    require_parity(decoder)
+    source = _source(decoder, checkpoint, path, options)
     set_tokenizer(decoder, tokenizer)
     remember_computation(decoder)
     remember_origin(decoder, source)
@@ -98,10 +100,16 @@ def load(
         InputError: The checkpoint would not run exactly as it was trained, or an argument is
             invalid.
     """
-    from repo_interp.models.bridge import bridge
+    from repo_interp.models.bridge import Trial, wrap
 
-    model, tokenizer, source = _open(path, device, dtype, options)
-    wrapped = bridge(model, tokenizer)
+    checkpoint, model, tokenizer = _open(path, device, dtype, options)
+    decoder, trials = as_decoder(model), list[Trial]()
+    # The pass that shows parity also gives the logits that the bridge is compared with.
+    require_parity(
+        decoder, lambda tokens: trials.append(Trial(tokens, model(tokens, use_cache=False).logits))
+    )
+    source = _source(decoder, checkpoint, path, options)
+    wrapped = wrap(model, tokenizer, *trials)
     remember_origin(as_decoder(wrapped), source)
     wrapped.cfg.model_name = source.name
     return wrapped
@@ -109,17 +117,21 @@ def load(
 
 def _open(
     path: str | os.PathLike[str], device: str, dtype: str, options: LoadOptions
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Origin]:
-    """Model of a checkpoint, which attends as measures see it, its tokenizer and its origin."""
+) -> tuple[Checkpoint, PreTrainedModel, PreTrainedTokenizerBase | None]:
     checkpoint = identify(path)
     # Before the weights, which can then use the memory that reading it took.
     tokenizer = load_tokenizer(checkpoint)
-    model = load_model(checkpoint, device, dtype, **options)
-    require_parity(as_decoder(model))
+    return checkpoint, load_model(checkpoint, device, dtype, **options), tokenizer
+
+
+def _source(
+    decoder: Decoder, checkpoint: Checkpoint, path: str | os.PathLike[str], options: LoadOptions
+) -> Origin:
+    """The origin of an opened model; warns where a scaling has no effect."""
     source = origin(checkpoint, path, options.get("rope_scaling"))
-    if idle := scaling_remark(as_decoder(model), source.scaling):
+    if idle := scaling_remark(decoder, source.scaling):
         warn(idle, IdleScaling)
-    return model, tokenizer, source
+    return source
 
 
 def origin(

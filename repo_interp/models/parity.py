@@ -8,7 +8,9 @@ W are `AttentionInputs.logits`: scale, window, soft cap, positions, added logits
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -31,7 +33,9 @@ another window or scale does not.
 
 
 @torch.no_grad()
-def parity_errors(decoder: Decoder, tokens: Int[Tensor, "1 token"]) -> list[float]:
+def parity_errors(
+    decoder: Decoder, tokens: Int[Tensor, "1 token"], run: Callable[[Tensor], Any] | None = None
+) -> list[float]:
     """Compare attention's outputs with outputs recomputed from the captured inputs.
 
     Costs a forward pass and maps of these tokens, one layer at a time.
@@ -39,6 +43,7 @@ def parity_errors(decoder: Decoder, tokens: Int[Tensor, "1 token"]) -> list[floa
     Args:
         decoder: Decoder of the model.
         tokens: Token ids [1, token].
+        run: Makes the pass; None: up to the last hidden states.
 
     Returns:
         By layer, the largest difference over the largest output.
@@ -75,17 +80,18 @@ def parity_errors(decoder: Decoder, tokens: Int[Tensor, "1 token"]) -> list[floa
         observing(decoder, valid, prompts, receive_inputs),
         at_rest(decoder),
     ):
-        decoder.stack(input_ids=tokens, use_cache=False)
+        decoder.stack(input_ids=tokens, use_cache=False) if run is None else run(tokens)
     return [errors[layer] for layer in sorted(errors)]
 
 
-def require_parity(decoder: Decoder) -> None:
+def require_parity(decoder: Decoder, run: Callable[[Tensor], Any] | None = None) -> None:
     """Refuse a model that attends otherwise than measures would see, tried on a few tokens.
 
     Windows longer than 64 tokens are not reached by them.
 
     Args:
         decoder: Decoder of the model.
+        run: Makes the pass over these tokens [1, token]; None: up to the last hidden states.
 
     Raises:
         InputError: Outputs of a layer differ from the outputs recomputed from its captured inputs.
@@ -105,7 +111,7 @@ def require_parity(decoder: Decoder) -> None:
     # A stride by a prime spreads the tokens over the vocabulary.
     tokens = torch.arange(count, device=decoder.device)[None] * 7919 % layers[0].config.vocab_size
     tolerance = _TOLERANCE if torch.finfo(weight.dtype).bits >= 32 else _TOLERANCE_HALF
-    for layer, error in zip(layers, parity_errors(decoder, tokens), strict=True):
+    for layer, error in zip(layers, parity_errors(decoder, tokens, run), strict=True):
         # So written, NaN is refused too.
         if not error <= tolerance:
             raise InputError(
