@@ -35,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import repo_interp as ri
 from benchmarks.launches import KINDS, Call, of_one_layer
 from benchmarks.peers import SILENT, peers  # noqa: F401 - a part, by its name
+from benchmarks.process_memory import resident
 from benchmarks.running import (
     ENVIRONMENT,
     Cost,
@@ -43,7 +44,6 @@ from benchmarks.running import (
     cost,
     read_parts,
     read_toml,
-    resident,
     row,
     run,
     sections,

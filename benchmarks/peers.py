@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.process_memory import resident
 from repo_interp.errors import InputError, Note
 
 if TYPE_CHECKING:
@@ -575,8 +576,6 @@ def main(job: str, side: str, directory: str, tokens: str, file: str) -> None:
         cpu, wall = time.process_time(), time.perf_counter()
     np.save(file, compute(model, ids))
     spent = {"cpu_seconds": time.process_time() - cpu, "wall_seconds": time.perf_counter() - wall}
-    from benchmarks.running import resident
-
     sys.stdout.write(json.dumps({**spent, "megabytes": resident("VmHWM")}) + "\n")
 
 

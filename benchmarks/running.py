@@ -24,7 +24,6 @@ import tomllib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from itertools import groupby
@@ -34,6 +33,8 @@ from subprocess import PIPE, STDOUT, Popen
 from typing import Any
 
 import pandas
+
+from benchmarks.process_memory import resident
 
 Row = dict[str, Any]
 Frame = Any  # a pandas.DataFrame: pandas' own types do not know what its columns give
@@ -47,6 +48,8 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
+    # An installed package has its bytecode; without it, every process would compile ours anew.
+    "PYTHONDONTWRITEBYTECODE": "",
 }
 _CLEAR = Path("/proc/self/clear_refs")
 
@@ -260,16 +263,6 @@ def cost(call: Callable[[], object], repeats: int = 1) -> Cost:
     megabytes = resident("VmHWM") - before
     cpu, wall = map(min, zip(first, *(seconds() for _ in range(repeats - 1)), strict=True))
     return {"cpu_seconds": cpu, "wall_seconds": wall, "megabytes": megabytes}
-
-
-def resident(field: str, process: int | str = "self") -> float:
-    """Megabytes that a process holds (VmRSS) or held at most (VmHWM); NaN where it has ended."""
-    with suppress(OSError):
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-        return next(
-            (int(line.split()[1]) / 1024 for line in lines if line.startswith(field)), math.nan
-        )
-    return math.nan
 
 
 def time_command(

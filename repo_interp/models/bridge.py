@@ -18,13 +18,15 @@ blocks, without hook points.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -264,11 +266,41 @@ def bridge(
     Raises:
         InputError: The model was not repositioned.
     """
+    return wrap(model, tokenizer)
+
+
+class Trial(NamedTuple):
+    """What a model computes before it is wrapped; its bridge must compute the same."""
+
+    tokens: Tensor
+    """[1, token]."""
+    logits: Tensor | None
+    """[1, token, token id]; None with weights on "meta"."""
+
+
+def wrap(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    trial: Trial | None = None,
+) -> TransformerBridge:
+    """Wrap a model as `bridge` does, with logits that are known already.
+
+    Args:
+        model: Repositioned model of Hugging Face.
+        tokenizer: Tokenizer of the model; None: the bridge takes only tokens.
+        trial: Logits of the model; None: they are computed.
+
+    Returns:
+        The bridge.
+
+    Raises:
+        InputError: The model was not repositioned.
+    """
     model = unwrapped(model)
     opened = as_decoder(model)
     _ = opened.layers  # refuses a model that was never repositioned
     implementation = model.config._attn_implementation
-    wrapped = _build(opened)
+    wrapped = _build(opened, trial)
     # TransformerLens builds this class, and takes no other
     wrapped.__class__ = RepositionedBridge
     _put_output_projections(wrapped)
@@ -291,12 +323,12 @@ def bridge(
     return wrapped
 
 
-def _build(decoder: Decoder) -> Any:
+def _build(decoder: Decoder, trial: Trial | None) -> Any:
     """A bridge by TransformerLens' adapter where it computes the model's logits, else by ours."""
     model = decoder.owner
 
     def adapted(architecture: str) -> Any:
-        with _without_functions():
+        with _cheap_building():
             return build_bridge_from_module(
                 model,
                 architecture,
@@ -307,11 +339,11 @@ def _build(decoder: Decoder) -> Any:
 
     name = type(model).__name__
     if name in SUPPORTED_ARCHITECTURES:
-        put_back, expected = _kept(model), _logits(decoder, model)
+        put_back, (tokens, expected) = _kept(model), trial or _tried(decoder)
         # An adapter for other options of the family may fail with any error.
         try:
             wrapped = adapted(name)
-            if _equal(_logits(decoder, wrapped), expected):
+            if _equal(_logits(decoder, wrapped, tokens), expected):
                 return wrapped
             reason = "computes other logits"
         except Exception as error:
@@ -321,15 +353,19 @@ def _build(decoder: Decoder) -> Any:
     return adapted(adapter_for(model))
 
 
-def _logits(decoder: Decoder, model: Any) -> Tensor | None:
+def _tried(decoder: Decoder) -> Trial:
+    count = min(_TOKENS, decoder.longest_prompt or _TOKENS)
+    # A stride by a prime spreads the tokens over the vocabulary.
+    tokens = torch.arange(count, device=decoder.device)[None] * 7919 % decoder.vocabulary_size
+    return Trial(tokens, _logits(decoder, decoder.owner, tokens))
+
+
+def _logits(decoder: Decoder, model: Any, tokens: Tensor) -> Tensor | None:
     """Logits of `model` (of `decoder`, or a bridge around it); None with weights on "meta"."""
     try:
         require_weights(decoder)
     except InputError:
         return None
-    count = min(_TOKENS, decoder.longest_prompt or _TOKENS)
-    # A stride by a prime spreads the tokens over the vocabulary.
-    tokens = torch.arange(count, device=decoder.device)[None] * 7919 % decoder.vocabulary_size
     with torch.no_grad(), at_rest(decoder):
         output = model(tokens, use_cache=False)
     return output if isinstance(output, Tensor) else output.logits
@@ -366,24 +402,47 @@ def _kept(model: nn.Module) -> Callable[[], None]:
 
 
 @contextmanager
-def _without_functions() -> Iterator[None]:
-    """While this lasts, dir() of a module lists its hook points, and what its class has but methods.
+def _cheap_building() -> Iterator[None]:
+    """While this lasts, modules are listed without methods, and copied without their empty parts.
 
-    TransformerLens looks for hook points among all attributes of all modules, twice: a quarter of
-    the time in which a bridge is built.
+    TransformerLens looks for hook points among all attributes of all modules, twice, and copies a
+    template for every layer: half of the time in which a bridge is built.
     """
-    plain = nn.Module.__dir__
 
     def listed(self: nn.Module) -> list[str]:
         own = {**self.__dict__, **self._modules}
         hooks = [name for name, value in own.items() if isinstance(value, HookPoint)]
         return sorted({*_listed_of(type(self)), *hooks})
 
-    nn.Module.__dir__ = listed
+    exchanged = (
+        (nn.Module, "__dir__", listed),
+        (HookPoint, "__deepcopy__", _copied),
+        (GeneralizedComponent, "__deepcopy__", _copied),
+    )
+    before = [(kind, name, vars(kind).get(name)) for kind, name, _ in exchanged]
+    for kind, name, method in exchanged:
+        setattr(kind, name, method)
     try:
         yield
     finally:
-        nn.Module.__dir__ = plain
+        for kind, name, method in before:
+            if method is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, method)
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """What `copy.deepcopy` gives: most attributes of a hook point are empty dicts and lists."""
+    new = memo[id(module)] = module.__class__.__new__(module.__class__)
+    for name, value in vars(module).items():
+        if id(value) not in memo and type(value) in _CONTAINERS and not value:
+            memo[id(value)] = type(value)()
+        vars(new)[name] = copy.deepcopy(value, memo)
+    return new
+
+
+_CONTAINERS = (dict, list, set, OrderedDict)
 
 
 @cache
@@ -391,7 +450,9 @@ def _listed_of(kind: type) -> set[str]:
     """Attributes of a class that are no functions."""
     known = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
     functions = FunctionType | staticmethod | classmethod
-    return {name for name, value in known.items() if not isinstance(value, functions)}
+    listed = {name for name, value in known.items() if not isinstance(value, functions)}
+    # Two of a bridge that collect all of its hook points
+    return listed - {"hook_dict", "mod_dict"}
 
 
 def _put_output_projections(wrapped: Any) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from torch import Tensor
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -62,7 +64,7 @@ def open_model(
         InputError: The checkpoint would not run exactly as it was trained, or an argument is
             invalid.
     """
-    model, tokenizer, source = _open(path, device, dtype, options)
+    model, tokenizer, source, _ = _open(path, device, dtype, options)
     decoder = as_decoder(model)
     set_tokenizer(decoder, tokenizer)
     remember_computation(decoder)
@@ -96,10 +98,12 @@ def load(
         InputError: The checkpoint would not run exactly as it was trained, or an argument is
             invalid.
     """
-    from repo_interp.models.bridge import bridge
+    from repo_interp.models.bridge import Trial, wrap
 
-    model, tokenizer, source = _open(path, device, dtype, options)
-    wrapped = bridge(model, tokenizer)
+    model, tokenizer, source, passes = _open(path, device, dtype, options)
+    # A pass of the checks also gives the logits that the bridge is compared with.
+    trial = Trial(*passes[-1]) if passes else None
+    wrapped = wrap(model, tokenizer, trial)
     remember_origin(as_decoder(wrapped), source)
     wrapped.cfg.model_name = source.name
     return wrapped
@@ -107,18 +111,26 @@ def load(
 
 def _open(
     path: str | os.PathLike[str], device: str, dtype: str, options: LoadOptions
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, Origin]:
-    """Model of a checkpoint, which passes all checks, its tokenizer and its origin."""
+) -> tuple[
+    PreTrainedModel, PreTrainedTokenizerBase | None, Origin, list[tuple[Tensor, Tensor | None]]
+]:
+    """Model of a checkpoint, its tokenizer and origin; tokens and logits of the checks' passes."""
     checkpoint = identify(path)
     # Before the weights, which can then use the memory that reading it took.
     tokenizer = load_tokenizer(checkpoint)
     model = load_model(checkpoint, device, dtype, **options)
     source = origin(checkpoint, path, options.get("rope_scaling"))
-    decoder = as_decoder(model)
+    decoder, passes = as_decoder(model), []
     decoder.origin = source
-    for name in names(CHECKS):
-        find(CHECKS, name)(decoder)
-    return model, tokenizer, source
+
+    def remember_pass(module: Any, given: Any, named: Mapping[str, Any], output: Any) -> None:
+        passes.append((named["input_ids"], output.logits))
+
+    with ExitStack() as undo:
+        undo.callback(model.register_forward_hook(remember_pass, with_kwargs=True).remove)
+        for name in names(CHECKS):
+            find(CHECKS, name)(decoder)
+    return model, tokenizer, source, passes
 
 
 def origin(

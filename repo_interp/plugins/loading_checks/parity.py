@@ -75,7 +75,8 @@ def parity_errors(decoder: Decoder, tokens: Int[Tensor, "1 token"]) -> list[floa
         observing(decoder, valid, prompts, receive_inputs),
         at_rest(decoder),
     ):
-        decoder.stack(input_ids=tokens, use_cache=False)
+        # The whole model: a caller may want the logits of this pass
+        decoder.owner(input_ids=tokens, use_cache=False)
     return [errors[layer] for layer in sorted(errors)]
 
 
