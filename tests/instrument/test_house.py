@@ -492,12 +492,12 @@ def test_every_plugin_has_a_readme_of_a_screen_and_tests():
 
 
 DOORS = {
-    "analysis/analyze.py": (105, 102_900),
+    "analysis/analyze.py": (105, 104_100),
     "models/load.py": (68, 66_300),
-    "measures/patterns.py": (21, 25_200),
+    "measures/patterns.py": (21, 25_900),
     "plots/views/patterns.py": (33, 34_000),
-    "plots/pages/report.py": (42, 42_800),
-    "explorer/session.py": (99, 110_400),
+    "plots/pages/report.py": (42, 42_900),
+    "explorer/session.py": (99, 112_000),
 }
 """By door, most files and code tokens that it needs by imports, wherever in a file these stand."""
 LARGEST = 12_650
