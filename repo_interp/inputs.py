@@ -27,7 +27,7 @@ from repo_interp.positions.layouts import SCHEMES
 from repo_interp.positions.logits import cap_logits
 from repo_interp.positions.rotary import by_pair, expand_heads, pair_tables, turn
 from repo_interp.positions.sinks import weights_of
-from repo_interp.runtime.memory import CORE, memory_for
+from repo_interp.runtime.memory import CORE, SHARED, memory_for
 
 Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 """Named sets of tokens: a mask over the tokens of the batch's prompts by name."""
@@ -136,6 +136,10 @@ class AttentionInputs:
     """Logits of what takes a part of the softmax of each row and moves no value (stick-breaking),
     `sinks` among them; None: nothing but these.
     """
+    rotation_of_pass: Callable[[AttentionInputs], Any] | None = None
+    """Gives the `PassRotation` of the layer, where it rotates the queries and keys of these inputs;
+    else None.
+    """
 
     @property
     def heads(self) -> int:
@@ -216,6 +220,13 @@ class AttentionInputs:
     def keeps_rotated(self) -> bool:
         """Whether rotated queries and keys fit into memory as a whole, shared by all measures."""
         return 2 * self.queries.nbytes <= memory_for(self.queries.device, 0)
+
+    @property
+    def _of_pass(self) -> Any:
+        """The pass's `PassRotation` of these queries and keys; None where it is another one."""
+        known = None if self.rotation_of_pass is None else self.rotation_of_pass(self)
+        # Where heads of a key are rotated alike in both
+        return known if known is None or known.keys.shape[1] == self._keys_alike else None
 
     @property
     def _keys_alike(self) -> int:
@@ -339,6 +350,8 @@ class AttentionInputs:
     @cached_property
     def _rotated(self) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys, by tables that are made once for both."""
+        if (known := self._of_pass) is not None:
+            return known.turned_queries, known.turned_keys
         # Keys are shared by heads as long as neither positions nor
         # frequencies tell the heads apart.
         alone, positions = self._keys_alike > self.kv_heads, self.positions
@@ -422,6 +435,10 @@ class AttentionInputs:
         if self.keeps_rotated:
             queries = self.rotated_queries[:, :, rows].unflatten(1, (shared, -1))
             products = (queries @ self.rotated_keys[:, :, None].mT).flatten(1, 2)
+            return self._finished(products * self.logit_scale, rows)
+        if self.keys.nbytes <= memory_for(rows.device, SHARED) and (known := self._of_pass):
+            queries = known.turned_rows(rows).unflatten(1, (shared, -1))
+            products = (queries @ known.turned_keys[:, :, None].mT).flatten(1, 2)
             return self._finished(products * self.logit_scale, rows)
         # On a processor as many keys are rotated at a time as stay in a cache.
         key_bytes = 8 * self.keys[:, 0].numel()

@@ -94,13 +94,11 @@ def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) ->
             # ValueError and not InputError: it is a measure of ours that forgot
             if not {"long_name", "units"} <= group.variables[variable].attrs.keys():
                 raise ValueError(f"{name}/{variable} lacks long_name or units")
-    nodes = {"/": xr.Dataset(attrs=provenance)} | {
-        f"/{name}": group for name, group in groups.items()
-    }
-    return Run.from_dict(
-        # As after a file, so that a run in memory and the same run read again are equal.
-        {path: _with_plain_attributes(node) for path, node in nodes.items()}
-    )
+    # As after a file, so that a run in memory and the same run read again are equal.
+    run = Run(_with_plain_attributes(xr.Dataset(attrs=provenance)))
+    # `from_dict` would copy every group three times
+    run.children = {name: Run(_with_plain_attributes(group)) for name, group in groups.items()}
+    return run
 
 
 def checked_group(given: Any, source: str) -> xr.Dataset:
@@ -169,7 +167,10 @@ def require_name(name: Any, owner: str, reserved: Collection[str]) -> None:
 
 
 def with_schemes(
-    group: xr.Dataset, schemes: Sequence[str], learned: Collection[str] = ()
+    group: xr.Dataset,
+    schemes: Sequence[str],
+    learned: Collection[str] = (),
+    attributes: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
     """Add the coordinate `scheme (layer)` to a group.
 
@@ -177,15 +178,16 @@ def with_schemes(
     the name shows it.
 
     Args:
-        group: Dataset; unchanged where it has no axis `layer`.
+        group: Dataset; one without the axis `layer` gets no coordinate.
         schemes: Scheme by layer.
         learned: Schemes that learn positions.
+        attributes: Attributes of the group, beside its own; None: no further ones.
 
     Returns:
         The group.
     """
     if "layer" not in group.dims:
-        return group
+        return group.assign_attrs(attributes or {})
     names = [schemes[int(layer)] for layer in group.variables["layer"].values]
     foreign = ",".join(sorted({*learned} & {*names} - {*LEARNED}))
     scheme = xr.Variable("layer", names, {"learned": foreign} if foreign else {})
@@ -194,7 +196,7 @@ def with_schemes(
     return xr.Dataset(
         {name: group.variables[name] for name in group.data_vars},
         xr.Coordinates(coordinates, group.xindexes),
-        group.attrs,
+        {**group.attrs, **(attributes or {})},
     )
 
 
@@ -379,6 +381,9 @@ def _map_nodes(run: xr.DataTree, change: Callable[[xr.Dataset], xr.Dataset]) -> 
 
 def _with_plain_attributes(node: xr.Dataset) -> xr.Dataset:
     """Node with attributes as they are after a file: numbers, texts and lists of Python."""
+    owners = (node, *node.variables.values())
+    if all(_plain_attribute(value) is value for owner in owners for value in owner.attrs.values()):
+        return node
     # A shallow copy: arrays stay shared, and attributes are replaced, not changed.
     node = node.copy()
     for owner in (node, *node.variables.values()):

@@ -107,8 +107,10 @@ def make_batches(
         )
     ]
     batches.sort(key=lambda numbers: (-lengths[numbers[0]], numbers[0]))
+    shared = _names_of_spans(prompts), copies_next(prompts)
     return [
-        make_batch(prompts, numbers, lengths[numbers[0]], device, structure) for numbers in batches
+        _make_batch(prompts, numbers, lengths[numbers[0]], device, structure, *shared)
+        for numbers in batches
     ]
 
 
@@ -143,8 +145,25 @@ def make_batch(
     Returns:
         The batch.
     """
-    # Names of all prompts, not of this batch: statistics of all batches must have the same spans
-    names = sorted({name for prompt in prompts for name in prompt.spans} | {"generated", "rest"})
+    shared = _names_of_spans(prompts), copies_next(prompts)
+    return _make_batch(prompts, numbers, longest, device, structure, *shared)
+
+
+def _names_of_spans(prompts: Sequence[Prompt]) -> list[str]:
+    # Of all prompts, not of a batch: statistics of all batches must have the same spans
+    return sorted({name for prompt in prompts for name in prompt.spans} | {"generated", "rest"})
+
+
+def _make_batch(
+    prompts: Sequence[Prompt],
+    numbers: Sequence[int],
+    longest: int,
+    device: torch.device | str,
+    structure: Sequence[Mapping[str, Sequence[int]]] | None,
+    names: Sequence[str],
+    copying: bool,
+) -> PaddedBatch:
+    """A batch with the spans `names`, and with sources if answers of the prompts are `copying`."""
     some = [prompts[number] for number in numbers]
     # 0 is a token of every vocabulary, and `valid` tells it from padding
     tokens = np.zeros((len(numbers), longest), dtype=np.int64)
@@ -160,7 +179,7 @@ def make_batch(
         valid.to(device),
         _masks(names, [prompt.all_spans() for prompt in some], longest, device),
         _masks(further, parts, longest, device),
-        {"source": _sources(some, longest).to(device)} if copies_next(prompts) else {},
+        {"source": _sources(some, longest).to(device)} if copying else {},
         _position_ids(some, longest, device),
         valid.long().to(device) if any(map(jumps_within, some)) else None,
     )

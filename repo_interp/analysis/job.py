@@ -53,7 +53,7 @@ from repo_interp.models.reposition import observable
 from repo_interp.models.side_by_side import BatchSize
 from repo_interp.run import KEPT, checked_group, require_name, versions, with_schemes
 from repo_interp.runtime.failures import is_out_of_memory
-from repo_interp.tasks.prompt import NEXT, Prompt, copies_next, main_span
+from repo_interp.tasks.prompt import GENERATED, NEXT, Prompt, copies_next, main_span
 from repo_interp.tasks.prompt import digest as prompts_digest
 from repo_interp.tasks.task import Task
 
@@ -362,9 +362,9 @@ class Job:
             reason = one_line(f"{type(error).__name__}: {error}")
             return Fault(f"it cannot conclude ({reason})", concluding=True)
         gaps = "; ".join(self.gaps.of(measure.name))
-        return with_schemes(group, self.decoder.schemes, self.decoder.learned_schemes).assign_attrs(
-            parameter_attributes(measure.parameters) | ({"left_out": gaps} if gaps else {})
-        )
+        attributes = parameter_attributes(measure.parameters) | ({"left_out": gaps} if gaps else {})
+        decoder = self.decoder
+        return with_schemes(group, decoder.schemes, decoder.learned_schemes, attributes)
 
     def _require_names(self) -> None:
         """Raise InputError for results that would replace others, or be lost."""
@@ -466,6 +466,11 @@ def within(chosen: Sequence[int] | None, count: int, name: str) -> list[int]:
     return sorted(set(chosen))
 
 
+def _places(prompt: Prompt, name: str) -> Sequence[int]:
+    # All spans take a walk over the tokens, and most measures need this one
+    return prompt.generated if name == GENERATED else prompt.all_spans().get(name, ())
+
+
 def _require_prompts(
     prompts: Sequence[Prompt], measures: Sequence[Measure], vocabulary: int
 ) -> None:
@@ -490,7 +495,7 @@ def _require_prompts(
                     "with these parameters needs "
                     f"{measure.needs.tokens}; give longer prompts, or other parameters"
                 )
-            absent = [name for name in measure.needs.spans if not prompt.all_spans().get(name)]
+            absent = [name for name in measure.needs.spans if not _places(prompt, name)]
             if absent:
                 raise InputError(
                     f"prompt {number} has no span {absent[0]!r}, which the measure "

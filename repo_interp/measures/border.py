@@ -26,7 +26,6 @@ from repo_interp.errors import InputError, quoted
 from repo_interp.inputs import AttentionInputs, Predictions, Spans
 from repo_interp.measures.kernels.heads import Reduction, reduced
 from repo_interp.measures.statistics import Measure, Needs, Statistics
-from repo_interp.runtime.tensor_changes import changes_of
 
 PARTS = ("name", "required_spans", "parameters", "observe", "conclude")
 """Attributes that make an object a measure."""
@@ -118,10 +117,13 @@ def precompute(measures: Iterable[Measure], inputs: AttentionInputs, spans: Span
     """
     asked: list[Reduction] = []
     for measure in measures:
+        if type(measure).reductions is Measure.reductions:
+            continue  # which asks for none
         # Around each measure, so that an error names the one that changed a tensor
         with _read_only(measure, inputs, spans):
             asked += measure.reductions(inputs, spans)
-    reduced(inputs, asked)
+    if asked:
+        reduced(inputs, asked)
 
 
 def observe(measure: Measure, inputs: AttentionInputs, spans: Spans) -> Statistics:
@@ -171,14 +173,15 @@ def _read_only(
 ) -> Iterator[None]:
     """Raise InputError where a measure changes a tensor, which the model and other measures use."""
     # Only counts of changes: a copy of queries and keys would double the memory of a pass
+    # Inference tensors have no counter
     seen = [
-        (name, value, changes_of(value))
+        (name, value, value._version)
         for name, value in (*vars(record).items(), *spans.items())
-        if isinstance(value, Tensor)
+        if isinstance(value, Tensor) and not value.is_inference()
     ]
     yield
     for name, tensor, changes in seen:
-        if changes_of(tensor) != changes:
+        if tensor._version != changes:
             raise InputError(
                 f"{called(MEASURES, measure.name)} changes {name} in place, which the model "
                 "and other measures go on with; "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,11 +187,36 @@ def concat_arrays(parts: Sequence[Arrays], axis: str) -> Arrays:
         return parts[0]
     labels, places = _align(parts, axis)
     labels[axis] = np.concatenate([part.labels[axis] for part in parts])
+    if not any(places) and (whole := _one_after_another(parts, axis)) is not None:
+        return Arrays(whole, labels)
     # Parts stand one after the other along the axis; on other axes labels say where
     ends = np.cumsum([0, *(len(part.labels[axis]) for part in parts)])
     for number, place in enumerate(places):
         place[axis] = slice(ends[number], ends[number + 1])
     return Arrays(_put_together(parts, labels, places, add=False), labels)
+
+
+def _one_after_another(
+    parts: Sequence[Arrays], axis: str
+) -> dict[str, tuple[tuple[str, ...], np.ndarray]] | None:
+    """Join arrays whose other axes agree; None where a part lacks one, or one lacks the axis."""
+    given, whole = [part.values for part in parts], {}
+    if any(some.keys() != given[0].keys() for some in given):
+        return None
+    for name, (axes, _) in given[0].items():
+        found = [some[name] for some in given]
+        if axis not in axes or any(others != axes for others, _ in found):
+            return None
+        along = axes.index(axis)
+        shapes = {(*array.shape[:along], *array.shape[along + 1 :]) for _, array in found}
+        if len(shapes) > 1:
+            return None
+        alone, (others,) = [array for _, array in found], shapes
+        shape = *others[:along], sum(array.shape[along] for array in alone), *others[along:]
+        # Rows first, whatever the order of the parts: sums of measures round by it
+        joined = np.empty(shape, np.result_type(*alone))
+        whole[name] = axes, np.concatenate(alone, along, joined)
+    return whole
 
 
 def sum_arrays(parts: Sequence[Arrays]) -> Arrays:
@@ -221,8 +246,9 @@ def _align(
     for axis in dict.fromkeys(axis for part in parts for axis in part.labels if axis != joining):
         by_part = [part.labels.get(axis) for part in parts]
         known = [some for some in by_part if some is not None]
-        if all(np.array_equal(known[0], some) for some in known):
-            labels[axis] = known[0]
+        first = known[0]
+        if all(some is first or np.array_equal(first, some) for some in known):
+            labels[axis] = first
             continue
         # Sorted union: a longer prompt has more tokens, distances, chunks
         labels[axis] = np.unique(np.concatenate(known))
@@ -242,9 +268,9 @@ def _put_together(
     add: bool,
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
     """Write the arrays of parts to their places, added up or beside absent entries."""
-    whole = {}
-    for name in dict.fromkeys(name for part in parts for name in part.values):
-        by_part = [part.values.get(name) for part in parts]
+    whole, given = {}, [part.values for part in parts]
+    for name in dict.fromkeys(name for some in given for name in some):
+        by_part = [some.get(name) for some in given]
         axes, some = next(found for found in by_part if found is not None)
         # Axes without labels must agree, and keep the size of the first part
         shape = [
@@ -321,11 +347,20 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
                 place = (*entry, *[slice(None)] * layer, None)
                 given[name] = axes, np.asarray(values)[place]
     # Only axes in use: a label without an array would count in an alignment
-    made = Arrays(given, {axis: np.asarray(known[axis]) for axis in used if axis in known})
+    made = Arrays(given, {axis: _numbers(known[axis]) for axis in used if axis in known})
     # Weak: arrays that nobody reads are not copied.
     if any(isinstance(array, _Awaited) for _, array in given.values()):
         _departing.append(weakref.ref(made))
     return made
+
+
+def _numbers(labels: Any) -> np.ndarray:
+    # numpy counts a range one number at a time
+    return (
+        np.arange(labels.start, labels.stop, labels.step)
+        if isinstance(labels, range)
+        else np.asarray(labels)
+    )
 
 
 def of_layer(
@@ -378,11 +413,11 @@ def described_group(
         A Dataset whose variables have the attributes `long_name` and `units`.
     """
     # Texts must not reach the variables of `values`, of which a new Dataset has copies
-    group = (
-        values.copy()
-        if isinstance(values, xr.Dataset)
-        else xr.Dataset({name: values[name] for name in texts if name in values}, coordinates)
-    )
+    if isinstance(values, xr.Dataset):
+        group = values.copy()
+    else:
+        given = {name: values[name] for name in texts if name in values}
+        group = xr.Dataset(given, coordinates and _coordinates(coordinates))
     # Selected, not put together: variables of one Dataset are aligned, and aligning them again takes
     # longer than measuring
     names = [name for name in texts if name in group]
@@ -392,6 +427,29 @@ def described_group(
         long_name, units = label_of(texts[str(name)])
         made.variables[name].attrs.update(long_name=long_name, units=units)
     return made
+
+
+def _coordinates(given: Mapping[str, Any]) -> xr.Coordinates | Mapping[str, Any]:
+    """Coordinates of axes, with the index that pandas made when the same labels were first given."""
+    if not all(isinstance(some, np.ndarray | list | range) for some in given.values()):
+        return given
+    labels = {axis: _numbers(some) for axis, some in given.items()}
+    if any(some.ndim != 1 or some.dtype.kind not in "iufUb" for some in labels.values()):
+        return given
+    known = [
+        _axis(axis, some.dtype.str, len(some), some.tobytes()) for axis, some in labels.items()
+    ]
+    variables, indexes = {}, {}
+    for coordinate in known:
+        variables |= coordinate.variables
+        indexes |= coordinate.xindexes
+    return xr.Coordinates(variables, indexes)
+
+
+@lru_cache(maxsize=256)
+def _axis(axis: str, dtype: str, size: int, labels: bytes) -> xr.Coordinates:
+    # Most groups of a run have the same layers, heads and tokens
+    return xr.Coordinates({axis: np.frombuffer(labels, dtype, size).copy()})
 
 
 def label_of(text: str | tuple[str, str]) -> tuple[str, str]:

@@ -117,8 +117,15 @@ class Positions(
 
     def add_tokens(self, group: xr.Dataset, tokens: PromptLabels) -> xr.Dataset:
         """Return the group with the tokens of all prompts."""
-        # Both have all prompts and tokens, so that no labels need be compared
-        return group.merge(tokens.of_prompts(), join="override", compat="override")
+        # Both have all prompts and tokens: `group.merge` would compare the labels
+        other = tokens.of_prompts()
+        variables = {**other.variables, **group.variables}
+        coordinates = {name: variables[name] for name in {**group.coords, **other.coords}}
+        return xr.Dataset(
+            {name: variables[name] for name in (*group.data_vars, *other.data_vars)},
+            xr.Coordinates(coordinates, {**other.xindexes, **group.xindexes}),
+            group.attrs,
+        )
 
     def head_scores(self, group: xr.Dataset) -> Mapping[str, HeadScore]:
         """Return the range of positions."""

@@ -402,12 +402,16 @@ def _by_layer(parts: Sequence[Arrays], combine: Callable[[Sequence[Arrays]], Arr
     # A part may have several layers, and parts are in any order
     layers: dict[int, list[Arrays]] = {}
     for part in parts:
+        several = len(part.labels["layer"]) > 1
         for place, layer in enumerate(part.labels["layer"]):
-            layers.setdefault(int(layer), []).append(part.at("layer", place))
+            one = part.at("layer", place) if several else part
+            layers.setdefault(int(layer), []).append(one)
     return concat_arrays([combine(layers[layer]) for layer in sorted(layers)], "layer")
 
 
 def _concatenate_prompts(parts: Sequence[Arrays]) -> Arrays:
+    if len(parts) == 1 and (np.diff(parts[0].labels["prompt"]) > 0).all():
+        return parts[0]
     prompts = np.concatenate([part.labels["prompt"] for part in parts])
     if len(np.unique(prompts)) != len(prompts):
         raise ValueError(f"the same prompt was observed twice: {sorted(prompts.tolist())}")

@@ -29,6 +29,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +46,14 @@ from repo_interp.models.cached import (
     positions_of_keys,
 )
 from repo_interp.models.identity_tables import first_table, identity_tables, skip_rotation
-from repo_interp.models.layer_pass import Content, HookSites, LayerPass, LogitsOfRows
+from repo_interp.models.layer_pass import (
+    Content,
+    HookSites,
+    LayerPass,
+    LogitsOfRows,
+    PassRotation,
+    turned,
+)
 from repo_interp.models.masks import CallMask, apply_mask, call_mask, chunk_of, visible, window_of
 from repo_interp.models.recomputed import require_same_interventions
 from repo_interp.models.rotation import SHARED, TABLES, Rotation, of_chosen
@@ -60,7 +68,7 @@ from repo_interp.models.rotation_numbers import (
 from repo_interp.models.scheme_parts import PARTS, SchemeParts
 from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.logits import PositionLogits, cap_logits
-from repo_interp.positions.rotary import by_pair, expand_heads, keep_components, pair_tables, turn
+from repo_interp.positions.rotary import by_pair, expand_heads, keep_components, pair_tables
 from repo_interp.positions.sinks import join_sinks, with_sinks
 
 NAME = "repo_interp"
@@ -599,6 +607,7 @@ class RepositionedAttention:
                 of_rows = LogitsOfRows(self.position_logits, *given, call.bias, current.of_keys)
             if self.remainder is not None:
                 current.remainder = LogitsOfRows(self.remainder, *given, None, current.of_keys)
+            current.rotation = self._shared_rotation(queries, keys)
         for observe in self.observers:
             observe(self, queries, current.new_keys, current.positions, of_rows)
         positions, turning = current.positions, current.turning
@@ -613,17 +622,17 @@ class RepositionedAttention:
                 expand_heads(z, rows) if rows > z.shape[1] else z
                 for z in (positions, key_positions)
             )
-        turned = positions if key_positions is None else key_positions
-        if turned is not None and turned.shape[1] > keys.shape[1]:
+        placed = positions if key_positions is None else key_positions
+        if placed is not None and placed.shape[1] > keys.shape[1]:
             # One position per head: heads that share a key need it rotated differently.
             keys, values = (
-                expand_heads(keys, turned.shape[1]),
-                expand_heads(values, turned.shape[1]),
+                expand_heads(keys, placed.shape[1]),
+                expand_heads(values, placed.shape[1]),
             )
         if turning is None:
             queries, keys = self.rotate(queries, keys, positions, key_positions)
         else:
-            queries = self.sites.rotated_queries(_turned(queries, *turning))
+            queries = self.sites.rotated_queries(turned(queries, *turning))
             keys = self.sites.rotated_keys(keys)
         if call.bias is not None:
             added = call.bias if added is None else added + call.bias
@@ -649,19 +658,42 @@ class RepositionedAttention:
         Returns:
             Queries and keys after the hooks on rotated ones.
         """
-        if positions is not None and self.frequencies is not None:
+        current = self.current_pass
+        shared = None if current is None else current.rotation
+        if shared is not None and shared.queries is queries and shared.keys is keys:
+            queries, keys = shared.turned_queries, shared.turned_keys
+        elif positions is not None and self.frequencies is not None:
             key_positions = positions if key_positions is None else key_positions
             cosines, sines = self._tables(positions, queries.dtype)
-            queries = _turned(queries, cosines, sines)
-            current = self.current_pass
+            queries = turned(queries, cosines, sines)
             apart = current is not None and current.of_keys is not None
             if apart or key_positions.shape[2] != positions.shape[2]:
                 frequencies = self.frequencies_of_keys()
                 cosines, sines = pair_tables(
                     by_pair(key_positions), frequencies, self.attention_scaling, keys.dtype
                 )
-            keys = _turned(keys, cosines, sines)
+            keys = turned(keys, cosines, sines)
         return self.sites.rotated_queries(queries), self.sites.rotated_keys(keys)
+
+    def _shared_rotation(self, queries: Tensor, keys: Tensor) -> PassRotation | None:
+        """The rotation of this pass for measures too; None where they take other numbers."""
+        current, frequencies = self.active_pass, self.frequencies
+        positions, tables = current.positions, (self.sites.cosines, self.sites.sines)
+        if (
+            positions is None
+            or frequencies is None
+            or frequencies.ndim > 1
+            # The pass rotates a key for every head, or cached keys, or by hooked tables
+            or positions.shape[1] > keys.shape[1]
+            or keys is not current.new_keys
+            or current.turning is not None
+            or current.of_keys is not None
+            or any(site._forward_hooks or site._forward_pre_hooks for site in tables)
+            # Gradients of measures are not the pass's
+            or torch.is_grad_enabled()
+        ):
+            return None
+        return PassRotation(queries, keys, partial(self._tables, positions, queries.dtype))
 
     def rotate_new(self, keys: Tensor) -> Tensor:
         """Rotate the keys of a pass before a cache takes them, as the stock module does.
@@ -675,7 +707,7 @@ class RepositionedAttention:
         current = self.active_pass
         assert current.positions is not None
         current.turning = self._tables(current.positions, keys.dtype)
-        return _turned(keys, *current.turning)
+        return turned(keys, *current.turning)
 
     def _tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the tokens of a pass, after their hooks."""
@@ -945,16 +977,6 @@ def _attend(
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)
-
-
-def _turned(features: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate features of all heads by tables of one row, of key-value heads, or of heads."""
-    if cosines.shape[1] > 1:
-        cosines, sines = (
-            expand_heads(cosines, features.shape[1]),
-            expand_heads(sines, features.shape[1]),
-        )
-    return turn(features, cosines, sines)
 
 
 def _identity_tables(tables: Any) -> Any:

@@ -63,12 +63,12 @@ def changes(decoder: Decoder) -> str:
             decoder.rotations, rotation_states(decoder, sums)
         )
         # A hook changes results as an edited weight does, and no digest shows it.
-        parts = {module: name for name, module in decoder.owner.named_modules()}
-        for attention in decoder.layers:  # hook sites that are not part of a bridge
-            parts = {
-                site: f"layers.{attention.layer_idx}.self_attn.{name}"
-                for name, site in vars(attention.sites).items()
-            } | parts
+        # Hook sites that are not part of a bridge, then modules
+        parts = {
+            site: f"layers.{attention.layer_idx}.self_attn.{name}"
+            for attention in reversed(decoder.layers)
+            for name, site in vars(attention.sites).items()
+        } | {module: name for name, module in decoder.owner.named_modules()}
         found["hooks at"] = [
             short_name(name)
             for module, name in parts.items()

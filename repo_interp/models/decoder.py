@@ -134,7 +134,8 @@ class Decoder:
     def schemes(self) -> tuple[str, ...]:
         """The position scheme of every layer; "-" for a layer without attention."""
         schemes = {layer: attention.scheme for layer, attention in self.by_layer.items()}
-        return tuple(schemes.get(layer, NO_ATTENTION) for layer in range(self.layer_count))
+        count = max(len(self.blocks), 1 + max(schemes))  # `layer_count`
+        return tuple(schemes.get(layer, NO_ATTENTION) for layer in range(count))
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -3,18 +3,21 @@
     hidden states -> positions, queries, keys, values -> rotated queries and keys -> scores ->
     pattern -> attended
 
-This module knows nothing about how they are computed.
+Beside the rotation it knows nothing about how they are computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
+
+from repo_interp.positions.rotary import expand_heads, turn
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,67 @@ class HookSites:
 
 
 @dataclass
+class PassRotation:
+    """Rotated queries and keys of a pass, made once for the layer and for measures.
+
+    Measures see a layer before it attends. The layer goes on with what they have rotated. Of passes
+    without cached keys, in which a token has one position.
+    """
+
+    queries: Float[Tensor, "batch head token d_head"]
+    """Unrotated."""
+    keys: Float[Tensor, "batch kv_head token d_head"]
+    make_tables: Callable[[], tuple[Tensor, Tensor]]
+
+    @cached_property
+    def tables(self) -> tuple[Float[Tensor, "any any token component"], Tensor]:
+        """Cosines and sines of all tokens."""
+        return self.make_tables()
+
+    @cached_property
+    def turned_queries(self) -> Float[Tensor, "batch head token d_head"]:
+        """Rotated queries, before their hooks."""
+        return turned(self.queries, *self.tables)
+
+    def turned_rows(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "batch head row d_head"]:
+        """Rotate the queries of some tokens alone.
+
+        Args:
+            rows: Numbers of the tokens.
+
+        Returns:
+            Rotated queries.
+        """
+        return turned(self.queries[:, :, rows], *(table[..., rows, :] for table in self.tables))
+
+    @cached_property
+    def turned_keys(self) -> Float[Tensor, "batch kv_head token d_head"]:
+        """Rotated keys, before their hooks."""
+        return turned(self.keys, *self.tables)
+
+
+def turned(
+    features: Float[Tensor, "batch any token d_head"], cosines: Tensor, sines: Tensor
+) -> Float[Tensor, "batch any token d_head"]:
+    """Rotate features of all heads by tables of one row, of key-value heads, or of heads.
+
+    Args:
+        features: Queries or keys.
+        cosines: [batch, row, token, component].
+        sines: [batch, row, token, component].
+
+    Returns:
+        Rotated features.
+    """
+    if cosines.shape[1] > 1:
+        cosines, sines = (
+            expand_heads(cosines, features.shape[1]),
+            expand_heads(sines, features.shape[1]),
+        )
+    return turn(features, cosines, sines)
+
+
+@dataclass
 class LayerPass:
     """Tensors of one call of the module, from the hook before it to the hook after it."""
 
@@ -213,6 +277,8 @@ class LayerPass:
     """Rotation tables that the decoder passed to the module."""
     turning: tuple[Tensor, Tensor] | None = None
     """Cosines and sines by which a cache has rotated the keys of this pass; None: it has not."""
+    rotation: PassRotation | None = None
+    """What measures share with the layer; None: nothing."""
     handed_on: bool = False
     """Whether the layer may hand its keys on to later layers."""
     attended: bool = False

@@ -22,7 +22,7 @@ from repo_interp.errors import InputError, NotFinite
 from repo_interp.inputs import AttentionInputs
 from repo_interp.models.attention import RepositionedAttention
 from repo_interp.models.decoder import Decoder
-from repo_interp.models.layer_pass import LogitsOfRows
+from repo_interp.models.layer_pass import LogitsOfRows, PassRotation
 from repo_interp.models.layer_probe import logits_by_content
 from repo_interp.models.masks import visible
 from repo_interp.models.precision import overflow_remedy
@@ -30,6 +30,9 @@ from repo_interp.models.rotation_numbers import of_heads
 from repo_interp.positions.logits import exact
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.positions.sinks import join_sinks
+
+_ROTATED = ("queries", "keys", "positions", "frequencies", "attention_scaling", "key_positions")
+"""Fields of attention inputs by which their queries and keys are rotated."""
 
 
 @contextmanager
@@ -98,6 +101,15 @@ def observing(
             by_axis=attention.active_pass.by_axis,
             reads_content=lambda: logits_by_content(attention),
         )
+        rotation = attention.active_pass.rotation
+        if rotation is not None and inputs.queries is queries and inputs.keys is keys:
+            known = inputs  # whose tensors are rotated so; others made of them are not
+
+            def of_pass(asking: AttentionInputs) -> PassRotation | None:
+                same = all(getattr(asking, name) is getattr(known, name) for name in _ROTATED)
+                return rotation if same else None
+
+            inputs = replace(inputs, rotation_of_pass=of_pass)
         if position_ids is not None:
             inputs = _with_documents(inputs, attention, position_ids.to(here))
         hidden = attention.active_pass.hidden

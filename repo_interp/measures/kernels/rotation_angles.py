@@ -45,6 +45,10 @@ PER_SIDE = 256
 """Queries and distances looked at in a longer prompt: about 30,000 pairs."""
 
 
+_BITS = 44
+"""Trailing bits of a number, of 64, without which it says its cell: 256 cells to an octave."""
+
+
 @dataclass(frozen=True)
 class RotationAngles:
     """Rotation angles of a layer per row of positions, float64.
@@ -94,11 +98,10 @@ def rotation_angles(
         difference = (
             (at_query[..., None] - at_key.unflatten(-1, sizes)).abs_().masked_fill_(unseen, 0)
         )
-        weight = weights[:, None].expand_as(difference)
         # One sort of the edges of all components, in positions, serves them all.
-        below_edge = _by_cells if memory_for(weights.device, 0) else _by_order
-        counts.append(below_edge(difference, weight, in_order))
-        total.append((weight * difference).sum((0, 2, 3)))
+        below_edge = _by_cells if memory_for(weights.device, 0) else _by_bits
+        counts.append(below_edge(difference, weights, in_order))
+        total.append((weights[:, None] * difference).sum((0, 2, 3)))
     # Cumulative counts at every edge of every component, put back from sorted order; a bin is a
     # difference of two of them.
     counted = torch.cat(counts) if counts[1:] else counts[0]
@@ -109,29 +112,78 @@ def rotation_angles(
 
 def _by_cells(
     difference: Float[Tensor, "prompt any query distance"],
-    weight: Float[Tensor, "prompt any query distance"],
+    weights: Float[Tensor, "prompt query distance"],
     edges: Float[Tensor, "edge"],
 ) -> Float[Tensor, "any cell"]:
     """Weight of the pairs up to the end of every cell: none, below each edge, and all."""
     cells = torch.bucketize(difference, edges, right=True).add_(1)
+    weight = weights[:, None].expand_as(difference)
     counted = torch.zeros(cells.shape[1], len(edges) + 2, dtype=torch.float64, device=edges.device)
     counted.scatter_add_(1, *(part.transpose(0, 1).flatten(1) for part in (cells, weight)))
     return counted.cumsum(-1)
 
 
-def _by_order(
+def _by_bits(
     difference: Float[Tensor, "prompt any query distance"],
-    weight: Float[Tensor, "prompt any query distance"],
+    weights: Float[Tensor, "prompt query distance"],
     edges: Float[Tensor, "edge"],
 ) -> Float[Tensor, "any cell"]:
-    """As `_by_cells`, on a processor: numpy sorts all pairs in a fifth of the time of their cells."""
-    in_order, of_prompt = np.sort(difference.flatten(2).numpy(), -1), weight[:, 0].flatten(1)
-    # Pairs of a prompt that are seen weigh the same; the others stand first, as differences of 0.
-    unseen = (of_prompt == 0).sum(-1)[:, None, None]
-    below = np.stack([[np.searchsorted(row, edges.numpy()) for row in rows] for rows in in_order])
-    ends = torch.nn.functional.pad(torch.from_numpy(below) - unseen, (1, 1))
-    ends[..., -1:] = in_order.shape[-1] - unseen
-    return (ends * of_prompt.amax(-1)[:, None, None]).sum(0)
+    """As `_by_cells`, on a processor, in a tenth of the time: pairs are counted, not weighed."""
+
+    def seen_pairs() -> tuple[list[np.ndarray], Tensor]:
+        # Pairs of a prompt that are seen weigh the same
+        of_prompts = weights.flatten(1)
+        return [np.flatnonzero(some) for some in of_prompts.numpy()], of_prompts.amax(-1)
+
+    seen, weight = once("seen", seen_pairs, weights)
+    below = [
+        counts_below(rows.take(places, -1), edges.numpy())
+        for places, rows in zip(seen, difference.flatten(2).numpy(), strict=True)
+    ]
+    ends = torch.nn.functional.pad(torch.from_numpy(np.stack(below)), (1, 1))
+    ends[..., -1] = torch.from_numpy(np.array([[len(places)] for places in seen]))
+    return (ends * weight[:, None, None]).sum(0)
+
+
+def counts_below(
+    rows: Float[np.ndarray, "row number"], edges: Float[np.ndarray, " edge"]
+) -> Int[np.ndarray, "row edge"]:
+    """Count the numbers of every row below each edge.
+
+    The leading bits of numbers that are not negative, as integers, are in the order of the numbers:
+    cells of 256 to an octave. Only numbers in a cell with an edge are compared with edges.
+
+    Args:
+        rows: Numbers, none negative.
+        edges: Ascending positive numbers, perhaps infinite at the end.
+
+    Returns:
+        Counts [row, edge]; NaN is below none.
+    """
+    finite, count = edges[np.isfinite(edges)], len(rows)
+    # One long line of cells, those of a row after those of the row before: the first of a row is
+    # below all edges, the last behind them
+    at_edge = finite.view(np.int64) >> _BITS
+    first, last = (at_edge[0], at_edge[-1]) if len(finite) else (0, 0)
+    cells, at_edge = int(last - first) + 3, at_edge - (first - 1)
+    cell = rows.view(np.int64) >> _BITS
+    cell -= first - 1
+    np.minimum(np.maximum(cell, 0, out=cell), cells - 1, out=cell)
+    cell += np.arange(count)[:, None] * cells
+    cell = cell.reshape(-1)
+    counts = np.bincount(cell, minlength=count * cells).reshape(count, cells)
+    with_edge = np.zeros_like(counts, dtype=bool)
+    with_edge[:, at_edge] = True
+    places = np.flatnonzero(with_edge.reshape(-1).take(cell))
+    counts[with_edge] = 0
+    # Of these numbers, how many edges each has passed
+    passed = np.searchsorted(edges, rows.reshape(-1)[places], side="right")
+    of_row = places // max(1, rows.shape[1]) * (len(edges) + 1)
+    below = np.bincount(passed + of_row, minlength=count * (len(edges) + 1))
+    below = below.reshape(count, -1).cumsum(-1)[:, :-1]
+    below[:, : len(finite)] += counts.cumsum(-1)[:, at_edge]
+    below[:, len(finite) :] = np.isfinite(rows).sum(-1)[:, None]
+    return below
 
 
 def _edges(frequencies: Float[Tensor, "component"]) -> tuple[Tensor, Tensor, Tensor]:

@@ -290,13 +290,14 @@ def digest(prompts: Sequence[Prompt]) -> str:
         Hexadecimal digest.
     """
     content = hashlib.sha256()
+    encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
     for prompt in prompts:
         spans = {name: list(places) for name, places in prompt.spans.items()}
         record = [list(prompt.tokens), spans, list(prompt.generated)]
         # Appended only where given: digests of older prompts stay as they were
         record += [] if prompt.position_ids is None else [list(prompt.position_ids)]
         record += [] if prompt.documents is None else [prompt.documents]
-        content.update(json.dumps(record, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        content.update(encoder.encode(record).encode() + b"\n")
     return content.hexdigest()
 
 

@@ -154,6 +154,7 @@ ALLOWED = {
     "octaves.py Octaves.observe": "tolist",
     "samples.py spread_places": "unique",  # numpy's
     "components.py _decay_bound": "unique",  # numpy's
+    "rotation_angles.py counts_below": "bincount",  # numpy's
     # Once per layer and pass: whether a cache that drops keys numbers them rightly.
     "streaming_cache.py _Layer.numbers_of": "bool",
     # Where heads have frequencies of their own: which bands there are.

@@ -3,13 +3,19 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from causal_reference import seen
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
-from repo_interp.measures.kernels.rotation_angles import EDGES, largest_difference, rotation_angles
+from repo_interp.measures.kernels.rotation_angles import (
+    EDGES,
+    counts_below,
+    largest_difference,
+    rotation_angles,
+)
 from repo_interp.runtime.memory import working_memory
 
 FREQUENCIES = torch.tensor([1.0, 0.1, 0.003, 0.0], dtype=torch.float64)
@@ -89,3 +95,16 @@ def test_an_angle_on_an_edge_lies_in_the_bin_that_begins_there():
     assert rotation_angles(*given).pairs[0, 0].tolist() == expected
     with working_memory(2**31):
         assert rotation_angles(*given).pairs[0, 0].tolist() == expected
+
+
+def test_numbers_below_edges_are_those_of_a_sort():
+    """With numbers at edges, none, infinite ones, and edges that no angle reaches."""
+    drawn = np.random.default_rng(0)
+    for rates in ([1.0, 0.01], [0.3, 0.0], [0.0], 10 ** drawn.uniform(-6, 0.5, 32)):
+        with np.errstate(divide="ignore"):
+            edges = np.sort(np.divide.outer(EDGES[1:], rates).ravel())
+        rows = np.abs(drawn.normal(size=(3, 400)) * 10 ** drawn.uniform(-5, 6, (3, 400)))
+        rows[0, :50], rows[1, :9], rows[2, :2] = drawn.choice(edges, 50), 0, (np.inf, np.nan)
+        for some in (rows, rows[:, :0]):
+            expected = np.stack([np.searchsorted(np.sort(row), edges) for row in some])
+            np.testing.assert_array_equal(counts_below(some, edges), expected)

@@ -1,6 +1,7 @@
 """Capture shows what attention computes with, layer by layer, and leaves nothing behind."""
 
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.testing import assert_close
 import repo_interp as ri
 from repo_interp.models.capture import capture, decode
 from repo_interp.models.decoder import as_decoder
+from repo_interp.models.observing import observing
 
 VALID = torch.ones(2, 20, dtype=torch.bool)
 NUMBERS = torch.arange(2)
@@ -113,3 +115,33 @@ def test_values_that_are_not_finite_are_named_where_they_first_appear():
 def test_half_precision_is_widened_before_measures_see_it():
     model = ri.reposition(tiny("llama"), "repo").to(torch.bfloat16)
     assert {inputs.queries.dtype for inputs in seen(model)} == {torch.float32}
+
+
+@pytest.mark.parametrize("layout", ["rope", "repo@1", "selective_rope", "nope,rope,alibi"])
+def test_what_measures_have_rotated_is_what_the_layer_goes_on_with(layout):
+    model, rows = ri.reposition(tiny("llama"), layout), torch.tensor([3, 19])
+    decoder, shared, unobserved = as_decoder(model), [], decode(as_decoder(model), TOKENS)
+
+    def receive(inputs):
+        of_pass = inputs.rotation_of_pass and inputs.rotation_of_pass(inputs)
+        alone = replace(inputs, rotation_of_pass=None)
+        assert torch.equal(inputs.logits(rows), alone.logits(rows))
+        assert torch.equal(inputs.rotated_keys, alone.rotated_keys)
+        if of_pass:
+            shared.append(inputs.layer)
+            assert inputs.rotated_keys is of_pass.turned_keys
+            # Another layer's, or another prompt's, are rotated anew
+            others = replace(inputs, keys=inputs.keys.clone())
+            assert inputs.rotation_of_pass(others) is None
+
+    with torch.no_grad(), observing(decoder, VALID, NUMBERS, receive):
+        assert torch.equal(decode(decoder, TOKENS), unobserved)
+    rotates = [layer.layer_idx for layer in decoder.layers if layer.scheme == "rope"]
+    assert set(rotates) <= set(shared) <= {layer.layer_idx for layer in decoder.layers}
+    shared.clear()
+    # Hooked tables are the pass's alone
+    for layer in decoder.layers:
+        layer.sites.cosines.register_forward_hook(lambda module, given, tables: 2 * tables)
+    with torch.no_grad(), observing(decoder, VALID, NUMBERS, receive):
+        assert not torch.equal(decode(decoder, TOKENS), unobserved) or not rotates
+    assert not shared
