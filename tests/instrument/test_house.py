@@ -542,12 +542,12 @@ def test_every_plugin_has_a_readme_of_a_screen_and_tests():
 
 
 DOORS = {
-    "analysis/analyze.py": (102, 97_900),
-    "models/load.py": (58, 53_700),
-    "measures/patterns.py": (23, 25_400),
+    "analysis/analyze.py": (102, 99_600),
+    "models/load.py": (58, 54_700),
+    "measures/patterns.py": (23, 26_200),
     "plots/views/patterns.py": (33, 34_000),
-    "plots/pages/report.py": (42, 42_800),
-    "explorer/session.py": (99, 101_900),
+    "plots/pages/report.py": (42, 42_900),
+    "explorer/session.py": (99, 103_500),
 }
 """By door, most files and code tokens that it needs by imports, wherever in a file these stand."""
 LARGEST = 12_650
