@@ -72,6 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
     # else torch prints a stack where another process has ended
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    # numpy reads it when it is imported. Its threads wait for each other by spinning, which beside
+    # other work costs as much as all the rest of a command, and sums of several differ in last bits.
+    if hasattr(options, "threads") and "OMP_NUM_THREADS" not in os.environ:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", str(options.threads or 1))
     # At its end Python looks for circles among all objects several times, which takes a second.
     atexit.register(gc.freeze)
     command = f"repo-interp {options.command}"

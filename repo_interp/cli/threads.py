@@ -3,7 +3,8 @@
 Operators of a small model finish before a second thread has started. On a busy machine, threads
 that wait for each other at every operator took 3.4 times the CPU time of one thread; on a quiet
 machine they gain almost nothing (`make bench PARTS=threads`). The library does not change torch's
-number of threads; commands set it.
+number of threads; commands set it. Those of numpy's BLAS are in the environment that it is imported
+with, which `main` sets.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """A command chooses threads by the size of its model; the user's number wins."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -45,3 +49,34 @@ def test_the_first_line_says_the_number(tmp_path, capsys):
     command = f"analyze reversal/rope --count 1 --measures positions --out {tmp_path / 'out'}"
     assert main([*command.split(), "--threads", "2"]) == 0
     assert "on cpu with 2 threads" in " ".join(capsys.readouterr().out.split())
+
+
+NUMPY_AND_BLAS = """
+import os, sys
+from repo_interp.cli import main
+numpy = "numpy" in sys.modules
+main(sys.argv[1:])
+print(numpy, os.environ.get("OPENBLAS_NUM_THREADS"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "expected"),
+    [
+        ("", {}, "False 1"),
+        ("--threads 3", {}, "False 3"),
+        ("", {"OMP_NUM_THREADS": "2"}, "False None"),
+        ("", {"OPENBLAS_NUM_THREADS": "2"}, "False 2"),
+    ],
+)
+def test_numpy_is_told_its_threads_before_it_is_imported(tmp_path, options, environment, expected):
+    kept = {name: value for name, value in os.environ.items() if not name.endswith("NUM_THREADS")}
+    command = f"analyze {tmp_path / 'missing'} {options}"
+    child = subprocess.run(
+        [sys.executable, "-c", NUMPY_AND_BLAS, *command.split()],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert child.stdout.split() == expected.split()
