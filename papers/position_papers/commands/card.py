@@ -57,14 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=(),
         metavar="A,B",
-        help=f"tasks in the place of those of the budget, of {', '.join(COLUMNS)}",
+        help=f"tasks instead of those of the budget, of {', '.join(COLUMNS)}",
     )
     parser.add_argument(
         "--seeds",
         type=number_list,
         default=(),
         metavar="0-2",
-        help="seeds in the place of those of the budget",
+        help="seeds instead of those of the budget",
     )
     parser.add_argument(
         "--device",

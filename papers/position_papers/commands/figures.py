@@ -22,7 +22,7 @@ SHARED = True
 OUT = "runs/figures"
 SUMMARY = (
     "Make the papers' figures again, with data, captions and a verdict on each claim: "
-    "from the zoo, or on checkpoints of yours."
+    "from the zoo, or on your own checkpoints."
 )
 
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="checkpoints",
         metavar="NAME=CHECKPOINT",
-        help="a checkpoint and what to call it: a directory, a hub id, or a name of the zoo. "
+        help="a checkpoint and its name in the figures: a directory, a hub id, or a name of the zoo. "
         "Stands in for the zoo's of the same name, "
         "such as language/rope=DIR, or is added; other training seeds of it stand in "
         "DIR/seed-N, where `train --seeds` puts them; may be "
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where measurements are kept for the next time (default: .cache in --out)",
     )
-    written = "formats of every figure; nc: all that is drawn, as netCDF (default: png)"
+    written = "formats of every figure; nc: all drawn numbers, as netCDF (default: png)"
     parser.add_argument(
         "--formats", type=_formats, default=("png",), metavar="png,svg,pdf,nc", help=written
     )
@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: one per core, if memory allows)"
     )
     parser.add_argument("--jobs", type=count, metavar="N", help=jobs)
-    parser.add_argument("--seed", type=seed, default=0, help="seed of what is random (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of all random numbers (default: 0)")
     parser.add_argument(
         "--device",
         default="auto",

@@ -106,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "assignment=layer or p_max=64",
     )
     recipe = parser.add_argument_group(
-        "what decides the result (defaults where the task's own recipe says nothing)"
+        "settings that decide the result (defaults where the task's recipe has none)"
     )
     for option in fields(TrainingConfiguration):
         if "help" not in option.metadata:

@@ -155,7 +155,7 @@ class Atlas(Experiment):
     empty: all.
     """
     name: ClassVar[str] = "atlas"
-    describes: ClassVar[str] = "what every head does and is called"
+    describes: ClassVar[str] = "the behavior and the name of every head"
     by_pair: ClassVar[bool] = True
 
     def unasked(self, layers: Layers, task: Scoring | None) -> Unasked | None:
