@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -366,7 +367,9 @@ def _places(name: str, given: Places, length: int, unit: str) -> Sequence[int]:
     return places
 
 
+@lru_cache(maxsize=256)
 def _check_name(name: str) -> None:
+    # Prompts of a task have the same names
     if not isinstance(name, str) or not all(name.split(".")) or not name.isprintable():
         raise InputError(
             f'"{str(name)[:80]}" is no name for a span: wanted a word, or words joined by '
