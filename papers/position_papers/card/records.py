@@ -269,7 +269,9 @@ def rivals(column: Column, configuration: TrainingConfiguration, zoo: Path) -> d
 
 def known_encodings() -> tuple[str, ...]:
     """List all schemes of packages, the periods in RePo's paper, and `NINE`."""
-    packaged = [name for name in names(SCHEME_GROUP) if not _registered(name)]
+    packaged = [
+        name for name in names(SCHEME_GROUP) if name not in SCHEMES and not _registered(name)
+    ]
     return (*SCHEMES, *packaged, *PERIODS, *NINE)
 
 

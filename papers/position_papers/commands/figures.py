@@ -103,7 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: one per core, if memory allows)"
     )
     parser.add_argument("--jobs", type=count, metavar="N", help=jobs)
-    parser.add_argument("--seed", type=seed, default=0, help="seed of all random numbers (default: 0)")
+    parser.add_argument(
+        "--seed", type=seed, default=0, help="seed of all random numbers (default: 0)"
+    )
     parser.add_argument(
         "--device",
         default="auto",
