@@ -92,7 +92,9 @@ def test_empty_cells_are_filled_in_the_order_of_what_is_wanted():
         assert one not in places or later not in places or places[one] < places[later]
 
 
-def test_what_ships_is_what_the_table_would_train(tmp_path):
+def test_what_ships_is_what_the_table_would_train(tmp_path, monkeypatch):
+    monkeypatch.setattr(installed_points, "_REGISTERED", {})
+    read_scheme_files([f"{DOCS / 'nine_schemes.py'}:{name}" for name in NINE])
     for cell in cells():
         if cell.run is None or cell.seed not in [cell.column.seed(each) for each in (0, 1, 2)]:
             continue
