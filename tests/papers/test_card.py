@@ -270,15 +270,20 @@ def test_the_figures_of_a_card_draw_each_run_where_it_is(alone):
     drawn = {line.get_label(): line for line in scores.lines}
     assert drawn["mine"].get_xdata().tolist() == list(range(2, 31))
     assert drawn["mine"].get_ydata().tolist() == list(rope.recorded.means.values())
-    assert [line.get_ydata().tolist() for line in losses.lines] == [[2.0, 0.5]]
+    logged = [run for row in (mine, *theirs) for run in row.runs if run.recorded.log]
+    assert len(losses.lines) == len(logged) >= (1 if alone else 2)
+    assert [2.0, 0.5] in [line.get_ydata().tolist() for line in losses.lines]
     assert ("rope" in drawn) != alone
     assert compares(made) != alone
     if not alone:
         (panel,) = differences(made).axes
         names = [label.get_text() for label in panel.get_yticklabels()]
         limits = {one.row.name: one.limits for one in each.compared}
-        bars = [bar.get_segments()[0][:, 0] for bar in panel.collections]
-        assert {name: tuple(bar) for name, bar in zip(names, bars, strict=True)} == limits
+        bars = [bar.get_segments()[0] for bar in panel.collections]
+        # One seed each has no interval, and no bar.
+        drawn = {name: tuple(bar[:, 0]) for name, bar in zip(names, bars, strict=True) if len(bar)}
+        assert len(drawn) > 3
+        assert drawn == {name: ends for name, ends in limits.items() if np.isfinite(ends).all()}
 
 
 def test_a_scheme_that_has_not_learned_is_never_called_worse():
