@@ -1,4 +1,4 @@
-"""What the schemes of a model's layers are built with: sizes, options, parts that layers share.
+"""`SchemeBuilder` gives schemes the sizes, options and shared parts of a model.
 
     parts = find("repo_interp.schemes", name)(builder, rotation, d_head)         for every layer
 
@@ -27,7 +27,7 @@ class SchemeBuilder:
     """Builds the parts of a model's layers, and parts that layers share."""
 
     def __init__(self, config: PretrainedConfig, options: SchemeOptions) -> None:
-        """For decoders of `config`."""
+        """Read sizes from `config`, and choices from `options`."""
         self.config = config
         self.options = options
         self.length = options.training_length or training_length(config)

@@ -1,4 +1,4 @@
-"""Bases of what gives a token its position, and the token's index.
+"""Assigners give tokens their positions: the base classes, and the token index.
 
     index      z_i = i                                    (RoPE)
     mixed      z_i = (1 - p) z_i + p i                    p: `index_share`, the released code's `pdrop`
@@ -6,8 +6,8 @@
 While a RoPE model learns to reposition, p falls from 1 to 0. An assigner gives P rows of
 positions: one per key-value head, one per head, or one for the whole layer - a key has one
 position, so heads that share a key share its position, unless keys are repeated for them.
-`learned_assigners` has those that learn positions. Knows nothing about how positions enter
-attention.
+Assigners that learn positions are in `learned_assigners`. This module knows nothing about the use
+of positions in attention.
 """
 
 from __future__ import annotations

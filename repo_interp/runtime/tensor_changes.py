@@ -1,4 +1,4 @@
-"""How often a tensor was changed in place: part of the key of what is remembered about it."""
+"""Count in-place changes of a tensor, for the keys of caches of derived values."""
 
 from __future__ import annotations
 
