@@ -27,6 +27,7 @@ from repo_interp.analysis.coercion import Prompts, as_prompts
 from repo_interp.analysis.defaults import choose, default_prompts, origin_of, resolve_measures
 from repo_interp.analysis.faults import PASS, Fault, fault_in, fault_of_pass
 from repo_interp.analysis.gaps import Gaps
+from repo_interp.analysis.gathered_layers import GatheredLayers
 from repo_interp.analysis.layer_statistics import observe_layer
 from repo_interp.entry_points import EXPERIMENTS, MEASURES, OWN, VIEWS, called
 from repo_interp.errors import InputError, one_line, quoted
@@ -290,6 +291,7 @@ class Job:
         measures = [measure for measure in self.measures if measure.name not in stopped]
         parts: dict[str, list[Statistics]] = {measure.name: [] for measure in measures}
         faults: dict[str, Fault] = {}
+        gathered = GatheredLayers()
         unchecked: list[tuple[Measure, Statistics | Fault, bool]] = []
         observed, padded = 0, not bool(batch.valid.all())
 
@@ -303,7 +305,7 @@ class Job:
                 if fault is not None:
                     faults.setdefault(measure.name, fault)
                 elif isinstance(result, Statistics):
-                    parts[measure.name].append(result)
+                    gathered.gather(measure.name, result)
             unchecked.clear()
 
         def receive(inputs: AttentionInputs) -> None:
@@ -327,6 +329,8 @@ class Job:
         with observing(self.decoder, batch.valid, numbers, receive, self.layers, ids):
             yield parts, faults
         check()
+        for name, of_layers in parts.items():
+            of_layers += gathered.statistics(name)
 
     def conclude(self, totals: Mapping[str, Statistics | Fault]) -> dict[str, xr.Dataset | Fault]:
         """Conclude the groups of a run from merged statistics.

@@ -132,15 +132,25 @@ class Predictions(Measure, needs=Needs(tensors=(), predictions=True, documents=T
         following = tokens[(index + 1).clamp_max_(last)].masked_fill(index >= last, -1)
         count = min(self.candidates, predictions.vocabulary)
         at_once = max(_ROWS, memory_for(tokens.device, 0) // (32 * predictions.vocabulary))
-        parts = []
+        # Made once: results of parts would stand between their logits, and what those leave free
+        # could not be joined
+        shown, wide = int(kept.sum()), {"dtype": torch.float64, "device": tokens.device}
+        found = [
+            torch.empty(*shape, **wide)
+            for shape in ((shown, count), (shown, count), (len(rows),), (len(rows),))
+        ]
+        begin = 0
         for start in range(0, len(rows), at_once):
             some = slice(start, start + at_once)
-            logits = predictions.logits(row, index[some])
-            shown = torch.from_numpy(np.flatnonzero(kept[some])).to(tokens.device)
-            parts.append(_of_rows(logits, following[some], shown, count))
-        # In one copy: float64 holds these whole numbers exactly
-        found = [torch.cat(part) for part in zip(*parts, strict=True)]
-        together = torch.cat([part.double().flatten() for part in found]).cpu().numpy()
+            of_part = torch.from_numpy(np.flatnonzero(kept[some])).to(tokens.device)
+            end = begin + len(of_part)
+            values = _of_rows(predictions.logits(row, index[some]), following[some], of_part, count)
+            for whole, part, place in zip(
+                found, values, (slice(begin, end), slice(begin, end), some, some), strict=True
+            ):
+                whole[place] = part  # float64 holds these whole numbers exactly
+            begin = end
+        together = torch.cat([part.flatten() for part in found]).cpu().numpy()
         ends = np.cumsum([part.numel() for part in found])[:-1]
         return [
             part.reshape(tuple(made.shape))
