@@ -542,7 +542,7 @@ def test_every_plugin_has_a_readme_of_a_screen_and_tests():
 
 
 DOORS = {
-    "analysis/analyze.py": (103, 99_900),
+    "analysis/analyze.py": (103, 100_300),
     "models/load.py": (58, 54_700),
     "measures/patterns.py": (23, 26_200),
     "plots/views/patterns.py": (33, 34_000),
