@@ -437,7 +437,7 @@ class AttentionInputs:
             products = (queries @ self.rotated_keys[:, :, None].mT).flatten(1, 2)
             return self._finished(products * self.logit_scale, rows)
         if self.keys.nbytes <= memory_for(rows.device, SHARED) and (known := self._of_pass):
-            queries = known.turned_rows(rows).unflatten(1, (shared, -1))
+            queries = known.turned_queries[:, :, rows].unflatten(1, (shared, -1))
             products = (queries @ known.turned_keys[:, :, None].mT).flatten(1, 2)
             return self._finished(products * self.logit_scale, rows)
         # On a processor as many keys are rotated at a time as stay in a cache.

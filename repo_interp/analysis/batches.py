@@ -242,8 +242,8 @@ def structure_for(
     if not kinds:
         return None
     return [
-        prompt_structure(kinds, len(prompt.tokens), prompt.spans, texts_of(prompt, tokenizer))
-        for prompt in prompts
+        prompt_structure(kinds, len(prompt.tokens), prompt.spans, texts)
+        for prompt, texts in zip(prompts, texts_of(prompts, tokenizer), strict=True)
     ]
 
 
@@ -265,8 +265,8 @@ def describe_prompts(
     # int8 with -1 for padding: a boolean would not tell padding from a token outside the span
     masks = torch.stack([*spans.values()]).to(torch.int8)
     texts = np.full(batch.tokens.shape, "", dtype=object)
-    for row, prompt in enumerate(prompts):
-        texts[row, : len(prompt.tokens)] = texts_of(prompt, tokenizer)
+    for row, of_tokens in enumerate(texts_of(prompts, tokenizer)):
+        texts[row, : len(of_tokens)] = of_tokens
     axes, padding = ("prompt", "token"), ~batch.valid
     values: dict[str, Any] = {
         "token_id": (axes, batch.tokens.masked_fill(padding, -1).numpy()),
@@ -332,18 +332,22 @@ def describe_predictions(
     return group.assign(next_text=with_attrs(ids.copy(data=texts), "text of the next token", "1"))
 
 
-def texts_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[str]:
-    """Return the texts of the tokens of a prompt.
+def texts_of(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase | None
+) -> list[Sequence[str]]:
+    """Return the texts of the tokens of prompts.
 
     Args:
-        prompt: Prompt.
-        tokenizer: Source of texts for a prompt that holds none; None: none.
+        prompts: Prompts.
+        tokenizer: Source of texts for prompts that hold none; None: none.
 
     Returns:
-        One text per token; empty texts where none is known.
+        One text per token, by prompt; empty texts where none is known.
     """
-    if prompt.token_text is not None:
-        return prompt.token_text
-    if tokenizer is None:
-        return [""] * len(prompt.tokens)
-    return [str(tokenizer.decode([token])) for token in prompt.tokens]
+    wanted = {token for one in prompts if one.token_text is None for token in one.tokens}
+    # A tokenizer takes some 20 microseconds for a token, and a text repeats most of them
+    known = {token: "" if tokenizer is None else str(tokenizer.decode([token])) for token in wanted}
+    return [
+        [known[token] for token in one.tokens] if one.token_text is None else one.token_text
+        for one in prompts
+    ]

@@ -194,17 +194,6 @@ class PassRotation:
         """Rotated queries, before their hooks."""
         return turned(self.queries, *self.tables)
 
-    def turned_rows(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "batch head row d_head"]:
-        """Rotate the queries of some tokens alone.
-
-        Args:
-            rows: Numbers of the tokens.
-
-        Returns:
-            Rotated queries.
-        """
-        return turned(self.queries[:, :, rows], *(table[..., rows, :] for table in self.tables))
-
     @cached_property
     def turned_keys(self) -> Float[Tensor, "batch kv_head token d_head"]:
         """Rotated keys, before their hooks."""

@@ -254,7 +254,7 @@ def _capture_head(
     labels = {
         "layer": layer,
         "scheme": found[0].scheme,
-        "text": list(texts_of(prompt, decoder.tokenizer)),
+        "text": list(texts_of([prompt], decoder.tokenizer)[0]),
     }
     if head is None:
         return found[0], labels
