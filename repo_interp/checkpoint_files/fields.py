@@ -73,7 +73,7 @@ ROPE_KEYS = {
         "long_mscale",
     ),
 }
-"""The keys that say how a decoder rotates, by rope_type."""
+"""The keys that define the rotation of a decoder, by rope_type."""
 OF_FAMILIES = ("llama_4_scaling_beta", "mrope_section", "mrope_interleaved")
 """Keys that a family reads whatever the rope_type: Ministral 3's, and the axes of images' positions.
 """
@@ -230,7 +230,7 @@ class Fields(SpecialTokens):
         rotation = (self.rope_parameters or {}).get("all layers")
         stated = rotation.stated_keys() if rotation is not None else {}
         for name, other in (
-            # `rope_theta` may stand beside the parameters or among them.
+            # `rope_theta` may be next to the parameters or among them.
             ("rope_theta", {"rope_theta": self.rope_theta}),
             ("rope_scaling", self.rope_scaling and self.rope_scaling.stated_keys()),
         ):

@@ -55,7 +55,7 @@ class _Index(BaseModel):
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """Where a weight is stored, known from the header of its file."""
+    """Location of a stored weight, from the header of its file."""
 
     key: str
     """Its name in the file."""
@@ -68,7 +68,7 @@ class StoredWeight:
 
 
 def file_key(name: str) -> str:
-    """Name a parameter as files do: weights of schemes stand directly under self_attn.
+    """Return a parameter's name in files: weights of schemes are directly under self_attn.
 
     Args:
         name: Name of the parameter in the model.

@@ -173,7 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: Parsed options.
 
     Returns:
-        0; 1 where the numbers are there but a measure, a figure or the page is not.
+        0; 1 if the numbers exist but a measure, a figure or the page failed.
 
     Raises:
         InputError: A name, a path or a value is refused.
@@ -221,12 +221,12 @@ def run(arguments: argparse.Namespace) -> int:
     for line in run.attrs.get("stopped", "").splitlines():
         console.print(f"not measured: {line}", style="yellow")
     if results.has_batches:
-        # Batches stay where a measure stopped, and the work can go on from them.
+        # If a measure stopped, its batches stay, and the work can continue from them.
         console.print(
             f"finished batches are kept; go on by --resume --out {on_one_line(results.directory)}",
             style="yellow",
         )
-    # 1 also where a measure stopped: the other numbers are there.
+    # 1 also if a measure stopped: the other numbers exist.
     return print_results(console, results, published) or int("stopped" in run.attrs)
 
 
@@ -270,7 +270,7 @@ def _require_given(arguments: argparse.Namespace, name: str) -> None:
 
 
 def _given_options(arguments: argparse.Namespace) -> list[tuple[str, str, str]]:
-    """Measure, field and value of the options that measures state, where one was given."""
+    """Measure, field and value of the given options that measures declare."""
     return [
         (owner, field, value)
         for owner, (option, field, _) in _options_of_measures().items()
@@ -317,7 +317,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
 
     for experiment in arguments.experiments or ():
         experiment_named(experiment)
-    # Settings of a task are checked where the prompts are made.
+    # Settings of a task are checked when the prompts are made.
     for owner, _, option, text in settings:
         if owner in names(EXPERIMENTS):
             field_value(experiment_named(owner), option, text, owner, fixed=("name",))
@@ -363,7 +363,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
 def _announce(console: Console, name: str, job: Job) -> None:
     """Print the measures and the notes on them.
 
-    Raises InputError where there is not enough memory.
+    Raises InputError if there is not enough memory.
     """
     from torch import get_num_threads
 
@@ -420,7 +420,7 @@ def _execute(job: Job, results: Results, step: Step, attributes: dict[str, str])
                 if results.has_batches
                 else ""
             )
-            # The same type, so that its exit code stays; the text gains where to go on.
+            # The same type, so that its exit code stays; the text adds how to continue.
             raise type(interruption)(
                 "; ".join(filter(None, (str(interruption), resumable)))
             ) from None

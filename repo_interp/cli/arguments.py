@@ -326,7 +326,7 @@ def rope_scaling(text: str | None, config: Any) -> dict[str, str | float | int] 
         config: Configuration of the checkpoint.
 
     Returns:
-        The table; None where nothing is scaled.
+        The table; None if nothing is scaled.
 
     Raises:
         InputError: As `scaling_of`; or ntk is requested for a checkpoint without a single base.

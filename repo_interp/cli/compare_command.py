@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: Parsed options.
 
     Returns:
-        0; 1 where a figure or the page failed.
+        0; 1 if a figure or the page failed.
     """
     from repo_interp.analysis.publication import COMPARISON, claim_results, require_claimable
     from repo_interp.comparison.align import compare_named

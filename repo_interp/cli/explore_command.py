@@ -21,7 +21,7 @@ SUMMARY = (
     "see attention, the answer and the continuation follow."
 )
 PORT = 8947
-"""Where the page is by default; another where this one is taken."""
+"""Default port of the page; another one is chosen if this one is taken."""
 PROMPTS = 8
 """Prompts of the task that a checkpoint was trained on."""
 
@@ -144,7 +144,7 @@ class _Given(NamedTuple):
 def _given(arguments: argparse.Namespace) -> _Given:
     """Find the checkpoint and the run without torch.
 
-    Raises InputError where one of them, the second checkpoint or the prompts cannot be read.
+    Raises InputError if one of them, the second checkpoint or the prompts cannot be read.
     """
     from repo_interp.checkpoint_files.directories import known_directory
     from repo_interp.checkpoint_files.shipped import means_zoo, zoo_path
@@ -182,7 +182,7 @@ def _given(arguments: argparse.Namespace) -> _Given:
 def _explored(arguments: argparse.Namespace, given: _Given) -> tuple[Any, str]:
     """Return the explored model, and the origin of its prompts.
 
-    Raises InputError where the checkpoint or the prompts cannot be read, or do not belong to the
+    Raises InputError if the checkpoint or the prompts cannot be read, or do not belong to the
     run.
     """
     from repo_interp.cli.threads import use_threads

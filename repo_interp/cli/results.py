@@ -107,7 +107,7 @@ class Command:
             console: Console to print to.
 
         Returns:
-            The exit code; None where there is more to measure, or no `--resume`.
+            The exit code; None if there is more to measure, or no `--resume`.
 
         Raises:
             InputError: The results are the answer to another question.
@@ -139,7 +139,7 @@ class Command:
         return print_results(console, results, published)
 
     def _require_same(self, run: xr.DataTree) -> None:
-        """Raise InputError where --out holds a run of another command, checkpoint or options."""
+        """Raise InputError if --out holds a run of another command, checkpoint or options."""
         from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
         from repo_interp.models.checkpoints import identify
 

@@ -110,7 +110,7 @@ def reference_of_file(text: str) -> Callable[..., Any]:
         text: FILE.py:FUNCTION.
 
     Returns:
-        The function, of queries, keys, positions and, where it takes one more, the layer.
+        The function of queries, keys, positions and, if it takes one more argument, the layer.
 
     Raises:
         InputError: The file or the function cannot be used.

@@ -114,7 +114,7 @@ class Experiment(ABC):
         prompts: Sequence[Prompt],
         training_length: int,
     ) -> Plan:
-        """Plan the passes on `prompts`. Raises InputError where the experiment cannot work."""
+        """Plan the passes on `prompts`. Raises InputError if the experiment cannot work."""
 
 
 def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:

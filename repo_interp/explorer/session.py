@@ -157,8 +157,8 @@ class Session:
             edited: Whether the edits act.
 
         Returns:
-            `head_score` [score, layer, head], `outline` [layer, head, point], and where some head
-            has other positions than the token index `order` [layer, head, distance]
+            `head_score` [score, layer, head], `outline` [layer, head, point], and, if some head
+            has other positions than the token index, `order` [layer, head, distance]
             (`head_scores.scores_of_heads`).
         """
         passed = self._passes.of(self.active if edited else (), self.check)
@@ -261,7 +261,7 @@ class Session:
         return with_attrs(shares, f"attention from {whence} to tokens {first} to {last}", "1")
 
     def continuation(self, edited: bool = True, most: int | None = None) -> Iterator[int]:
-        """Generate greedy tokens after the prompt, or in place of its answer; close it to stop.
+        """Generate greedy tokens after the prompt, or instead of its answer; close it to stop.
 
         Args:
             edited: Whether the edits act.
@@ -287,7 +287,7 @@ class Session:
     def start(self) -> int:
         """The first token that a continuation replaces.
 
-        That is the first of the answer where it is the end of the prompt, else none.
+        The first token of the answer if the answer ends the prompt, else none.
         """
         answer = tuple(self.answer) or tuple(sorted(self.prompt.generated))
         return answer[0] if answer and answer == tuple(range(answer[0], self.count)) else self.count

@@ -31,7 +31,7 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
     """
     name, named = type(model).__name__, dict(model.named_modules())
     attending = [module for module in named.values() if attends(type(module))]
-    # Towers for images and sound number no layers, or see later patches; where nothing else
+    # Towers for images and sound do not number layers, or see later patches; if nothing else
     # attends, the model is an encoder.
     attending = [
         module
@@ -58,7 +58,7 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
             else "no layer has attention"
         )
         raise InputError(f"{name} cannot be observed: {reason}")
-    # Results are kept by the layer's number: two modules with one number could not be told apart.
+    # Results are stored by the layer's number, so two modules must not have the same number.
     if len({module.layer_idx for module in found}) < len(attending):
         raise InputError(
             f"{name} runs an attention module more than once in a pass, which is not supported"

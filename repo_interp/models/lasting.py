@@ -187,7 +187,7 @@ def called_at(
     Args:
         decoder: Decoder of the model.
         site: Name of a field of `HookSites`.
-        act: Called with the layer's attention and the tensor; the pass goes on with its result,
+        act: Called with the layer's attention and the tensor; the pass continues with its result,
             unless that is None.
         layers: Numbers of layers; None: all.
 

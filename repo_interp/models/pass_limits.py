@@ -36,7 +36,7 @@ def batch_limit(decoder: Decoder, size: BatchSize | Literal["auto"]) -> SideBySi
         size: Prompts or tokens; "auto": as many tokens as are worthwhile and fit into memory.
 
     Returns:
-        The limit: prompts of equal length where the length of a pass or padding changes the result.
+        The limit; for prompts of equal length if the length of a pass or padding affects results.
     """
     if size != "auto":
         return _alike(decoder, limit(size))

@@ -74,7 +74,7 @@ def count() -> int:
     import torch.distributed
 
     return (
-        # Also where the caller's program has connected processes
+        # Also if the caller's program has connected processes
         torch.distributed.get_world_size()
         if torch.distributed.is_available() and torch.distributed.is_initialized()
         else 1

@@ -1,8 +1,8 @@
-"""JSON from outside, held to a pydantic model: configurations, indices of weights, prompts.
+"""External JSON, validated by a pydantic model: configurations, indices of weights, prompts.
 
     validate(read_json(file, "an index"), Index, str(file))
 
-A model says every type and range; pydantic's first error becomes one line here, `complaint`.
+A model defines every type and range; `complaint` turns pydantic's first error into one line.
 This module knows nothing about the meaning of files.
 """
 

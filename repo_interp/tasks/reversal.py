@@ -64,7 +64,7 @@ class Reversal(WordTask):
     longest: Number = 20
     """Longest text to train on."""
     first_longest: Number = 6
-    """Longest text where the curriculum begins."""
+    """Longest text at the beginning of the curriculum."""
     longest_test: Number = 30
 
     def __post_init__(self) -> None:

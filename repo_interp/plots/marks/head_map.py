@@ -1,4 +1,4 @@
-"""Values of every head, layer by layer: a map, dots beside their null, a table by layer.
+"""Values of every head, layer by layer: a map, dots with their null, a table by layer.
 
 On a page, a click on the map opens a head.
 

@@ -344,7 +344,7 @@ class Effects(Experiment):
     ) -> tuple[str, ...]:
         """Return the kinds of changes without duplicates.
 
-        Raises InputError where they cannot be measured on the model.
+        Raises InputError if they cannot be measured on the model.
         """
         if not decoder.positioned_heads:
             schemes = dict.fromkeys(attention.scheme for attention in decoder.layers)

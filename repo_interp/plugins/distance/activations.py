@@ -49,7 +49,7 @@ class Activations(Measure, needs=Needs(documents=True, by_pair=True)):
     """The measure `activations`."""
 
     queries: Count = 32
-    """Queries of a prompt that name the token with most attention."""
+    """Queries of a prompt that determine the token with most attention."""
     name: str = "activations"
     describes: ClassVar[str] = "massive activations beside the sinks"
 

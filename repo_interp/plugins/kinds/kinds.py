@@ -295,7 +295,7 @@ class Kinds(Experiment):
     ) -> Plan:
         """Plan passes for all possible kinds.
 
-        Raises InputError where no layer learns positions, or nothing is predicted.
+        Raises InputError if no layer learns positions, or nothing is predicted.
         """
         decoder = as_decoder(model)
         learned = decoder.learned_layers

@@ -275,7 +275,7 @@ def max_rotation(
 
     Args:
         inputs: A layer that rotates, and a batch.
-        training_length: Tokens that the model was trained on; may be None where positions are
+        training_length: Tokens that the model was trained on; may be None if positions are
             learned.
 
     Returns:

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: Parsed options.
 
     Returns:
-        1 where there is a finding, else 0.
+        1 if there is a finding, else 0.
 
     Raises:
         InputError: A name, a path or a file is refused.
