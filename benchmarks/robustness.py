@@ -29,7 +29,7 @@ TABLE, PAGE = Path("benchmarks/robustness.csv"), Path("docs/trust.md")
 STATED = read_toml(__file__)
 OFFICIAL = (
     "instrument/models/test_official",
-    "instrument/models/test_parity",
+    "plugins/loading_checks/test_parity",
     "instrument/analysis/test_run_goldens",
 )
 RANGED = ("transformers", "transformer-lens")
