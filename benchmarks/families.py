@@ -1,5 +1,5 @@
-"""`python -m benchmarks.families [FAMILY ...]`: which causal-LM families of the installed
-transformers open, and what works on them.
+"""`python -m benchmarks.families [FAMILY ...]`: test which causal-LM families of the installed
+transformers open, and which features work on them.
 
 Each family is built with tiny random weights in a separate process, and tested:
 
@@ -153,7 +153,7 @@ def scaled(family: str, scaling: str) -> str:
 
 
 def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
-    """What works on `family`, by column: "yes", a number, or the reason why not."""
+    """The result of every test of `family`, by column: "yes", a number, or the reason why not."""
     if (reason := refusal(family)) is not None:
         raise InputError(reason)
     require_family(CONFIG_MAPPING[family]())
@@ -335,7 +335,7 @@ def page(rows: dict[str, dict[str, Any]], version: str) -> str:
     unscaled = [
         (family, ", ".join(scalings), reason) for (family, reason), scalings in not_tried.items()
     ]
-    # The message of a refusal without what the table says already.
+    # The message of a refusal, without the family, which the table has.
     reasons = [
         (family, row["refused"].removeprefix(f"model_type {family!r} cannot be opened: "))
         for family, row in rows.items()
