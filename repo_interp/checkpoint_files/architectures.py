@@ -231,8 +231,8 @@ def require_family(config: Any) -> None:
         )
     if config.model_type == "falcon" and config.alibi:
         raise InputError(
-            "a Falcon with ALiBi scales what it adds to its logits, which is not supported; "
-            "one that rotates is"
+            "a Falcon with ALiBi scales its added logits, which is not supported; a Falcon that "
+            "rotates is"
         )
     if config.model_type == "mpt":
         # A dict in JSON that was read lightly, an object in transformers' class

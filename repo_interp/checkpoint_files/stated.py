@@ -115,8 +115,8 @@ def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: A
     if base is None and (directory / _ADAPTER).is_file():
         # transformers adds it to weights that it converts, and we read the others alone.
         raise InputError(
-            f"{directory}: an adapter of peft ({_ADAPTER}) stands beside the weights; move it "
-            "away, or save what merge_and_unload() of the PeftModel returns"
+            f"{directory}: an adapter of peft ({_ADAPTER}) is next to the weights; move it away, "
+            "or save what merge_and_unload() of the PeftModel returns"
         )
     config = configure(plain, source)
     require_family(config)
@@ -312,7 +312,7 @@ def stated(directory: Path) -> dict[str, Any]:
     # Checked first: the message about a missing config.json would suggest the wrong fix.
     if not file.exists() and (directory / _ADAPTER).is_file():
         raise InputError(
-            f"{directory} is an adapter of peft, no whole checkpoint; load it with peft, and "
+            f"{directory} is an adapter of peft, not a whole checkpoint; load it with peft, and "
             "save what merge_and_unload() returns"
         )
     return resolve_layers(json_object(file), str(file))
@@ -449,8 +449,8 @@ def _require_fit(raw: Mapping[str, Any], config: Any) -> None:
         )
     if "sliding_attention" in kinds and config.sliding_window is None:
         raise ValueError(
-            "layer_types has sliding_attention, and no sliding_window says how far such a "
-            "layer sees; add it"
+            "layer_types has sliding_attention, and sliding_window, the width of such a layer, is "
+            "missing; add it"
         )
     heads, width = config.num_attention_heads, config.hidden_size
     # GPT-2 and others have no grouped heads and no such key.

@@ -42,7 +42,7 @@ def _beside(name: str) -> str:
         or len(name) > 255
         or not name.isprintable()
     ):
-        raise ValueError(f"{shortened(repr(name))} is no safetensors file that stands beside it")
+        raise ValueError(f"{shortened(repr(name))} is not a safetensors file next to it")
     return name
 
 

@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="where results go (default: runs/NAME, numbered when there is one)",
+        help="directory of the results (default: runs/NAME, with a number if it exists)",
     )
     add_resume(parser)
     parser.add_argument(
@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help=f"measures to take, of {_described(MEASURES)}; {_topics()} (default: those that fit the positions of the "
+        help=f"measures: {_described(MEASURES)}; {_topics()} (default: those that fit the positions of the "
         "layers and the prompts, which the first line names)",
     )
     parser.add_argument(
@@ -120,11 +120,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list_or_none,
         default=None,
         metavar="A,B",
-        help="experiments, which need many forward passes; none: no experiment (default, where "
-        "neither --measures nor --layers is given: those that tell of the model's positions and take "
-        f"seconds): {_described(EXPERIMENTS)}; scored by the task of the "
-        "prompts, and prompts of a file by their generated tokens or, without these, by log "
-        "perplexity",
+        help="experiments, which need many forward passes; none: no experiment (default, without "
+        "--measures and --layers: quick ones about the model's positions): "
+        f"{_described(EXPERIMENTS)}; scored by the task of the prompts, and prompts of a file by "
+        "their generated tokens or, without these, by log perplexity",
     )
     helps = attribute_texts(MEASURES, "option_help")
     for name, (option, _, example) in _options_of_measures().items():
@@ -133,8 +132,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "parameters",
         "a parameter of a measure or an experiment, such as patterns.epsilon=0.5 or "
-        "perturbation.gammas=0.05,0.1, or epsilon=0.5 alone "
-        "where only one has it; or of the task that prompts are made of, such as corpus=FILE",
+        "perturbation.gammas=0.05,0.1, or epsilon=0.5 if only one has it; or of the task that makes "
+        "the prompts, such as corpus=FILE",
     )
     parser.add_argument(
         "--layers",
@@ -416,7 +415,7 @@ def _execute(job: Job, results: Results, step: Step, attributes: dict[str, str])
             )
         except (KeyboardInterrupt, Unfinished) as interruption:
             resumable = (
-                "finished batches are kept; the same command goes on from there"
+                "finished batches are kept; the same command continues from there"
                 if results.has_batches
                 else ""
             )

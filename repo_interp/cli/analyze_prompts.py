@@ -45,7 +45,7 @@ def add_made_prompts(parser: argparse.ArgumentParser) -> None:
     generated.add_argument(
         "--task",
         metavar="NAME",
-        help="ruler (needle in a haystack), or a synthetic task of ours (default: the task "
+        help="ruler (needle in a haystack), or a synthetic task (default: the task "
         "that the checkpoint was trained on by "
         "repo-interp train, else ruler)",
     )
@@ -113,7 +113,7 @@ def given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
     # The first position decides: a number, or a tuple with a number per axis of an image.
     if any(isinstance((prompt.position_ids or (0,))[0], tuple) for prompt in prompts):
         warn(
-            "prompts have positions by axis, and a file holds tokens alone: placeholders of an image "
+            "prompts have positions by axis, and a file contains only tokens: placeholders of an image "
             "enter with their vectors of the table (docs/python.md puts in the image's features)"
         )
     # A prompt with spans is not cut: its marks could fall off.

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="CHECKPOINT",
-        help="of a RUN: where its checkpoint is, if not where its name says",
+        help="directory of the checkpoint of a RUN, if its name does not lead there",
     )
     parser.add_argument(
         "--prompts",
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port",
         type=_port,
         metavar="N",
-        help=f"port on this machine (default: {PORT}, or one that is free)",
+        help=f"port on this machine (default: {PORT}, or a free one)",
     )
     parser.add_argument(
         "--no-browser", action="store_true", help="print the address and open no browser"

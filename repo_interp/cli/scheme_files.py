@@ -39,7 +39,7 @@ def add_scheme_files(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar=_SHOWN,
-        help="a function of a Python file, which is run, that gives a position scheme of the "
+        help="a function of a Python file, which is run, that defines a position scheme of the "
         "checkpoint",
     )
 

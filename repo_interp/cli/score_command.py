@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--answers",
         choices=("forced", "generated"),
-        help="read the answer off one teacher-forced pass, or generate it token by token "
+        help="read the answer from one teacher-forced pass, or generate it token by token "
         "(default: forced; exact match is the same); "
         f"{RULER}, {FEW_SHOT} and {HARNESS}NAME always generate",
     )

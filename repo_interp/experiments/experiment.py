@@ -137,7 +137,7 @@ def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]
         # No row before token 0 predicts it, and index -1 would silently read the last one.
         if 0 in scoring.targets(prompt):
             raise InputError(
-                f"{experiment} judges what is predicted, but nothing stands before token 0 "
+                f"{experiment} judges what is predicted, but no token precedes token 0 "
                 f"of prompt {number}; "
                 "leave it out of the generated tokens, or begin the prompt with another one"
             )

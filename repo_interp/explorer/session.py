@@ -96,8 +96,7 @@ class Session:
         tokens(given, self.bridge)  # refuses tokens outside of the vocabulary
         if self.count < 2:
             raise InputError(
-                "the prompt has one token, and nothing is to be expected after others; give "
-                "at least two"
+                "the prompt has one token, and no token can be predicted; give at least two"
             )
         if not isinstance(self.edits, Sequence) or not all(
             isinstance(edit, Edit) for edit in self.edits

@@ -45,7 +45,7 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
     ]
     # Names of cross-attention in BART's and BERT's relatives.
     if any(path.endswith(("encoder_attn", "crossattention")) for path in named):
-        raise InputError(f"{name} attends to an encoder; decoders alone are supported")
+        raise InputError(f"{name} attends to an encoder; only decoders are supported")
     if not attending:
         others = [
             type(module).__name__

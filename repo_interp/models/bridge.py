@@ -111,8 +111,8 @@ class RepositionedBridge(TransformerBridge):
             )
         if truncate is None and tokens.shape[1] > self.cfg.n_ctx:
             warn(
-                f"a text of {tokens.shape[1]} tokens, trained on up to {self.cfg.n_ctx}; it "
-                "was not cut"
+                f"a text has {tokens.shape[1]} tokens, and the model was trained on up to "
+                f"{self.cfg.n_ctx}; it was not cut"
             )
         return tokens
 

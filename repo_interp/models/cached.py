@@ -158,7 +158,7 @@ class CacheOfPositions:
         if len(sizes) > 1 and isinstance(_layer_of(self._cache, layer), _QUANTIZED):
             raise InputError(
                 f"a quantized cache would round the positions that layer {layer} "
-                f"({self._attention.scheme}) keeps beside its keys; choose another cache, or "
+                f"({self._attention.scheme}) stores with its keys; choose another cache, or "
                 "generate outside of interventions"
             )
 

@@ -111,7 +111,7 @@ def intervention(decoder: Decoder) -> Iterator[ExitStack]:
                     for other in attention.interventions
                 ):
                     raise InputError(
-                        "an intervention of another thread lasts in this model; use one "
+                        "an intervention of another thread is active in this model; use one "
                         "thread, or a copy for each"
                     )
                 undo.callback(_leave, attention, lasting)

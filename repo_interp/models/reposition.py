@@ -234,9 +234,9 @@ def _rotations(decoder: Decoder) -> dict[Any, Rotation]:
     if differing:
         warn(
             f"layers {', '.join(map(str, differing))} of this {model.config.model_type} "
-            "rotate otherwise than its configuration says (it "
-            "was scaled later, or lost its scaling in a loader): measured is what they do; a "
-            "saved copy follows the configuration"
+            "rotate differently from its configuration (it was scaled later, or lost its scaling "
+            "in a loader): their actual rotation is measured; a saved copy follows the "
+            "configuration"
         )
     return measured
 

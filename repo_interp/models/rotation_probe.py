@@ -236,8 +236,7 @@ def run_replica(
                 replica(**keywords | {"attention_mask": None})
     except Exception as error:
         raise InputError(
-            f"{name} does not run on its own ({one_line(error)}), so how it rotates cannot "
-            "be measured"
+            f"{name} does not run separately ({one_line(error)}), so its rotation cannot be measured"
         ) from None
     seen = replica.seen
     if "queries" not in seen:
@@ -247,7 +246,7 @@ def run_replica(
         )
     if seen.pop("calls") > 1:
         raise InputError(
-            f"{name} attends more than once in a pass (differential attention, say); not supported"
+            f"{name} attends more than once in a pass (such as differential attention); not supported"
         )
     return seen.pop("queries"), seen.pop("keys"), seen
 

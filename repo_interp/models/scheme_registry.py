@@ -69,7 +69,7 @@ def register_function(
         )
     known = {*SCHEMES, *(point.name for point in installed_points(SCHEME_GROUP) if point.dist)}
     if name in known or re.fullmatch(r"([rn][1-9]){2}", name):  # such as r3n1, a period
-        raise InputError(f"layouts know {name!r} already; give your scheme another name")
+        raise InputError(f"{name!r} is a known scheme already; give your scheme another name")
     register(SCHEME_GROUP, name, build, source)
 
 

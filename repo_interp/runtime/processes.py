@@ -289,8 +289,7 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
     if absent:
         raise InputError(
             f"{launched()} processes were launched, and {absent[0]} is not in the "
-            "environment: where they meet; use accelerate launch or "
-            "torchrun, which set it"
+            "environment; use accelerate launch or torchrun, which set it"
         )
     others = (
         f"the other processes of this command ({launched()} in all) at "

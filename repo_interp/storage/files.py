@@ -256,8 +256,7 @@ def file_to_write(given: Any, name: str) -> Path:
     path = path_of(given, f"such as runs/mine/{name}")
     if path.is_dir():
         raise InputError(
-            f"{path} cannot be written: a directory stands there; name a file, such as "
-            f"{path / name}"
+            f"{path} cannot be written: this is a directory; name a file, such as {path / name}"
         )
     if not path.parent.is_dir():
         raise InputError(

@@ -292,7 +292,7 @@ class Store:
         # Damage is a false seal or broken JSON, both ValueErrors, or
         # nesting that exhausts the stack.
         except (OSError, ValueError, RecursionError):
-            warn(f"{file} is damaged: what it kept is measured again", Damaged)
+            warn(f"{file} is damaged: its values are measured again", Damaged)
             return None
 
 

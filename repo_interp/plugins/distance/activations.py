@@ -51,7 +51,7 @@ class Activations(Measure, needs=Needs(documents=True, by_pair=True)):
     queries: Count = 32
     """Queries of a prompt that determine the token with most attention."""
     name: str = "activations"
-    describes: ClassVar[str] = "massive activations beside the sinks"
+    describes: ClassVar[str] = "massive activations, and sinks"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Reduce the residual stream of each prompt to its largest entries."""

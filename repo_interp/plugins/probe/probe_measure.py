@@ -53,7 +53,7 @@ class PositionProbe(Measure, needs=Needs(by_pair=True, nan=("state",))):
     folds: Annotated[int, Interval(ge=3, le=1000)] = 5
     """Sets of prompts; every set is held out once."""
     name: str = "position_probe"
-    describes: ClassVar[str] = "what the residual stream knows of the token index"
+    describes: ClassVar[str] = "how well the residual stream predicts the token index"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Keep the residual stream of some tokens of each prompt.

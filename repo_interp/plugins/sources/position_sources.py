@@ -102,7 +102,7 @@ class PositionSources(SegmentMeasure):
     tokens: Annotated[int, Interval(ge=2, le=65_536)] = 1024
     """Most tokens of a prompt."""
     name: str = "position_sources"
-    describes: ClassVar[str] = "whether they read the word, the index, the line"
+    describes: ClassVar[str] = "whether they depend on the word, the index, the line"
 
     def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
         """Return whether positions are learned, or gates are counted."""

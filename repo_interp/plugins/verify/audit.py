@@ -331,8 +331,8 @@ def _open(model: Any, weights: bool) -> Any:
     )
     if others:
         warn(
-            f"layers of {model} are {', '.join(others)}; audited is how the "
-            f"{config.model_type} that it stands on rotates, not these"
+            f"layers of {model} are {', '.join(others)}; only the rotation of the underlying "
+            f"{config.model_type} is audited"
         )
     if weights:
         return load_model(model)

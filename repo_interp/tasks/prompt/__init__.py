@@ -370,18 +370,17 @@ def _check_name(name: str) -> None:
     # Prompts of a task have the same names
     if not isinstance(name, str) or not all(name.split(".")) or not name.isprintable():
         raise InputError(
-            f'"{str(name)[:80]}" is no name for a span: wanted a word, or words joined by '
+            f'"{str(name)[:80]}" is not a name for a span: wanted a word, or words joined by '
             "dots like needle.1.key"
         )
     if name.split(".")[0] == REST:
         raise InputError(
-            f'"{name}" is no name for a span: the rest is what no other span holds; call it '
-            "otherwise"
+            f'"{name}" is not a name for a span: the rest is every token outside of other spans; '
+            "choose another name"
         )
     if name.split(".")[0] == GENERATED:
         raise InputError(
-            f'"{name}" is no name for a span: generated places have a field of their own, '
-            '"generated"'
+            f'"{name}" is not a name for a span: generated places have their own field, "generated"'
         )
 
 
