@@ -47,8 +47,7 @@ class _Stated(BaseModel):
 _ROPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _SCALED = (*_ROPE, "factor", "original_max_position_embeddings")
 _IGNORED = ("finetuned", "max_position_embeddings", "llama_4_scaling_beta")
-"""Of YaRN's checkpoints: keys that change nothing, or scale queries (Ministral 3).
-"""
+"""Keys of YaRN's checkpoints that change nothing, or scale queries (Ministral 3)."""
 ROPE_KEYS = {
     "default": _ROPE,
     "linear": _SCALED,
@@ -80,7 +79,7 @@ OF_FAMILIES = ("llama_4_scaling_beta", "mrope_section", "mrope_interleaved")
 
 
 class Rope(_Stated):
-    """How a decoder rotates: `rope_parameters`, or the older `rope_scaling`.
+    """The rotation of a decoder: `rope_parameters`, or the older `rope_scaling`.
 
     A key that the rope_type lacks would change nothing, so it is refused.
     """
@@ -133,7 +132,7 @@ class Rope(_Stated):
 
 
 class Released(_Stated):
-    """How the RePo authors' checkpoints assign positions; `released_layout` finds the layers."""
+    """Positions in checkpoints of the RePo authors; `released_layout` finds the layers."""
 
     dynamic_pe_mode: str = "none"
 
@@ -177,7 +176,7 @@ class Base(_Stated):
     """The whole checkpoint that an adapter changes."""
 
     name: Annotated[str, MinLen(1), MaxLen(4096)]
-    """As `load` takes it."""
+    """Its name, as for `load`."""
     weights_digest: Annotated[str, MinLen(64), MaxLen(64)]
     """SHA-256 over its weight files, in hexadecimal."""
 

@@ -1,7 +1,7 @@
 """A checkpoint from config.json and the headers of its weights: no torch, no model, no values.
 
-Whether the weights fit is known of a plain decoder alone (`is_plain`); how layers rotate is checked
-when it is loaded, and `repo-interp verify` measures it.
+Only for a plain decoder (`is_plain`) it shows whether the weights fit. Loading checks the rotation
+of layers, and `repo-interp verify` measures it.
 """
 
 from __future__ import annotations

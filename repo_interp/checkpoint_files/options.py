@@ -50,7 +50,7 @@ _USED_BY: dict[str, tuple[str, ...]] = {
         "hope_ab3",
     ),
 }
-"""Which schemes an option changes.
+"""The schemes that each option changes.
 
 `scheme_deviation` is part of every training's record, whatever the scheme, so it is not among
 these.

@@ -1,12 +1,12 @@
-"""config.json: which of three formats, which decoder, which position scheme in every layer.
+"""config.json: its format, the decoder, and the position scheme of every layer.
 
-Reads no weights, loads no torch.
+This module reads no weights and loads no torch.
 
     released        `pe_config`, written by the RePo authors (`released`)
     repo_interp     `position_layout`, written by us (`position_layout`)
     hugging face    a stock decoder
 
-`configuration` makes configurations of transformers of it.
+`configuration` makes configurations of transformers from it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The places of a checkpoint's weights, from the headers of its safetensors files alone.
+"""The places of a checkpoint's weights, from the headers of its safetensors files.
 
-Which files are read is decided as Hugging Face does: `model.safetensors` before
-`model.safetensors.index.json`. Loads no torch and reads no values; `weights` does. This module
-knows nothing about layouts and configurations.
+The files are chosen as in Hugging Face: `model.safetensors` before `model.safetensors.index.json`.
+This module loads no torch and reads no values (`weights` does), and knows nothing about layouts
+and configurations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from repo_interp.storage.records import read_json, validate
 from repo_interp.values import shortened
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Of a number, by the types of weights that are read."""
+"""Bytes of a number, by supported type of weights."""
 # torch.compile and DataParallel put these before every name.
 _WRAPPERS = ("_orig_mod.", "module.")
 

@@ -95,7 +95,7 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
 
 
 def _is_ignored(model: nn.Module, key: str) -> bool:
-    """Tell whether transformers skips the weight `key` where such a model lacks it."""
+    """Tell whether transformers skips the weight `key` if such a model lacks it."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     return key.endswith(_REMADE) or any(re.search(pattern, key) for pattern in patterns)
 

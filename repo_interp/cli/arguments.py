@@ -142,8 +142,8 @@ def batch_size(text: str) -> Any:
 
 
 SETTING = "[OWNER.]NAME=VALUE"
-"""How every `--set` is written: OWNER has the option: a measure, an experiment, a task, a
-paper - and may be left out.
+"""Form of every `--set`. OWNER, a measure, an experiment, a task or a paper with the option, may be
+left out.
 """
 
 
@@ -271,7 +271,7 @@ def _formats(text: str) -> tuple[str, ...]:
 
 # A factor below 1 would shorten the context.
 _TIMES = Annotated[float, Interval(ge=1, le=1024)]
-"""How many times longer than in training prompts may become."""
+"""Largest length of prompts, relative to training."""
 _SCALINGS: dict[str, Any] = {
     "yarn": _TIMES,
     "linear": _TIMES,

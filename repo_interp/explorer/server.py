@@ -41,7 +41,7 @@ from repo_interp.storage.records import parse_json
 
 HOST = "127.0.0.1"
 MOST_BYTES = 8 << 20
-"""Of a message."""
+"""Most bytes of a message."""
 _STREAMED = ("continue", "suggest")
 _TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
 _HEADERS = {

@@ -137,7 +137,7 @@ class Session:
 
     @cached_property
     def scoring(self) -> Scoring:
-        """How the answer is scored."""
+        """The scoring of the answer."""
         return (
             scoring_of([self.prompt])
             if self.prompt.generated and not self.answer

@@ -433,7 +433,7 @@ def _cheap_building() -> Iterator[None]:
 
 
 def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """What `copy.deepcopy` gives: most attributes of a hook point are empty dicts and lists."""
+    """A faster `copy.deepcopy`: most attributes of a hook point are empty dicts and lists."""
     new = memo[id(module)] = module.__class__.__new__(module.__class__)
     for name, value in vars(module).items():
         if id(value) not in memo and type(value) in _CONTAINERS and not value:

@@ -85,10 +85,10 @@ class LoadOptions(TypedDict, total=False):
 
 
 class Loader(NamedTuple):
-    """How a plug-in loads the checkpoints that have one field (group `repo_interp.loaders`)."""
+    """Functions of a plug-in for checkpoints with one field (group `repo_interp.loaders`)."""
 
     load: Callable[[Checkpoint, str, str, LoadOptions], PreTrainedModel]
-    """Of the checkpoint, device, precision, and the further options of `load_model`."""
+    """Loads from the checkpoint, device, precision, and the other options of `load_model`."""
     require_headers: Callable[[Checkpoint, PretrainedConfig], None]
     """Refuses weights that do not fit; reads no values."""
 

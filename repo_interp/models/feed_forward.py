@@ -25,7 +25,7 @@ from repo_interp.runtime.memory import memory_for
 _CELLS = 2**22
 """Most numbers of one array of intermediate size on a processor."""
 _BYTES = 4
-"""Of a number."""
+"""Bytes of a number."""
 
 
 def block_of(intermediate: int, device: torch.device) -> int:

@@ -25,7 +25,7 @@ from repo_interp.runtime import processes
 from repo_interp.runtime.memory import free_memory, machine_memory
 
 _SHARE = 0.25
-"""Of the memory, for one pass."""
+"""Share of the memory for one pass."""
 
 
 def batch_limit(decoder: Decoder, size: BatchSize | Literal["auto"]) -> SideBySide:

@@ -187,7 +187,7 @@ def with_layout(
 
 
 def _rotations(decoder: Decoder) -> dict[Any, Rotation]:
-    """How every attention module of the model's layers rotates.
+    """The rotation of every attention module of the model's layers.
 
     A layer without rotation gets the frequencies of a layer with rotation.
     """

@@ -59,7 +59,7 @@ class SideBySide:
 
 
 BatchSize = int | SideBySide
-"""How many prompts, or how much of them."""
+"""A number of prompts, or limits of a batch."""
 
 
 def limit(size: BatchSize) -> SideBySide:

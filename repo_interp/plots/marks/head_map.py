@@ -75,7 +75,7 @@ class Heads(Drawing):
     texts: xr.DataArray | None = None
     """Texts [layer, head] that `values` are numbers of, such as kinds, and "" for none."""
     meanings: Mapping[str, str] = field(default_factory=dict)
-    """What a text says of a head, by text; a page without positions opens with such a map."""
+    """Meaning of each text; a page without positions opens with such a map."""
     live: bool = field(default=True, kw_only=True)
 
     @style()

@@ -57,7 +57,7 @@ class Table:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold numbers: they are set flush right."""
+        """Whether a column has numbers, which are aligned on the right."""
         # zip of no rows gives no columns at all
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
         return tuple(not any(isinstance(cell, str) for cell in column) for column in columns)
