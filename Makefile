@@ -1,4 +1,4 @@
-# Every target does the set-up it needs. Override the interpreter with `make PYTHON=python3.12 test`.
+# Every target includes its set-up. Override the interpreter with `make PYTHON=python3.12 test`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,13 +33,13 @@ format: env
 types: env
 	$(BIN)/pyright
 
-# The papers' figures and the table of claims, from the checkpoints that come with the package. Interrupted, the next
-# time goes on: what was measured is kept in figures/.cache.
+# The papers' figures and the table of claims, from the checkpoints that come with the package. After an interruption the
+# same command continues: measurements are stored in figures/.cache.
 figures: env
 	$(BIN)/repo-interp figures all --out figures --overwrite
 
-# SmolLM2-135M, Gemma 3 270M and the adapters that come with the package, beside the zoo: what papers/pretrained.toml says, after all
-# that it needs is fetched. Interrupted, the next time goes on.
+# SmolLM2-135M, Gemma 3 270M and the adapters that come with the package, together with the zoo: the plan of papers/pretrained.toml,
+# after its models are fetched. After an interruption the same command continues.
 pretrained: env
 	$(BIN)/repo-interp fetch texts
 	$(BIN)/repo-interp fetch smollm2-135m
@@ -47,7 +47,7 @@ pretrained: env
 	$(BIN)/repo-interp figures --plan papers/pretrained.toml --cache figures/.cache --overwrite
 
 # A language model of 8 layers x 256 on windows of 512 tokens, continued with RePo, RoPE and NoPE, three seeds of each, and RePo's claims on
-# it: nine hours of training on one core, whose weights are too large to ship. Interrupted, the next time goes on.
+# it: nine hours of training on one core. The weights are too large to ship. After an interruption the same command continues.
 larger: env
 	$(BIN)/repo-interp zoo train language/repo_512 language/rope_continued_512 language/nope_512
 	$(BIN)/repo-interp figures repo --no-zoo --checkpoint language-512-repo=runs/zoo/language/repo_512 \
@@ -55,16 +55,16 @@ larger: env
 		--experiment 'ranges of positions' --experiment 'chunks of positions' --experiment segments \
 		--set prompts=16 --out figures/language-512-repo/held-out --cache figures/.cache --overwrite
 
-# What is missing in docs/encodings.md, trained by the recipes: days of one core. Interrupted, the next time goes on.
+# Trains the empty cells of docs/encodings.md by the recipes: days of one core. After an interruption the same command continues.
 encodings: env
 	$(BIN)/python docs/encodings.py --fill -1
 
-# Runs every notebook in a kernel of its own and stores its outputs. Then read the prose again. The ninth and the eleventh need
+# Runs every notebook in a separate kernel and stores its outputs. Then read the prose again. The ninth and the eleventh need
 # `repo-interp fetch smollm2-135m`, the eleventh `repo-interp fetch texts` too.
 notebooks: env
 	HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 $(BIN)/jupyter execute --inplace notebooks/*.ipynb
 
-# The pages of commands and errors and the tables of docs/, from the code; then the site.
+# Writes the pages of commands and errors and the tables of docs/ from the code, then the site.
 docs: env
 	$(BIN)/python docs/make.py
 	$(MAKE) site
@@ -79,7 +79,7 @@ pictures: env
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/explorer_pictures.py
 
-# Whether docs/pictures shows what the code draws, and docs/recipes.md what its recipes print. Recipes of models
+# Checks docs/pictures against the code, and docs/recipes.md against the outputs of its recipes. Recipes of models
 # that cannot be fetched are named and not compared.
 shown: env
 	-$(BIN)/repo-interp fetch smollm2-135m
@@ -88,19 +88,19 @@ shown: env
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python docs/recipes.py --check
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python docs/learned_positions.py --check
 
-# Every checkpoint that comes with the packages, trained again by the plan: hours. Interrupted, the next time goes on.
+# Trains every checkpoint that comes with the packages again by the plan: hours. After an interruption the same command continues.
 zoo: env
 	$(BIN)/repo-interp zoo train --jobs 2 --into papers/zoo
 
-# What everything costs: ten minutes of two cores. A minute or two: make bench PARTS="layer/512 commands/niah".
+# Measures the cost of everything: ten minutes of two cores. A minute or two: make bench PARTS="layer/512 commands/niah".
 bench: env
 	$(BIN)/python -m benchmarks.cost $(PARTS)
 
-# Minutes of fuzzing; the suite has seconds of the same. What it finds is printed, and kept in .hypothesis/ for the next time.
+# Minutes of fuzzing; the suite runs the same for seconds. Findings are printed, and stored in .hypothesis/ for the next run.
 fuzz: env
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest tests/instrument/cli/test_fuzz.py
 
-# What was tried to break it, as a table: hours, most of them mutants. Some of it: make trust PARTS="kills/score disk".
+# Robustness tests, as a table: hours, mostly for mutants. Single parts: make trust PARTS="kills/score disk".
 trust: env
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[trust]'
 	$(BIN)/python -m benchmarks.robustness $(PARTS)

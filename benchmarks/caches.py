@@ -1,7 +1,7 @@
-"""`python -m benchmarks.caches [FAMILY ...]`: caches with one mistake each, in tiny models of many
-families, and what `ri.verify_cache` says of them.
+"""`python -m benchmarks.caches [FAMILY ...]`: test the verdicts of `ri.verify_cache` on caches with
+one mistake each, in tiny models of many families.
 
-Exit code 1 where a mistake is named wrongly, or a sound cache has a finding.
+The exit code is 1 if a mistake gets a wrong verdict, or a correct cache has a finding.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ TOKENS = torch.randint(3, 120, (40,), generator=torch.Generator().manual_seed(5)
 HALF, COUNT = 20, 40
 INDEX = torch.arange(COUNT)
 Keys = dict[int, Tensor]
-"""By layer [kv_head, slot, entry]."""
+"""Keys by layer [kv_head, slot, entry]."""
 
 
 @dataclass(frozen=True)
 class Caches:
-    """A model, and what mistakes are made of."""
+    """A model, and the keys from which mistakes are made."""
 
     model: Any
     by_layer: Any
     keys: Keys
-    """Of a pass over all tokens."""
+    """Keys of a pass over all tokens."""
 
     def passed(self, tokens: Tensor, start: int = 0) -> Keys:
         """Keys of a pass over some tokens, at positions from `start` on."""
@@ -64,7 +64,7 @@ class Caches:
         return {layer: held.keys[0] for layer, held in enumerate(cache.layers)}
 
     def turned(self, positions: Tensor, layers: Sequence[int] = (), power: float = 1.0) -> Keys:
-        """The keys, turned on by `positions` of their slots, in some layers (none named: in all)."""
+        """The keys, rotated further by `positions` of their slots, in some layers (empty: all)."""
         found = {}
         for layer, keys in self.keys.items():
             attention, width = self.by_layer[layer], keys.shape[-1]
@@ -79,7 +79,7 @@ class Caches:
         return found
 
     def other_order(self, layer: int) -> Tensor:
-        """Entries of a key in the other order of pairs, beside those of the model's."""
+        """Entries of a key in the other order of pairs, and in the model's order."""
         attention = self.by_layer[layer]
         width, turning = attention.d_head, attention.rotation.turning
         order = torch.arange(width) if attention.order is None else attention.order
@@ -105,14 +105,14 @@ def _each(keys: Keys, change: Callable[[Tensor], Tensor]) -> Keys:
 
 
 def _rounded(keys: Tensor) -> Tensor:
-    """To 15 steps per channel, as a cache of 4 bits has them."""
+    """Keys rounded to 15 steps per channel, as in a cache of 4 bits."""
     low, high = keys.amin(1, keepdim=True), keys.amax(1, keepdim=True)
     step = (high - low).clamp_min(1e-9) / 15
     return ((keys - low) / step).round() * step + low
 
 
 def _exchanged(caches: Caches) -> Keys:
-    """Turned in other pairs of entries: back by the model's pairs, then on by the other ones."""
+    """Keys rotated in other pairs of entries: back by the model's pairs, then forward by others."""
     found = {}
     for layer, keys in caches.turned(-INDEX).items():
         attention = caches.by_layer[layer]
@@ -126,7 +126,7 @@ def _exchanged(caches: Caches) -> Keys:
 
 
 def _other_pairs(attention: Any) -> Tensor:
-    """Half-split order by pairs of neighbors where the model pairs halves, else by halves."""
+    """Half-split order by pairs of neighbors if the model pairs halves, else by halves."""
     turning, half = attention.rotation.turning, attention.d_head // 2
     entries, rest = torch.arange(2 * turning), torch.arange(2 * turning, attention.d_head)
     halves = attention.order is None or int(attention.order[half] - attention.order[0]) != 1
@@ -135,7 +135,7 @@ def _other_pairs(attention: Any) -> Tensor:
 
 
 def _one_head(caches: Caches) -> Keys:
-    """The last head of the last layer that turns stands five too late."""
+    """Keys whose last head in the last rotating layer is five positions too late."""
     layer = max(layer for layer, one in caches.by_layer.items() if one.frequencies is not None)
     keys = dict(caches.keys)
     moved = caches.turned(torch.full((COUNT,), 5), (layer,))[layer]
@@ -225,11 +225,11 @@ MISTAKES: dict[str, tuple[str, Callable[[Caches], Keys]]] = {
         lambda caches: _each(caches.keys, lambda keys: 1.2 * keys),
     ),
 }
-"""By name, the verdict that is right, and how the cache is made."""
+"""By name, the right verdict, and the function that makes the cache."""
 
 
 def caches_of(family: str, dtype: torch.dtype = torch.float32) -> Caches:
-    """A tiny model of a family, and the keys that it makes of `TOKENS`."""
+    """A tiny model of a family, and its keys of `TOKENS`."""
     # Heads of 32 entries: a quarter of them, which some families turn, still has four pairs.
     config = small_configuration(family, hidden_size=128, head_dim=32)
     config.max_position_embeddings = 2048
@@ -241,7 +241,7 @@ def caches_of(family: str, dtype: torch.dtype = torch.float32) -> Caches:
 
 
 def judged(caches: Caches) -> Iterator[tuple[str, str, str]]:
-    """Name, right verdict, and that of `ri.verify_cache`, of every mistake."""
+    """Name, right verdict, and the verdict of `ri.verify_cache`, of every mistake."""
     for name, (wanted, make) in MISTAKES.items():
         arrays = {f"keys_{layer}": keys for layer, keys in make(caches).items()}
         given = [(keys[None], None) for keys in arrays.values()]
@@ -253,7 +253,7 @@ def judged(caches: Caches) -> Iterator[tuple[str, str, str]]:
 
 
 def main(families: Sequence[str]) -> int:
-    """Write what was named wrongly, and how many were named rightly."""
+    """Print the wrong verdicts, and the number of right ones."""
     tried = wrong = 0
     for family in families or FAMILIES:
         for name, wanted, found in judged(caches_of(family)):

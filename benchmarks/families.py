@@ -1,21 +1,21 @@
-"""`python -m benchmarks.families [FAMILY ...]`: which causal-LM families of the installed
-transformers open, and what works on them.
+"""`python -m benchmarks.families [FAMILY ...]`: test which causal-LM families of the installed
+transformers open, and which features work on them.
 
-Each family is built with tiny random weights in a process of its own, and tried:
+Each family is built with tiny random weights in a separate process, and tested:
 
-    logits         the stock model's, within 1e-5 of the largest
-    attention      each layer's output made again from its captured queries, keys, positions and sinks
+    logits         equal to the stock model's, within 1e-5 of the largest
+    attention      each layer's output, recomputed from its captured queries, keys, positions and sinks
     generation     the same tokens as the stock model: greedy, sampled with one seed, a batch with padding on the left
-    interventions  changes of positions change the logits, or not, as they should; afterwards logits are bit-identical
+    interventions  edits of positions change the logits or leave them equal, as expected; afterwards logits are bit-identical
     experiments    the atlas, and saliency of learned positions
-    bridge         a TransformerBridge with the same logits, whose hook points of attention fire
-    load           written by transformers and opened by `ri.load`, the same logits, and the layout that config.json alone says
+    bridge         a TransformerBridge with the same logits, whose hook points of attention are called
+    load           written by transformers and opened by `ri.load`: the same logits, and the layout read from config.json alone
     command        `repo-interp analyze` of that checkpoint ends with exit code 0
     linear, ...    the same with every kind of scaled rotation that transformers accepts, at lengths below and above the original one:
                    logits, and each layer's output
     options        the same with every option of its configuration (`benchmarks.options`)
 
-Without names, all are tried and docs/families.md is written.
+Without names, the program tests all families and writes docs/families.md.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ COLUMNS = (
     "command",
 )
 ORIGINAL = 16
-"""Tokens before a rotation is scaled."""
+"""Original length in tokens of scaled rotations."""
 SCALINGS: dict[str, dict[str, Any]] = SIZES["scalings"]
 GOOD = ("yes", "no positions", "yes (ours)", "none")
 MEASURES = "attention_mass,predictions"
-"""Of the command: two that need no figure by head, which takes seconds."""
+"""Measures of the command: two without figures by head, which take seconds."""
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 INTRODUCTION = (
     Path(__file__).with_name("families_introduction.md").read_text(encoding="utf-8").rstrip("\n")
@@ -88,8 +88,8 @@ INTRODUCTION = (
 
 
 def scaled_configuration(family: str, scaling: str) -> Any:
-    """A small configuration of `family` with a scaled rotation in every kind of layer; None where
-    it states no rotation.
+    """A small configuration of `family` with a scaled rotation in every kind of layer; None if the
+    configuration has no rotation.
     """
     changes: dict[str, Any] = {"original_max_position_embeddings": ORIGINAL}
     changes |= {"max_position_embeddings": ORIGINAL if scaling == "dynamic" else 4 * ORIGINAL}
@@ -120,8 +120,8 @@ def scaled_configuration(family: str, scaling: str) -> Any:
 
 
 def scaled(family: str, scaling: str) -> str:
-    """Whether `family` opens with a scaled rotation, with the stock model's logits: "yes", a
-    number, or the reason why not.
+    """Whether `family` opens with a scaled rotation and gives the stock model's logits: "yes", an
+    error, or the reason why it does not open.
     """
     tokens = torch.randint(3, 120, (1, 3 * ORIGINAL), generator=torch.Generator().manual_seed(1))
     lengths = (ORIGINAL - 4, 3 * ORIGINAL)
@@ -153,7 +153,7 @@ def scaled(family: str, scaling: str) -> str:
 
 
 def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
-    """What works on `family`, by column: "yes", a number, or the reason why not."""
+    """The result of every test of `family`, by column: "yes", a number, or the reason why not."""
     if (reason := refusal(family)) is not None:
         raise InputError(reason)
     require_family(CONFIG_MAPPING[family]())
@@ -288,7 +288,7 @@ def tried(family: str, columns: Collection[str] = COLUMNS) -> dict[str, str]:
 
 
 def _child(family: str) -> dict[str, Any]:
-    """`tried`, or why the family is refused; the process ends where it hangs."""
+    """`tried`, or the reason for refusing the family; a process that hangs is ended."""
     signal.alarm(SECONDS)
     warnings.filterwarnings("ignore")
     try:
@@ -335,7 +335,7 @@ def page(rows: dict[str, dict[str, Any]], version: str) -> str:
     unscaled = [
         (family, ", ".join(scalings), reason) for (family, reason), scalings in not_tried.items()
     ]
-    # The message of a refusal without what the table says already.
+    # The message of a refusal, without the family, which the table has.
     reasons = [
         (family, row["refused"].removeprefix(f"model_type {family!r} cannot be opened: "))
         for family, row in rows.items()
@@ -354,9 +354,9 @@ def page(rows: dict[str, dict[str, Any]], version: str) -> str:
         markdown(
             pandas.DataFrame(opened, columns=["family", "layers", "positions", *columns, "options"])
         ),
-        "## Options that are not taken",
+        "## Failing options",
         markdown(pandas.DataFrame(not_taken, columns=["family", "option", "reason"])),
-        "## Scaled rotations that are not tried",
+        "## Scaled rotations that cannot be tested",
         markdown(pandas.DataFrame(unscaled, columns=["family", "rotation", "reason"])),
         "## Refused",
         markdown(pandas.DataFrame(reasons, columns=["family", "reason"])).replace(r"\|", "/"),
@@ -365,7 +365,7 @@ def page(rows: dict[str, dict[str, Any]], version: str) -> str:
 
 
 def main() -> int:
-    """Try the named families and print a line of each; or all, and write the page."""
+    """Test the named families and print one line each; or test all, and write the page."""
     assert ri.load  # imported once, before processes are made
     torch.set_num_threads(1)
     rows = {}

@@ -1,5 +1,6 @@
-"""Commands in processes that are forked, so that what is heavy is imported once, and interrupted:
-what stands is whole.
+"""Commands that are interrupted in forked processes: the files that they leave must be complete.
+
+Forking imports the heavy libraries once.
 
 Linux.
 
@@ -61,11 +62,11 @@ COMMANDS = {
     "--cache cache --out out",
     "card": f"card {_SCHEME} --tasks reversal --seeds 0,1 --out out",
 }
-"""What is tried, small enough for seconds."""
+"""Commands to interrupt, small enough to take seconds."""
 GOES_ON = {"train": " --resume", "train_scheme": " --resume", "card": ""}
-"""What a command is given again with after an interruption, where it is not `--overwrite`."""
+"""Options with which a command is repeated after an interruption, if not `--overwrite`."""
 ONE_PLACE = tuple(GOES_ON)
-"""Commands whose directory has one result for good: another one goes elsewhere."""
+"""Commands whose directory keeps its first result; another result needs another directory."""
 RECIPE = {
     "layers": 1,
     "width": 16,
@@ -78,20 +79,20 @@ RECIPE = {
     "score_prompts": 4,
     "task_options": {"first_longest": 2, "longest": 4, "longest_test": 5},
 }
-"""Of reversal on a card, in the place of the recipe of minutes."""
+"""Recipe of reversal on a card, instead of the one that takes minutes."""
 CLOCKED = (".jsonl", ".pt")
-"""Files of a training that hold clock times; the second is gone at its end."""
+"""Files of a training that contain clock times; the second is deleted at its end."""
 LAST = {".png": b"IEND\xaeB`\x82", ".pdf": b"%%EOF", ".svg": b"</svg>", ".html": b"</html>"}
-"""Last bytes of whole files."""
+"""Last bytes of complete files."""
 SIZE = 2**25
 ROOMS = (0, 4096, 32768, 131072)
-"""Bytes that are left."""
+"""Free bytes on the disk."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """How a process ended: exit code (-9 where it was killed), CPU seconds, and what it wrote to
-    stderr without its progress.
+    """Result of a process: exit code (-9 if it was killed), CPU seconds, and its standard error
+    without progress lines.
     """
 
     code: int
@@ -100,7 +101,7 @@ class Done:
 
 
 def preload() -> None:
-    """Import all of ours, and keep it to one thread: a fork has no others."""
+    """Import our modules with one thread, since a fork keeps only one."""
     import torch
 
     import position_papers
@@ -120,8 +121,8 @@ def preload() -> None:
 def team(
     count: int, what: Work, directory: Path, kill: tuple[int, float] | None = None
 ) -> list[Done]:
-    """Do `what` in `count` processes, several launched as by torch.distributed; `kill`: which one,
-    after how many CPU seconds.
+    """Run `what` in `count` processes, several of them as torch.distributed launches them; `kill`: the
+    process to kill, and after how many CPU seconds.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -139,7 +140,7 @@ def team(
 
 
 def _work(what: Work, variables: dict[str, str]) -> int:
-    """Do it in this process, which prints its CPU seconds last."""
+    """Run it in this process, which prints its CPU seconds last."""
     from repo_interp.cli import main
 
     os.environ |= variables
@@ -151,9 +152,7 @@ def _work(what: Work, variables: dict[str, str]) -> int:
 
 
 def _kill_at(process: int, seconds: float) -> None:
-    """SIGKILL a process when it has used so many seconds of CPU time, if it has not ended
-    before.
-    """
+    """SIGKILL a process after so many seconds of CPU time, unless it ended before."""
     while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         if int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9 >= seconds:
             os.kill(process, signal.SIGKILL)
@@ -161,7 +160,7 @@ def _kill_at(process: int, seconds: float) -> None:
 
 
 def _done(member: Forked, patience: float | None) -> Done:
-    """How a process ended, when it has ended: on its own, or after so many seconds."""
+    """Wait until a process ends, at most so many seconds, and return its result."""
     ending = threading.Timer(patience or 0.0, os.kill, (member.pid, signal.SIGTERM))
     if patience is not None:
         ending.start()
@@ -173,8 +172,8 @@ def _done(member: Forked, patience: float | None) -> Done:
 
 
 def kills(given: Namespace, name: str, count: int = 1) -> Iterator[Row]:
-    """SIGKILL of one process at random moments; given again: the bytes of an undisturbed run,
-    nothing half-written.
+    """SIGKILL of one process at random moments. Repeating the command gives the bytes of an
+    undisturbed run, without half-written files.
     """
     preload()
     with TemporaryDirectory() as scratch:
@@ -209,7 +208,7 @@ def kills(given: Namespace, name: str, count: int = 1) -> Iterator[Row]:
 
 
 def processes(given: Namespace, name: str) -> Iterator[Row]:
-    """Several processes on one command leave the bytes of one."""
+    """Several processes of one command write the same bytes as one process."""
     preload()
     with TemporaryDirectory() as scratch:
         expected: dict[str, str] = {}
@@ -228,7 +227,7 @@ def processes(given: Namespace, name: str) -> Iterator[Row]:
 
 
 def disk(given: Namespace, name: str) -> Iterator[Row]:
-    """32 MB, nearly full: one line, and what stood there stands."""
+    """On a nearly full disk of 32 MB a command prints one line, and existing files stay as they were."""
     preload()
     with TemporaryDirectory() as scratch:
         (before := Path(scratch) / "before").mkdir()
@@ -252,7 +251,7 @@ def disk(given: Namespace, name: str) -> Iterator[Row]:
 
 
 def _complaints(done: Done, place: Path, stood: dict[str, str]) -> list[str]:
-    """The first thing that is not as it must be after a command that may have found no room."""
+    """The first fault after a command that may have met a full disk."""
     there = files(place / "out")
     said = [line for line in done.errors.splitlines() if "so far" not in line]
     if done.code == 2:
@@ -270,9 +269,9 @@ def _complaints(done: Done, place: Path, stood: dict[str, str]) -> list[str]:
 
 @contextmanager
 def nearly_full(at: Path, before: Path, room: int) -> Iterator[Path]:
-    """A directory with a copy of `before` in it and `room` bytes left.
+    """A directory with a copy of `before` and `room` free bytes.
 
-    Raises CalledProcessError where nothing may be mounted.
+    Raises CalledProcessError if mounting is not allowed.
     """
     at.mkdir()
     subprocess.run(
@@ -291,7 +290,7 @@ def nearly_full(at: Path, before: Path, room: int) -> Iterator[Path]:
 
 
 def half_written(directory: Path) -> list[str]:
-    """Complaints about results that are not whole."""
+    """Faults of incomplete results."""
     from safetensors import safe_open
 
     from repo_interp.run import read_run

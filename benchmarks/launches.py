@@ -1,12 +1,12 @@
-"""What an analysis asks of an accelerator, counted on an emulated one: nothing is timed.
+"""Work that an analysis gives to an accelerator, counted on an emulated one without timing.
 
-    operators    what torch dispatches, about 25 microseconds of the host each
-    launches     those that compute or copy on the card: views and empty tensors launch nothing
-    waits        those after which the host has a number, or a size, that the card made
+    operators    operators that torch dispatches, about 25 microseconds of the host each
+    launches     operators that compute or copy on the card: views and empty tensors launch nothing
+    waits        operators after which the host has a number, or a size, from the card
     uploads      copies from the host to the card
 
-A count is of one more layer: the difference of two models that have one layer and two, whose tables
-by length and by shape are made already.
+A count is for one more layer: the difference of models with two layers and with one, after their
+tables by length and by shape were made.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SIZED = {
 }
 """Operators whose result the host must wait for, by its value or its size."""
 _FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
-"""Operators that make or pass on a tensor without writing it, beside views."""
+"""Operators other than views that make or pass on a tensor without writing it."""
 _ADDRESSES = {"_reshape_alias", "_unsafe_view", "resize_", "set_"}
 
 
 class Launches(TorchDispatchMode):
-    """Counts, by kind, what is asked of the card while it lasts."""
+    """Counts the work of the card inside a context, by kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ Call = Callable[[], object]
 
 
 def counted(call: Call) -> Counter[str]:
-    """What `call` asks of the card by kind, once what it makes once is made."""
+    """The work of `call` on the card by kind, in its second run."""
     call()
     with Launches() as seen:
         call()
@@ -101,7 +101,7 @@ def counted(call: Call) -> Counter[str]:
 def of_one_layer(
     subject: str, tokens: int, calls: Callable[[Any, Any, Call], dict[str, Call]]
 ) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
-    """What calls ask of the card for one more layer, and beside their layers.
+    """The work of calls on the card for one more layer, and outside of their layers.
 
     Args:
         subject: A shape by name.

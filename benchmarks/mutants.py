@@ -1,15 +1,15 @@
 """Mutants of positions/, measures/ and the measures of plugins/ by mutmut.
 
-mutmut (pyproject.toml, [tool.mutmut]) writes every mutant into mutants/, runs for each the tests
-that reach its function, and remembers verdicts, so that a later run goes on. All of them are hours:
-`--share 0.1` tries a tenth, drawn by the digest of `--draw` and their names, so that a larger share
-holds a smaller one, and counts no others: tests that were written for the survivors of one draw are
-judged by the next. `--minutes` ends earlier; mutants of fast tests are then among those that were
-tried. A mutant whose tests do not end is killed by a limit of CPU time, never by the clock.
+mutmut (pyproject.toml, [tool.mutmut]) writes every mutant into mutants/, runs for each mutant the
+tests that reach its function, and stores the verdicts, so that a later run continues. All mutants
+take hours. `--share 0.1` tries a tenth, drawn by the digest of `--draw` and the mutant's name, so a
+larger share contains a smaller one; only these are counted. Tests that were written for the survivors
+of one draw are judged by the next draw. `--minutes` ends earlier; mutants with fast tests come first.
+A mutant whose tests do not end is killed by a limit of CPU time, never by the clock.
 
-survivors.toml says why survivors live, by the function and what stands there instead: numbers of
-mutants move with every edit. One that nobody could notice, of which it says `equivalent`, counts as
-held; every other survivor counts as a gap.
+survivors.toml explains survivors by the function and the changed code, since the numbers of mutants
+change with every edit. A survivor marked `equivalent`, which no test could notice, counts as held;
+every other survivor counts as a gap.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ FLOORS = {
     "measures.": "measures",
     "plugins.": "plugins",
 }
-"""By the beginning of a name, the row that a mutant counts in; the first that fits."""
+"""Row in which a mutant counts, by the beginning of its name; the first match decides."""
 KILLED = (1, 3, 24, 36, 152, 255, -24)
-"""mutmut's exit codes of tests that fail or do not end; 0 where they pass."""
+"""mutmut's exit codes for tests that fail or do not end; 0 means that they pass."""
 EQUIVALENT = "equivalent: "
-"""Beginning of the reasons of mutants that nobody could notice."""
+"""Beginning of the reasons of mutants that no test could notice."""
 
 
 def mutants(given: Namespace) -> Iterator[Row]:
-    """Mutants of positions, measures, kernels and plug-ins that the tests notice, or that change
-    nothing that a test could see; at least 85 %.
+    """At least 85 % of mutants of positions, measures, kernels and plug-ins fail a test, or are
+    equivalent to the original for every test.
     """
     here = Path("mutants")
     if not here.exists():

@@ -1,14 +1,14 @@
 """Options of a family: every field of its configuration class with another value, tried on a tiny
 random model.
 
-    values     the other one of a switch, None where it may stand, half as much again of a factor,
-               0.1 in place of an epsilon, and those of families.toml
-    tried      logits and each layer's output are the stock model's, also of a copy that `ri.save`
-               wrote and in the bridge of `ri.load`, whose hook points of attention fire; the layout
-               is the one that config.json alone says
+    values     the other value of a switch, None if it is allowed, a factor times one and a half,
+               0.1 for an epsilon, and those of families.toml
+    tested     logits and each layer's output equal the stock model's, also for a copy that
+               `ri.save` wrote and in the bridge of `ri.load`, whose hook points of attention are
+               called; the layout equals the one read from config.json alone
 
-An option that changes neither logits nor weights of the stock model is none; one that transformers
-does not build or run is skipped.
+An option that changes neither logits nor weights of the stock model does not count; an option that
+transformers does not build or run is skipped.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from repo_interp.plugins.loading_checks.parity import parity_errors
 from repo_interp.positions.layouts import format_layout
 
 REFUSED, UNKNOWN = "refused: ", "transformers: "
-"""How the reason begins why a scaling or an option is not tried: because `ri.load` refuses it, or
-because the stock model does not run with it.
+"""Beginning of the reason why a scaling or an option is not tested: `ri.load` refuses it, or the
+stock model does not run with it.
 """
 IDLE = "changes nothing"
 
@@ -64,7 +64,7 @@ def options(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _own_fields(config: Any) -> Iterator[tuple[Any, Any]]:
-    """Fields of a configuration that others lack, and their values, but for sizes and the like."""
+    """Fields that only this configuration has, and their values, except sizes and similar ones."""
     common = {field.name for field in dataclasses.fields(PretrainedConfig)}
     for field in dataclasses.fields(config):
         if field.name not in common and not re.search(SIZES["passed_over"], field.name):
@@ -73,7 +73,7 @@ def _own_fields(config: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _others(field: Any, value: Any) -> list[Any]:
-    """Other values of a field: by its type, and those of families.toml."""
+    """Other values of a field, by its type and from families.toml."""
     union = isinstance(field.type, UnionType) or get_origin(field.type) is Union
     kinds = {*get_args(field.type)} if union else {field.type}
     named = {word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
@@ -105,8 +105,8 @@ def _rotated(stated: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 def tried_options(family: str) -> dict[str, str]:
-    """What came of every option of `family`: "yes", a number or an error, `IDLE`, or why it is not
-    tried.
+    """The result of every option of `family`: "yes", a number or an error, `IDLE`, or the reason
+    why it is not tested.
     """
     plain = computed(small_model(family))
     return {name: tried_option(family, change, plain) for name, change in options(family)}
@@ -116,8 +116,8 @@ def tried_options(family: str) -> dict[str, str]:
 def tried_option(
     family: str, change: dict[str, Any], plain: tuple[torch.Tensor, str] | None = None
 ) -> str:
-    """What came of a change of the configuration of `family`, whose model without it computes
-    `plain`.
+    """The result of a change of the configuration of `family`; `plain` is the result of its model
+    without the change.
     """
 
     def off(logits: torch.Tensor) -> float:
@@ -154,15 +154,15 @@ def tried_option(
 
 
 def misread(directory: str, model: Any) -> str:
-    """The layout that config.json alone says, as `inspect` reads it; empty where it is that of the
-    opened `model`.
+    """The layout that `inspect` reads from config.json alone; empty if it equals that of the opened
+    `model`.
     """
     stated = identify(directory).layout
     return "" if stated == ri.layout(model) else f"config.json is read as {format_layout(stated)}"
 
 
 def lacking(layer: int, cache: Any) -> str:
-    """Hook points of the attention of a layer that did not fire; empty where all did."""
+    """Hook points of the attention of a layer that were not called; empty if all were."""
     missing = [name for name in SIZES["hooks"] if f"blocks.{layer}.attn.{name}" not in cache]
     return f"without {', '.join(missing)}" if missing else ""
 
@@ -176,5 +176,5 @@ def summed(outcomes: dict[str, str]) -> str:
 
 
 def within(error: float, limit: float) -> str:
-    """ "yes", or the error where it is larger."""
+    """ "yes", or the error if it is larger."""
     return "yes" if error <= limit else f"{error:.1e}"

@@ -1,12 +1,12 @@
-"""`python -m benchmarks.outputs store|compare DIRECTORY`: whether the commands give what they gave
-before a change.
+"""`python -m benchmarks.outputs store|compare DIRECTORY`: compare the outputs of commands before
+and after a change.
 
-    store     run the commands below and keep in DIRECTORY what they leave
-    compare   run them again beside it, and name every value, picture and row that differs
+    store     run the commands below and store their outputs in DIRECTORY
+    compare   run them again, and list every value, picture and row that differs
 
-Compared are the numbers (run.nc, compare.nc, every variable and attribute), figures pixel for pixel
-(PNG), tables (CSV), and the tables of pages as text. Left out is what may differ between two runs
-of one and the same code: digests of our sources, and measured times.
+The comparison covers numbers (run.nc, compare.nc, every variable and attribute), figures pixel by
+pixel (PNG), tables (CSV), and the tables of pages as text. It excludes values that may differ
+between two runs of the same code: digests of our sources, and measured times.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def differing(before: Path, after: Path) -> Iterator[str]:
-    """A line for everything that differs between two directories of results."""
+    """One line per difference between two directories of results."""
     names = {
         path.relative_to(root)
         for root in (before, after)
@@ -148,7 +148,7 @@ def _netcdf(file: Path) -> dict[str, Any]:
 
 
 def page_rows(html: str) -> list[str]:
-    """The rows of all tables of a page, as text; those of its provenance are left out."""
+    """The rows of all tables of a page, as text, except the provenance."""
     html = re.sub(r'<table class="provenance".*?</table>', "", html, flags=re.DOTALL)
     rows = re.findall(r"<tr\b.*?</tr>", html, re.DOTALL)
     return [
@@ -158,7 +158,7 @@ def page_rows(html: str) -> list[str]:
 
 
 def _pixels(file: Path) -> dict[str, Any]:
-    """The colors of a picture: a file of another compression or with a palette may be the same."""
+    """The colors of a picture; files with another compression or a palette may be equal."""
     with Image.open(file) as picture:
         return {"pixels": np.asarray(picture.convert("RGBA"))}
 
@@ -188,7 +188,7 @@ CONTENTS: dict[str, Any] = {
     ".gz": lambda file: _lines(gzip.decompress(file.read_bytes()).decode("utf-8")),
     ".html": lambda file: dict.fromkeys(page_rows(file.read_text("utf-8"))),
 }
-"""By ending, what is compared of a file: items by name."""
+"""By ending, the compared items of a file, by name."""
 
 if __name__ == "__main__":
     sys.exit(main())

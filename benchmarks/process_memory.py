@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def resident(field: str, process: int | str = "self") -> float:
-    """Megabytes that a process holds (VmRSS) or held at most (VmHWM); NaN where it has ended."""
+    """Megabytes that a process holds (VmRSS) or held at most (VmHWM); NaN if it has ended."""
     with suppress(OSError):
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
         return next(

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.reuse [MODEL ...] [--out DIR]`: what reuse of a chunk's cache costs on eight
-texts of installed packages, and how far measures of heads foresee it.
+"""`python -m benchmarks.reuse [MODEL ...] [--out DIR]`: cost of reusing a chunk's cache on eight
+texts of installed packages, and how well measures of heads predict it.
 
-Texts are the first 256 tokens; the chunk is tokens 128 to 207, read as if it had stood at 0.
+Texts are the first 256 tokens; the chunk is tokens 128 to 207, cached as if it began at 0.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FILES = (
     ("networkx", "networkx/algorithms/planarity.py"),
     ("jinja2", "jinja2/lexer.py"),
 )
-"""Five that notebook 11 reads in part, and more of the kind."""
+"""Five texts that notebook 11 reads in part, and similar ones."""
 LAYERS = {"smollm2-135m": range(0, 30, 3)}
-"""Of deep models every third layer."""
+"""Every third layer of deep models."""
 
 
 def texts(model: Any) -> list[Prompt]:
-    """The first tokens of the files, as the model's tokenizer cuts them."""
+    """The first tokens of the files, by the model's tokenizer."""
     found = []
     for package, file in FILES:
         text = Path(str(distribution(package).locate_file(file))).read_text(encoding="utf-8")
@@ -46,14 +46,14 @@ def texts(model: Any) -> list[Prompt]:
 
 
 def lines_of_costs(name: str, costs: xr.Dataset) -> Iterator[str]:
-    """What reuse costs, a line a kind."""
+    """The cost of reuse, one line per kind."""
     yield f"{name}: loss {float(costs['mean_loss'][0]):.3f} nat per token after the chunk"
     for reuse in costs["reuse"].values[1:]:
         yield f"  {reuse:24} {ends(costs.sel(reuse=reuse), 'change', 4)}"
 
 
 def lines_by_head(found: xr.Dataset) -> Iterator[str]:
-    """What heads cost that are not turned, and how far it was foreseen."""
+    """The cost of leaving heads unrotated, and how well it is predicted."""
     change = found["change"][1:]
     dearest = change["head"].values[np.argsort(-change.values)[:5]]
     yield (

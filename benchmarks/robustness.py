@@ -1,7 +1,6 @@
-"""`python -m benchmarks.robustness [PART ...]`: what the package promises when things go wrong,
-tried; docs/trust.md is the table.
+"""`python -m benchmarks.robustness [PART ...]`: tests of robustness; docs/trust.md is the table.
 
-Exit code 1 where something did not hold. All parts take hours, most of them for mutants;
+The exit code is 1 if something did not hold. All parts take hours, mostly for the mutants;
 `kills/score --kills 3` takes a minute.
 """
 
@@ -30,26 +29,26 @@ TABLE, PAGE = Path("benchmarks/robustness.csv"), Path("docs/trust.md")
 STATED = read_toml(__file__)
 OFFICIAL = (
     "instrument/models/test_official",
-    "instrument/models/test_parity",
+    "plugins/loading_checks/test_parity",
     "instrument/analysis/test_run_goldens",
 )
 RANGED = ("transformers", "transformer-lens")
-"""Libraries whose oldest and newest versions are tried, by the ranges in pyproject.toml; torch is
-as in constraints.txt.
+"""Libraries to test in their oldest and newest versions, by the ranges in pyproject.toml; the
+version of torch is that of constraints.txt.
 """
 
 
 def catalogue(given: Namespace) -> Iterator[Row]:
-    """Every bad input is one line and exit code 2; no answer is silently wrong; nothing is lost; no
-    code of a checkpoint runs.
+    """Every bad input gives one line and exit code 2. No result is silently wrong, no result is lost,
+    and no code from a checkpoint runs.
     """
     for what, tests in STATED["catalogue"].items():
         yield _tested(what, tests)
 
 
 def fuzz(given: Namespace) -> Iterator[Row]:
-    """Layouts, prompts, config.json, runs, schemes of a file, cards, edits, caches, flags: a value or
-    a refusal; what is written is read back, and of what is kept nothing damaged is believed.
+    """Random layouts, prompts, config.json, runs, schemes of a file, cards, edits, caches and flags
+    give a value or a refusal. Written files can be read again, and damaged stored results are not used.
     """
     properties = ["instrument/cli/test_fuzz"]
     variables = {"HYPOTHESIS_PROFILE": "fuzz", "FUZZ_EXAMPLES": str(given.examples)}
@@ -58,8 +57,8 @@ def fuzz(given: Namespace) -> Iterator[Row]:
 
 
 def versions(given: Namespace, end: str) -> Iterator[Row]:
-    """Official checkpoints and Hugging Face's logits with other libraries, in an environment of
-    their own in .versions/.
+    """Official checkpoints and Hugging Face's logits with other versions of the libraries, in a
+    separate environment in .versions/.
     """
     place = Path(".versions") / end
     python = str(place / "bin" / "python")
@@ -72,7 +71,7 @@ def versions(given: Namespace, end: str) -> Iterator[Row]:
 
     stated = read_toml("pyproject")["project"]["dependencies"]
     lower = dict(re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(stated), re.MULTILINE))
-    # an open range fetches gigabytes of CUDA libraries
+    # An open range would fetch gigabytes of CUDA libraries.
     pip("install --quiet --constraint constraints.txt torch")
     oldest = " ".join(f"{name}=={lower[name]}" for name in RANGED if end == "oldest")
     pip(f"install --quiet --upgrade . pytest hypothesis {oldest}")
@@ -89,7 +88,7 @@ def versions(given: Namespace, end: str) -> Iterator[Row]:
 def _tested(
     what: str, tests: Sequence[str], *options: str, python: str = sys.executable, **variables: str
 ) -> Row:
-    """Run tests of the suite: a row of those that ran and those that passed."""
+    """Run tests of the suite, and return a row with the numbers of tests and of passed tests."""
     paths = [f"tests/{name}.py" for name in tests]
     with TemporaryDirectory() as scratch:
         report = f"{scratch}/report.xml"
@@ -120,14 +119,14 @@ def write_page(file: Path, table: Frame) -> None:
 
 
 def holds(row: Any) -> bool:
-    """Whether enough of what a row tried held; a remark, which tries nothing, does."""
+    """Whether enough trials of a row held; true for a remark, which has no trials."""
     return bool(pandas.isna(row.get("tried"))) or bool(
         row["tried"] > 0 and row["held"] >= row["needed"] * row["tried"]
     )
 
 
 def main() -> int:
-    """Try."""
+    """Run the parts."""
     parser = ArgumentParser(
         prog="python -m benchmarks.robustness", description=(__doc__ or "").splitlines()[0]
     )

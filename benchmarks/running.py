@@ -1,13 +1,12 @@
-"""Parts, each in a process of its own, the table that their rows go to, and what a call or a
-command costs.
+"""Parts, each in a separate process, the table of their rows, and the cost of a call or a command.
 
 A part is a function that takes the options of the command line and yields rows. Its name has
 sections: "layer" selects "layer/512" and "layer/4096". The table is one CSV file, written after
 each part; the rows of parts that did not run stay.
 
-CPU time is user and system time of all threads: ratios of it hold on a machine that does other
-things too. Memory is the high-water mark of the resident set above where it stood before the call,
-where the system tells it (Linux): results are in it, inputs are not.
+CPU time is user and system time of all threads: its ratios are stable even while other processes
+run. Memory is the high-water mark of the resident set minus its size before the call, on systems
+that report it (Linux): it includes results, and excludes inputs.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ import pandas
 from benchmarks.process_memory import resident
 
 Row = dict[str, Any]
-Frame = Any  # a pandas.DataFrame: pandas' own types do not know what its columns give
+Frame = Any  # a pandas.DataFrame: pandas' types do not know the types of its columns
 Cost = dict[str, Any]
-"""`cpu_seconds`, `wall_seconds`, `megabytes` (2^20 bytes); NaN for what the system does not tell.
-"""
+"""`cpu_seconds`, `wall_seconds`, `megabytes` (2^20 bytes); NaN if the system does not report it."""
 Part = Callable[[Namespace], Iterable[Row]]
 LIBRARIES = ("torch", "transformers", "transformer-lens", "xarray", "h5py", "repo-interp")
 ENVIRONMENT = {
@@ -48,7 +46,7 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
-    # An installed package has its bytecode; without it, every process would compile ours anew.
+    # An installed package has bytecode; without it, every process would compile our modules again.
     "PYTHONDONTWRITEBYTECODE": "",
 }
 _CLEAR = Path("/proc/self/clear_refs")
@@ -62,12 +60,12 @@ def run(
     write_page: Callable[[Path, Frame], None],
     by_name: Sequence[str] = (),
 ) -> list[Row]:
-    """Run the parts that the command line names, by default all but those of the sections
-    `by_name`; return their rows.
+    """Run the parts that the command line names, by default all except the sections `by_name`;
+    return their rows.
 
-    Their rows go to `table`, or where the command line says. A part that fails, or whose process is
-    killed, costs the others nothing: the program ends with a line on each such part and exit code
-    1.
+    The rows are written to `table`, or to the file that the command line names. A part that fails,
+    or whose process is killed, does not affect the others: the program ends with one line per such
+    part and exit code 1.
     """
     every = list(dict.fromkeys(name.partition("/")[0] for name in parts))
     parser.add_argument(
@@ -114,13 +112,13 @@ def run(
 
 
 def row(what: str, beside: str = "", **columns: Any) -> Row:
-    """A row of a table: what is measured, the row it is compared with, and other columns."""
+    """A row of a table: the measured item, the row for comparison, and other columns."""
     return {"what": what} | ({"beside": beside} if beside else {}) | columns
 
 
 def read_toml(file: str | Path) -> dict[str, Any]:
-    """What is stated in a TOML file, given its path with any ending, such as that of the module
-    beside it.
+    """The content of a TOML file, given its path with any ending, such as the path of a module with
+    the same name.
     """
     return tomllib.loads(Path(file).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -128,7 +126,7 @@ def read_toml(file: str | Path) -> dict[str, Any]:
 def read_parts(
     stated: Mapping[str, dict[str, Any]], functions: Mapping[str, Any]
 ) -> dict[str, Part]:
-    """Parts by name: the function that is named, else that of the section, with its options."""
+    """Parts by name: the named function, else that of the section, with its options."""
     return {
         name: partial(functions[options.pop("function", name.partition("/")[0])], **options)
         for name, options in stated.items()
@@ -141,9 +139,9 @@ def said_of(error: Exception, longest: int = 140) -> str:
 
 
 def in_a_process(work: Callable[..., Any], *arguments: Any, start: str = "spawn") -> Any:
-    """What `work` returns in a new process.
+    """The result of `work` in a new process.
 
-    Raises what it raises, and BrokenProcessPool where the process was killed.
+    Raises the errors of `work`, and BrokenProcessPool if the process was killed.
     """
     with ProcessPoolExecutor(1, get_context(start)) as pool:
         return pool.submit(work, *arguments).result()
@@ -154,7 +152,7 @@ def _rows(part: Part, given: Namespace) -> list[Row]:
 
 
 def read(table: Path, columns: Sequence[str]) -> Frame:
-    """The table in the file `table`; empty where there is none."""
+    """The table in the file `table`; empty if there is none."""
     return (
         pandas.read_csv(table)
         if table.is_file()
@@ -165,8 +163,8 @@ def read(table: Path, columns: Sequence[str]) -> Frame:
 def keep(
     table: Path, columns: Sequence[str], part: str, rows: Sequence[Row], order: Sequence[str]
 ) -> None:
-    """Put `rows` in the place of the rows of `part`, with what they were made with; parts stand in
-    `order`, others go.
+    """Replace the rows of `part` by `rows`, with machine and libraries; parts are sorted by
+    `order`, and other parts are removed.
     """
     before = read(table, columns)
     new = pandas.DataFrame(
@@ -185,8 +183,8 @@ def keep(
 
 
 def sections(table: Frame, shown: Frame, parts: Mapping[str, Part]) -> list[str]:
-    """The lines of a page: by section what its function says and its rows of `shown`, then what the
-    rows of `table` were made with.
+    """The lines of a page: by section the docstring of its function and its rows of `shown`, then
+    machine and libraries of the rows of `table`.
     """
     lines = []
     of_row = table["part"].str.partition("/")[0]
@@ -220,7 +218,7 @@ def circumstances() -> str:
 
 
 def markdown(frame: Frame) -> str:
-    """`frame` as a table of Markdown: numbers with three digits, nothing for what is missing."""
+    """`frame` as a table of Markdown: numbers with three digits, empty cells for missing ones."""
     numeric = [pandas.api.types.is_numeric_dtype(frame[name]) for name in frame]
     lines = [
         "| " + " | ".join(map(str, frame.columns)) + " |",
@@ -243,8 +241,8 @@ def _cell(value: Any) -> str:
 
 
 def cost(call: Callable[[], object], repeats: int = 1) -> Cost:
-    """The least seconds of `repeats` calls after one to warm up (none where `repeats` is 1), and
-    the peak memory of the first.
+    """The least seconds of `repeats` calls after a warm-up (none if `repeats` is 1), and the peak
+    memory of the first call.
     """
 
     def seconds() -> tuple[float, float]:
@@ -256,7 +254,7 @@ def cost(call: Callable[[], object], repeats: int = 1) -> Cost:
         call()
     gc.collect()
     if _CLEAR.exists():
-        ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system
+        ctypes.CDLL(None).malloc_trim(0)  # return free memory to the system
         _CLEAR.write_text("5")  # the high-water mark starts from here
     before = resident("VmRSS")
     first = seconds()
@@ -268,8 +266,8 @@ def cost(call: Callable[[], object], repeats: int = 1) -> Cost:
 def time_command(
     words: str, until: str = "", environment: Mapping[str, str] | None = None
 ) -> tuple[float, Cost]:
-    """Run Python with `words`; return the seconds by the clock to the first line, and what the
-    whole run costs, with all that the process ever held.
+    """Run Python with `words`; return the wall-clock seconds to the first line, and the cost of the
+    whole run, with the peak memory of the process.
 
     With `until`, the run ends after the first line that contains it. Raises OSError if it fails.
     """
@@ -296,9 +294,9 @@ def time_command(
 
 
 def _peak(process: int) -> float:
-    """The most megabytes that a process held; returns when it has ended.
+    """The peak memory of a process in megabytes; returns when the process has ended.
 
-    Its own high-water mark: what wait4 tells begins with that of the process that started it.
+    Reads the high-water mark of the process, since that of wait4 includes the parent's.
     """
     peak = math.nan
     while not math.isnan(now := resident("VmHWM", process)):

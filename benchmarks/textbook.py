@@ -1,8 +1,8 @@
 """The textbook way of four measures: make the maps, as the formulas in the papers read.
 
-What would take minutes or gigabytes is done for some heads or components, and its time multiplied:
-a sample is a call, how often its work occurs in the whole, and what it made. Memory is what the
-call took. Maps are float32; the ridge fit is solved in float64.
+Work that would take minutes or gigabytes is done only for some heads or components, and its time is
+multiplied: a sample is a call, the number of times its work occurs in the whole, and its result in
+words. Memory is that of the call. Maps are float32; the ridge fit is solved in float64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Sample = tuple[Callable[[], object], float, str]
 
 
 def textbook_rows(inputs: AttentionInputs, spans: Spans) -> Iterator[Row]:
-    """A row per measure, and one of all; each beside ours."""
+    """One row per measure, and one for all, each compared with ours."""
     made: list[tuple[float, Cost]] = []
     for way in (attention_mass, components, three_axis, fake_distance):
         samples = way(inputs, spans)
@@ -31,7 +31,7 @@ def textbook_rows(inputs: AttentionInputs, spans: Spans) -> Iterator[Row]:
 
 
 def _together(costs: Sequence[tuple[float, Cost]]) -> Cost:
-    """The cost of calls one after the other, each as often as its number says."""
+    """The cost of consecutive calls, each multiplied by its number."""
     seconds = {
         unit: sum(times * spent[unit] for times, spent in costs)
         for unit in ("cpu_seconds", "wall_seconds")

@@ -22,7 +22,7 @@ TOKENS = torch.randint(3, 120, (2, 12), generator=torch.Generator().manual_seed(
 
 
 def small_configuration(family: str, **changes: Any) -> Any:
-    """A configuration of `family` with small sizes, and with `changes` where it has such fields."""
+    """A configuration of `family` with small sizes, and with `changes` if it has such fields."""
     kind = CONFIG_MAPPING[family]
     default = kind()
     sizes = (

@@ -1,6 +1,6 @@
 """Builds the documentation as a site in build/site: `make site`, or `python docs/build_site.py`.
 
-README.md, docs/*.md and the READMEs of plug-ins    pages; every file of the repository that they link to, and so on, is put beside them
+README.md, docs/*.md and the READMEs of plug-ins    pages; every file of the repository that they link to, and so on, is copied too
 ri.*                       a page for the package and for each of its public modules, from __all__ and the docstrings
 """
 
@@ -25,8 +25,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)", re.MULTILINE)
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}
 """No advertisement of another program in the output."""
 MODULES = ("tasks", "measures", "experiments", "interventions", "plots", "explorer")
-"""The public modules of the package, in the order in which its docstring names what they are for.
-"""
+"""The public modules of the package, in the order of its docstring."""
 GROUPS = {
     "Open a model": ("repo_interp.models",),
     "Prompts": ("repo_interp.tasks", "repo_interp.analysis.coercion"),

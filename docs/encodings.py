@@ -1,7 +1,7 @@
 """Write encodings.md and encodings.csv from the records: `python docs/encodings.py`.
 
-`--fill N` trains N empty cells before, in the order of what is wanted most, and writes the page
-again after each; `make encodings` fills all. `--check` compares, and writes nothing; CI does.
+`--fill N` first trains N empty cells, the most useful ones first, and writes the page
+again after each; `make encodings` fills all. `--check` compares and writes nothing; CI runs it.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ def faults(check: bool) -> Iterator[str]:
     """Write the page and the table, or compare them.
 
     Args:
-        check: Whether nothing is written.
+        check: Whether to write nothing.
 
     Yields:
-        What differs, in words.
+        A description of each difference.
     """
     found, rows = cells(), rows_of()
     table = as_table(found).to_csv(index=False, lineterminator="\n", float_format="%.6g")
@@ -132,7 +132,7 @@ def faults(check: bool) -> Iterator[str]:
 
 
 def _filled(count: int, jobs: int) -> bool:
-    """Fill `count` cells, or all where it is negative; False after an interrupt."""
+    """Fill `count` cells, or all if it is negative; False after an interrupt."""
     empty, console = in_order(cells()), Console(stderr=True)
     chosen = empty if count < 0 else empty[:count]
     with steps(console, EVERY) as step:
@@ -150,7 +150,7 @@ def _filled(count: int, jobs: int) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fill cells where that is asked, then write the pages or compare them; 1 where they differ.
+    """Fill cells if requested, then write the pages or compare them; return 1 if they differ.
 
     Args:
         arguments: Words of the command line; None: those of this process.

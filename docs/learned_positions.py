@@ -1,8 +1,8 @@
-"""Write what notebook 11 prints into learned_positions.md: `python docs/learned_positions.py`.
+"""Write the outputs of notebook 11 into learned_positions.md: `python docs/learned_positions.py`.
 
-A block of text after `<!-- printed: N -->` is what the notebook's code cell N prints. `--check` runs
-the cells again - not those with the tag "minutes" - compares what they print with what the notebook
-keeps, and the page with it; CI does. A number of the page's prose that no cell prints is an error in both.
+A block of text after `<!-- printed: N -->` is the output of the notebook's code cell N. `--check` runs
+the cells again, except those with the tag "minutes", and compares the outputs with the notebook and
+with the page; CI runs it. Both modes report a number of the page's prose that no cell prints as an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGE = Path(__file__).with_suffix(".md")
 NOTEBOOK = PAGE.parents[1] / "notebooks" / "11_what_learned_positions_do.ipynb"
 BLOCK = re.compile(r"(<!-- printed: (\d+) -->\n```text\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"^```.*?^```$|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", re.MULTILINE | re.DOTALL)
-"""What is no prose: blocks, code, addresses and comments."""
+"""Parts of the page that are not prose: blocks, code, addresses and comments."""
 NUMBER = re.compile(r"(?<![\w.,-])[-+]?(?:\d[\d,]*\d|\d)?(?:\.\d+)?(?![\w-])")
 
 
@@ -32,7 +32,7 @@ MINUTES = "minutes"
 
 
 def cells() -> list[tuple[str, str, bool]]:
-    """Return the code of every code cell, what it printed, and whether it takes minutes."""
+    """Return code and output of every code cell, and whether it takes minutes."""
     return [
         (
             "".join(cell["source"]),
@@ -53,7 +53,7 @@ def filled(page: str, outputs: list[str]) -> str:
 
     Args:
         page: Markdown of the page.
-        outputs: What every code cell prints.
+        outputs: Output of every code cell.
 
     Returns:
         The page.
@@ -74,7 +74,7 @@ def unprinted(page: str, outputs: list[str]) -> list[str]:
 
     Args:
         page: Markdown of the page.
-        outputs: What every code cell prints.
+        outputs: Output of every code cell.
 
     Returns:
         Numbers, in the order of the page.
@@ -87,10 +87,10 @@ def faults(check: bool) -> Iterator[str]:
     """Write the page's blocks, or compare them.
 
     Args:
-        check: Whether cells run again, and nothing is written.
+        check: Whether to run the cells again, and write nothing.
 
     Yields:
-        What differs, in words.
+        A description of each difference.
     """
     page, kept = PAGE.read_text(encoding="utf-8"), cells()
     outputs = [output for _, output, _ in kept]
@@ -111,7 +111,7 @@ def faults(check: bool) -> Iterator[str]:
 
 
 def main() -> int:
-    """Write the page's blocks, or compare them; 1 where something differs."""
+    """Write the page's blocks, or compare them; return 1 if something differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     try:

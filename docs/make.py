@@ -1,4 +1,4 @@
-"""Writes the parts of `docs/` that come from the code: `make docs`, or `python docs/make.py`.
+"""Write the parts of `docs/` that come from the code: `make docs`, or `python docs/make.py`.
 
 commands.md            every command with its options, from the parsers
 all_errors.md          every message of an error or a warning, from the code that raises it
@@ -137,26 +137,26 @@ search:
 
 # All errors
 
-The errors that people meet first stand in [errors.md](errors.md), with what to do. This page has every message of an error or a warning
-that the package itself gives, from the code. The search of the site leaves it out: search within the page for a few words of yours. `...`
-stands for what a message quotes: a path, a name, a number. Most say what was wanted, what came and what to do; below each stand its kind
-and the function that gives it.
+[errors.md](errors.md) explains the most common errors. This page lists every error message and warning
+of the package, from the code. The site's search excludes it: search within the page for a few words of your message. `...`
+stands for a path, a name or a number in a message. Most messages state the expected value, the given value and a remedy; below each
+message are its kind and the function that raises it.
 
-| kind | what it is | what to do |
+| kind | meaning | remedy |
 |---|---|---|
-| `InputError` | bad input: a file, an option, a checkpoint (exit code 2) | what the message says; nothing was written |
-| `Taken` | a directory of other results, other files or another process | another directory, or `--overwrite` where it is named |
-| `Unfinished` | work stopped; what is done is kept | fix what the message names and give the same command again |
-| `NotFinite` | numbers became NaN or infinite | look at the layer, head and prompt that it names; `--dtype float32` rules out rounding |
+| `InputError` | bad input: a file, an option, a checkpoint (exit code 2) | see the message; nothing was written |
+| `Taken` | a directory of other results, other files or another process | another directory, or `--overwrite` if the message names it |
+| `Unfinished` | work stopped; finished parts are kept | fix the cause in the message and repeat the same command |
+| `NotFinite` | numbers became NaN or infinite | check the layer, head and prompt in the message; `--dtype float32` rules out rounding |
 | `ArgumentTypeError` | a word of the command line | `repo-interp COMMAND --help`, or [commands.md](commands.md) |
-| `ValueError` | a wrong argument of a Python call; from a command it comes as an `InputError` | what the message says |
-| a line `not measured` | one measure stopped; the run has the others, and the command exits with 1 | what the line says |
-| an interruption | Ctrl-C, exit code 130 | the same command goes on where the message says so |
-| a warning | nothing is refused, but results rest on it | read it before the numbers |
+| `ValueError` | a wrong argument of a Python call; a command reports it as an `InputError` | see the message |
+| a line `not measured` | one measure stopped; the run has the others, and the command exits with 1 | see the line |
+| an interruption | Ctrl-C, exit code 130 | the same command continues if the message states it |
+| a warning | nothing is refused, but results depend on it | read it before the numbers |
 
-Python's argparse adds `the following arguments are required`, `invalid choice`, `unrecognized arguments` and
-`expected one argument`, of the command line. A message that begins with a name of Python, such as `KeyError`, is a mistake of
-ours: please report it.
+Python's argparse adds the messages `the following arguments are required`, `invalid choice`, `unrecognized arguments` and
+`expected one argument`. A message that begins with a Python name, such as `KeyError`, is a
+bug: please report it.
 """
 THEMES = {
     "Checkpoints and models": ("checkpoint_files", "gguf", "models", "shipped", "schemes"),
@@ -169,8 +169,8 @@ THEMES = {
     "The command line": ("cli",),
     "Everything else": (),
 }
-"""Sections of all_errors.md: the parts of the package whose messages each has; the last has those of
-all others.
+"""Sections of all_errors.md, with the parts of the package whose messages they contain; the last
+section has all other messages.
 """
 KINDS = (
     "InputError",
@@ -192,12 +192,12 @@ SHOWN = {
     "_said": "an answer of the explorer",
     "Interrupted": "an interruption (exit code 130)",
 } | dict.fromkeys(WARNINGS, "a warning")
-"""Kinds that the page does not call by their name in the code."""
+"""Names on the page for kinds that it does not call by their name in the code."""
 ELLIPSIS = re.compile(r"(\.\.\.)(\W*\.\.\.)+")
 
 
 def errors_page(package: Path = HERE.parent / "repo_interp") -> str:
-    """all_errors.md: a heading per message, so that a search for its words ends there."""
+    """all_errors.md: one heading per message, so that a search for its words finds it."""
     found: dict[str, dict[str, list[str]]] = {theme: defaultdict(list) for theme in THEMES}
     *_, rest = THEMES
     for file in sorted(package.rglob("*.py")):
@@ -219,11 +219,11 @@ def errors_page(package: Path = HERE.parent / "repo_interp") -> str:
 
 
 def messages(source: str) -> Iterator[tuple[str, str, str]]:
-    """The messages that the code `source` can give: kind, text with `...` for what it fills in,
+    """The messages that the code `source` can raise: kind, text with `...` for inserted values,
     function.
 
-    Text that a local name holds is filled in; a message without words of its own is another one's,
-    and left out.
+    The texts of local names are inserted. A message without its own words repeats another one, and
+    is left out.
     """
     tree = ast.parse(source)
     remarks: dict[ast.AST, ast.expr | None] = {
@@ -260,7 +260,7 @@ def messages(source: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _said(node: ast.AST) -> tuple[str, ast.expr | None]:
-    """Which kind of error or warning a piece of code gives, and its text; None where it gives
+    """The kind of error or warning that a piece of code raises, and its text; None if it raises
     none.
     """
     if isinstance(node, ast.Return) and isinstance(node.value, ast.JoinedStr | ast.IfExp):
@@ -290,7 +290,7 @@ def _alternatives(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _texts_of_names(function: ast.AST) -> dict[str, ast.expr]:
-    """The text that each name of a function stands for, where it is given once."""
+    """The text of each name in a function that is assigned once."""
     given: dict[str, list[ast.expr]] = defaultdict(list)
     for node in ast.walk(function):
         if (
@@ -329,8 +329,8 @@ def filled(page: str, table: Callable[[str, str], str]) -> str:
 
 
 def maker_of_tables() -> Callable[[str, str], str]:
-    """A function of a kind and a name that returns the table; the models run once, when the first
-    variables are needed.
+    """A function of a kind and a name that returns the table; the models run once, for the first
+    table of variables.
     """
     groups: dict[str, Any] = {}
 
@@ -349,7 +349,7 @@ def maker_of_tables() -> Callable[[str, str], str]:
 
 
 def tiny_run() -> dict[str, Any]:
-    """Every group that a run can have, with all optional variables, from tiny models with random
+    """Every possible group of a run, with all optional variables, from tiny models with random
     weights.
     """
     from repo_interp.analysis.analyze import analyze
@@ -407,7 +407,7 @@ def _tiny_model(layout: str):
 
 
 def _variables(group: Any) -> Iterator[str]:
-    yield from ("| variable | axes | units | what it is |", "|---|---|---|---|")
+    yield from ("| variable | axes | units | meaning |", "|---|---|---|---|")
     for name, array in group.data_vars.items():
         axes = ", ".join(map(str, array.dims)) or "-"
         yield _row(f"`{name}`", axes, array.attrs["units"], array.attrs["long_name"])
@@ -481,7 +481,7 @@ def _row(*cells: str) -> str:
 
 
 def main() -> None:
-    """Write every page that has a part made from the code."""
+    """Write every page with a part from the code."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     (HERE / "commands.md").write_text(commands_page(), encoding="utf-8")
     (HERE / "all_errors.md").write_text(errors_page(), encoding="utf-8")

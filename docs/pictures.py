@@ -1,8 +1,8 @@
-"""Draws the pictures of docs/pictures: `python docs/pictures.py`, or `--check` to compare them.
+"""Draw the pictures of docs/pictures: `python docs/pictures.py`, or `--check` to compare them.
 
-Each is a figure of a command that anybody can give. `{texts}` is a file with the texts of notebook
-11; its picture needs `repo-interp fetch smollm2-135m`, and is left out without. `--check` draws all
-again and names those that show anything else than the ones that are there; CI runs it.
+Each picture is a figure of a command that users can run. `{texts}` is a file with the texts of
+notebook 11; its picture needs `repo-interp fetch smollm2-135m`, and is left out otherwise.
+`--check` draws all again and names the pictures that differ from the stored ones; CI runs it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def draw(into: Path) -> list[Path]:
 
 
 def write_texts(file: Path) -> str:
-    """Write the texts of notebook 11 as prompts, or say what has to be fetched first."""
+    """Write the texts of notebook 11 as prompts, or name the data to fetch first."""
     names: dict[str, Any] = {}
     try:
         printed(cells()[0][0], "code cell 1", names)
@@ -117,11 +117,11 @@ def differs(old: Path, new: Path) -> str:
     """Compare two pictures by their pixels.
 
     Args:
-        old: Picture that is there.
+        old: Stored picture.
         new: Picture drawn again.
 
     Returns:
-        What differs, in words; "" if nothing does.
+        A description of the difference; "" if there is none.
     """
     if not old.exists():
         return "is not there"
@@ -135,7 +135,7 @@ def differs(old: Path, new: Path) -> str:
 
 
 def main() -> int:
-    """Draw the pictures, or compare them; 1 where one differs."""
+    """Draw the pictures, or compare them; return 1 if one differs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     check = parser.parse_args().check

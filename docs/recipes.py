@@ -1,12 +1,11 @@
-"""Run the recipes of recipes.md and write what they print below them: `python docs/recipes.py [NUMBER ...]`.
+"""Run the recipes of recipes.md and write their outputs into the page: `python docs/recipes.py [NUMBER ...]`.
 
-Every recipe is a block of Python that stands alone; its output stands in the block of text after
-it. Its reference is a file of recipe_references/ that computes the same lines, or some of them,
-with transformers alone; its output stands in a second block. Every line of a reference must be a
+Every recipe is a self-contained block of Python, followed by a block of text with its output. Its
+reference is a file of recipe_references/ that computes the same lines, or some of them, with
+transformers alone; a second block has the reference's output. Every line of a reference must be a
 line of the recipe, with the same words and whole numbers, and other numbers within one unit of the
 last digit. The test suite runs both on small models that come with the package (`SMALL`).
-`--check` compares what they print with what stands there, and names the recipes that differ; CI
-runs it.
+`--check` compares the outputs with the page, and names the recipes that differ; CI runs it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from repo_interp.errors import InputError
 
 PAGE = Path(__file__).resolve().parent / "recipes.md"
 REFERENCES = PAGE.parent / "recipe_references"
-sys.path.append(str(REFERENCES))  # references import what they share
+sys.path.append(str(REFERENCES))  # references import a shared module
 RECIPE = re.compile(
     r"^## (?P<title>.+?)\n.*?^```python\n(?P<code>.*?)^```\n\n```text\n(?P<output>.*?)^```$"
     r"(?:\n\nThe same with transformers alone[^\n]*:\n\n```text\n(?P<reference>.*?)^```$)?",
@@ -39,7 +38,7 @@ SMALL = {
     '"smollm2-135m"': '"language/rope"',
     '"gemma3-270m"': '"language/rope"',
 }
-"""Names of models in the recipes, and the small ones that stand for them in tests."""
+"""Names of models in the recipes, and the small models that replace them in tests."""
 
 
 def recipes() -> dict[str, str]:
@@ -50,28 +49,28 @@ def recipes() -> dict[str, str]:
 
 
 def reference_file(title: str) -> Path:
-    """Return the file that a recipe's reference has, or would have."""
+    """Return the file of a recipe's reference, whether it exists or not."""
     return REFERENCES / f"{re.sub(r'[^a-z0-9]+', '_', title.lower()).strip('_')}.py"
 
 
 def printed(code: str, name: str, names: dict[str, Any] | None = None) -> str:
-    """Run a recipe, and return what it prints."""
+    """Run a recipe, and return its output."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         exec(compile(code, name, "exec"), {} if names is None else names)
     return output.getvalue()
 
 
 def agree(stored: str, found: str, slack: Callable[[str], Decimal] | None = None) -> bool:
-    """Return whether two outputs have the same words, and numbers that processors may give.
+    """Return whether two outputs have the same words, and numbers equal up to rounding.
 
     Args:
-        stored: Output that stands on the page.
-        found: Output of now.
-        slack: By how much a number may differ, given as it is printed; None: by two units of the
-            last digit and 1 %, and a whole number by nothing.
+        stored: Output on the page.
+        found: New output.
+        slack: Largest difference of a number, as a function of its printed text; None: two units of
+            the last digit plus 1 %, and 0 for a whole number.
 
     Returns:
-        False where words differ, or numbers by more.
+        False if words differ, or numbers differ by more.
     """
     if NUMBER.sub("#", stored).split() != NUMBER.sub("#", found).split():
         return False
@@ -83,11 +82,11 @@ def lines_that_differ(output: str, reference: str) -> list[str]:
     """Return the lines of a reference that its recipe does not print.
 
     Args:
-        output: What the recipe prints.
-        reference: What its reference prints: some of these lines, in their order.
+        output: Output of the recipe.
+        reference: Output of its reference: some of these lines, in the same order.
 
     Returns:
-        The lines; empty where all agree.
+        The lines; empty if all agree.
     """
     left, differ = iter(output.splitlines()), []
     for line in reference.splitlines():
@@ -104,14 +103,14 @@ def _slack(number: str) -> Decimal:
 
 
 def _last_digit(number: str) -> Decimal:
-    """The unit of the last digit; 0 of a whole number: a head, a layer or a count."""
+    """The unit of the last digit; 0 for a whole number: a head, a layer or a count."""
     exponent = Decimal(number).as_tuple().exponent
     assert isinstance(exponent, int)
     return Decimal(10) ** exponent if exponent else Decimal(0)
 
 
 def main() -> int:
-    """Write the outputs of some recipes, or of all; or compare them."""
+    """Write the outputs of some recipes or all, or compare them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("numbers", nargs="*", type=int, help="recipes, from 1 on (default: all)")
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
@@ -148,7 +147,7 @@ def main() -> int:
         beside = f"\n\nThe same with transformers alone, {link}:\n\n```text\n{reference}```"
         return f"{head}{output}```{beside if reference else ''}"
 
-    # Recipes write where they run
+    # Recipes write into their working directory.
     with tempfile.TemporaryDirectory() as elsewhere, contextlib.chdir(elsewhere):
         written = RECIPE.sub(write, text)
     if not arguments.check:

@@ -1,4 +1,4 @@
-"""What mkdocs.yml hooks into the build of the site.
+"""Hooks of mkdocs.yml for the build of the site.
 
 formulas      become MathML, so that a page needs no script and no network
 search        ranks guides before the reference, results and logs, which repeat their words, and finds a section by other forms of its words

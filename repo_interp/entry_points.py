@@ -153,7 +153,7 @@ def names(group: str) -> tuple[str, ...]:
         Our names in order, then sorted names from other packages.
     """
     ours = OWN.get(group, {})
-    # Ours first, in the order of the page; a name of another package cannot take the place of ours.
+    # Ours first, in the order of the page; names of other packages cannot replace ours.
     return (*ours, *sorted({point.name for point in installed_points(group)} - set(ours)))
 
 
@@ -186,7 +186,7 @@ def find(group: str, name: str) -> Any:
         name: Name in the group.
 
     Returns:
-        The object; None where there is none.
+        The object; None if there is none.
 
     Raises:
         InputError: It cannot be imported, or two packages give the name.
@@ -270,7 +270,7 @@ def named(group: str, name: str, is_one: Callable[[Any], bool], wanted: str) -> 
     """
     require_names(group, [name])
     factory = find(group, name)
-    # Checked before the call: an object in place of a factory is the usual mistake.
+    # Checked before the call: an object instead of a factory is the usual mistake.
     if not callable(factory):
         raise InputError(
             f"{called(group, name)} is of type {type(factory).__name__}; wanted a callable without "
@@ -297,7 +297,7 @@ def called(group: str, name: str) -> str:
         name: Name in the group.
 
     Returns:
-        Kind, name, and the package where that is another.
+        Kind, name, and the package if it is another one.
     """
     return f"the {kind_of(group)} {name!r}{given_by(group, name)}"
 
@@ -321,13 +321,13 @@ def given_by(group: str, name: str) -> str:
 
 
 def kind_of(group: str) -> str:
-    """Return what a group has, for messages.
+    """Return the kind of the objects in a group, for messages.
 
     Args:
         group: Group of entry points, such as "repo_interp.measures".
 
     Returns:
-        One of its kind in words, such as "measure".
+        The kind in words, such as "measure".
     """
     return group.rpartition(".")[2].removesuffix("s")
 
@@ -339,6 +339,6 @@ def package_of(point: EntryPoint | RegisteredPoint) -> str:
         point: An entry point.
 
     Returns:
-        Name of the distribution; of a registered object, and where none is known, the module.
+        Name of the distribution; the module for a registered object, or if no package is known.
     """
     return point.module if point.dist is None else point.dist.name

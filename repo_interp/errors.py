@@ -5,10 +5,10 @@ An error is one line - wanted, given, remedy -; the command line prints it and e
     InputError        input that a user can correct: a checkpoint, a prompts file, an option
       Taken           a directory of other results, of other files or of another process
       Unfinished      work that stopped for a reason that can be fixed; the same call continues it
-      NotFinite       numbers that became NaN or infinite: which, in which layer, head and prompt
+      NotFinite       numbers that became NaN or infinite, with their layer, head and prompt
     Note              a warning that affects results; the command line prints it and continues
 
-Any other error is a bug of ours, or of another package.
+Any other error is a bug of this package or of another one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Literal
 _LONGEST = 1000
 """Characters of a line."""
 _PASSED_OVER = (__name__.partition(".")[0], "contextlib")
-"""Packages that are not the user's code: ours, and contextlib, which ends contexts of ours."""
+"""Packages that are not the user's code: ours, and contextlib, which ends our contexts."""
 
 
 class InputError(ValueError):
@@ -88,7 +88,7 @@ def warn(message: str, kind: type[Note] = Note) -> None:
         frame.f_back is not None
         and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER
     ):
-        # Through all frames of ours, so that the warning names the user's line
+        # Skip all of our frames, so that the warning names the user's line.
         frame, calls = frame.f_back, calls + 1
     warnings.warn(kind(message), stacklevel=calls)
 
@@ -157,7 +157,7 @@ def as_input_errors(message: str, longest: int = 300) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        # The message names the file; the library's traceback says nothing about it.
+        # The message names the file; the library's traceback does not.
         raise InputError(f"{message}: {one_line(error, longest)}") from None
 
 
@@ -166,12 +166,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     Args:
         name: Unknown name.
-        known: Names that there are.
+        known: Known names.
 
     Returns:
-        "did you mean X? "; empty where none is near.
+        "did you mean X? "; empty if none is near.
     """
-    # 0.75: a slip of the keys, not a name that is as long
+    # 0.75 matches typing errors, not every name of the same length.
     close = get_close_matches(name, tuple(known), n=1, cutoff=0.75)
     return f"did you mean {close[0]}? " if close else ""
 
@@ -186,25 +186,25 @@ def one_line(text: object, longest: int = 300) -> str:
     Returns:
         The line.
     """
-    # Some exceptions have no text, so their type must do.
+    # Some exceptions have no text; their type is used instead.
     words = " ".join(str(text).split()) or (
         type(text).__name__ if isinstance(text, BaseException) else ""
     )
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
-    # The end is kept: it has remedies, and the cause in library errors.
+    # The end is kept: it contains remedies, and the cause in errors of libraries.
     end = min(100, (longest - 3) // 2)
     return line if len(line) <= longest else f"{line[: longest - 3 - end]}...{line[-end:]}"
 
 
 def quoted(value: object, longest: int = 80) -> str:
-    """Say which value came in the place of another.
+    """Describe a given value that is wrong, for a message.
 
     Args:
-        value: Any object, such as a number, or a model in the place of prompts.
+        value: Any object, such as a number, or a model instead of prompts.
         longest: Characters of a text or number that are kept.
 
     Returns:
-        The value as Python writes it; "a TYPE" if that is longer or has several lines.
+        The `repr` of the value; "a TYPE" if that is longer or has several lines.
     """
     if isinstance(value, str | bytes | int | float):
         return one_line(repr(value), longest)

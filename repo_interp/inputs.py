@@ -33,13 +33,13 @@ Spans = Mapping[str, Bool[Tensor, "prompt token"]]
 """Named sets of tokens: a mask over the tokens of the batch's prompts by name."""
 
 TENSORS = ("positions", "key_positions", "queries", "keys", "gate_features")
-"""Tensors of a layer that must be finite, in the order in which they are looked at."""
+"""Tensors of a layer that must be finite, in the order in which they are checked."""
 _BY_PROMPT = (*TENSORS, "valid", "prompts", "tokens", "documents", "hidden")
 """Tensors with prompts as their first axis."""
 _ROWS = 8
 """Rows in which position logits of other packages' schemes are checked."""
 _LARGEST = 1e18
-"""Of a logit: its square is a finite float32."""
+"""Largest logit: its square is a finite float32."""
 
 PositionLogits = Callable[[Int[Tensor, "row"]], Float[Tensor, "prompt head row key"]]
 """Position logits that a scheme adds, only for given query rows and never the whole map.
@@ -64,7 +64,7 @@ class Predictions:
 
     @property
     def row_of_first_prompt(self) -> int | None:
-        """Row of the analysis' prompt number 0 in this batch; None where another batch has it."""
+        """Row of the analysis' prompt number 0 in this batch; None if another batch has it."""
         return _row_of_first(self.prompts)
 
 
@@ -80,13 +80,13 @@ class AttentionInputs:
     queries: Float[Tensor, "prompt head token d_head"]
     keys: Float[Tensor, "prompt kv_head token d_head"]
     positions: Float[Tensor, "prompt any token *component"] | None
-    """One row per head, per key-value head, or one for all; None where the scheme has no positions
+    """One row per head, per key-value head, or one for all; None if the scheme has no positions
     (NoPE). With a fourth axis, every rotary pair has its position (`differ_by_pair`).
     """
     frequencies: Float[Tensor, "*any component"] | None
-    """theta_r of the rotation, None where nothing is rotated (NoPE, additive schemes).
+    """theta_r of the rotation, None if nothing is rotated (NoPE, additive schemes).
 
-    [head, 1, component] where heads have their own.
+    [head, 1, component] if heads have their own.
     """
     attention_scaling: float | Float[Tensor, "*any component"]
     """Factor of queries and keys by rotation (YaRN's): a number, one per pair, or one per head and
@@ -101,14 +101,14 @@ class AttentionInputs:
     window: int | None = None
     """Query i sees keys i - window + 1 .. i; None sees all earlier keys."""
     softcap: float | None = None
-    """Of `cap_logits`, for the logits before position logits are added; None: they stay."""
+    """Argument of `cap_logits`, for the logits before position logits are added; None: no cap."""
     position_logits: PositionLogits | None = None
     gate_features: Float[Tensor, "prompt kv_head token d_head"] | None = None
-    """x_j of CoPE: decides, with a query, which tokens that query counts; None where nothing
-    is counted.
+    """x_j of CoPE, which together with a query determines the tokens that the query counts; None if
+    nothing is counted.
     """
     tokens: Int[Tensor, "prompt token"] | None = None
-    """Token ids; None where the pass was not one of tokens."""
+    """Token ids; None if the pass was not one of tokens."""
     sinks: Float[Tensor, "head"] | None = None
     """One logit per head that takes a part of the softmax and moves no value (gpt-oss); None:
     there is none.
@@ -118,27 +118,28 @@ class AttentionInputs:
     hidden: Bool[Tensor, "prompt row key"] | None = None
     """Further keys that a query does not see (chunks, sparse attention); None: there are none."""
     largest_position: float = math.inf
-    """Contextual positions beyond this one are taken for it (CoPE's p_max - 1)."""
+    """Contextual positions are clipped to this one (CoPE's p_max - 1)."""
     read_values: Callable[[], Float[Tensor, "prompt kv_head token d_value"]] | None = None
     """Function that returns `values`; copying and conversion wait until a measure reads them."""
     read_residual: Callable[[], Float[Tensor, "prompt token d_model"]] | None = None
-    """Gives `residual` in the same way."""
+    """Function that returns `residual`, as `read_values`."""
     by_axis: bool = False
     """Whether positions by pair come from an image: steps of the index along the pair's axis."""
     reads_content: Callable[[], bool] | None = None
-    """Tells whether logits depend on contents and positions by more than the rotation; None: not.
+    """Function that returns whether logits depend on contents and positions by more than the
+    rotation; None: they do not.
     """
     key_positions: Float[Tensor, "prompt any token *component"] | None = None
-    """Positions of tokens as keys, in as many rows as `positions`, which then are those of tokens
-    as queries; None: a token has one for both.
+    """Positions of tokens as keys, in as many rows as `positions`, which then has the positions as
+    queries; None: a token has one position for both.
     """
     remainder: Callable[[Int[Tensor, "row"]], Float[Tensor, "prompt head row"]] | None = None
-    """Logits of what takes a part of the softmax of each row and moves no value (stick-breaking),
-    `sinks` among them; None: nothing but these.
+    """Function that returns, for each row, the logit that takes a part of the softmax and moves no
+    value (stick-breaking), including `sinks`; None: only the sinks do.
     """
     rotation_of_pass: Callable[[AttentionInputs], Any] | None = None
-    """Gives the `PassRotation` of the layer, where it rotates the queries and keys of these inputs;
-    else None.
+    """Function that returns the `PassRotation` of the layer if it rotates the queries and keys of
+    these inputs, else None.
     """
 
     @property
@@ -165,7 +166,7 @@ class AttentionInputs:
     def has_frequencies(self) -> bool:
         """Whether theta_r is a rate of position: the layer rotates, and all pairs count alike.
 
-        Where an assigner gives every pair a position, its unit is the pair's own.
+        If an assigner gives every pair its own position, each pair has its own unit.
         """
         rotates = self.frequencies is not None and self.positions is not None
         return rotates and (self.by_axis or not self.differ_by_pair)
@@ -178,7 +179,7 @@ class AttentionInputs:
 
     @property
     def row_of_first_prompt(self) -> int | None:
-        """Row of the analysis' prompt number 0 in this batch; None where another batch has it."""
+        """Row of the analysis' prompt number 0 in this batch; None if another batch has it."""
         return _row_of_first(self.prompts)
 
     @property
@@ -223,9 +224,9 @@ class AttentionInputs:
 
     @property
     def _of_pass(self) -> Any:
-        """The pass's `PassRotation` of these queries and keys; None where it is another one."""
+        """The pass's `PassRotation` of these queries and keys; None if it is another one."""
         known = None if self.rotation_of_pass is None else self.rotation_of_pass(self)
-        # Where heads of a key are rotated alike in both
+        # Only if both rotate the heads of a key in the same way
         return known if known is None or known.keys.shape[1] == self._keys_alike else None
 
     @property
@@ -255,14 +256,14 @@ class AttentionInputs:
     def faults(self) -> dict[str, str]:
         """Place of the first NaN, infinite or too large number by tensor of `TENSORS`.
 
-        Empty where all is well; padding does not count. |q| |k| bounds the logits: beyond
-        `_LARGEST`, results are no numbers any more. It costs one norm per tensor, which is finite
-        where every number is.
+        Empty if there is none; padding does not count. |q| |k| bounds the logits: beyond
+        `_LARGEST`, results become NaN or infinite. The check costs one norm per tensor, which is
+        finite if every number is.
         """
         given = {name: tensor for name in TENSORS if (tensor := getattr(self, name)) is not None}
         norms = {
-            # One norm per tensor tells of any number that is not
-            # finite, in one pass and without a wait.
+            # One norm per tensor detects any number that is not finite, in one pass and without
+            # waiting for the device.
             name: torch.linalg.vector_norm(tensor, dtype=_wide(tensor))
             for name, tensor in given.items()
         }
@@ -302,7 +303,7 @@ class AttentionInputs:
             count = self.valid.shape[1]
             rows = torch.linspace(0, count - 1, min(count, _ROWS), device=self.valid.device).long()
             logits = self.logits(rows)
-            # -inf where a key is not seen; rows of padding may hold anything
+            # -inf marks keys that are not seen; rows of padding may hold any number.
             wrong = (logits.isnan() | (logits == torch.inf)).any(1).any(-1)
             if bool((wrong & self.valid[:, rows]).any()):
                 return dict.fromkeys(("queries", "keys"), f"position logits {where}")
@@ -352,8 +353,7 @@ class AttentionInputs:
         """Rotated queries and keys, by tables that are made once for both."""
         if (known := self._of_pass) is not None:
             return known.turned_queries, known.turned_keys
-        # Keys are shared by heads as long as neither positions nor
-        # frequencies tell the heads apart.
+        # Heads share keys as long as neither positions nor frequencies differ by head.
         alone, positions = self._keys_alike > self.kv_heads, self.positions
         queries, keys = self.queries, expand_heads(self.keys, self.heads) if alone else self.keys
         if positions is None or self.frequencies is None:
@@ -381,7 +381,7 @@ class AttentionInputs:
     ) -> tuple[Tensor, Tensor]:
         frequencies, scaling = (
             _of_heads(factors, heads or slice(None))
-            # Of heads that were rescaled one by one, those of `heads`
+            # If heads were rescaled separately, only the factors of `heads`
             for factors in (self.frequencies, self.attention_scaling)
         )
         return pair_tables(by_pair(positions), frequencies, scaling, dtype)
@@ -440,7 +440,7 @@ class AttentionInputs:
             queries = known.turned_queries[:, :, rows].unflatten(1, (shared, -1))
             products = (queries @ known.turned_keys[:, :, None].mT).flatten(1, 2)
             return self._finished(products * self.logit_scale, rows)
-        # On a processor as many keys are rotated at a time as stay in a cache.
+        # On a processor, rotate as many keys at a time as fit into a cache.
         key_bytes = 8 * self.keys[:, 0].numel()
         at_once = max(1, memory_for(rows.device, CORE) // key_bytes)
         blocks = [
@@ -454,7 +454,7 @@ class AttentionInputs:
         logits = cap_logits(products, self.softcap)
         if self.position_logits is not None:
             logits = logits + self.position_logits(rows)
-        # they are made here
+        # In place, since the logits were made here
         return logits.masked_fill_(~self.visible(rows)[:, None], float("-inf"))
 
     def pattern(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "prompt head row key"]:
@@ -471,13 +471,13 @@ class AttentionInputs:
     def sinks_of(
         self, rows: Int[Tensor, "row"]
     ) -> Float[Tensor, "head"] | Float[Tensor, "prompt head row"] | None:
-        """Return logits of what takes a part of the softmax of rows and moves no value.
+        """Return the logits that take a part of the softmax of rows and move no value.
 
         Args:
             rows: Indices of the queries.
 
         Returns:
-            Logits by head, or by prompt, head and row; None: there is nothing.
+            Logits by head, or by prompt, head and row; None: there are none.
         """
         return self.sinks if self.remainder is None else self.remainder(rows)
 
@@ -535,7 +535,7 @@ def select_prompts(inputs: AttentionInputs, chosen: slice) -> AttentionInputs:
 def _followed_by(
     choose: Callable[[Tensor], Tensor], read: Callable[..., Tensor] | None
 ) -> Callable[..., Tensor] | None:
-    """Make a reader that chooses from the result of `read`; None where there is no reader."""
+    """Make a reader that chooses from the result of `read`; None if there is no reader."""
     return None if read is None else lambda *rows: choose(read(*rows))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RegisteredPoint:
-    """An object with a name in a group, in the place of the entry point of a package."""
+    """An object that is registered by name in a group, without an entry point of a package."""
 
     name: str
     module: str

@@ -142,7 +142,7 @@ class Moved(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self) if moved and fullname.startswith(PACKAGE) else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the module of today in the place of an empty one.
+        """Replace an empty module of the old name by the current module.
 
         Args:
             module: Empty module of the old name.
@@ -150,7 +150,7 @@ class Moved(MetaPathFinder, Loader):
         old = module.__name__
         new = f"{PACKAGE}.{MOVED[old.removeprefix(f'{PACKAGE}.')]}"
         warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=2)
-        # The import system returns what stands here afterwards
+        # The import system returns the module in this place afterwards.
         sys.modules[old] = import_module(new)
 
 

@@ -30,8 +30,8 @@ from repo_interp.storage.files import file_to_write, path_of, replace_whole, sea
 from repo_interp.values import shortened
 
 BLOCK_SIZE = "block_size"
-"""The variable of a group that sets the unit of its axes of blocks: where it differs, equal labels
-mean different things.
+"""The variable of a group that sets the unit of its axes of blocks: if it differs, equal labels
+have different meanings.
 """
 _ENGINE = "h5netcdf"
 _ESCAPED = "escaped"
@@ -91,7 +91,7 @@ def make_run(groups: Mapping[str, xr.Dataset], provenance: Mapping[str, Any]) ->
     """
     for name, group in groups.items():
         for variable in group.data_vars:
-            # ValueError and not InputError: it is a measure of ours that forgot
+            # ValueError and not InputError, because it is a bug in a measure
             if not {"long_name", "units"} <= group.variables[variable].attrs.keys():
                 raise ValueError(f"{name}/{variable} lacks long_name or units")
     # As after a file, so that a run in memory and the same run read again are equal.
@@ -181,7 +181,7 @@ def with_schemes(
         group: Dataset; one without the axis `layer` gets no coordinate.
         schemes: Scheme by layer.
         learned: Schemes that learn positions.
-        attributes: Attributes of the group, beside its own; None: no further ones.
+        attributes: Additional attributes of the group; None: no additional ones.
 
     Returns:
         The group.
@@ -238,7 +238,7 @@ def write_run(run: xr.DataTree, path: str | os.PathLike[str]) -> None:
     except OSError:
         raise
     except Exception:
-        # Only after a failure, since trying every attribute by itself takes time
+        # Only after a failure, since trying every attribute alone takes time
         _require_attributes(storable)
         raise
 
@@ -313,8 +313,8 @@ def netcdf_of(content: bytes, file: Path) -> xr.DataTree:
         The tree.
 
     Raises:
-        InputError: It is damaged: of wrong bytes HDF5 can read for ever, or crash; or it holds more
-            than numbers and texts.
+        InputError: It is damaged (HDF5 may hang or crash on wrong bytes), or it contains more than
+            numbers and texts.
     """
     # Imported here: h5py takes 11 MB, and an analysis in memory needs no file
     from repo_interp.storage.plain_hdf5 import FileContent, require_plain

@@ -138,7 +138,7 @@ def shortened(text: str, most: int = _SHOWN) -> str:
         most: Characters that are kept.
 
     Returns:
-        The text, with dots where it was cut.
+        The text, with dots in place of the removed part.
     """
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
@@ -181,7 +181,7 @@ def field_kinds(options: type) -> dict[str, Any]:
         options: The class.
 
     Returns:
-        Types by field; empty where names of types are unknown.
+        Types by field; empty if names of types are unknown.
     """
     try:
         return get_type_hints(options, include_extras=True)

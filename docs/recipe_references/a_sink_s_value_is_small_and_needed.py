@@ -36,7 +36,7 @@ plain = blocks(losses(model, tokens)[0])
 
 
 def change(factor: float, token: int) -> float:
-    """Of the loss, with the values of a token times a factor."""
+    """Change of the loss, with the values of a token times a factor."""
 
     def scaled(module, arguments, output):
         output = output.clone()

@@ -1,4 +1,4 @@
-"""Keys hidden by an additive mask; generated greedily without a cache."""
+"""Keys hidden by an additive mask; greedy generation without a cache."""
 
 import inspect
 import textwrap
@@ -11,7 +11,7 @@ tokens = torch.tensor([tokenizer(inspect.getsource(textwrap)[:3000])["input_ids"
 
 
 def hidden(window: int, sinks: int):
-    """Hide keys at least `window` tokens back, but for the first ones."""
+    """Hide keys at least `window` tokens back, except the first ones."""
 
     def mask(layer: int, states: torch.Tensor) -> torch.Tensor:
         index = torch.arange(states.shape[1])

@@ -1,4 +1,4 @@
-"""What is left of a function beside all waves, by a basis of them: a closed form of the error."""
+"""Residual of a function after projection on a basis of waves: a closed form of the error."""
 
 import json
 

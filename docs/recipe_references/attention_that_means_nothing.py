@@ -16,7 +16,7 @@ rows = 1 + (2 * torch.arange(count) + 1) * later // (2 * count)
 
 
 def attention() -> torch.Tensor:
-    """Of these rows, [layer, head, query, key]."""
+    """Attention of these rows, [layer, head, query, key]."""
     return patterns(model, tokens)[:, :, rows].double()
 
 

@@ -18,7 +18,7 @@ for name in ("reversal/repo", "reversal/repo/seed-1"):
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Of the ranks of each prompt, mean over prompts."""
+    """Correlation of the ranks of each prompt, mean over prompts."""
     return float(np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(one, other, strict=True)]))
 
 

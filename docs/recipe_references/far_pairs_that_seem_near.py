@@ -15,7 +15,7 @@ frequencies = model.model.rotary_emb.inv_freq
 
 
 def turned(vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Vectors of [prompt, head, token], at these positions."""
+    """Vectors [prompt, head, token] rotated to these positions."""
     return rotate(vectors, positions[:, None] * frequencies)
 
 
@@ -44,7 +44,7 @@ def rerope(layer, states, queries, keys):
 
 
 def lm_infinite(layer, states, queries, keys):
-    """The same distances, and of the far keys the first ten alone."""
+    """The same distances, and only the first ten of the far keys."""
     lost = (apart >= length // 2) & (index >= 10)
     return rerope(layer, states, queries, keys).masked_fill(lost, -torch.inf)
 

@@ -1,4 +1,4 @@
-"""Attention that transformers returns; a head is removed from what `o_proj` is given."""
+"""Attention that transformers returns; a head is removed from the input of `o_proj`."""
 
 import torch
 from plain_transformers import open_plain, patterns, width

@@ -28,7 +28,7 @@ def keep_mean(module, arguments, output):
 
 
 def at_mean(entries: torch.Tensor, module, arguments, output):
-    """Put it in the place of some entries of every head."""
+    """Replace some entries of every head by the mean."""
     heads = output.unflatten(-1, (-1, width(model))).clone()
     heads[..., entries] = means[module][..., entries]
     return heads.flatten(-2)

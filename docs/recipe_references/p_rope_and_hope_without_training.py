@@ -14,7 +14,7 @@ pairs = len(frequencies)
 
 
 def loss(kept: torch.Tensor) -> float:
-    """Mean negative log-probability of the text's tokens where these pairs turn, nats."""
+    """Mean negative log-probability of the text's tokens if these pairs rotate, in nats."""
     model.model.rotary_emb.inv_freq = frequencies * kept
     return float(losses(model, tokens).mean())
 

@@ -1,4 +1,4 @@
-"""Attention by matrices, each head with frequencies of its own."""
+"""Attention by matrices, with separate frequencies for each head."""
 
 import inspect
 import textwrap
@@ -48,7 +48,7 @@ print(f"all {pairs} pairs turn: {plain.mean():.2f}")
 for name, kept in keep.items():
 
     def logits(layer, states, queries, keys, kept=kept):
-        """Of RoPE whose other pairs stand still."""
+        """Logits of RoPE without rotation of the other pairs."""
         angles = index * (model.model.rotary_emb.inv_freq * kept[layer][:, None])
         return rotate(queries, angles) @ rotate(keys, angles).mT
 

@@ -1,4 +1,4 @@
-"""RePo's models without this package: Llama of transformers, whose attention places tokens by f_phi.
+"""RePo's models without this package: Llama of transformers, with attention by positions of f_phi.
 
 z_i = (silu(h_i Wg) * (h_i Wc)) Wz        rows of key-value heads, or one for a layer
 logit_ij = rotate(q_i, z_i theta) . rotate(k_j, z_j theta) / sqrt(d_head)
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 Maps = dict[int, tuple[Tensor, Tensor, Tensor]]
-"""By layer, Wg, Wc and Wz."""
+"""Wg, Wc and Wz by layer."""
 NAMES = ("gate_map", "content_map", "final_map")
 
 
@@ -79,7 +79,7 @@ def positioned(
     maps: Maps,
     edit: Callable[[int, Tensor], Tensor] = lambda layer, positions: positions,
 ) -> Iterator[dict[int, Tensor]]:
-    """Attend by learned positions while the context lasts.
+    """Attend by learned positions inside a context.
 
     Yields the positions of the last pass, by layer [prompt, head, token], as `edit` leaves them.
     """

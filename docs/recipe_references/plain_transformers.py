@@ -1,7 +1,7 @@
-"""Models as transformers alone opens them, and the hooks that the references of the recipes share.
+"""Models opened by transformers alone, and hooks that the references of the recipes share.
 
-A reference computes what its recipe prints from `AutoModelForCausalLM`, torch and hooks. This
-package is asked for one thing: where a checkpoint lies. Everything here is slow and obvious: whole
+A reference computes the output of its recipe with `AutoModelForCausalLM`, torch and hooks. It uses
+repo_interp only to find the directory of a checkpoint. Everything here is slow and obvious: whole
 maps of attention, one pass for each edit.
 """
 
@@ -23,11 +23,11 @@ from repo_interp.checkpoint_files.directories import known_directory
 from repo_interp.checkpoint_files.shipped import zoo_path
 
 Hidden = Callable[[int, Tensor], Tensor]
-"""Of a layer and the hidden states that enter its attention: true for hidden keys, [head, query, key]
-or what broadcasts to it."""
+"""Function of a layer and the hidden states that enter its attention: true for hidden keys,
+broadcastable to [head, query, key]."""
 Logits = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Of a layer, the hidden states that enter it, queries and keys [prompt, head, token, d_head] before
-rotation: logits [prompt, head, query, key] before the mask."""
+"""Function of a layer, the hidden states that enter it, and queries and keys [prompt, head, token,
+d_head] before rotation: logits [prompt, head, query, key] before the mask."""
 
 
 def directory(name: str) -> Path:
@@ -36,7 +36,7 @@ def directory(name: str) -> Path:
 
 
 def open_plain(name: str) -> tuple[Any, Any]:
-    """Open a checkpoint without positions of its own: the model, in float32, and its tokenizer."""
+    """Open a checkpoint with stock positions: the model, in float32, and its tokenizer."""
     path = directory(name)
     model: Any = AutoModelForCausalLM.from_pretrained(
         path, attn_implementation="eager", dtype=torch.float32
@@ -45,7 +45,7 @@ def open_plain(name: str) -> tuple[Any, Any]:
 
 
 def open_tokenizer(path: Path) -> Any:
-    """Open the tokenizer of a checkpoint, which those of a task share one folder above."""
+    """Open the tokenizer of a checkpoint; checkpoints of a task share one in the folder above."""
     while not (path / "tokenizer.json").is_file():
         path = path.parent
     return AutoTokenizer.from_pretrained(path)
@@ -53,7 +53,7 @@ def open_tokenizer(path: Path) -> Any:
 
 @contextmanager
 def hooked(*hooks: tuple[torch.nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Call functions of (module, arguments, output) after modules ran, while the context lasts."""
+    """Inside a context, call functions of (module, arguments, output) after modules ran."""
     with ExitStack() as stack:
         for module, function in hooks:
             stack.callback(module.register_forward_hook(function).remove)
@@ -110,7 +110,7 @@ def group(model: Any) -> int:
 
 @contextmanager
 def hiding(model: Any, hidden: Hidden, layers: Sequence[int] | None = None) -> Iterator[None]:
-    """Hide keys by adding the least number to their logits, while the context lasts."""
+    """Inside a context, hide keys by adding the smallest number to their logits."""
 
     def mask(layer: int, module: Any, arguments: Any, given: dict[str, Any]) -> Any:
         states = given["hidden_states"]
@@ -152,7 +152,7 @@ def rotate(vectors: Tensor, angles: Tensor) -> Tensor:
 
 @contextmanager
 def attending(model: Any, logits: Logits) -> Iterator[None]:
-    """Let every layer compute attention by matrices, of logits that are given."""
+    """Let every layer compute attention by matrices, from given logits."""
     times = group(model)
 
     def forward(layer: int, module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ pair = (index >= needle[0]) & (index <= needle[-1]) & (index[:, None] > needle[-
 
 
 def loss(blind: list[tuple[int, int]]) -> float:
-    """Of the answer, with heads that do not see the fact."""
+    """Loss of the answer, with heads that do not see the fact."""
     chosen = torch.zeros_like(mass, dtype=torch.bool)
     for layer, head in blind:
         chosen[layer, head] = True

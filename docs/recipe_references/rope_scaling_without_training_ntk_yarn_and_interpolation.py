@@ -1,4 +1,4 @@
-"""transformers' own scaling, by its configuration; NTK as the base that its authors give."""
+"""transformers' scaling, by its configuration; NTK by the base from its authors."""
 
 import inspect
 import textwrap

@@ -1,4 +1,4 @@
-"""Attention that transformers returns, also for positions that it is told."""
+"""Attention that transformers returns, also for given positions."""
 
 import inspect
 import textwrap
@@ -45,7 +45,7 @@ def sinks(title: str, prompt: list[int], first_position: int = 0) -> None:
 
 
 def masks(count: int) -> dict:
-    """The causal mask, for layers with a window too where the prompt is within it."""
+    """The causal mask; also for layers with a window if the prompt fits into it."""
     mask = torch.full((count, count), torch.finfo(torch.float32).min).triu(1)[None, None]
     kinds = {*(getattr(model.config, "layer_types", None) or [])}
     return {"attention_mask": dict.fromkeys(kinds, mask) if len(kinds) > 1 else mask}

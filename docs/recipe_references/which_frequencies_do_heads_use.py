@@ -1,4 +1,4 @@
-"""Norms of rotary pairs read off the projections; scores of positions with permuted keys."""
+"""Norms of rotary pairs from the projections; position scores with permuted keys."""
 
 import inspect
 import textwrap
@@ -35,7 +35,7 @@ asked = rotate(queries, angles)[:, :, rows]
 
 
 def logits(keys: torch.Tensor) -> torch.Tensor:
-    """Of the asked queries and the moving keys, less their mean, [layer, head, row, key]."""
+    """Logits of some queries and the permuted keys, minus their mean, [layer, head, row, key]."""
     found = asked @ rotate(keys, angles)[:, :, moving].mT
     return found - found.mean(-1, keepdim=True)
 

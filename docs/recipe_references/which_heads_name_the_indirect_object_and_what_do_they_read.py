@@ -23,7 +23,7 @@ layers, norm, unembedding = model.model.layers, model.model.norm, model.lm_head.
 
 @torch.no_grad()
 def recorded(count: int):
-    """A pass of the first prompts: what heads and MLPs write, and what layers are called with."""
+    """A pass of the first prompts: outputs of heads and MLPs, and arguments of layers."""
     moved, mlps, stream, called = [], [], [], []
     handles = [
         one.register_forward_pre_hook(
@@ -45,7 +45,7 @@ def recorded(count: int):
 
 @torch.no_grad()
 def difference(stream: torch.Tensor) -> np.ndarray:
-    """Logit of the right name less that of the wrong one, of the last stream of prompts."""
+    """Logit of the right name minus that of the wrong one, from the last stream of prompts."""
     rows = torch.arange(len(stream))
     logits = model.lm_head(norm(stream[rows, last[: len(stream)]]))
     found = logits[rows, right[: len(stream)]] - logits[rows, wrong[: len(stream)]]
@@ -53,7 +53,7 @@ def difference(stream: torch.Tensor) -> np.ndarray:
 
 
 def written(moved: list[torch.Tensor], layer: int, head: int) -> torch.Tensor:
-    """What a head adds to the stream [prompt, token, d_model]."""
+    """Contribution of a head to the stream [prompt, token, d_model]."""
     some = slice(head * d_head, (head + 1) * d_head)
     return moved[layer][..., some] @ layers[layer].self_attn.o_proj.weight[:, some].T
 
@@ -67,7 +67,7 @@ with torch.no_grad():
     along = (norm.weight * factor * (unembedding[right] - unembedding[wrong])).double()
 
     def added(part: torch.Tensor) -> np.ndarray:
-        """What a part of the stream adds to the difference of each prompt."""
+        """Contribution of a part of the stream to the difference of each prompt."""
         return (part[rows, last].double() * along).sum(-1).numpy()
 
     of_heads = np.array(
@@ -92,7 +92,7 @@ moved, _, stream, called = recorded(6)
 
 @torch.no_grad()
 def without(*senders: tuple[int, int]) -> np.ndarray:
-    """Change by prompt where the receiver's queries read a stream without some heads."""
+    """Change by prompt if the receiver's queries read a stream without some heads."""
     entered = stream[layer]
     rest = receiver.input_layernorm(entered - sum(written(moved, *sender) for sender in senders))
 

@@ -40,7 +40,7 @@ _ENCODERS = (
     "xlnet",
     "reformer",
 )
-# Listed there for the decoder half, which runs alone but was trained beside an encoder.
+# transformers lists them for the decoder half, which runs alone but was trained with an encoder.
 _ENCODER_DECODERS = (
     "bart",
     "bigbird_pegasus",
@@ -125,7 +125,7 @@ REASONS = {
 }
 """Why families that transformers lists as decoders are refused, by `model_type`."""
 
-# Some families count a feed-forward block as a layer (Nemotron-H), so these stand here too.
+# Some families count a feed-forward block as a layer (Nemotron-H), so these are listed too.
 _WITHOUT_ATTENTION_TYPES = ("linear_attention", "conv", "moe", "mamba", "recurrent", "mlp")
 """Types of layers, as configurations name them, that have no attention."""
 _NAMED_LAYERS = ("layer_types", "layers_block_type")
@@ -137,9 +137,9 @@ _FULL_LAYERS_DO_NOT_ROTATE = (
 )
 """Families whose layers with full attention have no rotation; sliding ones have."""
 _WINDOWLESS_ROTATE = ("exaone4", "exaone_moe", "kolibri1")
-"""Of these, families that rotate in all layers where they have no window."""
+"""Those of these families that rotate in all layers if they have no window."""
 _TYPE_ROTATES = ("granitemoehybrid",)
-"""Families that rotate only where their `position_embedding_type` is "rope"."""
+"""Families that rotate only if their `position_embedding_type` is "rope"."""
 _DO_NOT_ROTATE = ("inkling_text", "jamba", "kimi_linear", "nemotron_h")
 """Families without positions: their other layers, or a relative bias, order tokens."""
 _SLOPES = ("bloom", "mpt")
@@ -151,9 +151,7 @@ _MPT = {
     "qk_ln": False,
     "prefix_lm": False,
 }
-"""Options of MPT's attention by the value that transformers computes with, whatever config.json
-says.
-"""
+"""Options of MPT's attention, with the values that transformers uses for any config.json."""
 _LEARNED_AT_INPUT = ("biogpt", "gpt-sw3", "gpt2", "gpt_bigcode", "opt")
 """Families that add a learned vector per position to the token embeddings."""
 LENGTHS = (
@@ -185,9 +183,9 @@ def refusal(family: Any) -> str | None:
         family: The `model_type` that config.json states; may be anything.
 
     Returns:
-        The reason; None where nothing is known against the family.
+        The reason; None if nothing is known against the family.
     """
-    # Any JSON may stand there: a list would fail in the lookup below.
+    # The value may be any JSON: a list would fail in the lookup below.
     if not isinstance(family, str):
         return f"model_type is {abbreviate(family)}; wanted the name of a decoder, such as llama or qwen3"
     if family not in decoders():
@@ -233,8 +231,8 @@ def require_family(config: Any) -> None:
         )
     if config.model_type == "falcon" and config.alibi:
         raise InputError(
-            "a Falcon with ALiBi scales what it adds to its logits, which is not supported; "
-            "one that rotates is"
+            "a Falcon with ALiBi scales its added logits, which is not supported; a Falcon that "
+            "rotates is"
         )
     if config.model_type == "mpt":
         # A dict in JSON that was read lightly, an object in transformers' class
@@ -280,7 +278,7 @@ def native_layout(config: Any) -> tuple[str, ...]:
     )
     rotates = [family not in (*_DO_NOT_ROTATE, *_LEARNED_AT_INPUT, *_SLOPES)] * layers
     if family in _HONOURS_NO_ROPE_LAYERS and getattr(config, "no_rope_layers", None):
-        # The key says 1 for a layer that rotates, despite its name.
+        # The key is 1 for a layer that rotates, despite its name.
         rotates = [bool(turns) for turns in config.no_rope_layers]
     windowless = family in _WINDOWLESS_ROTATE and config.sliding_window is None
     if family in _FULL_LAYERS_DO_NOT_ROTATE and not windowless:
@@ -289,7 +287,7 @@ def native_layout(config: Any) -> tuple[str, ...]:
         rotates = [False] * layers
     parameters = getattr(config, "rope_parameters", None) or {}
     rotates = [
-        # null in place of parameters: layers of this type do not rotate.
+        # null instead of parameters: layers of this type do not rotate.
         turns and parameters.get(kind, {}) is not None
         for turns, kind in zip(rotates, kinds, strict=True)
     ]
@@ -365,7 +363,7 @@ def tied_parameters(model: Any) -> tuple[str, ...]:
         model: A decoder.
 
     Returns:
-        Both names; empty where they are not tied.
+        Both names; empty if they are not tied.
     """
     tied = model._tied_weights_keys if getattr(model.config, "tie_word_embeddings", False) else None
     return next(((embedding, unembedding) for unembedding, embedding in (tied or {}).items()), ())

@@ -1,6 +1,6 @@
 """The digest of a checkpoint: SHA-256 over config.json and the weight files.
 
-That of large files is kept in the cache directory, and taken again where a file was written to.
+The digest of large files is stored in the cache directory, and computed again if a file changed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from repo_interp.errors import InputError
 from repo_interp.storage.files import cache_directory, digest_of, write_text
 
 KEPT = 2**26
-"""Least bytes of weights for which a digest is kept: hashing them takes a twentieth of a second."""
+"""Smallest weights in bytes whose digest is stored: hashing them takes a twentieth of a second."""
 SETTLED = 2 * 10**9
-"""Nanoseconds since a file was last written to, from which on its digest is kept."""
+"""Age in nanoseconds from which on the digest of a file is stored."""
 
 
 def checkpoint_digest(directory: Path) -> str:
     """Return the SHA-256 over config.json and the weight files of a checkpoint.
 
-    That of large files is kept in the cache directory, and taken again where a file was written
-    to: where its inode, size, or time of a change differs.
+    The digest of large files is stored in the cache directory, and computed again if a file
+    changed, that is, if its inode, size, or time of a change differs.
 
     Args:
-        directory: Of the checkpoint.
+        directory: Directory of the checkpoint.
 
     Returns:
         Hexadecimal digits.

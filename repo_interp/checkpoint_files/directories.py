@@ -63,12 +63,12 @@ def is_of_checkpoint(name: str) -> bool:
 
 
 class KnownModels(NamedTuple):
-    """Models that a plug-in keeps under names of their own (group `repo_interp.sources`)."""
+    """Models that a plug-in provides by name (group `repo_interp.sources`)."""
 
     models: Callable[[], Mapping[str, str]]
     """Gives a description by name."""
     directory: Callable[[str], Path]
-    """Gives the checkpoint directory of one of them; InputError where it is not there."""
+    """Gives the checkpoint directory of one of them; InputError if it is not there."""
 
 
 def known_models() -> dict[str, str]:
@@ -88,7 +88,7 @@ def known_directory(name: str) -> Path | None:
         name: Name that a user gave.
 
     Returns:
-        The directory; None where no plug-in knows the name.
+        The directory; None if no plug-in knows the name.
 
     Raises:
         InputError: Its files are not there, or were lost.
@@ -120,7 +120,7 @@ def directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
 def _directory_of(path: str | os.PathLike[str], hub: Mapping[str, Any]) -> Path:
     directory = path_of(path, "a checkpoint's directory or its name, such as niah/repo")
     text = os.fspath(path)
-    # A name that is too long for the system raises where its existence is asked.
+    # A name that is too long for the system raises when its existence is tested.
     try:
         if directory.is_dir():
             for file in directory.iterdir():

@@ -47,8 +47,7 @@ class _Stated(BaseModel):
 _ROPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _SCALED = (*_ROPE, "factor", "original_max_position_embeddings")
 _IGNORED = ("finetuned", "max_position_embeddings", "llama_4_scaling_beta")
-"""Of YaRN's checkpoints: keys that change nothing, or scale queries (Ministral 3).
-"""
+"""Keys of YaRN's checkpoints that change nothing, or scale queries (Ministral 3)."""
 ROPE_KEYS = {
     "default": _ROPE,
     "linear": _SCALED,
@@ -73,14 +72,14 @@ ROPE_KEYS = {
         "long_mscale",
     ),
 }
-"""The keys that say how a decoder rotates, by rope_type."""
+"""The keys that define the rotation of a decoder, by rope_type."""
 OF_FAMILIES = ("llama_4_scaling_beta", "mrope_section", "mrope_interleaved")
 """Keys that a family reads whatever the rope_type: Ministral 3's, and the axes of images' positions.
 """
 
 
 class Rope(_Stated):
-    """How a decoder rotates: `rope_parameters`, or the older `rope_scaling`.
+    """The rotation of a decoder: `rope_parameters`, or the older `rope_scaling`.
 
     A key that the rope_type lacks would change nothing, so it is refused.
     """
@@ -133,7 +132,7 @@ class Rope(_Stated):
 
 
 class Released(_Stated):
-    """How the RePo authors' checkpoints assign positions; `released_layout` finds the layers."""
+    """Positions in checkpoints of the RePo authors; `released_layout` finds the layers."""
 
     dynamic_pe_mode: str = "none"
 
@@ -177,7 +176,7 @@ class Base(_Stated):
     """The whole checkpoint that an adapter changes."""
 
     name: Annotated[str, MinLen(1), MaxLen(4096)]
-    """As `load` takes it."""
+    """Its name, as for `load`."""
     weights_digest: Annotated[str, MinLen(64), MaxLen(64)]
     """SHA-256 over its weight files, in hexadecimal."""
 
@@ -230,7 +229,7 @@ class Fields(SpecialTokens):
         rotation = (self.rope_parameters or {}).get("all layers")
         stated = rotation.stated_keys() if rotation is not None else {}
         for name, other in (
-            # `rope_theta` may stand beside the parameters or among them.
+            # `rope_theta` may be next to the parameters or among them.
             ("rope_theta", {"rope_theta": self.rope_theta}),
             ("rope_scaling", self.rope_scaling and self.rope_scaling.stated_keys()),
         ):

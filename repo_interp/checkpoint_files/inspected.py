@@ -1,7 +1,7 @@
 """A checkpoint from config.json and the headers of its weights: no torch, no model, no values.
 
-Whether the weights fit is known of a plain decoder alone (`is_plain`); how layers rotate is checked
-when it is loaded, and `repo-interp verify` measures it.
+Only for a plain decoder (`is_plain`) it shows whether the weights fit. Loading checks the rotation
+of layers, and `repo-interp verify` measures it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Inspection:
 
     checkpoint: Checkpoint
     shapes: Mapping[str, tuple[int, ...]]
-    """By the names in its files; of an adapter, those of its base too."""
+    """Shapes by the names in its files; for an adapter, the weights of its base too."""
     note: str = ""
     """Description of a fetched model; empty for others."""
 
@@ -105,7 +105,7 @@ class Inspection:
             for name, axes in _OUTSIDE.items()
             if not (name == "lm_head" and config.tie_word_embeddings)
         }
-        # Of the schemes, f_phi alone is in the tables; others match where they learn nothing.
+        # The tables contain only f_phi; other schemes match if they learn nothing.
         for layer, scheme in enumerate(self.checkpoint.layout):
             in_layer = _LAYER | _OF_FAMILY[config.model_type] | (_PHI if scheme == "repo" else {})
             names |= {f"model.layers.{layer}.{name}": axes for name, axes in in_layer.items()}
@@ -196,7 +196,7 @@ class Inspection:
             getattr(config, "layer_types", None),
             getattr(config, "sliding_window", None),
         )
-        # Layers by type say which have windows; without types the window is that of all layers.
+        # Types of layers show which layers have windows; without types all layers have the window.
         if kinds:
             if kinds[layer] == "chunked_attention":
                 return config.attention_chunk_size

@@ -3,10 +3,10 @@
 Part of a checkpoint's configuration (`position_layout`). Loads no torch: `schemes` builds the
 choices.
 
-    functions     {SCHEME: {"function": NAME, "sha256": DIGEST}} of schemes that no package gives
+    functions     {SCHEME: {"function": NAME, "sha256": DIGEST}} of schemes that no package provides
 
-DIGEST is of the source that the function stands in: of its file, or of its own text where that is a
-notebook's or the main program's. A checkpoint states it and names no code: whoever opens one names
+DIGEST is the digest of the function's file, or of the text of the function if it is in a notebook
+or the main program. A checkpoint contains the digest and no code: the user who opens it provides
 the function.
 """
 
@@ -50,7 +50,7 @@ _USED_BY: dict[str, tuple[str, ...]] = {
         "hope_ab3",
     ),
 }
-"""Which schemes an option changes.
+"""The schemes that each option changes.
 
 `scheme_deviation` is part of every training's record, whatever the scheme, so it is not among
 these.
@@ -115,7 +115,7 @@ def options_of(schemes: Collection[str]) -> tuple[str, ...]:
         schemes: Names of schemes.
 
     Returns:
-        Names of options; all of them, where a scheme is another package's.
+        Names of options; all of them if a scheme belongs to another package.
     """
     # A scheme of another package may use any option, so all of them are allowed.
     if not set(schemes) <= set(SCHEMES):
@@ -156,7 +156,7 @@ def describe_source(function: Callable[..., Any]) -> dict[str, str]:
         function: Any function.
 
     Returns:
-        `function` and `sha256`; nothing where the source cannot be read.
+        `function` and `sha256`; nothing if the source cannot be read.
     """
     try:
         file = Path(inspect.getsourcefile(function) or "")
@@ -222,10 +222,10 @@ def other_functions(stated: Functions) -> str:
     """Compare functions that a checkpoint or a training states with those of this process.
 
     Args:
-        stated: As `read_functions` gives them.
+        stated: Functions as `read_functions` returns them.
 
     Returns:
-        Schemes whose function is another one now, with both; "" where there is none.
+        Schemes whose function differs now, with both functions; "" if there is none.
     """
     present = functions_of(stated)
     return "; ".join(

@@ -27,7 +27,7 @@ with it.
 
 
 def resolve_layers(raw: dict[str, Any], source: str) -> dict[str, Any]:
-    """Replace the text in place of the number of layers by the number.
+    """Replace the text in the field for the number of layers by the number.
 
     Args:
         raw: Keys of config.json.
@@ -104,7 +104,7 @@ def function_remark(raw: Mapping[str, Any]) -> str:
         raw: Keys of config.json, whose layout was read.
 
     Returns:
-        What differs, for the user; "" where nothing does.
+        The differences, for the user; "" if there is none.
     """
     layout = raw.get("position_layout")
     others = other_functions(layout.get("functions", {}) if isinstance(layout, Mapping) else {})

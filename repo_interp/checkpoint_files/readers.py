@@ -3,9 +3,9 @@
     model.ENDING -> CACHE/ENDING/SHA256-VERSION/{config.json, model.safetensors, tokenizer.json, ...}
 
 A format is an entry point of the group `repo_interp.readers` under the ending of its files, and is
-imported when such a file is named. The directory is named after the file's content, so that a
-changed file is converted anew, and it appears whole or not at all. All that comes after sees a
-directory like any other. Loads no torch, and knows no format.
+imported when such a file is named. The directory is named after the file's content, so a changed
+file is converted again, and it appears as a whole or not at all. Afterwards it is an ordinary
+directory. This module loads no torch, and knows no format.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Outline:
     """Facts of a checkpoint in a file that need no weights."""
 
     keys: Mapping[str, Any]
-    """Those of config.json."""
+    """Keys of config.json."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shapes of the weights, by their names in the file."""
 
 
 class Contents(Protocol):
-    """A checkpoint in a file: what a Hugging Face directory has."""
+    """A checkpoint in a file, with the contents of a Hugging Face directory."""
 
     @property
     def config(self) -> PretrainedConfig:
@@ -111,7 +111,7 @@ def reader_for(path: str | os.PathLike[str]) -> Reader | None:
         path: What a user gave as a checkpoint.
 
     Returns:
-        The reader; None where `path` is no file, or has no such ending.
+        The reader; None if `path` is no file, or has no such ending.
     """
     ending = Path(path).suffix.lower().removeprefix(".")
     known = os.path.isfile(path) and ending in names(READERS)
@@ -175,7 +175,7 @@ def write_converted(file: Path, directory: Path, texts: Iterable[Path] = ()) -> 
             tokenizer.save_pretrained(unfinished)
             for text in texts:
                 shutil.copy(text, unfinished)
-            # Another process may be reading what it wrote meanwhile.
+            # Another process may have written the directory meanwhile, and read it now.
             if is_complete(directory):
                 remove(unfinished)
     except Exception as error:

@@ -5,11 +5,11 @@
                                                     this misspelling, and files have the correct one
                                                     too, with the same value
 
-Repositioned are the layers from the start on - where layer ids are given, only those among them;
-the rest is RoPE. Modes that the released code does not know silently run RoPE there; here
+The layers from the start layer on are repositioned; if layer ids are given, only those among them.
+The rest is RoPE. Modes that the released code does not know silently run RoPE there; here
 they are refused.
 
-"cope" is a mode of the authors' training code alone. It learns a table [p_max, d_head] for every
+"cope" is a mode of the authors' training code only. It learns a table [p_max, d_head] for every
 layer, `dynamic_map`, with p_max = min(training length, 4096); a file without these tables is
 refused when its weights are read. Knows nothing about the rest of config.json.
 """
@@ -95,13 +95,13 @@ def released_options(schemes: Sequence[str], length: int) -> dict[str, Any]:
 
 
 def released_key(name: str) -> str:
-    """Name a weight as the authors' code does where that differs: CoPE's table is `dynamic_map`.
+    """Return the authors' name of a weight, which may differ: CoPE's table is `dynamic_map`.
 
     Args:
-        name: Name in a file of ours.
+        name: Name in one of our files.
 
     Returns:
-        Name in a file of theirs.
+        Name in one of their files.
     """
     return name.replace(".self_attn.position_map", ".self_attn.dynamic_map")
 

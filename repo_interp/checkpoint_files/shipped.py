@@ -1,13 +1,13 @@
-"""Names and directories of the checkpoints that ship, with this package and with others.
+"""Names and directories of the checkpoints that ship with this package and with others.
 
-Loads nothing.
+This module loads nothing.
 
-TASK/NAME           such as "niah/repo", of seed 0
-TASK/NAME/seed-N    the same training with another seed, where its weights ship
+TASK/NAME           such as "niah/repo", trained with seed 0
+TASK/NAME/seed-N    the same training with another seed, if its weights ship
 MODEL/NAME          an adapter on top of the fetched model MODEL, such as "smollm2-135m/repo"
 
-Another package gives a directory of such checkpoints by an entry point of the group
-`repo_interp.checkpoints`; our names go first.
+Another package declares a directory of such checkpoints by an entry point of the group
+`repo_interp.checkpoints`; our names have priority.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from repo_interp.errors import InputError, as_input_errors, nearest, quoted, war
 DIRECTORY = Path(__file__).parents[1] / "zoo"
 """The checkpoints of this package."""
 RUNS = "runs.jsonl"
-"""Beside TASK/NAME: one line per training run of the task, the seeds of a checkpoint ascending.
-"""
+"""File in the directory TASK: one line per training run, the seeds of a checkpoint ascending."""
 _ADAPTER = "adapter_config.json"
 _SEED = re.compile(r"seed-\d+")
 
@@ -47,19 +46,19 @@ def shipped_directories() -> tuple[Path, ...]:
 
 
 def training_record(directory: Path) -> dict[str, Any] | None:
-    """Read how a checkpoint that ships was trained.
+    """Read the training settings of a checkpoint that ships.
 
     Args:
         directory: Directory of the checkpoint.
 
     Returns:
-        Fields of a training.toml, from TASK/runs.jsonl; None where there are none.
+        Fields of a training.toml, from TASK/runs.jsonl; None if there are none.
     """
     directory = directory.resolve()
-    # Seeds above 0 stand one folder deeper.
+    # Seeds above 0 are one folder deeper.
     of_seed_0 = directory.parent if directory.name.startswith("seed-") else directory
     file = of_seed_0.parent / RUNS
-    # Only inside of folders that ship: a file beside a foreign checkpoint proves nothing.
+    # Only inside folders that ship: a file next to a foreign checkpoint proves nothing.
     if not file.is_file() or not any(
         directory.is_relative_to(root.resolve()) for root in shipped_directories()
     ):
@@ -116,7 +115,7 @@ def zoo_path(name: str) -> Path:
         return _directory(name)
     of_seed_0, _, last = name.rpartition("/")
     if of_seed_0 not in known and _SEED.fullmatch(last) and (found := _installed(name)):
-        return found[0]  # what others go on from may ship without seed 0
+        return found[0]  # a checkpoint that others continue may ship without seed 0
     if of_seed_0 in known:
         seeds = zoo_seeds(of_seed_0)
         if last in {f"seed-{seed}" for seed in seeds[1:]}:
@@ -165,7 +164,7 @@ def means_zoo(name: str) -> bool:
     Returns:
         Whether its first part is a task of the zoo, or a model that has adapters.
     """
-    # A task of ours in front means the zoo, even for names that it does not have.
+    # A name that begins with one of our tasks means the zoo, even if the zoo lacks it.
     return name.count("/") in (1, 2) and name.split("/")[0] in {
         known.split("/")[0] for known in shipped_names()
     }
@@ -176,7 +175,7 @@ def _directory(name: str) -> Path:
 
 
 def _installed(name: str) -> list[Path]:
-    """Directories that have a checkpoint; ours go before those of other packages."""
+    """Directories that have a checkpoint; ours come before those of other packages."""
     places = [directory / name for directory in shipped_directories()]
     return [place for place in places if (place / "config.json").is_file()]
 

@@ -1,12 +1,12 @@
-"""config.json: which of three formats, which decoder, which position scheme in every layer.
+"""config.json: its format, the decoder, and the position scheme of every layer.
 
-Reads no weights, loads no torch.
+This module reads no weights and loads no torch.
 
     released        `pe_config`, written by the RePo authors (`released`)
     repo_interp     `position_layout`, written by us (`position_layout`)
     hugging face    a stock decoder
 
-`configuration` makes configurations of transformers of it.
+`configuration` makes configurations of transformers from it.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def read_checkpoint(path: str | os.PathLike[str], configure: Configure, **hub: A
     if base is None and (directory / _ADAPTER).is_file():
         # transformers adds it to weights that it converts, and we read the others alone.
         raise InputError(
-            f"{directory}: an adapter of peft ({_ADAPTER}) stands beside the weights; move it "
-            "away, or save what merge_and_unload() of the PeftModel returns"
+            f"{directory}: an adapter of peft ({_ADAPTER}) is next to the weights; move it away, "
+            "or save what merge_and_unload() of the PeftModel returns"
         )
     config = configure(plain, source)
     require_family(config)
@@ -171,7 +171,7 @@ def text_keys(raw: dict[str, Any], source: str) -> dict[str, Any]:
         source: The name of that file, for errors.
 
     Returns:
-        `text_config` where there is one, else `raw` itself.
+        `text_config` if there is one, else `raw` itself.
 
     Raises:
         InputError: The text part is of no family that opens.
@@ -202,7 +202,7 @@ def tokens_of(directory: Path) -> Path:
         InputError: The base of an adapter is missing.
     """
     file = directory / "config.json"
-    # An adapter brings no tokenizer: prompts must be those of its base.
+    # An adapter has no tokenizer: its prompts need the tokenizer of its base.
     base = validate(stated(directory), Fields, str(file)).adapter if file.is_file() else None
     if base is not None:
         return base_directory(directory, base)
@@ -236,26 +236,26 @@ def read_base(adapter: Path, base: Base, configure: Configure) -> Checkpoint:
 def base_directory(adapter: Path, base: Base) -> Path:
     """Find the files of the base of an adapter.
 
-    An adapter is somebody else's file: of a folder that it names by its whole path nothing is read
-    but weights, until their SHA-256 is that which the adapter states, and a shorter name is never
-    that of a folder.
+    An adapter may come from somebody else. If it names a folder by its whole path, only weights are
+    read from the folder until their SHA-256 matches the adapter's; a shorter name never means a
+    folder.
 
     Args:
         adapter: Directory of the adapter.
-        base: How the adapter names its base.
+        base: The adapter's record of its base.
 
     Returns:
         The directory of the base.
 
     Raises:
-        InputError: It is not there, or has other weights than a whole path promises.
+        InputError: It does not exist, or its weights have another SHA-256.
     """
     with _on_top_of(adapter, base):
         if os.path.isabs(base.name):
             place = directory_of(base.name, {})
             require_base(adapter, base, place)
             return place
-        # Only names whose files we know: an adapter must not choose which folder is read.
+        # Only names with known files: an adapter must not choose the folder to read.
         known = zoo_path(base.name) if means_zoo(base.name) else known_directory(base.name)
         # A relative path would mean another folder for every working directory.
         if known is None and os.path.exists(base.name):
@@ -312,7 +312,7 @@ def stated(directory: Path) -> dict[str, Any]:
     # Checked first: the message about a missing config.json would suggest the wrong fix.
     if not file.exists() and (directory / _ADAPTER).is_file():
         raise InputError(
-            f"{directory} is an adapter of peft, no whole checkpoint; load it with peft, and "
+            f"{directory} is an adapter of peft, not a whole checkpoint; load it with peft, and "
             "save what merge_and_unload() returns"
         )
     return resolve_layers(json_object(file), str(file))
@@ -348,7 +348,7 @@ def plain_keys(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
         source: The file, for errors.
 
     Returns:
-        Keys without those of our formats and of other programs.
+        Keys, except those of our formats and of other programs.
 
     Raises:
         InputError: The family cannot be opened, or other weights are named.
@@ -370,12 +370,12 @@ def light_config(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
     """Read the configuration of a plain decoder without importing transformers.
 
     Args:
-        raw: Keys of a decoder of `PLAIN`, or all keys of one that a reader gives.
+        raw: Keys of a decoder of `PLAIN`, or all keys from a reader.
         source: The file, for errors.
 
     Returns:
-        The attributes that are read of a configuration: those of `raw`, with the defaults of its
-        class and its rotation as transformers has it.
+        The attributes of a configuration that are read: those of `raw`, with the defaults of its
+        class, and its rotation in the form of transformers.
 
     Raises:
         InputError: They describe no decoder.
@@ -385,11 +385,11 @@ def light_config(raw: Mapping[str, Any], source: str) -> SimpleNamespace:
     # rope_scaling is the older name; transformers reads both.
     parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     if not any(isinstance(value, Mapping) for value in parameters.values()):
-        # The base stood beside the scaling in older files.
+        # Older files have the base next to the scaling.
         parameters = {"rope_theta": raw.get("rope_theta", 10000.0), **parameters}
         parameters.setdefault("rope_type", parameters.pop("type", "default"))
     config = SimpleNamespace(**known | {"rope_parameters": parameters})
-    # null means as many key-value heads as heads, as transformers has it.
+    # null means as many key-value heads as heads, as in transformers.
     if config.num_key_value_heads is None:
         config.num_key_value_heads = config.num_attention_heads
     require_decoder(raw, config, source)
@@ -449,8 +449,8 @@ def _require_fit(raw: Mapping[str, Any], config: Any) -> None:
         )
     if "sliding_attention" in kinds and config.sliding_window is None:
         raise ValueError(
-            "layer_types has sliding_attention, and no sliding_window says how far such a "
-            "layer sees; add it"
+            "layer_types has sliding_attention, and sliding_window, the width of such a layer, is "
+            "missing; add it"
         )
     heads, width = config.num_attention_heads, config.hidden_size
     # GPT-2 and others have no grouped heads and no such key.
@@ -491,7 +491,7 @@ def _thetas(config: Any) -> dict[str, float | None]:
 
 def _defaults(raw: Mapping[str, Any], config: Any) -> dict[str, float]:
     """Numbers of rotation and length that `config` has by default, by name."""
-    # Wherever a file may state the base: beside, among, or by type of layer
+    # All places for the base in a file: next to the parameters, among them, or by type of layer
     places = [raw, *(raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))]
     places += [
         value

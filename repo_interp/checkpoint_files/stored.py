@@ -1,8 +1,8 @@
-"""The places of a checkpoint's weights, from the headers of its safetensors files alone.
+"""The places of a checkpoint's weights, from the headers of its safetensors files.
 
-Which files are read is decided as Hugging Face does: `model.safetensors` before
-`model.safetensors.index.json`. Loads no torch and reads no values; `weights` does. This module
-knows nothing about layouts and configurations.
+The files are chosen as in Hugging Face: `model.safetensors` before `model.safetensors.index.json`.
+This module loads no torch and reads no values (`weights` does), and knows nothing about layouts
+and configurations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from repo_interp.storage.records import read_json, validate
 from repo_interp.values import shortened
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Of a number, by the types of weights that are read."""
+"""Bytes of a number, by supported type of weights."""
 # torch.compile and DataParallel put these before every name.
 _WRAPPERS = ("_orig_mod.", "module.")
 
@@ -42,7 +42,7 @@ def _beside(name: str) -> str:
         or len(name) > 255
         or not name.isprintable()
     ):
-        raise ValueError(f"{shortened(repr(name))} is no safetensors file that stands beside it")
+        raise ValueError(f"{shortened(repr(name))} is not a safetensors file next to it")
     return name
 
 
@@ -55,7 +55,7 @@ class _Index(BaseModel):
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """Where a weight is stored, known from the header of its file."""
+    """Location of a stored weight, from the header of its file."""
 
     key: str
     """Its name in the file."""
@@ -68,7 +68,7 @@ class StoredWeight:
 
 
 def file_key(name: str) -> str:
-    """Name a parameter as files do: weights of schemes stand directly under self_attn.
+    """Return a parameter's name in files: weights of schemes are directly under self_attn.
 
     Args:
         name: Name of the parameter in the model.

@@ -1,4 +1,4 @@
-"""The tokenizer in a directory, as its files say."""
+"""The tokenizer in a directory, according to its files."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def read_tokenizer(
 
     stated = directory / "tokenizer_config.json"
     named = json_object(stated).get("tokenizer_class") if stated.is_file() else None
-    # AutoTokenizer has Qwen2's class replace it, which splits by Qwen2's rule whatever the
-    # tokenizer.json says.
+    # AutoTokenizer would use Qwen2's class, which splits by Qwen2's rule whatever tokenizer.json
+    # states.
     if named == PreTrainedTokenizerFast.__name__ and (directory / "tokenizer.json").is_file():
         return PreTrainedTokenizerFast.from_pretrained(directory)
     return AutoTokenizer.from_pretrained(directory, config=config, trust_remote_code=False)

@@ -46,7 +46,7 @@ def layer_types() -> tuple[str, ...]:
 
 
 def rope_types() -> tuple[str, ...]:
-    """List the kinds of rotation beside the default one.
+    """List the kinds of rotation other than the default one.
 
     Returns:
         Names.
@@ -65,7 +65,7 @@ def class_defaults(family: str) -> dict[str, Any]:
         family.
     """
     family = _ALIASES.get(family, family)
-    # Some families live in the module of another, or have a hyphen where a module cannot.
+    # Some families are in the module of another, or have a hyphen, which a module cannot have.
     modules = _assigned("models/auto/auto_mappings.py").get("SPECIAL_MODEL_TYPE_TO_MODULE_NAME", {})
     module = modules.get(family, family).replace("-", "_")
     file = _ROOT / "models" / module / f"configuration_{module}.py"

@@ -95,7 +95,7 @@ def fitting_weights(model: nn.Module, directory: Path, described: str) -> dict[s
 
 
 def _is_ignored(model: nn.Module, key: str) -> bool:
-    """Tell whether transformers skips the weight `key` where such a model lacks it."""
+    """Tell whether transformers skips the weight `key` if such a model lacks it."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     return key.endswith(_REMADE) or any(re.search(pattern, key) for pattern in patterns)
 
@@ -243,7 +243,7 @@ def require_finite_weight(values: Tensor, key: str, directory: Path) -> tuple[Te
     Raises:
         InputError: A value is not finite.
     """
-    # One pass; NaN in either where there is one. A part of size 0 has no numbers (0 experts).
+    # One pass; both are NaN if any value is. A part of size 0 has no numbers (0 experts).
     smallest, largest = (values if values.numel() else values.new_zeros(1)).aminmax()
     if not (torch.isfinite(smallest) and torch.isfinite(largest)):
         raise InputError(
@@ -260,7 +260,7 @@ def _mapped(file: Path) -> mmap.mmap:
 
 
 def _view(weight: StoredWeight, content: mmap.mmap, dtype: torch.dtype) -> Tensor:
-    """A weight that is stored as `dtype`, as it stands in its file."""
+    """A view of a weight that is stored as `dtype`, without a copy."""
     count = math.prod(weight.shape)
     # Memory beyond the end of a file that was cut would kill the process when it is touched.
     if weight.offset + count * dtype.itemsize > len(content):

@@ -70,13 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")
-    # else torch prints a stack where another process has ended
+    # Otherwise torch prints a stack when another process has ended.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    # numpy reads it when it is imported. Its threads wait for each other by spinning, which beside
-    # other work costs as much as all the rest of a command, and sums of several differ in last bits.
+    # numpy reads it on import. Its threads wait for each other by spinning, which on a busy machine
+    # costs as much as the rest of a command, and sums of several threads differ in the last bits.
     if hasattr(options, "threads") and "OMP_NUM_THREADS" not in os.environ:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", str(options.threads or 1))
-    # At its end Python looks for circles among all objects several times, which takes a second.
+    # At exit Python looks for reference cycles among all objects, which takes a second.
     atexit.register(gc.freeze)
     command = f"repo-interp {options.command}"
     # A command that is not shared writes separate files, so the other processes do nothing.
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with processes.together(given, lambda line: _write(f"{command} {line}")):
             return _run(options)
     except InputError as error:
-        # Before the work began: no process knows whether another is there to say it.
+        # Before the work began: no process knows whether another one exists to print it.
         _write(f"{command}: {error}")
         return 2
     except KeyboardInterrupt as interruption:  # while it waits for the others
@@ -115,7 +115,7 @@ def _run(options: argparse.Namespace) -> int:
                 1 if hasattr(options, "out") else 2,
             )
         return code
-    # Errors that a user can fix become lines; a mistake of ours keeps its traceback, see the end.
+    # Errors that a user can fix become lines; a bug keeps its traceback, see below.
     except InputError as error:
         return _report(command, str(error), 2)
     except KeyboardInterrupt as interruption:
@@ -141,16 +141,16 @@ def _run(options: argparse.Namespace) -> int:
             "not enough memory; give shorter prompts, fewer of them at a time "
             "(--batch-size), or a smaller model"
         )
-        # torch raises a RuntimeError too where memory runs out, so the message decides.
+        # torch raises a RuntimeError too if memory runs out, so the message decides.
         if not is_out_of_memory(error) and (line := failure_of(error)) is None:
-            # A bug of ours: show the traceback
+            # A bug: show the traceback.
             raise
         return _report(command, line, 2)
 
 
 @contextmanager
 def _announced(command: str, output: _Output) -> Iterator[None]:
-    """Write a line where a command is silent for `SILENCE` seconds while it imports torch."""
+    """Write a line if a command is silent for `SILENCE` seconds while it imports torch."""
 
     def announce() -> None:
         if not output.written:
@@ -253,15 +253,15 @@ def _report(command: str, line: str, code: int) -> int:
 
 
 def _write(line: str) -> None:
-    # Standard error may be closed or full, and there is nowhere left to say so.
+    # Standard error may be closed or full; then the line is lost.
     with suppress(OSError, ValueError):
         sys.stderr.write(f"{line}\n")
 
 
 def _close(stream: Any) -> None:
-    """Send a stream to the null device, where its reader is gone or its disk is full."""
+    """Redirect a stream to the null device if its reader is gone or its disk is full."""
     with suppress(OSError, ValueError):
-        # Python flushes the stream at exit; the file below it is exchanged, so that it succeeds.
+        # Python flushes the stream at exit; the replaced file makes this succeed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -298,7 +298,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
             summary = module.SUMMARY.replace("%", "%%")
         except (Exception, SystemExit) as error:
             if name in OWN[COMMANDS]:
-                # A command of ours that fails is a mistake of ours.
+                # If one of our commands fails, that is a bug.
                 raise
             reason = (
                 f"{called(COMMANDS, name)} fails: "

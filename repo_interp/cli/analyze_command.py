@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="where results go (default: runs/NAME, numbered when there is one)",
+        help="directory of the results (default: runs/NAME, with a number if it exists)",
     )
     add_resume(parser)
     parser.add_argument(
@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list,
         default=None,
         metavar="A,B",
-        help=f"measures to take, of {_described(MEASURES)}; {_topics()} (default: those that fit the positions of the "
+        help=f"measures: {_described(MEASURES)}; {_topics()} (default: those that fit the positions of the "
         "layers and the prompts, which the first line names)",
     )
     parser.add_argument(
@@ -120,11 +120,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=name_list_or_none,
         default=None,
         metavar="A,B",
-        help="experiments, which need many forward passes; none: no experiment (default, where "
-        "neither --measures nor --layers is given: those that tell of the model's positions and take "
-        f"seconds): {_described(EXPERIMENTS)}; scored by the task of the "
-        "prompts, and prompts of a file by their generated tokens or, without these, by log "
-        "perplexity",
+        help="experiments, which need many forward passes; none: no experiment (default, without "
+        "--measures and --layers: quick ones about the model's positions): "
+        f"{_described(EXPERIMENTS)}; scored by the task of the prompts, and prompts of a file by "
+        "their generated tokens or, without these, by log perplexity",
     )
     helps = attribute_texts(MEASURES, "option_help")
     for name, (option, _, example) in _options_of_measures().items():
@@ -133,8 +132,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "parameters",
         "a parameter of a measure or an experiment, such as patterns.epsilon=0.5 or "
-        "perturbation.gammas=0.05,0.1, or epsilon=0.5 alone "
-        "where only one has it; or of the task that prompts are made of, such as corpus=FILE",
+        "perturbation.gammas=0.05,0.1, or epsilon=0.5 if only one has it; or of the task that makes "
+        "the prompts, such as corpus=FILE",
     )
     parser.add_argument(
         "--layers",
@@ -173,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: Parsed options.
 
     Returns:
-        0; 1 where the numbers are there but a measure, a figure or the page is not.
+        0; 1 if the numbers exist but a measure, a figure or the page failed.
 
     Raises:
         InputError: A name, a path or a value is refused.
@@ -221,12 +220,12 @@ def run(arguments: argparse.Namespace) -> int:
     for line in run.attrs.get("stopped", "").splitlines():
         console.print(f"not measured: {line}", style="yellow")
     if results.has_batches:
-        # Batches stay where a measure stopped, and the work can go on from them.
+        # If a measure stopped, its batches stay, and the work can continue from them.
         console.print(
             f"finished batches are kept; go on by --resume --out {on_one_line(results.directory)}",
             style="yellow",
         )
-    # 1 also where a measure stopped: the other numbers are there.
+    # 1 also if a measure stopped: the other numbers exist.
     return print_results(console, results, published) or int("stopped" in run.attrs)
 
 
@@ -270,7 +269,7 @@ def _require_given(arguments: argparse.Namespace, name: str) -> None:
 
 
 def _given_options(arguments: argparse.Namespace) -> list[tuple[str, str, str]]:
-    """Measure, field and value of the options that measures state, where one was given."""
+    """Measure, field and value of the given options that measures declare."""
     return [
         (owner, field, value)
         for owner, (option, field, _) in _options_of_measures().items()
@@ -317,7 +316,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
 
     for experiment in arguments.experiments or ():
         experiment_named(experiment)
-    # Settings of a task are checked where the prompts are made.
+    # Settings of a task are checked when the prompts are made.
     for owner, _, option, text in settings:
         if owner in names(EXPERIMENTS):
             field_value(experiment_named(owner), option, text, owner, fixed=("name",))
@@ -363,7 +362,7 @@ def _job(arguments: argparse.Namespace, name: str, step: Step) -> Job:
 def _announce(console: Console, name: str, job: Job) -> None:
     """Print the measures and the notes on them.
 
-    Raises InputError where there is not enough memory.
+    Raises InputError if there is not enough memory.
     """
     from torch import get_num_threads
 
@@ -416,11 +415,11 @@ def _execute(job: Job, results: Results, step: Step, attributes: dict[str, str])
             )
         except (KeyboardInterrupt, Unfinished) as interruption:
             resumable = (
-                "finished batches are kept; the same command goes on from there"
+                "finished batches are kept; the same command continues from there"
                 if results.has_batches
                 else ""
             )
-            # The same type, so that its exit code stays; the text gains where to go on.
+            # The same type, so that its exit code stays; the text adds how to continue.
             raise type(interruption)(
                 "; ".join(filter(None, (str(interruption), resumable)))
             ) from None

@@ -1,4 +1,4 @@
-"""Prompts of `repo-interp analyze`: those that are given, or those that are made by a task.
+"""Prompts of `repo-interp analyze`: given by the user, or made by a task.
 
     --prompts FILE, --text TEXT                     read
     --task, --variant, --length, --count, --seed    made
@@ -45,7 +45,7 @@ def add_made_prompts(parser: argparse.ArgumentParser) -> None:
     generated.add_argument(
         "--task",
         metavar="NAME",
-        help="ruler (needle in a haystack), or a synthetic task of ours (default: the task "
+        help="ruler (needle in a haystack), or a synthetic task (default: the task "
         "that the checkpoint was trained on by "
         "repo-interp train, else ruler)",
     )
@@ -64,7 +64,7 @@ def add_made_prompts(parser: argparse.ArgumentParser) -> None:
 
 
 def require_none_made(arguments: argparse.Namespace) -> None:
-    """Refuse options of prompts that are made beside given ones, and text beside a file.
+    """Refuse options of made prompts together with given prompts, and text together with a file.
 
     Args:
         arguments: Parsed options.
@@ -110,10 +110,10 @@ def given_prompts(arguments: argparse.Namespace, bridge: Any) -> tuple[list[Any]
         prompts = read_prompts(
             arguments.prompts, tokenizer=bridge.tokenizer, vocab_size=bridge.config.vocab_size
         )
-    # The first position tells: a number, or a tuple with a number per axis of an image.
+    # The first position decides: a number, or a tuple with a number per axis of an image.
     if any(isinstance((prompt.position_ids or (0,))[0], tuple) for prompt in prompts):
         warn(
-            "prompts have positions by axis, and a file holds tokens alone: placeholders of an image "
+            "prompts have positions by axis, and a file contains only tokens: placeholders of an image "
             "enter with their vectors of the table (docs/python.md puts in the image's features)"
         )
     # A prompt with spans is not cut: its marks could fall off.
@@ -162,7 +162,7 @@ def make_prompts(
     origin = decoder.origin
     assert origin is not None  # a command has loaded it
     name = arguments.task or trained_name(origin.directory) or "ruler"
-    # ruler is no Task of ours: its options have separate arguments.
+    # ruler is not a `Task`: its options have separate arguments.
     options = {} if name == "ruler" else _task_options(arguments, name)
     # Without options for prompts, the default of `ri.analyze` applies.
     if all(getattr(arguments, option) is None for option in _MADE_BY):

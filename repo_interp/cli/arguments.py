@@ -73,7 +73,7 @@ def name_list(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError("wanted names with commas between them")
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if twice:
-        raise argparse.ArgumentTypeError(f"{twice[0]!r} stands twice; name it once")
+        raise argparse.ArgumentTypeError(f"{twice[0]!r} is named twice; name it once")
     return names
 
 
@@ -91,7 +91,7 @@ def name_list_or_none(text: str) -> tuple[str, ...]:
     """
     names = name_list(text)
     if "none" in names and len(names) > 1:
-        raise argparse.ArgumentTypeError("none stands alone: it says that no name is wanted")
+        raise argparse.ArgumentTypeError("none cannot be combined with names")
     return () if names == ("none",) else names
 
 
@@ -142,8 +142,8 @@ def batch_size(text: str) -> Any:
 
 
 SETTING = "[OWNER.]NAME=VALUE"
-"""How every `--set` is written: OWNER has the option: a measure, an experiment, a task, a
-paper - and may be left out.
+"""Form of every `--set`. OWNER, a measure, an experiment, a task or a paper with the option, may be
+left out.
 """
 
 
@@ -254,7 +254,7 @@ def add_formats(parser: argparse.ArgumentParser) -> None:
         "--formats",
         type=_formats,
         metavar="A,B",
-        help=f"formats that all figures are written in, of {', '.join(_FORMATS)} (default: "
+        help=f"formats of all figures: {', '.join(_FORMATS)} (default: "
         f"{_FORMATS[0]}, of figures that the page does not draw itself)",
     )
 
@@ -271,7 +271,7 @@ def _formats(text: str) -> tuple[str, ...]:
 
 # A factor below 1 would shorten the context.
 _TIMES = Annotated[float, Interval(ge=1, le=1024)]
-"""How many times longer than in training prompts may become."""
+"""Largest length of prompts, relative to training."""
 _SCALINGS: dict[str, Any] = {
     "yarn": _TIMES,
     "linear": _TIMES,
@@ -326,7 +326,7 @@ def rope_scaling(text: str | None, config: Any) -> dict[str, str | float | int] 
         config: Configuration of the checkpoint.
 
     Returns:
-        The table; None where nothing is scaled.
+        The table; None if nothing is scaled.
 
     Raises:
         InputError: As `scaling_of`; or ntk is requested for a checkpoint without a single base.
@@ -372,7 +372,7 @@ def add_batch_size(parser: argparse.ArgumentParser, default: int | str) -> None:
         type=batch_size,
         default=default,
         metavar="N",
-        help="prompts in one forward pass; auto: as many of similar length as pay off and "
+        help="prompts in one forward pass; auto: as many of similar length as are worthwhile and "
         f"fit into memory (default: {default})",
     )
 
@@ -386,16 +386,16 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="auto",
-        help="where the model runs: cpu, cuda, cuda:1, mps (default: auto: cuda where there "
-        "is one, else cpu)",
+        help="device of the model: cpu, cuda, cuda:1, mps (default: auto: cuda if available, "
+        "else cpu)",
     )
     parser.add_argument(
         "--dtype",
         default="float32",
         choices=("float32", "float64", "bfloat16", "float16", "auto"),
-        help="precision of the model; auto: bfloat16 on an accelerator where the checkpoint "
-        "has it, else float32; below float32 "
-        "it rounds learned positions too, unless --positions-dtype is wider (default: float32)",
+        help="precision of the model; auto: bfloat16 on an accelerator if the checkpoint has it, "
+        "else float32; below float32 it rounds learned positions too, unless --positions-dtype is "
+        "wider (default: float32)",
     )
     parser.add_argument(
         "--positions-dtype",
@@ -414,7 +414,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         type=count,
         metavar="N",
         help="threads of the processor (default: OMP_NUM_THREADS; without it 1 below 30 million "
-        "parameters, whose operators are too short to share, else torch's own number)",
+        "parameters, whose operators are too short to share, else torch's default)",
     )
     parser.add_argument(
         "--max-memory",

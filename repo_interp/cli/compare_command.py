@@ -33,11 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="where results go (default: runs/compare-NAMES, numbered when there is one)",
+        help="directory of the results (default: runs/compare-NAMES, with a number if it exists)",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace the comparison that stands in --out"
-    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the comparison in --out")
     add_formats(parser)
 
 
@@ -48,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: Parsed options.
 
     Returns:
-        0; 1 where a figure or the page failed.
+        0; 1 if a figure or the page failed.
     """
     from repo_interp.analysis.publication import COMPARISON, claim_results, require_claimable
     from repo_interp.comparison.align import compare_named

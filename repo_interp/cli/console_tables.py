@@ -35,13 +35,13 @@ NOTE_LINES = 4
 """Most lines of notes that are printed, not counting a longer first note."""
 _FEWEST_ROWS = 5
 _WORD = 6
-"""Letters that a column of words has at least, where its words break."""
+"""Smallest width in letters of a column whose words break."""
 _FRAME, _END = 6, 14
 """Lines of a table without its rows, and lines of findings and paths."""
 
 
 def print_findings(console: Console, run: xr.DataTree) -> None:
-    """Print the findings of a first screen, a sentence each, and where the others are.
+    """Print the first findings, one sentence each, and the place of the others.
 
     Args:
         console: Console to print to.
@@ -133,7 +133,7 @@ def print_tables(console: Console, run: xr.DataTree) -> None:
         excerpt = _excerpt(grouped, rows)
         left_out += len(grouped.rows) - len(excerpt.rows)
         print_table(console, excerpt)
-    # Groups without information have one line in place of a table.
+    # Groups without information have one line instead of a table.
     for view in silent:
         console.print(f"{view.title}: {_nothing_to_say(run)}; folded away in report.html")
     if left_out:
@@ -170,7 +170,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def _widths(table: Table, rows: Sequence[Sequence[str]], most: int) -> list[int] | None:
-    """Return widths of the columns, together at most `most`; None where that is too narrow.
+    """Return widths of the columns, together at most `most`; None if that is too narrow.
 
     If possible, no text is broken, else no word, else no number. The remaining width goes to the
     columns that are farthest from their full width.
@@ -202,7 +202,7 @@ def _widths(table: Table, rows: Sequence[Sequence[str]], most: int) -> list[int]
 
 
 def _print_lines(console: Console, table: Table, rows: Sequence[Sequence[str]]) -> None:
-    """Print a table as its title, a line for every row, and its note.
+    """Print a table as its title, one line per row, and its note.
 
     A line has the names, then every number after its column.
     """
@@ -233,7 +233,7 @@ def _rows_for(console: Console, tables: int) -> int:
 
 def _without_dashes(table: Table) -> Table:
     """`table` without the columns that have no number in any row."""
-    # One column at least, so that the table is still one
+    # At least one column must remain.
     places = [
         place
         for place in range(len(table.columns))

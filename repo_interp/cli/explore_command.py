@@ -21,7 +21,7 @@ SUMMARY = (
     "see attention, the answer and the continuation follow."
 )
 PORT = 8947
-"""Where the page is by default; another where this one is taken."""
+"""Default port of the page; another one is chosen if this one is taken."""
 PROMPTS = 8
 """Prompts of the task that a checkpoint was trained on."""
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="CHECKPOINT",
-        help="of a RUN: where its checkpoint is, if not where its name says",
+        help="directory of the checkpoint of a RUN, if its name does not lead there",
     )
     parser.add_argument(
         "--prompts",
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port",
         type=_port,
         metavar="N",
-        help=f"port on this machine (default: {PORT}, or one that is free)",
+        help=f"port on this machine (default: {PORT}, or a free one)",
     )
     parser.add_argument(
         "--no-browser", action="store_true", help="print the address and open no browser"
@@ -144,7 +144,7 @@ class _Given(NamedTuple):
 def _given(arguments: argparse.Namespace) -> _Given:
     """Find the checkpoint and the run without torch.
 
-    Raises InputError where one of them, the second checkpoint or the prompts cannot be read.
+    Raises InputError if one of them, the second checkpoint or the prompts cannot be read.
     """
     from repo_interp.checkpoint_files.directories import known_directory
     from repo_interp.checkpoint_files.shipped import means_zoo, zoo_path
@@ -182,7 +182,7 @@ def _given(arguments: argparse.Namespace) -> _Given:
 def _explored(arguments: argparse.Namespace, given: _Given) -> tuple[Any, str]:
     """Return the explored model, and the origin of its prompts.
 
-    Raises InputError where the checkpoint or the prompts cannot be read, or do not belong to the
+    Raises InputError if the checkpoint or the prompts cannot be read, or do not belong to the
     run.
     """
     from repo_interp.cli.threads import use_threads

@@ -66,9 +66,9 @@ class Command:
         Raises InputError for `--resume` without `--out`, or with `--overwrite`.
         """
         if arguments.resume and arguments.overwrite:
-            raise InputError("--resume goes on and --overwrite begins anew; give one of them")
+            raise InputError("--resume continues and --overwrite starts again; give one of them")
         if arguments.resume and arguments.out is None:
-            raise InputError("--resume needs to know what; give --out DIR")
+            raise InputError("--resume needs a directory; give --out DIR")
         self.checkpoint, self.makes, self.formats = checkpoint, makes, arguments.formats
         self.out, self.resume, self.overwrite = arguments.out, arguments.resume, arguments.overwrite
         # JSON with sorted keys: equal questions are equal texts.
@@ -107,7 +107,7 @@ class Command:
             console: Console to print to.
 
         Returns:
-            The exit code; None where there is more to measure, or no `--resume`.
+            The exit code; None if there is more to measure, or no `--resume`.
 
         Raises:
             InputError: The results are the answer to another question.
@@ -139,7 +139,7 @@ class Command:
         return print_results(console, results, published)
 
     def _require_same(self, run: xr.DataTree) -> None:
-        """Raise InputError where --out holds a run of another command, checkpoint or options."""
+        """Raise InputError if --out holds a run of another command, checkpoint or options."""
         from repo_interp.checkpoint_files.checkpoint_digest import checkpoint_digest
         from repo_interp.models.checkpoints import identify
 
@@ -147,7 +147,7 @@ class Command:
         if held != self.makes:
             kind = "an analysis" if held == "analysis" else held
             raise InputError(
-                f"{self.out} holds {kind}, which --resume of this command cannot go on with; "
+                f"{self.out} holds {kind}, which --resume of this command cannot continue; "
                 "give another --out"
             )
         # By content: the checkpoint's path may differ, and its
@@ -161,7 +161,7 @@ class Command:
             )
         if ASKED not in run.attrs:
             raise InputError(
-                f"{self.out} holds a run that does not say what it was asked "
+                f"{self.out} holds a run without its request "
                 f"({_summary(run)}); give another --out, or --overwrite"
             )
         before, now = json.loads(run.attrs[ASKED]), json.loads(self.asked)

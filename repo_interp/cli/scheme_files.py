@@ -39,7 +39,7 @@ def add_scheme_files(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar=_SHOWN,
-        help="a function of a Python file, which is run, that gives a position scheme of the "
+        help="a function of a Python file, which is run, that defines a position scheme of the "
         "checkpoint",
     )
 
@@ -110,7 +110,7 @@ def reference_of_file(text: str) -> Callable[..., Any]:
         text: FILE.py:FUNCTION.
 
     Returns:
-        The function, of queries, keys, positions and, where it takes one more, the layer.
+        The function of queries, keys, positions and, if it takes one more argument, the layer.
 
     Raises:
         InputError: The file or the function cannot be used.

@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--answers",
         choices=("forced", "generated"),
-        help="read the answer off one teacher-forced pass, or generate it token by token "
+        help="read the answer from one teacher-forced pass, or generate it token by token "
         "(default: forced; exact match is the same); "
         f"{RULER}, {FEW_SHOT} and {HARNESS}NAME always generate",
     )
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: Parsed options.
 
     Returns:
-        0; 1 where a figure or the page failed.
+        0; 1 if a figure or the page failed.
     """
     from repo_interp.checkpoint_files.directories import directory_of
     from repo_interp.cli.results import ASKED, Command, draw_results, print_results
@@ -258,7 +258,7 @@ def _scoring(
     if task is not None:
         answers = arguments.answers or "forced"
         return partial(score, bridge, task, arguments.test_sets, answers=answers, **amount)
-    # Generated answers need no task of ours: the tokenizer and lengths are enough.
+    # Generated answers need no `Task`: the tokenizer and lengths are enough.
     lengths = None if arguments.test_sets is None else list(map(int, arguments.test_sets))
     if arguments.task not in _OPTIONS:
         name = arguments.task.removeprefix(HARNESS)
@@ -268,7 +268,7 @@ def _scoring(
 
 
 def _require_fitting_options(arguments: argparse.Namespace) -> None:
-    """Raises InputError where an option needs another, or is for something else than is scored."""
+    """Raises InputError if an option needs another one, or does not apply to this task."""
     from repo_interp.tasks.harness import require_task
 
     scaling_of(arguments.scaling)

@@ -26,7 +26,7 @@ def use_threads(model: nn.Module, given: int | None) -> int | None:
             which reads OMP_NUM_THREADS.
 
     Returns:
-        The number that was set; None where torch's own stays.
+        The number that was set; None if torch's own stays.
     """
     first = next(model.parameters(), None)
     if given is None and (

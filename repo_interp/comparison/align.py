@@ -3,7 +3,7 @@
     comparison[measure][variable] [run, ...] = the variable of every run, at the labels that any run
     has (an outer join)
 
-Where a run lacks one there is NaN, -1 for whole numbers, "" for texts.
+If a run lacks a label, its value is NaN, -1 for integers, "" for texts.
 
 Layers, heads, tokens, distances and spans are aligned by their labels, never by their places.
 `named_runs` names the runs and decides which are one; the attribute `notes` has one line for
@@ -302,7 +302,7 @@ def _labelled(group: xr.Dataset, variables: Sequence[Hashable]) -> xr.Dataset:
 
 
 def _empty(arrays: Sequence[xr.DataArray]) -> Any:
-    """The fill value of a variable where a run has none."""
+    """The fill value of a variable for runs that lack it."""
     kinds = {array.dtype.kind for array in arrays}
     # NaN would turn whole numbers into floats, so these have -1.
     return "" if kinds & set("OUST") else -1 if kinds <= set("iu") else np.nan

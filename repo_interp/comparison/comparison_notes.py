@@ -42,7 +42,7 @@ def on_prompts(runs: Mapping[str, xr.DataTree]) -> list[str]:
         One line, or none.
     """
     difference = differing(
-        # Eight characters tell digests apart for a reader.
+        # Eight characters are enough for a reader to distinguish digests.
         {name: str(digest)[:_DIGITS] for name, digest in _stated(runs, "prompts_digest").items()}
     )
     why = "only what is averaged over prompts is compared, and differences may be the prompts'"
@@ -134,7 +134,7 @@ def differing(values: Mapping[str, Any]) -> str:
         values: Values by run.
 
     Returns:
-        Values with the runs that have them; "" where all are equal.
+        Values with the runs that have them; "" if all are equal.
     """
     names: dict[str, list[str]] = {}
     for name, value in values.items():

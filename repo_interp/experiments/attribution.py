@@ -88,7 +88,7 @@ class _Watched:
     attention: RepositionedAttention
     called: tuple[tuple, dict[str, Any]] = ((), {})
     positions: Tensor = field(default_factory=lambda: torch.empty(0))
-    """[prompt, head, token]: a copy for every head."""
+    """[prompt, head, token]: one copy per head."""
     output: Tensor = field(default_factory=lambda: torch.empty(0))
     """[prompt, token, head, d_value], before the output projection."""
 

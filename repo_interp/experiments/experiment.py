@@ -114,7 +114,7 @@ class Experiment(ABC):
         prompts: Sequence[Prompt],
         training_length: int,
     ) -> Plan:
-        """Plan the passes on `prompts`. Raises InputError where the experiment cannot work."""
+        """Plan the passes on `prompts`. Raises InputError if the experiment cannot work."""
 
 
 def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]) -> None:
@@ -137,7 +137,7 @@ def require_targets(experiment: str, scoring: Scoring, prompts: Sequence[Prompt]
         # No row before token 0 predicts it, and index -1 would silently read the last one.
         if 0 in scoring.targets(prompt):
             raise InputError(
-                f"{experiment} judges what is predicted, but nothing stands before token 0 "
+                f"{experiment} judges what is predicted, but no token precedes token 0 "
                 f"of prompt {number}; "
                 "leave it out of the generated tokens, or begin the prompt with another one"
             )

@@ -51,7 +51,7 @@ def greedy_tokens(
     cache = DynamicCache(config=model.config)
     for _ in range(count):
         check()
-        # Entered anew for every token: in between the caller may use the model
+        # Entered again for every token: in between the caller may use the model
         with torch.no_grad(), at_rest(decoder), ExitStack() as stack:
             for context in contexts:
                 stack.enter_context(context())

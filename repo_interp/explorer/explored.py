@@ -39,13 +39,13 @@ from repo_interp.tasks.prompt import REST, main_span
 PROMPTS = 2
 """Prompts whose passes are kept."""
 PROBED: tuple[tuple[Any, float | None], ...] = (("ranked", None), ("linear", 1.0), ("yarn", 1.0))
-"""Edits whose refusals, by layer, stand for those of all kinds: a kind and its value."""
+"""Edits whose refusals, by layer, represent those of all kinds: a kind and its value."""
 
 
 class Explored:
     """A bridge and its prompts, as a page explores them.
 
-    One answer is made at a time; whoever calls sees to that.
+    One answer is computed at a time; the caller is responsible for that.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Explored:
         `name`: the argument of `ri.load`; `run`: its table of heads is shown; `others`: models to
         compare with, over the same texts.
 
-        Raises InputError where there is no prompt, or where one has a token that the model lacks.
+        Raises InputError if there is no prompt, or if one has a token that the model lacks.
         """
         self.bridge, self.name, self.others = bridge, name, others
         self.decoder = as_decoder(bridge)
@@ -123,7 +123,7 @@ class Explored:
         model = self._model(asked)
         session = model.session(asked, check)
         if asked.ask == "suggest":
-            # Closed also where the page stops asking: the thread of the work would wait forever
+            # Also closed if the page stops asking; else the thread of the work would wait forever.
             with closing(Steps(session.suggest)) as steps:
                 yield from ({"done": done, "total": total} for done, total in steps)
             suggested = steps.result
@@ -139,7 +139,7 @@ class Explored:
                 ]
             }
             return
-        # Both in step, so that the page can show where they part
+        # Both advance together, so that the page can show the first difference.
         streams = {"clean": session.continuation(edited=False), "changed": session.continuation()}
         given = [session.prompt.tokens[place] for place in range(session.start, session.count)]
         # As many tokens as `continuation` generates by default

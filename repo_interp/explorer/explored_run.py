@@ -1,4 +1,4 @@
-"""What a run gives the explorer of its model: prompts and the table of heads.
+"""The data of a run that the explorer of its model uses: prompts and the table of heads.
 
 A run is a tree of `ri.analyze`, with a group per measure. This module knows no measure by name.
 """
@@ -26,7 +26,7 @@ def head_table(run: xr.DataTree) -> dict[str, Any] | None:
         run: A run of `ri.analyze`.
 
     Returns:
-        Names of columns, and rows; None where no view has such a table.
+        Names of columns, and rows; None if no view has such a table.
     """
     view = view_of_heads(run)
     if view is None or view.heads is None:

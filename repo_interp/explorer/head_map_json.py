@@ -30,7 +30,7 @@ def opening(heads: xr.Dataset, about: str) -> tuple[str, tuple[int, int] | None]
         about: Span that the prompts are about.
 
     Returns:
-        Name of the score, and (layer, head); None where no head has the score.
+        Name of the score, and (layer, head); None if no head has the score.
     """
     scores = _scores(heads)
     names = [str(name) for name in scores["score"].values]
@@ -83,7 +83,7 @@ def map_json(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, An
     outline, index = heads["outline"], _by_index(heads)
     return {
         "scores": scores,
-        # One line in all heads tells nothing
+        # The same line in all heads is not informative.
         "outlines": as_json(outline.where(~index).values),
         "by_index": index.values.tolist(),
         "orders": _orders(heads),
@@ -91,9 +91,9 @@ def map_json(heads: xr.Dataset, clean: xr.Dataset | None = None) -> dict[str, An
 
 
 def _orders(heads: xr.Dataset) -> dict[str, Any] | None:
-    """Orders by distance: a row for every layer and all its heads with the same positions.
+    """Orders by distance: one row for all heads of a layer with the same positions.
 
-    None where all positions are the token index.
+    None if all positions are the token index.
     """
     if "order" not in heads:
         return None
@@ -120,7 +120,7 @@ def _by_index(heads: xr.Dataset) -> xr.DataArray:
 def _scores(heads: xr.Dataset) -> xr.DataArray:
     """Scores [score, layer, head], without those of the token index that hide learned ones.
 
-    The token index ranges over the prompt, beside which learned ranges are next to 0.
+    The token index ranges over the prompt; compared with it, learned ranges are almost 0.
     """
     scores, index = heads["head_score"], _by_index(heads)
     return scores if index.all() else scores.where(~(index & scores["by_index"]))

@@ -1,8 +1,8 @@
 """Map of the heads of one pass: scores, positions at a few tokens, and order by distance.
 
-    head_score [score, layer, head]       the mirror score where the prompt names the source of each
+    head_score [score, layer, head]       the mirror score if the prompt names the source of each
                                           generated token (`kernels.mirror`); the order at the
-                                          largest distance where a layer learns positions; scores
+                                          largest distance if a layer learns positions; scores
                                           that measures offer (`Measure.head_scores`); attention to
                                           token 0 and to the previous token (`passes.looked`)
     outline [layer, head, point]          positions at up to `POINTS` tokens
@@ -30,7 +30,7 @@ POINTS = 32
 LOOKS = ("attention to token 0", "attention to the previous token")
 """Scores of `passes.looked`."""
 ORDER = "order"
-"""Order that positions tell at the largest distance of `orders`."""
+"""Order of positions at the largest distance of `orders`."""
 _ORDER = (
     "of two tokens that stand far apart, how often the later one has the higher position: "
     "1 always, -1 never, 0 as often as not"

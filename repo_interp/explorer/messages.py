@@ -1,13 +1,13 @@
-"""Requests of a page, held to types and ranges; the same over HTTP and in a notebook.
+"""Requests of a page, with checked types and ranges; the same over HTTP and in a notebook.
 
-    {"ask": "open", "model": 0}                       the model, its heads, how many prompts there are, kinds of edits, a table of heads
-    {"ask": "prompt", "prompt": 0}                    tokens, spans, the map of heads, and which head and token to begin with
-    {"ask": "view", "heads": [[2, 0]], "token": 17, "edits": [...], ...}     `Session.look`, or with edits that are on `Session.changed`
+    {"ask": "open", "model": 0}                       the model, its heads, the number of prompts, kinds of edits, a table of heads
+    {"ask": "prompt", "prompt": 0}                    tokens, spans, the map of heads, and the initial head and token
+    {"ask": "view", "heads": [[2, 0]], "token": 17, "edits": [...], ...}     `Session.look`, or, with active edits, `Session.changed`
     {"ask": "continue", ...}  {"ask": "suggest", ...}                        events, one after the other
     {"ask": "python", ...}  {"ask": "csv", ...}  {"ask": "netcdf", ...}      the cell, and the numbers of the view as files
 
-A model is a number of those that are compared. A prompt is a number of those that were given, or a
-text. A message names no file and holds no code; one that does not fit is an InputError.
+`model` is an index of the compared models. `prompt` is an index of the given prompts, or a text. A
+message names no file and contains no code; an invalid message raises an InputError.
 `explored.Explored` answers.
 """
 
@@ -26,7 +26,7 @@ MOST_TOKENS = 8192
 """Tokens of a prompt."""
 MOST_TEXT = 1 << 20
 """Characters of a text."""
-# Of one message: edits, and heads side by side
+# Limits of a message: edits, and heads side by side
 MOST_EDITS, MOST_SHOWN = 64, 6
 
 
@@ -38,20 +38,20 @@ class Asked(BaseModel):
 
     ask: Literal["open", "prompt", "view", "continue", "suggest", "python", "csv", "netcdf"]
     tab: Annotated[str, Len(0, 64)] = ""
-    """Which page asks: its newer view ends its older one."""
+    """The page that asks: its newer view ends its older one."""
     model: Index = 0
-    """0, or the place of one that the explored model is compared with."""
+    """0 for the explored model, or the index of a model to compare with."""
     prompt: Index = 0
     text: Annotated[str, Len(0, MOST_TEXT)] | None = None
-    """Read in place of a numbered prompt."""
+    """Text that is used instead of a numbered prompt."""
     heads: Annotated[
         tuple[tuple[Index, Index], ...], Len(0, MOST_SHOWN), BeforeValidator(as_tuple)
     ] = ()
     token: Index = 0
     selection: Annotated[tuple[Index, Index], BeforeValidator(as_tuple)] | None = None
-    """The first and the last of the tokens that are selected."""
+    """The first and the last selected token."""
     looking: Literal["token", "answer"] = "token"
-    """Whose attention to the selection the answer to "view" has for every head."""
+    """The rows whose attention to the selection is returned for every head."""
     answer: Annotated[tuple[Index, ...], Len(0, MOST_TOKENS), BeforeValidator(as_tuple)] = ()
     edits: Annotated[tuple[Edit, ...], Len(0, MOST_EDITS), BeforeValidator(as_tuple)] = ()
     count: Annotated[int, Interval(ge=1, le=100)] = NEXT

@@ -1,10 +1,10 @@
-"""Order that the positions of one prompt tell by distance, head by head.
+"""Order of the positions of one prompt by distance, head by head.
 
     order(d) = 2 share(z_{i+d} > z_i) - 1 over i      1: the later token always has the higher position
                                                       of two, -1: the lower one, 0: no order
 
-Distances d are powers of two of which the prompt holds three (`measures.kernels.order`). Heads
-whose positions are the token index tell every order, and are left out.
+Distances d are powers of two that fit three times into the prompt (`measures.kernels.order`). Heads
+whose positions are the token index are left out, because their order is always 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def orders(
 
     Returns:
         Distances in tokens, and orders; NaN for heads without positions and with the token index.
-        No distance where no head has positions of its own.
+        There is no distance if no head has positions other than the token index.
     """
     *shape, count = positions.shape
     distances = DOUBLING[count >= FEWEST * DOUBLING]

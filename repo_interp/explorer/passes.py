@@ -45,12 +45,12 @@ from repo_interp.tasks import Prompt
 MOST = 6
 """Most passes that are kept, and most layers with kept inputs."""
 ROWS = 32
-"""Rows in which the map of heads sees where tokens look."""
+"""Rows of attention that the map of heads reads."""
 BUDGET = 1 << 30
-"""Most bytes of kept hidden states, besides the pass without edits and one pass with edits.
+"""Most bytes of stored hidden states, not counting the pass without edits and one pass with edits.
 """
 RESULTS = 64
-"""Results that are kept with a pass: rows of tokens that were looked at, and maps of the heads."""
+"""Results stored with a pass: rows of viewed tokens, and maps of the heads."""
 Kept = TypeVar("Kept")
 Edits = tuple[Edit, ...]
 
@@ -124,7 +124,7 @@ class Passes:
         width = self.model.get_input_embeddings().weight.shape[1]
         # Hidden states that enter all blocks and leave the last one, 4 bytes a number
         size = 4 * len(prompt.tokens) * width * (1 + len(self.decoder.blocks))
-        # At least 2: every edited pass begins from the one without edits
+        # At least 2: every pass with edits starts from the pass without edits.
         self._most = min(MOST, 2 + BUDGET // size)
         # Edits that were entered once, and need no check again
         self._fitting: set[Edit] = set()
@@ -316,7 +316,7 @@ class Passes:
         return observing(self.decoder, self.batch.valid, torch.arange(1), receive, layers)
 
     def _block(self, layer: int) -> int:
-        """The block to begin with for a layer of attention; the first where a block has several."""
+        """The first block to run for a layer; block 0 if blocks have several layers."""
         return layer if self.decoder.layer_count == len(self.decoder.blocks) else 0
 
 

@@ -41,7 +41,7 @@ from repo_interp.storage.records import parse_json
 
 HOST = "127.0.0.1"
 MOST_BYTES = 8 << 20
-"""Of a message."""
+"""Most bytes of a message."""
 _STREAMED = ("continue", "suggest")
 _TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
 _HEADERS = {
@@ -122,7 +122,7 @@ class AnswerQueue:
         if older is not None and asked.ask in ("view", *_STREAMED):
             older.set()
         self._latest[key] = ended
-        # Pages that were closed never say so
+        # Closed pages send no message.
         while len(self._latest) > 256:
             del self._latest[next(iter(self._latest))]
 
@@ -137,7 +137,7 @@ class AnswerQueue:
 
         Args:
             work: Function without arguments.
-            check: Function that raises where the work is not wanted any more.
+            check: Function that raises if the work is not needed any more.
 
         Returns:
             The result of `work`.
@@ -321,7 +321,7 @@ def server(explored: Explored, token: str, place: socket.socket) -> uvicorn.Serv
 def kept_token() -> str:
     """Read the token of this user, so that a page finds a server that was started again.
 
-    Warns where a kept one protects nothing: others know it or may change it.
+    Warns if a stored token gives no protection, because others know it or may change it.
 
     Returns:
         The kept token, or a fresh one.
@@ -341,7 +341,7 @@ def kept_token() -> str:
 
 
 def _fault(file: Path) -> str | None:
-    """Why a kept token is no secret of this user; None where it is one."""
+    """The reason why a stored token is not a secret of this user; None if it is one."""
     if file.is_symlink():
         return "is a link, which may lead anywhere"
     state = file.stat()

@@ -96,8 +96,7 @@ class Session:
         tokens(given, self.bridge)  # refuses tokens outside of the vocabulary
         if self.count < 2:
             raise InputError(
-                "the prompt has one token, and nothing is to be expected after others; give "
-                "at least two"
+                "the prompt has one token, and no token can be predicted; give at least two"
             )
         if not isinstance(self.edits, Sequence) or not all(
             isinstance(edit, Edit) for edit in self.edits
@@ -138,7 +137,7 @@ class Session:
 
     @cached_property
     def scoring(self) -> Scoring:
-        """How the answer is scored."""
+        """The scoring of the answer."""
         return (
             scoring_of([self.prompt])
             if self.prompt.generated and not self.answer
@@ -157,8 +156,8 @@ class Session:
             edited: Whether the edits act.
 
         Returns:
-            `head_score` [score, layer, head], `outline` [layer, head, point], and where some head
-            has other positions than the token index `order` [layer, head, distance]
+            `head_score` [score, layer, head], `outline` [layer, head, point], and, if some head
+            has other positions than the token index, `order` [layer, head, distance]
             (`head_scores.scores_of_heads`).
         """
         passed = self._passes.of(self.active if edited else (), self.check)
@@ -261,7 +260,7 @@ class Session:
         return with_attrs(shares, f"attention from {whence} to tokens {first} to {last}", "1")
 
     def continuation(self, edited: bool = True, most: int | None = None) -> Iterator[int]:
-        """Generate greedy tokens after the prompt, or in place of its answer; close it to stop.
+        """Generate greedy tokens after the prompt, or instead of its answer; close it to stop.
 
         Args:
             edited: Whether the edits act.
@@ -287,7 +286,7 @@ class Session:
     def start(self) -> int:
         """The first token that a continuation replaces.
 
-        That is the first of the answer where it is the end of the prompt, else none.
+        The first token of the answer if the answer ends the prompt, else none.
         """
         answer = tuple(self.answer) or tuple(sorted(self.prompt.generated))
         return answer[0] if answer and answer == tuple(range(answer[0], self.count)) else self.count

@@ -124,7 +124,7 @@ class Edit(BaseModel):
             raise ValueError("an edit names tokens or a span; give one of the two")
         given = list(self._given)
         name, needed = parameter_of(self.kind)
-        # Nothing else than the parameter, which may be absent where it is not needed
+        # Only the parameter is allowed, and it may be absent if it is not needed.
         if given != [name] and (needed or given):
             takes = f"{'needs' if needed else 'takes'} {name or 'no parameter'}"
             raise ValueError(f"{self.kind} {takes}; got {', '.join(given) or 'none'}")
@@ -144,9 +144,9 @@ class Edit(BaseModel):
 
     @property
     def parameter(self) -> Any:
-        """The constant, factor, shift, token, seed, starts or pairs; None where there is none."""
+        """The constant, factor, shift, token, seed, starts or pairs; None if there is none."""
         if asked := self._asked:
-            # The edit has a default where the message names nothing
+            # Without a value in the message, the edit uses its default.
             return getattr(self._change(None), asked.name)
         return next(iter(self._given.values()), None)
 
@@ -226,7 +226,7 @@ class Edit(BaseModel):
     ) -> Callable[[], AbstractContextManager[None]]:
         """Prepare the edit for a prompt, to be applied again and again.
 
-        A continuation applies it anew for every token.
+        A continuation applies it again for every token.
 
         Args:
             model: Repositioned model or bridge.
@@ -262,7 +262,7 @@ class Edit(BaseModel):
         return POSITIONS[self.kind].asked() if self.changes_positions else None
 
     def _change(self, tokens: Tensor | None) -> PositionEdit:
-        """The edit of positions, with its default where the message names no parameter."""
+        """The edit of positions, with its default if the message has no parameter."""
         asked, given = self._asked, [*self._given.values()]
         named = {asked.name: given[0]} if asked and given else {}
         return POSITIONS[self.kind](**named, tokens=tokens)
@@ -295,7 +295,7 @@ class Edit(BaseModel):
             model: Repositioned model or bridge.
 
         Returns:
-            One line; empty where it takes the edit.
+            One line; empty if it takes the edit.
         """
         try:
             # Entering the context makes all checks, and no pass is needed
@@ -312,7 +312,7 @@ def parameter_of(kind: str) -> tuple[str, bool]:
         kind: Kind of edit.
 
     Returns:
-        Name of the field, "" where there is no parameter, and whether it is needed.
+        Name of the field, "" if there is no parameter, and whether it is needed.
     """
     if kind not in POSITIONS:
         name = _OTHERS[kind][0]

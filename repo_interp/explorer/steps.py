@@ -3,7 +3,7 @@
     for done, total in (steps := Steps(work)): ...    `work(progress)` runs until it calls
                                                       `progress(done, total)`, and waits there
     steps.result                                      the result of `work`, after the iterator ended
-    steps.close()                                     ends `work` where it waits
+    steps.close()                                     ends `work` while it waits
 
 The work has a separate thread, and runs only while the next step is awaited: between two steps
 others may use the model. This module knows nothing about models and pages.
@@ -45,7 +45,7 @@ class Steps(Iterator[tuple[int, int]]):
         return given
 
     def close(self) -> None:
-        """End `work` where it waits."""
+        """End `work` while it waits."""
         self._closed = True
         self._awaited.release()
         self._thread.join()

@@ -3,7 +3,7 @@
     position [shown, token]   weight, logit [shown, key]   span_mass [shown, span]
     probability, next_token [rank]   log_probability, logit_difference, score
 
-    spans_of_row(prompt, token)       spans of the prompt, with those that the row has to itself
+    spans_of_row(prompt, token)       spans of the prompt, and the row's own needle and query
     attention_of(heads, ...)          weights, logits and mass by span of the row
     with_difference(clean, edited)    axis `state`, and the difference of the weights
 

@@ -118,7 +118,7 @@ def replaced(
     """
     if not callable(change):
         raise InputError(
-            f"a change is a function of positions and of where they are; got {quoted(change)}"
+            f"a change is a function of positions and their context; got {quoted(change)}"
         )
     if sets is not None:
         # Rows are made for the heads of all prompts; `of_prompts` has the heads of each prompt.
@@ -198,17 +198,16 @@ def require_named_tokens(
         prompts = named.prompts
         if prompts > 1 and prompts != count:
             raise InputError(
-                f"an intervention says something else of each of {prompts} prompts, and "
-                f"{count} are measured, so that later ones would be "
-                f"taken for the first; measure these {prompts}, or let it say the same of all"
+                f"an intervention has separate values for each of {prompts} prompts, and {count} "
+                f"are measured, so values would apply to wrong prompts; measure these {prompts}, "
+                "or give the same values for all"
             )
         # Batches are sorted by length, so row k of a pass need not be prompt k.
         if prompts > 1 and (min(lengths) < max(lengths) or min(generated) < max(generated)):
             raise InputError(
-                f"an intervention says something else of each of {prompts} prompts, and "
-                "prompts of several lengths do not pass the model "
-                "in the order in which they were given; let it say the same of all, or "
-                "measure one prompt at a time"
+                f"an intervention has separate values for each of {prompts} prompts, and prompts "
+                "of several lengths do not pass the model in the given order; give the same "
+                "values for all, or measure one prompt at a time"
             )
 
 

@@ -31,7 +31,7 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
     """
     name, named = type(model).__name__, dict(model.named_modules())
     attending = [module for module in named.values() if attends(type(module))]
-    # Towers for images and sound number no layers, or see later patches; where nothing else
+    # Towers for images and sound do not number layers, or see later patches; if nothing else
     # attends, the model is an encoder.
     attending = [
         module
@@ -45,7 +45,7 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
     ]
     # Names of cross-attention in BART's and BERT's relatives.
     if any(path.endswith(("encoder_attn", "crossattention")) for path in named):
-        raise InputError(f"{name} attends to an encoder; decoders alone are supported")
+        raise InputError(f"{name} attends to an encoder; only decoders are supported")
     if not attending:
         others = [
             type(module).__name__
@@ -58,7 +58,7 @@ def attention_modules(model: nn.Module) -> Iterator[Any]:
             else "no layer has attention"
         )
         raise InputError(f"{name} cannot be observed: {reason}")
-    # Results are kept by the layer's number: two modules with one number could not be told apart.
+    # Results are stored by the layer's number, so two modules must not have the same number.
     if len({module.layer_idx for module in found}) < len(attending):
         raise InputError(
             f"{name} runs an attention module more than once in a pass, which is not supported"

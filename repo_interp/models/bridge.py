@@ -10,7 +10,7 @@ index. Here its hook points are the hook sites of `RepositionedAttention` instea
 module, so bridge and Hugging Face model run the same code; scores and patterns are materialised
 only in layers where a hook reads them, elsewhere the fused kernel runs.
 
-Decoders get an adapter here where TransformerLens has none, or one that does not take their
+Decoders get an adapter here if TransformerLens has none, or one that does not support their
 configuration or computes other logits: embed, blocks.{i}.hook_in / hook_out, blocks.{i}.attn,
 unembed. Names of parts are read off the model; norms and feed-forward parts stay inside their
 blocks, without hook points.
@@ -111,8 +111,8 @@ class RepositionedBridge(TransformerBridge):
             )
         if truncate is None and tokens.shape[1] > self.cfg.n_ctx:
             warn(
-                f"a text of {tokens.shape[1]} tokens, trained on up to {self.cfg.n_ctx}; it "
-                "was not cut"
+                f"a text has {tokens.shape[1]} tokens, and the model was trained on up to "
+                f"{self.cfg.n_ctx}; it was not cut"
             )
         return tokens
 
@@ -126,7 +126,7 @@ class RepositionedBridge(TransformerBridge):
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
         """Write the checkpoint as `ri.save` does.
 
-        The model's own method would find every weight twice: in the bridge and in what it wraps.
+        The model's own method would find every weight twice: in the bridge and inside it.
         """
         save(self, save_directory)
 
@@ -270,7 +270,7 @@ def bridge(
 
 
 class Trial(NamedTuple):
-    """What a model computes before it is wrapped; its bridge must compute the same."""
+    """Results of a model before it is wrapped; its bridge must compute the same."""
 
     tokens: Tensor
     """[1, token]."""
@@ -324,7 +324,7 @@ def wrap(
 
 
 def _build(decoder: Decoder, trial: Trial | None) -> Any:
-    """A bridge by TransformerLens' adapter where it computes the model's logits, else by ours."""
+    """A bridge by TransformerLens' adapter if it computes the model's logits, else by ours."""
     model = decoder.owner
 
     def adapted(architecture: str) -> Any:
@@ -403,7 +403,7 @@ def _kept(model: nn.Module) -> Callable[[], None]:
 
 @contextmanager
 def _cheap_building() -> Iterator[None]:
-    """While this lasts, modules are listed without methods, and copied without their empty parts.
+    """Inside the context, modules are listed without methods, and copied without empty parts.
 
     TransformerLens looks for hook points among all attributes of all modules, twice, and copies a
     template for every layer: half of the time in which a bridge is built.
@@ -433,7 +433,7 @@ def _cheap_building() -> Iterator[None]:
 
 
 def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """What `copy.deepcopy` gives: most attributes of a hook point are empty dicts and lists."""
+    """A faster `copy.deepcopy`: most attributes of a hook point are empty dicts and lists."""
     new = memo[id(module)] = module.__class__.__new__(module.__class__)
     for name, value in vars(module).items():
         if id(value) not in memo and type(value) in _CONTAINERS and not value:

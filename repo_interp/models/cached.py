@@ -63,7 +63,7 @@ class CacheOfPositions:
             stored in the pass.
         """
         attention, current = self._attention, self._attention.active_pass
-        # Of a cache that drops keys: those that it returns here do not follow each other
+        # A cache that drops keys returns keys that are not consecutive.
         numbers_of = getattr(_layer_of(self._cache, layer), "numbers_of", lambda _: None)
         current.key_numbers = numbers_of(current)
         if (keys.shape[1], keys.shape[-1]) == (attention.kv_heads, attention.d_head):
@@ -80,7 +80,7 @@ class CacheOfPositions:
         shape = None if positions is None else positions.shape
         if positions is not None:
             rows_of = positions.expand(len(keys), *positions.shape[1:])
-            if positions.ndim == 4:  # a row for every pair
+            if positions.ndim == 4:  # one row per pair
                 rows_of = rows_of.transpose(2, 3).flatten(1, 2)
             parts.append(_columns(rows_of, keys))
         if current.length is not None:
@@ -158,7 +158,7 @@ class CacheOfPositions:
         if len(sizes) > 1 and isinstance(_layer_of(self._cache, layer), _QUANTIZED):
             raise InputError(
                 f"a quantized cache would round the positions that layer {layer} "
-                f"({self._attention.scheme}) keeps beside its keys; choose another cache, or "
+                f"({self._attention.scheme}) stores with its keys; choose another cache, or "
                 "generate outside of interventions"
             )
 

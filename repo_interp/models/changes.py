@@ -38,7 +38,7 @@ def changes(decoder: Decoder) -> str:
         decoder: Decoder of the model.
 
     Returns:
-        Text that names changed layers, weights and hooks; empty without changes, or where nothing
+        Text that names changed layers, weights and hooks; empty without changes, or if nothing
         was remembered.
     """
     rotating = (attention for attention in decoder.layers if attention.frequencies is not None)

@@ -70,7 +70,7 @@ from repo_interp.positions.layouts import format_layout
 from repo_interp.storage.records import validate
 
 DeviceMap = str | Mapping[str, str | int]
-"""`auto`, or a device for every part of the model by the name of its module."""
+"""`auto`, or one device per part of the model, by the name of its module."""
 MostMemory = Mapping[str | int, str | int]
 """Bytes, or a text such as "20GiB", by device: the number of an accelerator, or "cpu"."""
 
@@ -85,10 +85,10 @@ class LoadOptions(TypedDict, total=False):
 
 
 class Loader(NamedTuple):
-    """How a plug-in loads the checkpoints that have one field (group `repo_interp.loaders`)."""
+    """Functions of a plug-in for checkpoints with one field (group `repo_interp.loaders`)."""
 
     load: Callable[[Checkpoint, str, str, LoadOptions], PreTrainedModel]
-    """Of the checkpoint, device, precision, and the further options of `load_model`."""
+    """Loads from the checkpoint, device, precision, and the other options of `load_model`."""
     require_headers: Callable[[Checkpoint, PretrainedConfig], None]
     """Refuses weights that do not fit; reads no values."""
 
@@ -126,10 +126,10 @@ def load_model(
 
     Args:
         checkpoint: Directory, name of the zoo, or hub id; or a checkpoint that was identified.
-        device: Such as "cpu" or "cuda:1"; "auto": cuda where there is one.
-        dtype: Precision of the weights; "auto": bfloat16 on an accelerator where the checkpoint has
+        device: Such as "cpu" or "cuda:1"; "auto": cuda if there is one.
+        dtype: Precision of the weights; "auto": bfloat16 on an accelerator if the checkpoint has
             it.
-        rope_scaling: Replaces how frequencies are scaled, such as {"rope_type": "yarn", "factor":
+        rope_scaling: Replaces the scaling of frequencies, such as {"rope_type": "yarn", "factor":
             2.0, "original_max_position_embeddings": 4096}, in every layer that rotates; None: as
             configured.
         device_map: "auto", or a device for every module, instead of `device` (`plugins.placement`).
@@ -242,7 +242,7 @@ def generation_settings(directory: Path) -> GenerationConfig:
     if not (directory / name).is_file():
         name, options = "config.json", {"_from_model_config": True}
     file = directory / name
-    # No text in the place of a token, which would end no answer
+    # A text instead of a token id would never end an answer.
     validate(json_object(file), SpecialTokens, str(file))
     with as_input_errors(f"{file} holds no settings of generation"):
         return GenerationConfig.from_pretrained(
@@ -272,7 +272,7 @@ def device_named(name: str) -> torch.device:
     """Return the device of a name.
 
     Args:
-        name: Such as "cpu" or "cuda:1"; "auto": cuda where there is one, else cpu (mps lacks
+        name: Such as "cpu" or "cuda:1"; "auto": cuda if there is one, else cpu (mps lacks
             float64).
 
     Returns:
@@ -304,7 +304,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
         checkpoint: A checkpoint.
 
     Returns:
-        The tokenizer; None where the directory has none.
+        The tokenizer; None if the directory has none.
     """
     directory = tokens_of(checkpoint.directory)
     if not any(
@@ -319,7 +319,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
 def _skeleton(
     checkpoint: Checkpoint, config: PretrainedConfig
 ) -> tuple[PreTrainedModel, dict[str, StoredWeight] | None]:
-    """Model without weights, and where they are stored; None where they are converted."""
+    """Model without weights, and the stored weights; None if they are converted."""
     stock = checkpoint.format == HUGGING_FACE
     model = empty_model(config, None if stock else checkpoint.layout, checkpoint.options)
     if stock and is_converted(model, checkpoint.directory):

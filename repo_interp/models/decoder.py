@@ -1,4 +1,4 @@
-"""One object for every opened model: its layers, sizes, schemes, and where it came from.
+"""One object for every opened model: its layers, sizes, schemes, and origin.
 
     as_decoder(model)    the `Decoder` of a Hugging Face model or a bridge, also inside
                          torch.compile or peft; made once and then reused
@@ -37,28 +37,28 @@ model, and saved by torch.save.
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a loaded model came from."""
+    """Origin of a loaded model."""
 
     name: str
     """Name of the directory or hub repository without its path. For a directory of our training the
-    parent's name is included ("language/rope", "reversal-repo/seed-0"), since a scheme or a seed is
-    no name.
+    parent's name is included ("language/rope", "reversal-repo/seed-0"), since a scheme or a seed
+    alone does not identify a model.
     """
     digest: str
     """SHA-256 over config.json and the weight files."""
     training_length: int
     """Longest prompts it was trained on, in tokens."""
     directory: Path
-    """Where its files are on this machine."""
+    """Directory of its files on this machine."""
     scaling: str = ""
     """Scaling of the rotation that was set at loading and differs from the configuration; empty
     without one.
     """
     remarks: str = ""
-    """Parts that config.json does not specify, or describes besides the decoder (`Checkpoint`)."""
+    """Parts that config.json does not specify, or has in addition to the decoder (`Checkpoint`)."""
     tokenizer_file: Path | None = None
-    """Where its tokenizer.json is, if it has one: that of an adapter's base, or one that checkpoints
-    share.
+    """Its tokenizer.json, if it has one; it may belong to an adapter's base, or be shared by
+    checkpoints.
     """
 
 
@@ -403,7 +403,7 @@ def _find_attentions(decoder: Decoder) -> list[nn.Module]:
 
 def _find_blocks(decoder: Decoder) -> list[nn.Module]:
     lists = [module for module in decoder.stack.modules() if isinstance(module, nn.ModuleList)]
-    # The outermost list of numbered layers: some families have lists of norms or experts besides.
+    # The outermost list of numbered layers: some families also have lists of norms or experts.
     numbered = (
         blocks for blocks in lists if any(hasattr(part, "layer_idx") for part in blocks.modules())
     )

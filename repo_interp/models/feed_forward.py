@@ -25,7 +25,7 @@ from repo_interp.runtime.memory import memory_for
 _CELLS = 2**22
 """Most numbers of one array of intermediate size on a processor."""
 _BYTES = 4
-"""Of a number."""
+"""Bytes of a number."""
 
 
 def block_of(intermediate: int, device: torch.device) -> int:
@@ -33,7 +33,7 @@ def block_of(intermediate: int, device: torch.device) -> int:
 
     Args:
         intermediate: Width of the part's arrays.
-        device: Where it runs; `working_memory` limits the block on an accelerator.
+        device: Device of the part; `working_memory` limits the block on an accelerator.
 
     Returns:
         Tokens of a block, at least 1.
@@ -43,11 +43,11 @@ def block_of(intermediate: int, device: torch.device) -> int:
 
 @contextmanager
 def in_blocks(decoder: Decoder, tokens: int | None = None) -> Iterator[None]:
-    """Let feed-forward parts work in blocks of tokens while the context lasts.
+    """Run feed-forward parts in blocks of tokens inside a context.
 
     Args:
         decoder: Decoder of the model.
-        tokens: Tokens of a pass, over all prompts; modules with a block of at least so many tokens
+        tokens: Tokens of a pass, over all prompts; modules whose block has at least as many tokens
             are not changed. None: unknown.
 
     Yields:

@@ -111,13 +111,13 @@ def _continue_batch(
         )
         cache = output[of_cache] if cache is None else cache
         logits = output.logits[:, -1]
-        # The sum tells in one transfer; rows are looked at only after a fault.
+        # The sum needs one transfer; single rows are checked only after a fault.
         if not bool(torch.isfinite(logits.sum())) and not bool(torch.isfinite(logits).all()):
             row = int((~torch.isfinite(logits).all(-1)).nonzero()[0])
             raise NotFinitePrediction(numbers[row])
         tokens = logits.argmax(-1, keepdim=True)
         continued[:, step] = tokens[:, 0]
-        # The mask is about cached keys too; only the new token passes.
+        # The mask also covers cached keys; only the new token passes.
         valid = torch.cat((valid, torch.ones_like(valid[:, :1])), dim=1)
         index = index[:, -1:] + 1
     return continued
@@ -128,7 +128,7 @@ def pad_left(prompts: Sequence[Sequence[int]], device: torch.device | str) -> tu
 
     Args:
         prompts: Token ids.
-        device: Where the tensors are wanted.
+        device: Device of the results.
 
     Returns:
         Tokens [prompt, token], 0 where padded, and the mask of tokens that are no padding.

@@ -6,8 +6,8 @@ A stock module that is given these tables leaves its queries and keys as they ar
 products and sums over all heads; with these tables each returns its other operand, or a 0 that
 takes no memory. Every other operation sees an ordinary tensor of ones or zeros.
 
-What is left is the swap of halves, which a module makes before it meets a table: `skip_rotation`
-leaves out the whole function, where it was seen to return the queries and keys that it was given.
+A module also swaps halves before it uses a table: `skip_rotation` skips the whole function if it
+returned its queries and keys unchanged before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHAPED = {
     torch.chunk,
     torch.unsqueeze,
 }
-"""Functions that keep ones ones, and zeros zeros."""
+"""Functions that return ones for ones, and zeros for zeros."""
 _ROTATE = "apply_rotary_pos_emb"
 """The function by which families of transformers rotate queries and keys."""
 _SKIPS = "repo_interp_skips"
@@ -56,7 +56,7 @@ class IdentityTable(Tensor):
         arguments: tuple[Any, ...] = (),
         keywords: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Return the result of `function` without arithmetic, where that is known."""
+        """Return the result of `function` without arithmetic if it is known."""
         with torch._C.DisableTorchFunctionSubclass():
             if len(arguments) == 2 and not keywords:
                 found = _without_arithmetic(function, *arguments)
@@ -81,7 +81,7 @@ class Zeros(IdentityTable):
 def _without_arithmetic(function: Any, first: Any, second: Any) -> Tensor | None:
     """Return a product with ones or zeros, or a sum with zeros.
 
-    None for another operation, and where the other operand's shape or type is not the result's.
+    None for another operation, and if the other operand's shape or type is not the result's.
     """
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return None
@@ -142,10 +142,10 @@ def identity_tables(tables: Any) -> Any:
 
 
 def skip_rotation(forward: Callable[..., Any]) -> None:
-    """Let a family's modules leave out their rotation where they are given identity tables.
+    """Let a family's modules skip their rotation if their tables are identity tables.
 
     Replaces the function that `forward` finds by its name, once per family and process. With any
-    other tables it is the family's own.
+    other tables the family's function runs.
 
     Args:
         forward: Function of an attention module's class.
@@ -157,7 +157,7 @@ def skip_rotation(forward: Callable[..., Any]) -> None:
 
 
 def _skipping(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """`rotate`, not called where it returned its queries and keys for such tensors before."""
+    """`rotate`, skipped if it returned its queries and keys for such tensors before."""
     idle: dict[tuple[Any, ...], bool] = {}
 
     @functools.wraps(rotate)

@@ -111,7 +111,7 @@ def intervention(decoder: Decoder) -> Iterator[ExitStack]:
                     for other in attention.interventions
                 ):
                     raise InputError(
-                        "an intervention of another thread lasts in this model; use one "
+                        "an intervention of another thread is active in this model; use one "
                         "thread, or a copy for each"
                     )
                 undo.callback(_leave, attention, lasting)
@@ -187,7 +187,7 @@ def called_at(
     Args:
         decoder: Decoder of the model.
         site: Name of a field of `HookSites`.
-        act: Called with the layer's attention and the tensor; the pass goes on with its result,
+        act: Called with the layer's attention and the tensor; the pass continues with its result,
             unless that is None.
         layers: Numbers of layers; None: all.
 

@@ -3,7 +3,7 @@
     hidden states -> positions, queries, keys, values -> rotated queries and keys -> scores ->
     pattern -> attended
 
-Beside the rotation it knows nothing about how they are computed.
+Except for the rotation, this module does not know how the tensors are computed.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ class LogitsOfRows:
     """Logits that a scheme or the stock module adds to some rows of a pass, with their content."""
 
     position_logits: Any
-    """A `PositionLogits`, or the remainder of a scheme, which is given the same; None: neither."""
+    """A `PositionLogits`, or the remainder of a scheme, with the same arguments; None: neither."""
     content: Content
     positions: Num[Tensor, "any *row token"]
-    """Of all tokens, in rows; the index where the layer assigns none."""
+    """Positions of all tokens, in rows; the index if the layer assigns none."""
     logit_scale: float
     bias: Float[Tensor, "any any row key"] | None = None
-    """Of the stock module."""
+    """Bias of the stock module."""
     key_positions: Num[Tensor, "any *row token"] | None = None
-    """Of all tokens as keys; None: as queries."""
+    """Positions of all tokens as keys; None: the same as queries."""
 
     def __call__(
         self, rows: Int[Tensor, "row"], seen: Bool[Tensor, "batch 1 row key"]
@@ -115,8 +115,8 @@ class HookSites:
     """
 
     queries: nn.Module
-    """[batch, head, token, d_head], after everything that the module and the scheme's transform do
-    to them, before rotation.
+    """[batch, head, token, d_head], after all steps of the module and the scheme's transform,
+    before rotation.
     """
     keys: nn.Module
     """Keys of this pass [batch, kv_head, token, d_head]."""
@@ -125,7 +125,7 @@ class HookSites:
     positions: nn.Module
     """[batch, P, token], P in {1, key-value heads, heads}."""
     key_positions: nn.Module
-    """The same of tokens as keys, where they are others than as queries."""
+    """The same for tokens as keys, if these differ from the positions as queries."""
     cosines: nn.Module
     """[batch, P, token, d_head/2], of this pass."""
     sines: nn.Module
@@ -143,7 +143,7 @@ class HookSites:
 
     def __init__(self, **sites: nn.Module) -> None:
         """Set `sites`, by name; the others are the identity."""
-        # Plain attributes, not children: a walk through the model's modules does not meet them.
+        # Plain attributes, not children, so that iterating over the model's modules skips them.
         vars(self).update({name: nn.Identity() for name in type(self).__annotations__} | sites)
 
     def call(self, site: str, act: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
@@ -175,12 +175,12 @@ class HookSites:
 class PassRotation:
     """Rotated queries and keys of a pass, made once for the layer and for measures.
 
-    Measures see a layer before it attends. The layer goes on with what they have rotated. Of passes
-    without cached keys, in which a token has one position.
+    Measures see a layer before it attends. The layer then uses the queries and keys that they have
+    rotated. Only for passes without cached keys, in which a token has one position.
     """
 
     queries: Float[Tensor, "batch head token d_head"]
-    """Unrotated."""
+    """Unrotated queries."""
     keys: Float[Tensor, "batch kv_head token d_head"]
     make_tables: Callable[[], tuple[Tensor, Tensor]]
 
@@ -231,43 +231,42 @@ class LayerPass:
     start: int
     """Tokens in the cache, before those of this pass."""
     length: int | None = None
-    """Tokens up to the last one of this pass, where frequencies depend on it."""
+    """Tokens up to the last one of this pass, if frequencies depend on it."""
     positions: Float[Tensor, "batch P token *component"] | None = None
     of_keys: Float[Tensor, "batch P token *component"] | None = None
-    """Positions of this pass's tokens as keys, where they are others than as queries."""
+    """Positions of this pass's tokens as keys, if they differ from the positions as queries."""
     by_axis: bool = False
-    """Whether tokens have a position for each axis (an image's)."""
+    """Whether tokens have one position per axis of an image."""
     memory: Float[Tensor, "batch token feature"] | None = None
     """The assigner's memory of the tokens of this pass."""
     gate_keys: Tensor | None = None
     stock_sinks: Float[Tensor, "head"] | None = None
-    """Those of the stock module (gpt-oss)."""
+    """Sinks of the stock module (gpt-oss)."""
     sinks: Float[Tensor, "head"] | Float[Tensor, "batch head row"] | None = None
-    """Logits of what takes a part of the softmax and moves no value: of the module and the scheme.
-    """
+    """Logits of the module and the scheme that take a part of the softmax and move no value."""
     remainder: LogitsOfRows | None = None
-    """What the scheme's remainder gives for rows, where a pass is observed."""
+    """The scheme's remainder for rows, if the pass is observed."""
     plain_keys: Tensor | None = None
-    """Keys of this pass before the scheme's transform, where it has one."""
+    """Keys of this pass before the scheme's transform, if it has one."""
     new_keys: Tensor | None = None
-    """Keys and values of this pass alone, where there are cached ones."""
+    """Keys and values of this pass only, if there are cached ones."""
     new_values: Tensor | None = None
     content: Content | None = None
-    """Queries of this pass, keys and values of all tokens, as soon as they are there."""
+    """Queries of this pass, keys and values of all tokens, as soon as they are available."""
     hidden: Bool[Tensor, "any any row key"] | None = None
     """`CallMask.hidden`."""
     key_positions: Float[Tensor, "batch P key"] | None = None
-    """Positions of all keys, cached ones too."""
+    """Positions of all keys, including cached ones."""
     key_numbers: Int[Tensor, "key"] | None = None
-    """Numbers of the keys of a cache that drops some; None: they follow each other."""
+    """Indices of the keys of a cache that drops some; None: they are consecutive."""
     key_lengths: Float[Tensor, "batch key"] | None = None
-    """`length` of the pass in which a cached key came."""
+    """`length` of the pass that cached the key."""
     tables: Any = None
     """Rotation tables that the decoder passed to the module."""
     turning: tuple[Tensor, Tensor] | None = None
     """Cosines and sines by which a cache has rotated the keys of this pass; None: it has not."""
     rotation: PassRotation | None = None
-    """What measures share with the layer; None: nothing."""
+    """The rotation that measures share with the layer; None: they share none."""
     handed_on: bool = False
     """Whether the layer may hand its keys on to later layers."""
     attended: bool = False

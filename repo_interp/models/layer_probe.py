@@ -1,11 +1,11 @@
 """Properties of an attention layer, found with a few tokens of random content and no model pass.
 
     differs_by_pair      its assigner gives every rotary pair of a token a position
-    logits_by_content    logits that it adds are others for other contents at the same positions,
-                         or its transform gives others at other positions
-    sample               attention inputs, of which measures say what they give
+    logits_by_content    the logits that it adds depend on contents at the same positions, or its
+                         transform depends on positions
+    sample               attention inputs, for which measures state their gaps
 
-So a scheme is characterized by its parts and not by its name. This module knows no scheme.
+A scheme is thus characterized by its parts and not by its name. This module knows no scheme.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from repo_interp.positions.logits import PositionLogits
 
 TOKENS = 8
 _SAME = 1e-5
-"""Differences that rounding may make, relative to the largest number."""
+"""Largest difference due to rounding, relative to the largest number."""
 _NONE = torch.empty(0, 0, 0, 1)
 """Placeholder for tensors without prompts, and for positions by rotary pair."""
 _ONE = _NONE[..., 0]
@@ -67,7 +67,7 @@ class Drawn:
         return found[0] if isinstance(found, tuple) else found
 
     def assigned(self, assigner: nn.Module) -> Any:
-        """Return what an assigner gives: positions, or a pair of them, of queries and of keys.
+        """Return the result of an assigner: positions, or a pair of positions of queries and keys.
 
         Args:
             assigner: Assigner of the layer.

@@ -1,7 +1,7 @@
 """Open a checkpoint as a model or as a TransformerBridge, with its tokenizer and origin.
 
-TransformerLens is imported where a bridge is made, and nowhere else: `analyze` and the commands
-need none, and importing it takes seconds.
+TransformerLens is imported only when a bridge is made: `analyze` and the commands do not need it,
+and importing it takes seconds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def open_model(
 
     Args:
         path: Directory, name of the zoo, or hub id.
-        device: Such as "cpu" or "cuda:1"; "auto": cuda where there is one.
+        device: Such as "cpu" or "cuda:1"; "auto": cuda if there is one.
         dtype: Precision of the weights, or "auto"; see `load_model`.
         **options: `rope_scaling`, `device_map`, `most_memory`, `positions_dtype`; see `load_model`.
 
@@ -81,13 +81,12 @@ def load(
 ) -> TransformerBridge:
     """Open a checkpoint as a TransformerBridge: a released one, one of ours, or a stock one.
 
-    Positions are analyzed in float32 for good reason: in bfloat16 a position near 100 is rounded to
-    steps of 0.5. Of a model in bfloat16, `positions_dtype` "float32" keeps learned positions
-    unrounded.
+    Positions are analyzed in float32, because bfloat16 rounds a position near 100 to steps of 0.5.
+    For a model in bfloat16, `positions_dtype` "float32" keeps learned positions unrounded.
 
     Args:
         path: Directory, name of the zoo, or hub id.
-        device: Such as "cpu" or "cuda:1"; "auto": cuda where there is one.
+        device: Such as "cpu" or "cuda:1"; "auto": cuda if there is one.
         dtype: Precision of the weights, or "auto"; see `load_model`.
         **options: `rope_scaling`, `device_map`, `most_memory`, `positions_dtype`; see `load_model`.
 
@@ -187,7 +186,7 @@ def zoo(name: str, device: str = "cpu", dtype: str = "float32") -> TransformerBr
 
     Args:
         name: Such as "niah/repo".
-        device: Such as "cpu" or "cuda:1"; "auto": cuda where there is one.
+        device: Such as "cpu" or "cuda:1"; "auto": cuda if there is one.
         dtype: Precision of the weights.
 
     Returns:

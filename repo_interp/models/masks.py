@@ -152,7 +152,7 @@ def visible(
         rows: Number of queries, the last tokens.
         keys: Number of keys.
         attention_mask: Boolean or additive; None: causal.
-        device: Where the result is wanted.
+        device: Device of the result.
 
     Returns:
         [batch, 1, row, key]; the batch axis is 1 without a mask.

@@ -63,7 +63,7 @@ def observing(
     """
 
     def placed(positions: Tensor | None, beside: Tensor | None) -> Tensor | None:
-        """Positions of every prompt, in as many rows as those `beside` them."""
+        """Positions of every prompt, with as many rows as `beside`."""
         if positions is None:
             return None
         rows = max(positions.shape[1], 1 if beside is None else beside.shape[1])

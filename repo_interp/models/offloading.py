@@ -1,8 +1,8 @@
-"""Weights that rest elsewhere than they compute, by the hooks of Accelerate.
+"""Weights that are stored on another device than the computing one, by the hooks of Accelerate.
 
     cpu_offload, disk_offload, dispatch_model, a device map     a module's parameters are on "meta"
-                                                                while it rests; its hook holds the
-                                                                values, and where it computes
+                                                                between passes; its hook holds the
+                                                                values and the computing device
 
 This module recognizes hooks by their attributes, and knows no model.
 """
@@ -19,19 +19,19 @@ from repo_interp.errors import InputError
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """Return whether some weights of a model rest elsewhere than they compute.
+    """Return whether some weights of a model are offloaded.
 
     Args:
         model: Any module.
 
     Returns:
-        True where a module of it has such a hook.
+        True if a module of it has such a hook.
     """
     return any(True for module in model.modules() for _ in _hooks(module))
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where a model computes first.
+    """Return the device on which a model begins to compute.
 
     Args:
         model: Any module with parameters.

@@ -147,7 +147,7 @@ def outputs_over_windows(
         rows = rows_of(attention.frequencies)
         if at is not None and here is not None and rows > at.shape[1]:
             at, here = expand_heads(at, rows), expand_heads(here, rows)
-        # `rotate` turns queries and keys together; a key stands in, and its result is dropped.
+        # `rotate` needs queries and keys; one key is a placeholder, and its result is dropped.
         turned = attention.rotate(asked, raw[:, :, :1], here)[0]
         # Heads that share a key but have different positions rotate it differently.
         keys = (

@@ -73,7 +73,7 @@ def valid_tokens(
     if attention_mask is None or attention_mask.ndim < 4:
         return None
     seen = visible(tokens, start + tokens, attention_mask, hidden_states.device)
-    # Token t of this pass is key start + t, or among the last where a window left earlier keys out.
+    # Token t of this pass is key start + t, or one of the last keys if a window dropped others.
     # A mask may have one row for all prompts.
     first = min(start, seen.shape[-1] - tokens)
     return torch.diagonal(seen[:, 0], first, 1, 2).expand(prompts, -1)

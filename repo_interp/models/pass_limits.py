@@ -25,7 +25,7 @@ from repo_interp.runtime import processes
 from repo_interp.runtime.memory import free_memory, machine_memory
 
 _SHARE = 0.25
-"""Of the memory, for one pass."""
+"""Share of the memory for one pass."""
 
 
 def batch_limit(decoder: Decoder, size: BatchSize | Literal["auto"]) -> SideBySide:
@@ -36,7 +36,7 @@ def batch_limit(decoder: Decoder, size: BatchSize | Literal["auto"]) -> SideBySi
         size: Prompts or tokens; "auto": as many tokens as are worthwhile and fit into memory.
 
     Returns:
-        The limit: prompts of equal length where the length of a pass or padding changes the result.
+        The limit; for prompts of equal length if the length of a pass or padding affects results.
     """
     if size != "auto":
         return _alike(decoder, limit(size))

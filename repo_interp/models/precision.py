@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 _LASTING: list[torch.dtype] = []
-"""The default of the process, then one entry for every further context."""
+"""The default of the process, then one entry per nested context."""
 _CHANGING = threading.Lock()
 
 

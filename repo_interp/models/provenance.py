@@ -1,4 +1,4 @@
-"""What a run states of a model: names, changes since it was loaded, and digests that identify it."""
+"""Facts about the model in a run: names, changes since it was loaded, and identifying digests."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What a model was when it was loaded: checksums of its weights and rotations, and its next hook.
+"""State of a model at loading: checksums of its weights and rotations, and its next hook.
 
     checksum = CRC-32 of sums over the words of a weight, at the speed of memory
 
-A checksum shows an edit, also one through `.data` or numpy, and rows or columns that changed
-places; it is no protection against somebody who wants to deceive. Offloaded weights (on "meta") are
-left out. `changes` compares later.
+A checksum detects an edit, also through `.data` or numpy, and permuted rows or columns; it does not
+protect against deliberate deception. Offloaded weights (on "meta") are left out. `changes` compares
+later.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     # Tensors of one shape are stacked, so an accelerator computes few sums
     alike: dict[tuple[Any, ...], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        # Where one begins, eight bytes may be no word
+        # Eight bytes at an offset may not be aligned to a word.
         begins = tensor.is_contiguous() and tensor.storage_offset() * tensor.element_size() % 8
         alike.setdefault((tensor.device, tensor.dtype, tensor.shape, begins), {})[name] = tensor
     lines: dict[torch.device, list[tuple[list[str], Tensor]]] = {}
@@ -119,7 +119,7 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _words(tensors: Tensor) -> Int[Tensor, "tensor word"]:
-    """The bits of stacked tensors as whole numbers, eight bytes each where one has as many."""
+    """The bits of stacked tensors as integers, of eight bytes each if the size allows it."""
     width, size = tensors.element_size(), tensors.nbytes // len(tensors)
     flat = tensors.contiguous().view(-1)
     wide = size % 8 == 0 and flat.storage_offset() * width % 8 == 0
@@ -132,7 +132,7 @@ def _lines(tensors: Sequence[Tensor]) -> Int[Tensor, "tensor number"]:
     size = _SUMMED * _APART
     if tensors[0].numel() < size:
         return torch.nn.functional.pad(_words(torch.stack([*tensors])).long(), (_APART, 0))
-    # Large ones are read where they are
+    # Large tensors are read without a copy.
     all_words = [_words(tensor[None])[0] for tensor in tensors]
     blocks = len(all_words[0]) // size
     rest = torch.stack([words[blocks * size :] for words in all_words]).long()

@@ -72,7 +72,7 @@ def reposition(
         layout: Such as "repo@1/3", or a scheme for every layer, as `layout` returns them; see
             `positions.layouts`.
         **options: Choices within schemes (`SchemeOptions`), above all `assignment`: "kv_head",
-            "head" or "layer", one row of learned positions for every one of them.
+            "head" or "layer", with one row of learned positions each.
 
     Returns:
         The model; of a wrapped one the model inside.
@@ -187,7 +187,7 @@ def with_layout(
 
 
 def _rotations(decoder: Decoder) -> dict[Any, Rotation]:
-    """How every attention module of the model's layers rotates.
+    """The rotation of every attention module of the model's layers.
 
     A layer without rotation gets the frequencies of a layer with rotation.
     """
@@ -214,7 +214,7 @@ def _rotations(decoder: Decoder) -> dict[Any, Rotation]:
             "not supported"
         )
     measured = {stock: prober.measured(stock) for stock in attending}
-    # Its frequencies are needed where a layout makes such a layer rotate.
+    # Its frequencies are needed if a layout makes such a layer rotate.
     turning = {
         len(rotation.frequencies): rotation
         for rotation in reversed(measured.values())
@@ -234,9 +234,9 @@ def _rotations(decoder: Decoder) -> dict[Any, Rotation]:
     if differing:
         warn(
             f"layers {', '.join(map(str, differing))} of this {model.config.model_type} "
-            "rotate otherwise than its configuration says (it "
-            "was scaled later, or lost its scaling in a loader): measured is what they do; a "
-            "saved copy follows the configuration"
+            "rotate differently from its configuration (it was scaled later, or lost its scaling "
+            "in a loader): their actual rotation is measured; a saved copy follows the "
+            "configuration"
         )
     return measured
 
@@ -324,7 +324,7 @@ def _settle(decoder: Decoder) -> None:
 
 
 def learn_absolute_positions(decoder: Decoder, length: int | None, deviation: float) -> None:
-    """Give a model a table of learned positions, in place of any that it has.
+    """Give a model a new table of learned positions.
 
     Args:
         decoder: Decoder of the model.

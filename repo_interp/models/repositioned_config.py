@@ -105,7 +105,7 @@ def stock_config(config: PretrainedConfig) -> PretrainedConfig:
         The copy.
     """
     stock = copy.deepcopy(config)
-    # Not built anew: a constructor of a family may change its arguments, and fills in others.
+    # Not built again: a constructor of a family may change its arguments, and fills in others.
     stock.__class__ = CONFIG_MAPPING[config.model_type]
     stock.__dict__.pop("position_layout", None)
     return stock

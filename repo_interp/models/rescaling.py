@@ -27,18 +27,18 @@ from repo_interp.positions.layouts import format_layout
 
 
 class IdleScaling(Note):
-    """A scaling of frequencies that some layers, or all, do not turn by."""
+    """A scaling of frequencies that does not affect some layers, or all."""
 
 
 def scaling_remark(decoder: Decoder, scaling: str) -> str:
-    """Say which layers a scaling of the frequencies leaves as they are.
+    """Name the layers that a scaling of the frequencies does not change.
 
     Args:
         decoder: Decoder of a model that was loaded with the scaling.
         scaling: The scaling in words (`Origin.scaling`); empty: none.
 
     Returns:
-        The remark; empty where all layers turn by it.
+        The remark; empty if it changes all layers.
     """
     idle = unscaled_layers(decoder, scaling) if scaling else []
     if not idle:
@@ -57,21 +57,21 @@ def scaling_remark(decoder: Decoder, scaling: str) -> str:
 
 @torch.no_grad()
 def acting_scaling(decoder: Decoder, scaling: str) -> str:
-    """Return a scaling that some layer turns by.
+    """Return a scaling if it changes some layer.
 
     Args:
         decoder: Decoder of a model that was loaded with the scaling.
         scaling: The scaling in words; empty: none.
 
     Returns:
-        The same words; empty where no layer does.
+        The same words; empty if it changes no layer.
     """
     acts = scaling and len(unscaled_layers(decoder, scaling)) < len(decoder.by_layer)
     return scaling if acts else ""
 
 
 def unscaled_layers(decoder: Decoder, scaling: str) -> list[int]:
-    """List the layers that a scaling of the frequencies leaves as they are.
+    """List the layers that a scaling of the frequencies does not change.
 
     Args:
         decoder: Decoder of the model.
@@ -93,7 +93,7 @@ def unscaled_layers(decoder: Decoder, scaling: str) -> list[int]:
 
 
 def _follows_rotation(builder: SchemeBuilder, attention: RepositionedAttention, base: bool) -> bool:
-    """Whether a layer is another one where its module rotates by half of the frequencies."""
+    """Whether a layer changes if its module rotates by half of the frequencies."""
     rotation = attention.rotation
     other = replace(
         rotation,

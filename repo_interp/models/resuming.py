@@ -45,7 +45,7 @@ def record_pass(decoder: Decoder, tokens: Int[Tensor, "prompt token"]) -> Record
         tokens: Token ids [prompt, token].
 
     Returns:
-        The recording: one array [prompt, token, d_model] for every layer.
+        The recording: one array [prompt, token, d_model] per layer.
     """
     residuals: list[Tensor] = []
     with at_rest(decoder), entering(decoder, residuals.append):

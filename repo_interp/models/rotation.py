@@ -1,4 +1,4 @@
-"""How a layer turns queries and keys: its rotation, and the rotary module that gives frequencies.
+"""The rotation of queries and keys in a layer, and the rotary module with its frequencies.
 
     theta_r     the frequency of pair r, from the model's rotary module, in float32: from its
                 configuration if both agree up to rounding, else from the module
@@ -20,11 +20,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 TABLES = "position_embeddings"
-"""The argument in which a decoder gives its tables to an attention module: cosines and sines, or
+"""The argument by which a decoder passes its tables to an attention module: cosines and sines, or
 complex numbers.
 """
 SHARED = "shared_kv_states"
-"""The argument in which layers hand their keys and values on to later layers."""
+"""The argument by which layers pass their keys and values to later layers."""
 OF_TABLES = ("frequencies", "turning", "table_scaling", "unscaled", "order", "source", "axes")
 """Fields of a `Rotation` that a layer without rotation takes from one that rotates."""
 _LONG = 1 << 24
@@ -35,7 +35,7 @@ _CHANGING = ("dynamic", "longrope")
 
 @dataclass(frozen=True)
 class Rotation:
-    """How one layer turns by the token index, and the shapes that attention has there."""
+    """The rotation of one layer by the token index, and the shapes of its attention."""
 
     frequencies: Float[Tensor, "component"]
     """float32, radians per token; 0 for pairs that do not turn."""
@@ -46,7 +46,7 @@ class Rotation:
     unscaled: Float[Tensor, "component"]
     """The frequencies before position interpolation, YaRN or the like."""
     order: Int[Tensor, "d_head"] | None
-    """Entries of a head in half-split order; None where they are in it."""
+    """Entries of a head in half-split order; None if they are in it."""
     rotates: bool
     """Whether the stock module rotates; if not, the frequencies are from the model's other layers.
     """
@@ -59,7 +59,7 @@ class Rotation:
     source: Source | None
     """Source of the frequencies; None if the model has no rotary module."""
     axes: Int[Tensor, "component"] | None = None
-    """Axis of the token's positions by which each pair turns, where they have several (mRoPE)."""
+    """Axis of the token's positions by which each pair turns, if positions have several (mRoPE)."""
     slopes: list[float] | None = None
     """m_h of the heads of a family that adds them times the distance (BLOOM, MPT)."""
 
@@ -75,7 +75,7 @@ class Rotation:
             factor: Factor of the pairs that the tables turn.
 
         Returns:
-            Factors by pair, 1 for pairs that do not turn; a number where all are equal.
+            Factors by pair, 1 for pairs that do not turn; one number if all are equal.
         """
         pairs = len(self.frequencies)
         if factor == 1.0 or self.turning == pairs:
@@ -155,10 +155,10 @@ class Source:
         return self._known[length]
 
     def without_rounding(self) -> Source:
-        """Return this source with frequencies made anew, since `.to(bfloat16)` rounds buffers.
+        """Return this source with frequencies made again, since `.to(bfloat16)` rounds buffers.
 
         Returns:
-            The source without rounding; marked `differs` where the configuration gives other
+            The source without rounding; marked `differs` if the configuration gives other
             frequencies.
         """
         try:
@@ -213,7 +213,7 @@ def depends_on_length(rotary: nn.Module) -> bool:
         rotary: Rotary module of a decoder.
 
     Returns:
-        True where they do (dynamic NTK, longrope).
+        True if they do (dynamic NTK, longrope).
     """
     kinds = getattr(rotary, "rope_type", None)
     changing = any(
@@ -273,7 +273,7 @@ def source_of(several: Sequence[Any], stock: Any, config: Any) -> Source | None:
         config: Its configuration.
 
     Returns:
-        The source; None where no tables are made for the layer.
+        The source; None if no tables are made for the layer.
     """
     # by layer (Granite); 0: the layer does not rotate
     thetas = getattr(config, "layer_rope_theta", None)
@@ -301,6 +301,6 @@ def recomputes(rotary: nn.Module) -> bool:
         rotary: Rotary module of a decoder.
 
     Returns:
-        True where it does (PhiMoE).
+        True if it does (PhiMoE).
     """
     return "long_mscale" in inspect.unwrap(type(rotary).forward).__code__.co_consts

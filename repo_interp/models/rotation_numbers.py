@@ -21,7 +21,7 @@ from repo_interp.runtime.tensor_changes import changes_of
 _copies: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Count of changes and copy by device, per tensor."""
 CHANGED = "_repo_interp_changed"
-"""Where a layer keeps, by attribute, the value as built and the changes that last
+"""Attribute of a layer with, by attribute, the value as built and the active changes
 (`lasting.patch_attribute`).
 """
 
@@ -36,28 +36,28 @@ class RotationNumber:
         learned = layer.module.rotation_parameters
         if learned is None or self.name not in learned:
             return vars(layer)[self.name]
-        # Read anew: an optimizer, a loaded state or `.to()` may have put other numbers there.
+        # Read again, because an optimizer, a loaded state or `.to()` may have changed the numbers.
         return with_changes(layer, self.name, _by_row(learned[self.name]))
 
     def __set__(self, layer: Any, value: Any) -> None:
         learned = isinstance(value, Tensor) and value.requires_grad
-        # Learned ones are read from the module, and a view of them could not be copied.
+        # Learned numbers are read from the module, because a view of them could not be copied.
         vars(layer)[self.name] = None if learned else _by_row(value)
 
 
 def _by_row(value: Any) -> Any:
-    """Numbers of a scheme; those by head [row, component] as [row, 1, component], as tables go."""
+    """Numbers of a scheme; numbers by head [row, component] become [row, 1, component]."""
     return value[:, None] if isinstance(value, Tensor) and value.ndim == 2 else value
 
 
 def rows_of(frequencies: Any) -> int:
-    """Count the rows of heads that have frequencies of their own.
+    """Count the rows of frequencies: one, or one per row of heads.
 
     Args:
         frequencies: [component] or [row, 1, component]; None: nothing is rotated.
 
     Returns:
-        Number of rows; 1 where all heads share them.
+        Number of rows; 1 if all heads share them.
     """
     return 1 if frequencies is None or frequencies.ndim < 3 else len(frequencies)
 

@@ -231,13 +231,12 @@ def run_replica(
             try:
                 replica.seen = {}
                 replica(**keywords)
-            except Exception:  # masks by the kind of layer, say; sparse attention needs one
+            except Exception:  # for example masks by kind of layer; sparse attention needs one
                 replica.seen = {}
                 replica(**keywords | {"attention_mask": None})
     except Exception as error:
         raise InputError(
-            f"{name} does not run on its own ({one_line(error)}), so how it rotates cannot "
-            "be measured"
+            f"{name} does not run separately ({one_line(error)}), so its rotation cannot be measured"
         ) from None
     seen = replica.seen
     if "queries" not in seen:
@@ -247,7 +246,7 @@ def run_replica(
         )
     if seen.pop("calls") > 1:
         raise InputError(
-            f"{name} attends more than once in a pass (differential attention, say); not supported"
+            f"{name} attends more than once in a pass (such as differential attention); not supported"
         )
     return seen.pop("queries"), seen.pop("keys"), seen
 
@@ -302,10 +301,10 @@ def length_factor(copied: Any, source: Source, factor: float) -> float:
         factor: Attention factor that the rotary module states.
 
     Returns:
-        `factor`; 1 where a norm after the rotation undoes it.
+        `factor`; 1 if a norm after the rotation removes it.
 
     Raises:
-        InputError: The norm is of heads of which a part turns, or there are two factors.
+        InputError: The norm is of heads that rotate only in part, or there are two factors.
     """
     if recomputes(source.rotary) and source.rotary.rope_type != "default":
         factor, long = (float(source.parameters[name]) for name in ("short_mscale", "long_mscale"))
@@ -359,7 +358,7 @@ def find_pairs(copied: Any, given: Any) -> list[tuple[int, int]]:
 def _probe(
     copied: Any, given: Any, by_column: Int[Tensor, "column"]
 ) -> tuple[Any, list[tuple[int, int, int]]]:
-    """Tables with another angle for every number in `by_column`, and the pairs that they turn."""
+    """Tables with one angle per number in `by_column`, and the pairs that they turn."""
     angles = torch.linspace(0.2, 1.3, int(by_column.max()) + 1, dtype=torch.float64)
     turned = _tables(given, angles[by_column])
     plain, queries = (
@@ -444,7 +443,7 @@ def _column_order(source: Source, frequencies: Tensor, columns: int) -> Tensor:
 
 
 def _axes(source: Source, by_column: Tensor) -> Int[Tensor, "pair"] | None:
-    """Axis of positions that turns every frequency; None where tokens have one position."""
+    """Axis of positions that turns every frequency; None if tokens have one position."""
     if not hasattr(source.rotary, "mrope_section"):
         return None
     axes = torch.zeros(int(by_column.max()) + 1, dtype=torch.long)

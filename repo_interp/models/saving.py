@@ -104,7 +104,7 @@ def save(
 
 
 def _replaceable_directory(directory: str | os.PathLike[str]) -> Path:
-    """Resolve links of a directory; raise InputError where it cannot be exchanged for another."""
+    """Resolve links of a directory; raise InputError if it cannot be replaced by another."""
     place = path_of(directory, "a directory for the checkpoint").resolve()
     require_directory(place)
     if place.is_mount() or Path.cwd().is_relative_to(place):

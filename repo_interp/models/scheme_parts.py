@@ -24,32 +24,32 @@ class SchemeParts:
 
     name: str
     assigner: nn.Module | None
-    """Gives positions, or a pair of them, of tokens as queries and as keys; None where the scheme
-    has none.
+    """Returns positions, or a pair of positions of tokens as queries and as keys; None if the
+    scheme has none.
     """
     frequencies: Float[Tensor, "*row component"] | None
     """Rotation frequencies in radians per position, for all heads or one row for each head or
-    key-value head; None where nothing is rotated. Learned where they are an `nn.Parameter`, as
+    key-value head; None if nothing is rotated. Learned if they are an `nn.Parameter`, as
     `attention_scaling` may be.
     """
     attention_scaling: float | Float[Tensor, "component"] = 1.0
-    """Factor of queries and keys by rotation: a number, or one for every pair."""
+    """Factor of queries and keys by rotation: one number, or one per pair."""
     components: Bool[Tensor, "component"] | None = None
     """Rotary components that take part in the dot product; None: all."""
     position_logits: PositionLogits | None = None
-    """Adds to the logits; None where the scheme adds nothing."""
+    """Module that adds to the logits; None if the scheme adds nothing."""
     learned: bool = False
     """Whether the assigner learns positions, one number per token and row: findings, figures and
     experiments on learned positions are about such layers.
     """
     transform: nn.Module | None = None
     """Maps queries [batch, head, token, d_head], keys [batch, kv_head, token, d_head] and positions
-    of some tokens to new queries and keys, each token's vectors by themselves; None: they stay.
-    Everything after it, hooks and measures too, sees the new ones.
+    of some tokens to new queries and keys, token by token; None: they stay unchanged. Everything
+    after it, including hooks and measures, uses the new ones.
     """
     remainder: nn.Module | None = None
-    """Gives, from what `PositionLogits.forward` is given, a logit for each row [batch, head, row]
-    that takes part in the softmax and moves no value; None: rows are shared among keys alone.
+    """Returns, from the arguments of `PositionLogits.forward`, a logit for each row [batch, head,
+    row] that takes part in the softmax and moves no value; None: only keys take part.
     """
 
 

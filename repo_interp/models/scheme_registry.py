@@ -1,6 +1,7 @@
-"""Position schemes by name: ours, those of other packages, and those that a program names itself.
+"""Position schemes by name: ours, those of other packages, and those that a program registers.
 
-Knows which names layouts can hold, which are taken, and what fits a layer; knows no scheme.
+This module knows valid names of layouts, taken names, and the parts that fit a layer; it knows no
+scheme.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ def register_scheme(name: str, build: Callable[[Any, Rotation, int], SchemeParts
     """Give a scheme a name in layouts, until the process ends.
 
     A package declares an entry point instead, so that every process and command knows the name.
-    Checkpoints keep the SHA-256 of the function's source, and loading warns where another function
+    Checkpoints keep the SHA-256 of the function's source, and loading warns if another function
     has the name.
 
     Args:
-        name: Name in lower case, with digits and underscores; a scheme that was registered under it
-            is replaced in models to come.
-        build: Function of a builder, the rotation of a layer and the width of a head that gives
+        name: Name in lower case, with digits and underscores; a scheme that was registered with
+            this name is replaced in later models.
+        build: Function of a builder, the rotation of a layer and the width of a head that returns
             `SchemeParts`.
 
     Raises:
-        InputError: The name is taken or cannot stand in a layout, or `build` cannot be called.
+        InputError: The name is taken or invalid in a layout, or `build` cannot be called.
     """
     register_function(name, build, describe_source(build))
 
@@ -68,7 +69,7 @@ def register_function(
         )
     known = {*SCHEMES, *(point.name for point in installed_points(SCHEME_GROUP) if point.dist)}
     if name in known or re.fullmatch(r"([rn][1-9]){2}", name):  # such as r3n1, a period
-        raise InputError(f"layouts know {name!r} already; give your scheme another name")
+        raise InputError(f"{name!r} is a known scheme already; give your scheme another name")
     register(SCHEME_GROUP, name, build, source)
 
 

@@ -2,8 +2,8 @@
 
     parts = find("repo_interp.schemes", name)(builder, rotation, d_head)         for every layer
 
-Schemes are entry points of the group `repo_interp.schemes`, ours (`plugins.schemes`) like those of
-other packages. This module knows no scheme, and nothing about checkpoints or bridges.
+Schemes are entry points of the group `repo_interp.schemes`, both ours (`plugins.schemes`) and those
+of other packages. This module knows no scheme, and nothing about checkpoints or bridges.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SchemeBuilder:
         """Return the options for the configuration.
 
         Returns:
-            Options by name; a deviation only where it is not the configuration's.
+            Options by name; a deviation only if it differs from the configuration's.
         """
         stated = dataclasses.asdict(self.options)
         # Left out, since loading can find this value.

@@ -19,10 +19,10 @@ from repo_interp.errors import InputError, quoted
 
 Item = TypeVar("Item")
 WORTHWHILE = {"cpu": 2048, "cuda": 32_768}
-"""Tokens side by side by kind of device, beyond which a pass gets no faster per token.
+"""Tokens side by side, by kind of device, beyond which a pass gets no faster per token.
 
-Measured on one thread of a processor (54 us per token with 128 side by side, 17 with 2,048 and with
-16,384, of a small model; the same with all of them, of a large one); of CUDA it was not.
+Measured on one thread of a processor: in a small model 54 us per token with 128 side by side, and
+17 with 2,048 and with 16,384; in a large model the same time with each. Not measured on CUDA.
 """
 
 
@@ -32,12 +32,12 @@ class SideBySide:
 
     prompts: int = 1024
     tokens: int = 1 << 62
-    """With the padding."""
+    """Most tokens, including padding."""
     padding: int = 1 << 62
     """Largest difference in tokens between a prompt and the first one of its batch."""
 
     def __post_init__(self) -> None:
-        """Raises InputError where no prompt would go through."""
+        """Raises InputError if no prompt would go through."""
         # Anything that counts as a whole number, numpy's too; True is 1 to Python.
         if isinstance(self.prompts, bool) or not hasattr(self.prompts, "__index__"):
             raise InputError(
@@ -59,7 +59,7 @@ class SideBySide:
 
 
 BatchSize = int | SideBySide
-"""How many prompts, or how much of them."""
+"""A number of prompts, or limits of a batch."""
 
 
 def limit(size: BatchSize) -> SideBySide:

@@ -17,7 +17,7 @@ _BESIDE = ("XLORA", "POLY")
 """Kinds of adapters that compute outside of the adapted modules too."""
 
 _LASTING: list[Any] = []
-"""The stance of torch.compile, then a mark for every context in which nothing compiled runs."""
+"""The stance of torch.compile, then one mark per context without compiled code."""
 _CHANGING = threading.Lock()
 
 

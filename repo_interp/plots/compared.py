@@ -206,14 +206,14 @@ def _table(tree: xr.DataTree, group: str, title: str, view: View) -> Table:
 
 
 def _by_scheme(array: xr.DataArray) -> dict[str, xr.DataArray]:
-    """Split an array by the schemes that its layers have in the runs; whole where all are alike.
+    """Split an array by the schemes of its layers in the runs; undivided if all are equal.
 
-    So no mean is over positions that are learned and positions that are not.
+    No mean therefore mixes learned positions with others.
     """
     if "layer" not in array.dims or "scheme" not in array.coords:
         return {"": array}
     named = array["scheme"]
-    # A name for every layer, such as "RoPE and RePo"; the array that is walked is [layer, run].
+    # One name per layer, such as "RoPE and RePo"; the iterated array is [layer, run].
     layers = [
         " and ".join(dict.fromkeys(scheme_name(str(kind)) for kind in kinds.ravel() if kind))
         for kinds in np.moveaxis(np.atleast_2d(named.transpose(..., "layer").values), -1, 0)

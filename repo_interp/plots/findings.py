@@ -3,7 +3,7 @@
 A finding states a number that passed its threshold or its null, and names the head, prompt and
 token.
 
-    finding = sentence + evidence (the numbers, the threshold and the null) + where to look        `View.findings` gives those of one group
+    finding = sentence + evidence (the numbers, the threshold and the null) + its place        `View.findings` returns those of one group
 
 `findings` sorts the findings of all views of a run by `weight` and keeps a few per group, so that
 no group hides another. Findings below `DETAIL` come last, and never on the first screen. Findings

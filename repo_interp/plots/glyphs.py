@@ -59,7 +59,7 @@ def _is_in(character: str, families: tuple[str, ...]) -> bool:
 
 @cache
 def _file_of(family: str) -> str | None:
-    """The file of a font; None where it is not installed."""
+    """The file of a font; None if it is not installed."""
     try:
         # By default findfont answers DejaVu Sans for a missing font, and every character seems
         # drawable.
@@ -90,7 +90,7 @@ def make_legible(figure: Figure) -> None:
         [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)], (False, True)
     ):
         labels = [label.get_text() for label in axis.get_ticklabels(minor=minor)]
-        # Labels of ticks belong to the axis, which writes them anew whenever it is drawn.
+        # Labels of ticks belong to the axis, which writes them again whenever it is drawn.
         if (shown := [legible(label) for label in labels]) != labels:
             axis.set_ticks(axis.get_ticklocs(minor=minor), shown, minor=minor)
     for text in figure.findobj(Text):

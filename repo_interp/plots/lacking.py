@@ -1,10 +1,10 @@
-"""One-line errors about missing parts of a run, in place of a library's error.
+"""One-line errors about missing parts of a run, instead of a library's error.
 
     with reading(run, "positions"): ...        KeyError "No variable named 'token_count'" becomes "positions/token_count is missing"
 
-A run of an older version, of another program or of a hand may lack a variable, an axis or labels
-that a view reads. The error of the library that stumbles over it stays its cause. Errors in views
-of other packages are theirs, and pass.
+A run that an older version, another program or a user wrote may lack a variable, an axis or labels
+that a view reads. The library's error remains the cause of the new one. Errors in views of other
+packages pass unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _lacking(run: xr.DataTree, group: str, error: Exception) -> str:
         why = one_line(f"{type(error).__name__}: {error}", 120)
         return f"{group} of the run cannot be read ({why})"
     name = next(filter(None, found.groups()))
-    # xarray names variables that the group has; else an axis that lost its labels tells
+    # xarray lists the variables of the group; otherwise an axis without labels shows the place.
     present = {*re.findall(r"'(\w+)'", str(error)[found.end() :])}
     places = [
         place

@@ -130,7 +130,7 @@ class PaperFigure(Figure):
     """A sentence for the page, if the name of the figure does not describe it."""
 
     def suptitle(self, t: str, **kwargs: Any) -> Text:
-        """Write the title above the figure; a line breaks where the figure ends."""
+        """Write the title above the figure; lines wrap at the width of the figure."""
         letters = int(LETTERS_PER_INCH * self.get_figwidth())
         return super().suptitle("\n".join(fill(line, letters) for line in t.split("\n")), **kwargs)
 
@@ -428,7 +428,7 @@ def rendered(figure: Figure, formats: Sequence[str] = FORMATS, **options: Any) -
 
 def _written(figure: Figure, name: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    # Not `figure.savefig`: a PaperFigure would be laid out once more for every format.
+    # Not `figure.savefig`, which would lay out a PaperFigure again for every format.
     Figure.savefig(figure, buffer, format=name, metadata=dict(_METADATA[name]), **options)
     return buffer.getvalue()
 

@@ -53,7 +53,7 @@ class Interactive:
 
 def _nothing(run: xr.DataTree) -> Iterator[Any]:
     """Default of a view that has no charts, no tables or no findings."""
-    # One function for all defaults: the catalogue tells by identity that a view names nothing.
+    # One function for all defaults: the catalogue detects defaults by identity.
     return iter(())
 
 
@@ -87,7 +87,7 @@ class View:
     findings: Callable[[xr.DataTree], Iterable[Finding]] = _nothing
     """Findings: sentences that passed a threshold or a null."""
     clause: Callable[[xr.DataTree, Finding], str] = lambda run, finding: ""
-    """What this group adds to the sentence of a finding of another group; "": nothing."""
+    """Addition of this group to the sentence of a finding of another group; "": none."""
     informative: Callable[[xr.DataTree], bool] = lambda run: True
     """Whether figures and tables are worth reading for this run.
 

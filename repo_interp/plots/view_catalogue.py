@@ -1,4 +1,4 @@
-"""Which view shows a group of a run, and all figures and tables that views make.
+"""The view of each group of a run, and all figures and tables of views.
 
 Our views come in the order of the page, then those of other packages.
 
@@ -55,7 +55,7 @@ MOST_ROWS = 50
 """Heads in the table of a group without a view."""
 _HEAD_AXES = ("prompt", "layer", "head")
 MOST_MAPS = 8
-"""Labels of an axis, besides prompts, layers and heads, that get maps; of more, evenly spread ones."""
+"""Most labels of an axis (not prompts, layers, heads) with maps; of more, evenly spread ones."""
 
 
 def view_of_heads(run: xr.DataTree) -> View | None:
@@ -144,7 +144,7 @@ def views_of(run: xr.DataTree) -> list[View]:
 
 
 def _require_numbers(group: xr.Dataset, name: str) -> None:
-    """Raise InputError if a group of ours has text in place of numbers."""
+    """Raise InputError if one of our groups has text instead of numbers."""
     numbers = {*map(str, group.data_vars), "layer", "head", "prompt", "token"} - {*_TEXTS}
     for variable, array in group.variables.items():
         if variable in numbers and array.dtype.kind not in "fiub":
@@ -217,7 +217,7 @@ def _shown(array: xr.DataArray, axis: Hashable) -> list[tuple[int, Any]]:
 
 
 def _left_out(run: xr.DataTree, group: str) -> str:
-    """Say how many labels of long axes have maps; empty where all have."""
+    """Say how many labels of long axes have maps; empty if all have."""
     maps = {one.values.name for one in _head_maps(run, group)}
     axes = dict.fromkeys(
         (axis, array.sizes[axis])

@@ -1,1 +1,1 @@
-"""Measures, experiments and views of ours, a folder a subject; the core imports none of them."""
+"""Our measures, experiments and views, one folder per subject; the core imports none of them."""

@@ -7,7 +7,7 @@
                a_ij = softmax_j(Q r_i . K r_j / sqrt(d_p)) (RePo sec. 3.2: full access to r_<i)
     convolved  z_i = (sum_{o < 4} c_o * r_{i - o}) Wz      (RePo sec. 3.2: limited access)
 
-r_i = silu(h_i Wg) * (h_i Wc), the position representation. The last two start as RePo's, but for
+r_i = silu(h_i Wg) * (h_i Wc), the position representation. The last two start as RePo's, except for
 the small V: c_0 starts at 1 and the other c at 0. A token sees those that attention shows it:
 no padding, no other documents, and none outside its window.
 

@@ -74,7 +74,7 @@ def machine_memory() -> float:
         return math.inf
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:
-            # cgroup v2 writes bytes, or "max" where a container has no limit
+            # cgroup v2 writes bytes, or "max" if a container has no limit.
             return min(physical, float(limit.read().replace("max", "inf")))
     except (OSError, ValueError):
         return physical

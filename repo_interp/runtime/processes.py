@@ -74,7 +74,7 @@ def count() -> int:
     import torch.distributed
 
     return (
-        # Also where the caller's program has connected processes
+        # Also if the caller's program has connected processes
         torch.distributed.get_world_size()
         if torch.distributed.is_available() and torch.distributed.is_initialized()
         else 1
@@ -289,8 +289,7 @@ def _met(connect: Callable[[], Result], waiting: Callable[[str], None] | None) -
     if absent:
         raise InputError(
             f"{launched()} processes were launched, and {absent[0]} is not in the "
-            "environment: where they meet; use accelerate launch or "
-            "torchrun, which set it"
+            "environment; use accelerate launch or torchrun, which set it"
         )
     others = (
         f"the other processes of this command ({launched()} in all) at "

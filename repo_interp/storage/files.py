@@ -176,7 +176,7 @@ def sealed(content: bytes | memoryview) -> bytes:
 
 
 def unsealed(content: bytes, name: object) -> bytes:
-    """Remove the seal of content, where it has one.
+    """Remove the seal of content, if it has one.
 
     Args:
         content: Bytes.
@@ -189,9 +189,9 @@ def unsealed(content: bytes, name: object) -> bytes:
         InputError: The seal states other bytes.
     """
     length = max(0, len(content) - len(sealed(b"")))
-    # At the length where a seal must begin, since content may hold the same words
+    # Only at the position of a seal, since content may contain the same words
     if not content.startswith(_SEAL, length):
-        # Files from before there were seals, or of other tools, are taken as they are.
+        # Older files without seals, and files of other tools, are read as they are.
         return content
     if content != sealed(memoryview(content)[:length]):
         raise InputError(
@@ -256,8 +256,7 @@ def file_to_write(given: Any, name: str) -> Path:
     path = path_of(given, f"such as runs/mine/{name}")
     if path.is_dir():
         raise InputError(
-            f"{path} cannot be written: a directory stands there; name a file, such as "
-            f"{path / name}"
+            f"{path} cannot be written: this is a directory; name a file, such as {path / name}"
         )
     if not path.parent.is_dir():
         raise InputError(
@@ -326,7 +325,7 @@ def require_writable(path: Path, another: str = "--out") -> None:
     """
     try:
         place = next(each for each in (path, *path.parents) if each.exists() or each.is_symlink())
-        # Tried, as permissions do not tell of disks that are read-only, or are none, like /proc.
+        # Tried, since permissions do not show that a disk is read-only, or virtual like /proc.
         with TemporaryDirectory(prefix=".", dir=place):
             pass
     except OSError as error:
@@ -336,12 +335,12 @@ def require_writable(path: Path, another: str = "--out") -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or directory, where there is one.
+    """Remove a file or directory, if there is one.
 
     Args:
         path: The path.
     """
-    # Of a link to a directory the link is removed, not its target.
+    # For a link to a directory, remove the link and not its target.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -77,7 +77,7 @@ def require_plain(content: bytes) -> None:
     """
     with h5py.File(FileContent(content), "r") as file:
         if not content.startswith(_SIGNATURE):
-            raise InputError("other bytes stand before its HDF5")
+            raise InputError("other bytes precede its HDF5")
         _Plain(content).require(file.id)
 
 
@@ -101,7 +101,7 @@ class _Plain:
             group, path, depth = waiting.pop()
             self._require_attributes(group, path or "/")
             if depth == _DEEPEST:
-                raise InputError(f"groups stand more than {_DEEPEST} deep in each other")
+                raise InputError(f"groups are nested more than {_DEEPEST} deep")
             for name, kind in self._members(group, path):
                 place = f"{path}/{_shown(name)}"
                 if kind == h5o.TYPE_GROUP:
@@ -196,7 +196,7 @@ class _Plain:
     def _lengths(self, offset: int, length: int, cells: int, place: str) -> int:
         """Number of bytes of the texts with addresses in a part of the file."""
         if length != cells * _ADDRESS or offset + length > len(self._content):
-            raise InputError(f"{place} is damaged: its texts are not where it says")
+            raise InputError(f"{place} is damaged: its texts are not at the stated place")
         lengths = np.frombuffer(self._content, "<u4", length // 4, offset)[:: _ADDRESS // 4]
         return int(lengths.sum(dtype=np.uint64))
 

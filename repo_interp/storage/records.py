@@ -1,8 +1,8 @@
-"""JSON from outside, held to a pydantic model: configurations, indices of weights, prompts.
+"""External JSON, validated by a pydantic model: configurations, indices of weights, prompts.
 
     validate(read_json(file, "an index"), Index, str(file))
 
-A model says every type and range; pydantic's first error becomes one line here, `complaint`.
+A model defines every type and range; `complaint` turns pydantic's first error into one line.
 This module knows nothing about the meaning of files.
 """
 
@@ -51,7 +51,7 @@ def parse_json(text: str, source: str = "") -> Any:
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
             raise InputError(
-                f'{before}the key "{shortened(twice)}" stands twice in one object; keep one'
+                f'{before}the key "{shortened(twice)}" occurs twice in one object; keep one'
             )
         return named
 
@@ -82,7 +82,7 @@ def parse_json(text: str, source: str = "") -> Any:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise InputError(
-                f"{before}half of a surrogate pair stands in a text; write whole characters"
+                f"{before}a text contains half of a surrogate pair; write whole characters"
             ) from None
         except RecursionError:
             value = _TOO_DEEP
@@ -93,8 +93,7 @@ def parse_json(text: str, source: str = "") -> Any:
         depth += 1
     if value is _TOO_DEEP or level:
         raise InputError(
-            f"{before}lists and objects stand more than {_DEEPEST} levels deep in each "
-            "other; wanted fewer"
+            f"{before}lists and objects are nested more than {_DEEPEST} levels deep; wanted fewer"
         )
     return value
 

@@ -3,8 +3,8 @@
 Batches of an analysis, points of an experiment, answers, measurements:
 
     store.get_or_compute({key: compute, ...})     {key: value, ...}: results of `compute`, new or from before
-    store.stream({key: compute, ...})             the values alone, one after the other, for those that do not fit into memory together
-    DIRECTORY/KEY.json, DIRECTORY/KEY.nc          a value, by its `Form`: written whole or not at all, with a seal
+    store.stream({key: compute, ...})             only the values, one after the other, if they do not fit into memory together
+    DIRECTORY/KEY.json, DIRECTORY/KEY.nc          a value, by its `Form`: written as a whole or not at all, with a seal
 
 A stored value is restored to the last bit; if its file is damaged, it is computed again, with a
 note. Several processes share the keys (`processes.share_work`). Values are written only after some
@@ -281,7 +281,7 @@ class Store:
         return computed
 
     def _read(self, key: str, form: Form) -> Any:
-        """The value of `key`; None where it is not kept, or damaged."""
+        """The value of `key`; None if it is not kept, or damaged."""
         if (
             self._directory is None
             or not (file := self._directory / f"{key}{form.suffix}").is_file()
@@ -292,7 +292,7 @@ class Store:
         # Damage is a false seal or broken JSON, both ValueErrors, or
         # nesting that exhausts the stack.
         except (OSError, ValueError, RecursionError):
-            warn(f"{file} is damaged: what it kept is measured again", Damaged)
+            warn(f"{file} is damaged: its values are measured again", Damaged)
             return None
 
 
@@ -301,7 +301,7 @@ NOT_KEPT = Store()
 
 
 def _make_room(question: str, directory: Path) -> None:
-    """Make `directory`, emptied where it belongs to another `question`."""
+    """Make `directory`, and empty it if it belongs to another `question`."""
     mark = directory / "fingerprint"
     if mark.is_file() and mark.read_text(encoding="utf-8") == question:
         return

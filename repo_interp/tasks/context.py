@@ -31,7 +31,7 @@ class ContextTask(WordTask):
     length: Number
     """Tokens of the longest training sequence."""
     first_length: Number
-    """Length where the curriculum begins."""
+    """Initial length of the curriculum."""
     longest_test: Number
     """Longest test set; the sets are length, 2 x length, ..."""
     questions: Number

@@ -121,7 +121,7 @@ def _file(path: str) -> Essay:
     return _of(text)
 
 
-# By content, not by path: a file that changed is read anew, and its words are split once
+# By content, not by path: a file that changed is read again, and its words are split once
 @functools.lru_cache(maxsize=4)
 def _of(text: str) -> Essay:
     return Essay(lambda: iter([text]))

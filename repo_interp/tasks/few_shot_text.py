@@ -232,7 +232,7 @@ def following(outputs: Sequence[str], prompts: Sequence[Prompt]) -> Float[np.nda
         prompts: Their prompts.
 
     Returns:
-        1 where the output begins with a label of the examples, else 0.
+        1 if the output begins with a label of the examples, else 0.
 
     Raises:
         InputError: The numbers of outputs and prompts differ.

@@ -172,7 +172,7 @@ def _draw(rng: random.Random, kind: str, taken: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class Haystack(ABC):
-    """Where the needles of a question go.
+    """Places for the needles of a question.
 
     `depth` (percent) sets the depth of the needle in the question; None draws it.
     """

@@ -64,7 +64,7 @@ class Reversal(WordTask):
     longest: Number = 20
     """Longest text to train on."""
     first_longest: Number = 6
-    """Longest text where the curriculum begins."""
+    """Longest text at the beginning of the curriculum."""
     longest_test: Number = 30
 
     def __post_init__(self) -> None:
@@ -212,9 +212,8 @@ def _in_tokens(tokenizer: PreTrainedTokenizerBase, opening: str, words: Sequence
     # A tokenizer may merge a word with its neighbors, which differ in the two places
     if [prompt.tokens[at] for at in source] != [prompt.tokens[at] for at in prompt.generated]:
         raise InputError(
-            f"the tokenizer splits the words {backwards!r} otherwise behind {SEPARATOR!r} "
-            "than before it, so that no token has a source; "
-            "use another tokenizer"
+            f"the tokenizer splits the words {backwards!r} differently after {SEPARATOR!r} than "
+            "before it, so no token has a source; use another tokenizer"
         )
     return replace(
         prompt, attributes={"task": Reversal.name, "length": len(words), "source": source}

@@ -37,7 +37,7 @@ class Vocabulary:
                 )
         if len(set(self.words)) < len(self.words):
             doubled = sorted(word for word in set(self.words) if self.words.count(word) > 1)
-            raise InputError(f"the word {doubled[0]!r} stands twice in a vocabulary; keep one")
+            raise InputError(f"the word {doubled[0]!r} occurs twice in a vocabulary; keep one")
 
     @cached_property
     def words(self) -> tuple[str, ...]:

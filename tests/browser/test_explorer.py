@@ -751,7 +751,7 @@ def test_the_server_answers_only_its_own_page(served):
     [
         (b"{", "broken JSON"),
         (b"\xff", "can't decode"),
-        (b'{"ask": "open", "ask": "view"}', "stands twice"),
+        (b'{"ask": "open", "ask": "view"}', "occurs twice"),
         (b"[]", "wanted a valid dictionary, got"),
         (b'{"ask": "view"}', "no head is chosen"),
         (b'{"ask": "view", "heads": [[2, 0]], "token": 99}', "token 99"),

@@ -283,7 +283,7 @@ def test_it_opens_on_all_heads_and_the_prompt_and_a_click_opens_a_head(opened):
     click_head(browser, before[0], more=True)
     assert sorted(shown_heads(browser)) == sorted([wanted, before[0]])
     click_token(browser, 9)
-    assert "does not hold where it looks" in text_of(browser, LOOKS), "this run has no logits"
+    assert "has no attention of tokens" in text_of(browser, LOOKS), "this run has no logits"
     ranges = (
         f"Object.entries({POSITIONS}.layout).filter(([name]) => "
         "name.startsWith('yaxis')).map(([, one]) => one.range.join())"

@@ -18,7 +18,7 @@ from repo_interp.errors import InputError
 from repo_interp.storage.files import require_writable
 
 SUMMARY = (
-    "Verify a position scheme of a file, train it by the recipes of the zoo, and put it beside "
+    "Verify a position scheme of a file, train it by the recipes of the zoo, and compare it with "
     "all schemes whose records have the same budget."
 )
 EVERY = 60.0
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "scheme",
         metavar=_SHOWN,
-        help="a function of a Python file, which is run, that gives the scheme; a start may follow, "
+        help="a function of a Python file, which is run, that defines the scheme; a start may follow, "
         "as in t5.py:build@1/3",
     )
     parser.add_argument(
@@ -70,13 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         default="cpu",
         metavar="NAME",
-        help="where it is trained: cpu, cuda, or auto: cuda where there is one (default: cpu)",
+        help="device of the training: cpu, cuda, or auto: cuda if available (default: cpu)",
     )
     parser.add_argument(
         "--out",
         required=True,
         metavar="DIR",
-        help="directory of the card; the same command goes on with what is there",
+        help="directory of the card; the same command continues there",
     )
 
 

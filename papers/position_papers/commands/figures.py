@@ -21,7 +21,7 @@ from repo_interp.storage.files import require_directory, require_writable
 SHARED = True
 OUT = "runs/figures"
 SUMMARY = (
-    "Make the papers' figures again, with data, captions and a verdict on each claim: "
+    "Reproduce the papers' figures, with data, captions and a verdict on each claim: "
     "from the zoo, or on your own checkpoints."
 )
 
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="checkpoints",
         metavar="NAME=CHECKPOINT",
         help="a checkpoint and its name in the figures: a directory, a hub id, or a name of the zoo. "
-        "Stands in for the zoo's of the same name, "
-        "such as language/rope=DIR, or is added; other training seeds of it stand in "
-        "DIR/seed-N, where `train --seeds` puts them; may be "
+        "It replaces the zoo's checkpoint of the same name, "
+        "such as language/rope=DIR, or is added; its other training seeds are in "
+        "DIR/seed-N, as `train --seeds` writes them; may be "
         "repeated",
     )
     no_zoo = "only the checkpoints given, none that come with the package"
@@ -68,20 +68,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fast", action="store_true", help="measure less: a quick look")
     plan = (
         "read papers, checkpoints, zoo, experiments, settings, fast and out from the tables "
-        "[[figures]] of a TOML file, one after the other, in place of these options"
+        "[[figures]] of a TOML file, one after the other, instead of these options"
     )
     parser.add_argument("--plan", metavar="FILE", help=plan)
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help=f"where figures go, each paper in DIR/PAPER (default: {OUT}). Two levels below "
-        "a page over all figures they get their place "
-        "on it: figures/SUBJECT/DATA",
+        help=f"directory of the figures, each paper in DIR/PAPER (default: {OUT}). Two levels below "
+        "a page over all figures they appear on it: figures/SUBJECT/DATA",
     )
     parser.add_argument(
         "--cache",
         metavar="DIR",
-        help="where measurements are kept for the next time (default: .cache in --out)",
+        help="directory of stored measurements (default: .cache in --out)",
     )
     written = "formats of every figure; nc: all drawn numbers, as netCDF (default: png)"
     parser.add_argument(
@@ -90,11 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace other figures of these papers that stand in --out; with --experiment or "
-        "--figure those that these make, and nothing else",
+        help="replace other figures of these papers in --out; with --experiment or "
+        "--figure only their figures",
     )
     settings = (
-        "how much is measured, such as sequences=5000 for every paper that has it, "
+        "amount of measurements, such as sequences=5000 for every paper that has it, "
         "or hope.controls=2 for one"
     )
     add_settings(parser, "options", settings)
@@ -109,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="auto",
-        help="where the models run: cpu, cuda, cuda:1, mps (default: auto: cuda, else cpu)",
+        help="device of the models: cpu, cuda, cuda:1, mps (default: auto: cuda, else cpu)",
     )
 
 

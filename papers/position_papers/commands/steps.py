@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="auto",
-        help="where the models run: cpu, cuda, cuda:1, mps (default: auto: cuda, else cpu)",
+        help="device of the models: cpu, cuda, cuda:1, mps (default: auto: cuda, else cpu)",
     )
 
 

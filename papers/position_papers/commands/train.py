@@ -232,7 +232,7 @@ def _runs(arguments: argparse.Namespace) -> list[Run]:
     Raises InputError for options that exclude each other, before anything is written.
     """
     if arguments.resume and arguments.overwrite:
-        raise InputError("--resume goes on and --overwrite begins anew; give one of them")
+        raise InputError("--resume continues and --overwrite starts again; give one of them")
     if (
         arguments.resume
         and arguments.out is None
@@ -240,8 +240,7 @@ def _runs(arguments: argparse.Namespace) -> list[Run]:
         and arguments.config is None
     ):
         raise InputError(
-            "--resume needs to know what: give --out DIR, or the options that the run was "
-            "begun with"
+            "--resume needs a directory: give --out DIR, or the options that the run was begun with"
         )
     if arguments.seeds is None and arguments.jobs > 1:
         raise InputError(

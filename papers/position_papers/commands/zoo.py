@@ -46,13 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=count, default=1, metavar="N", help="train: runs at a time (default: 1)"
     )
     device = (
-        "train: where the models are trained: cpu, cuda, or auto: cuda where there is "
-        "one (default: as the plan says, cpu)"
+        "train: device of the training: cpu, cuda, or auto: cuda if available "
+        "(default: as in the plan, cpu)"
     )
     parser.add_argument("--device", metavar="NAME", help=device)
-    deterministic = (
-        "train: make the same sums in the same order every time (default: on a processor)"
-    )
+    deterministic = "train: compute sums in the same order every time (default: on a processor)"
     parser.add_argument(
         "--deterministic", action=argparse.BooleanOptionalAction, help=deterministic
     )
@@ -205,7 +203,7 @@ def _train(console: Console, arguments: argparse.Namespace) -> int:
         if not ended:
             kept = filter(None, (TrainingFolder(place).kept for place in places))
             raise KeyboardInterrupt(
-                "; ".join((*kept, "the states are saved; the same command goes on from there"))
+                "; ".join((*kept, "the states are saved; the same command continues from there"))
             )
     if not processes.is_first():
         return 0

@@ -61,13 +61,13 @@ class TrainingConfiguration:
     scheme: str = _option(
         "repo",
         "position scheme or layout, such as rope, nope, repo, repo@1/3, r2n1; "
-        "FILE.py:FUNCTION in the place of a name is a function of a Python file, which is run",
+        "FILE.py:FUNCTION instead of a name is a function of a Python file, which is run",
     )
     scheme_options: Mapping[str, int | float | str] = field(default_factory=dict)
     """Options of schemes, as for `reposition`: assignment (kv_head, head, layer), gates, p_max, ...
     """
     continue_from: str = _option(
-        "", "a checkpoint to reposition and go on from; it keeps its size and weights"
+        "", "a checkpoint to reposition and continue; it keeps its size and weights"
     )
     index_share_until: Share = _option(
         0.0,
@@ -77,12 +77,12 @@ class TrainingConfiguration:
     adapter: CountOrNone = _option(
         0,
         "rank of an adapter, which trains the schemes' parameters and LoRA on attention and "
-        "leaves the checkpoint as it is",
+        "does not change the checkpoint",
         alone=16,
     )
     adapter_from: Annotated[int, Interval(ge=0, le=999)] = _option(
         0,
-        "first layer whose attention an adapter changes; lower layers stay as they are and "
+        "first layer whose attention an adapter changes; lower layers do not change and "
         "need no backward pass",
     )
 
@@ -125,11 +125,11 @@ class TrainingConfiguration:
     execution: Literal["eager", "compiled"] = _option(
         "eager", "compiled: torch.compile compiles the decoder, which may change the last bits"
     )
-    device: Literal["cpu", "cuda"] = _option("cpu", "cpu, cuda, or auto: cuda where there is one")
+    device: Literal["cpu", "cuda"] = _option("cpu", "cpu, cuda, or auto: cuda if available")
     deterministic: bool | None = _option(
         None,
-        "make the same sums in the same order every time, which some schemes cannot do on an "
-        "accelerator (default: on a processor alone)",
+        "compute sums in the same order every time, which some schemes cannot do on an "
+        "accelerator (default: only on a processor)",
     )
     threads: Annotated[int, Interval(ge=1, le=1024)] = _option(
         1, "CPU threads; another number may change the last bits, because sums run in another order"

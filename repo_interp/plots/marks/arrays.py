@@ -35,7 +35,7 @@ LOG_ABOVE, LOG_BELOW = 50.0, 1e5
 
 
 def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
-    """Average without NaN, and without a warning where all values are NaN.
+    """Average without NaN, and without a warning if all values are NaN.
 
     Args:
         values: Numbers of any shape.
@@ -45,7 +45,7 @@ def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np
         The means; NaN where there is no other value.
     """
     with warnings.catch_warnings():
-        # numpy warns of a mean over nothing, which is no mistake: a layer may lack positions
+        # numpy warns about a mean of nothing, which is valid here: a layer may lack positions.
         warnings.simplefilter("ignore", RuntimeWarning)
         return np.nanmean(values, axis=axis)
 
@@ -113,7 +113,7 @@ def heads_where(chosen: xr.DataArray) -> list[tuple[int, int]]:
 
 
 def shared_rows(values: xr.DataArray, chosen: xr.DataArray) -> str:
-    """Say how many rows of positions heads have, where some share one.
+    """Describe how many rows of positions the heads have, if some share one.
 
     Args:
         values: Measurements of positions [layer, head, ...]; heads that share positions have
@@ -147,7 +147,7 @@ def strongest_head(values: xr.DataArray) -> tuple[int, int, float]:
     """Return the head with the largest value.
 
     Args:
-        values: Numbers [layer, head], one of them at least not NaN.
+        values: Numbers [layer, head], at least one of them not NaN.
 
     Returns:
         Its layer, its head, and the value.

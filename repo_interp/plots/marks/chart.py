@@ -4,7 +4,7 @@ A chart is a labeled array with all data for the figure and the page.
 
 Heads    a number per layer and head             Grid     cells of two axes, panels side by side
 Names    a name per layer and head               Lines, Dots    the means over all other axes
-CustomFigure  a figure that no axis describes         those of `head_charts`: on the page, of the head that is chosen there
+CustomFigure  a figure that no axis describes         those of `head_charts`: on the page, for the selected head
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Drawing(Chart, ABC):
     name: str = ""
     """The name of the figure's file; "" for a chart that only the page shows."""
     caption: str = ""
-    """A sentence for the page, where the name does not describe the figure."""
+    """A sentence for the page, if the name does not describe the figure."""
     live: bool = False
     """Whether the page shows this content as a map or chart, so that it needs no picture."""
 

@@ -75,7 +75,7 @@ class Dots(Drawing):
 
 
 def _draw_dots(ax: Axes, values: xr.DataArray, runs: Runs, shown: Sequence[str]) -> str:
-    """Draw `values` [run, name, ...] as `Dots` does; say in words how a signed axis is scaled."""
+    """Draw `values` [run, name, ...] as `Dots` does; return the scale of a signed axis in words."""
     scale = ""
     # [run, name, all other axes], and the same of means over prompts
     flat, heads = (

@@ -66,7 +66,7 @@ def legend_below(
 
     Args:
         figure: Figure to write on.
-        handles: Legend entries; a single one tells nothing apart, and no legend is written.
+        handles: Legend entries; a single entry needs no legend, and none is drawn.
         length: Length of the entries' marks in font sizes; None: matplotlib's.
     """
     if len(handles) > 1:
@@ -208,7 +208,7 @@ def note(
     size: float,
     **look: Any,
 ) -> None:
-    """Write a text beside a point, centered vertically.
+    """Write a text next to a point, centered vertically.
 
     Args:
         ax: Axes to draw on.
@@ -229,9 +229,9 @@ def note(
 
 
 def scheme_swatches(ax: Axes, schemes: Mapping[int, str], axis: Literal["x", "y"]) -> None:
-    """Draw a bar in the color of the scheme beside every layer of an axis.
+    """Draw a bar in the color of the scheme next to every layer of an axis.
 
-    Where all layers have one scheme, the label of the axis names it, and there are no bars.
+    If all layers have one scheme, the label of the axis names it, and there are no bars.
 
     Args:
         ax: Axes to draw on; the axis must have its label already.
@@ -299,7 +299,7 @@ def envelope(values: np.ndarray, bins: int) -> np.ndarray:
     # A bin may keep two values, so a line this short has nothing to drop.
     if values.size <= 2 * bins:
         return np.arange(values.size)
-    # The ends of a line are seen even where they are no extremes
+    # The ends of a line are kept even if they are not extremes.
     shown: set[int] = {0, values.size - 1}
     for part in np.array_split(np.arange(values.size), bins):
         finite = part[np.isfinite(values[part])]

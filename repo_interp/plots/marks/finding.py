@@ -1,4 +1,4 @@
-"""A sentence about a run, with the place where its reader finds it confirmed.
+"""A sentence about a run, with the place of its evidence.
 
 It states a number that passed its threshold or its null.
 """
@@ -17,14 +17,14 @@ from repo_interp.plots.marks.arrays import ranked_heads
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence about a run, and where its reader finds it confirmed."""
+    """One sentence about a run, and the place of its evidence."""
 
     sentence: str
     """A whole sentence in plain English, with its numbers."""
     evidence: str
     """The threshold and the null behind it, in words."""
     weight: float
-    """How much it tells, from 0 to 1; findings are read in descending order."""
+    """Importance, from 0 to 1; findings are sorted in descending order."""
     group: str
     """The group of the run that holds the evidence."""
     layer: int | None = None
@@ -45,7 +45,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """Where to look: "L2 H0, prompt 3"; empty where the sentence is about the whole run."""
+        """Its place: "L2 H0, prompt 3"; empty if the sentence is about the whole run."""
         head = (
             f"L{self.layer}" + ("" if self.head is None else f" H{self.head}")
             if self.layer is not None
@@ -140,7 +140,7 @@ def runner_up(
     named: Collection[tuple[int, int]],
     written: Callable[[float], str] = percent,
 ) -> str:
-    """Name the strongest head beside those that a sentence names, for comparison.
+    """Name the strongest head that a sentence does not name, for comparison.
 
     Args:
         values: Numbers [layer, head].

@@ -34,7 +34,7 @@ MOST_OTHER_ROWS = 1_200_000
 FEWEST_RANKS = 4
 """Strongest keys of a row of attention in the page, at least."""
 LEAST_LOGARITHM = -32.0
-"""The natural logarithm of the smallest attention weight that the page tells from nothing."""
+"""The natural logarithm of the smallest attention weight that the page distinguishes from 0."""
 NOTHING = 65535
 """Code of an image's cell without a value."""
 
@@ -84,7 +84,7 @@ class HeadImage(Chart):
     prompt: int
     causal_logits: bool = False
     """Whether rows are queries, columns keys and values logits, so that a row shows where a token
-    looks.
+    attends.
     """
 
     def data(self) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def _base64(values: np.ndarray, kind: str = "<u2") -> str:
 def _halved(values: np.ndarray) -> np.ndarray:
     """Average 2 x 2 neighbors along the last two axes, without NaN.
 
-    An odd last row or column stays by itself.
+    An odd last row or column is kept unchanged.
     """
     rows, columns = values.shape[-2:]
     padded = np.pad(

@@ -1,4 +1,4 @@
-"""Values of every head, layer by layer: a map, dots beside their null, a table by layer.
+"""Values of every head, layer by layer: a map, dots with their null, a table by layer.
 
 On a page, a click on the map opens a head.
 
@@ -75,7 +75,7 @@ class Heads(Drawing):
     texts: xr.DataArray | None = None
     """Texts [layer, head] that `values` are numbers of, such as kinds, and "" for none."""
     meanings: Mapping[str, str] = field(default_factory=dict)
-    """What a text says of a head, by text; a page without positions opens with such a map."""
+    """Meaning of each text; a page without positions opens with such a map."""
     live: bool = field(default=True, kw_only=True)
 
     @style()

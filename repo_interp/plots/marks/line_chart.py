@@ -185,7 +185,7 @@ class Lines(Drawing):
             ax.axhline(values.attrs["level"], color="#8A8A8A", linewidth=0.6, zorder=0, gid="level")
 
     def _beyond(self, values: xr.DataArray) -> str:
-        """Name the training length where it is not within the x axis."""
+        """Name the training length if it is not within the x axis."""
         length = values.attrs.get("training_length")
         if length is None or self.x == "run":
             return ""
@@ -226,7 +226,7 @@ def _looks(
         name: {
             **look,
             "color": fixed.get(name, LINE_COLOURS[place % len(LINE_COLOURS)]),
-            # Where one line lies on another, the lower one is seen between the dashes
+            # If lines coincide, the lower one is visible between the dashes.
             "linestyle": "-" if known else DASHES[place % len(DASHES)],
             "label": name,
         }

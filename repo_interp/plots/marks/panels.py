@@ -43,9 +43,9 @@ MISSING = "#D9D9D9"
 WRITTEN = (16, 8)
 """Most layers and heads of a map with values written in the cells."""
 SHADES = 9
-"""Colors of a scale beside a map in a page."""
+"""Colors of a scale next to a map in a page."""
 UPPER = 0.5
-"""Share of the largest value above which all others lie where a scale does not start at 0."""
+"""If all values are above this share of the largest one, a scale does not start at 0."""
 FEW, CLIPPED = 1024, 99.5
 """Number of values above which a color scale of both signs ends at this percentile of their sizes.
 """
@@ -184,15 +184,15 @@ def scale(data: np.ndarray) -> tuple[str, Normalize]:
 
     Returns:
         The color map, and a scale that diverges from 0 for values of both signs, and else starts at
-        0, or at the smallest value where that is negative or above half of the largest.
+        0, or at the smallest value if that is negative or above half of the largest.
     """
     finite = data[np.isfinite(data)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if low < 0 < high:
         return "PuOr", TwoSlopeNorm(0, -reach(finite), reach(finite))
-    # From 0 on, values that are all large would be one sheet of the last color
+    # If the scale began at 0, values that are all large would have almost the same color.
     start = low if high > low > UPPER * high else min(0.0, low)
-    # A scale needs two different ends, also where all values are 0 or one negative number
+    # A scale needs two different ends, also if all values are 0 or one negative number.
     return "cividis", Normalize(start, high if high > low or high > 0 else low + 1)
 
 

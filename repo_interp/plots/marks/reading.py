@@ -35,7 +35,7 @@ class PromptTokens:
     prompt: int
     count: int
     texts: tuple[str, ...] | None
-    """Their texts; without a tokenizer their ids as ⟨94⟩; None where neither is known."""
+    """Their texts; without a tokenizer their ids as ⟨94⟩; None if neither is known."""
     texts_are: str
     """Kind of `texts`: "text" or "id"."""
     spans: dict[str, tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""What figures of one result share: its check, ends of intervals, rows by name, colors around 0.
+"""Shared code of figures of one result: check, ends of intervals, rows by name, colors around 0.
 
 A result is the dataset that one function of `ri` returns. This module knows no such function.
 """
@@ -17,10 +17,10 @@ from repo_interp.errors import InputError, quoted
 
 
 def require_result(result: Any, variables: Iterable[str], what: str, function: str) -> xr.Dataset:
-    """Refuse what is not the dataset that a function returns.
+    """Refuse an object that is not the dataset that a function returns.
 
     Args:
-        result: What a figure was given.
+        result: Argument of a figure.
         variables: Variables and coordinates that the dataset has.
         what: The dataset in words, with its verb: "costs of edits are".
         function: Name of the function in `ri`.
@@ -45,8 +45,8 @@ def bar_lengths(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.nda
         high: Upper ends.
 
     Returns:
-        Lengths [side, row], as matplotlib's `errorbar` takes them; 0 where there is no interval,
-        such as for a single prompt.
+        Lengths [side, row], as matplotlib's `errorbar` takes them; 0 without an interval, such as
+        for a single prompt.
     """
     return np.nan_to_num(np.stack([values - low, high - values]))
 

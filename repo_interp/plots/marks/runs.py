@@ -165,7 +165,7 @@ def runs_of(comparison: xr.DataTree) -> Runs:
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:
-    """Labels that fit into a figure, by name; numbered where they are not distinct."""
+    """Labels that fit into a figure, by name; numbered if they are not distinct."""
     labels = {name: one_line(scheme_name(name), LONGEST) for name in names}
     if len(set(labels.values())) == len({scheme_name(name) for name in names}):
         return labels

@@ -18,7 +18,7 @@ from repo_interp.plots.style import scheme_colour, scheme_name
 
 _MIXED = {"r2n1": ("rope", "R2N1"), "n2r1": ("nope", "N2R1")}
 FURTHER_COLOURS = ("#9A2CA0", "#8F8A00", "#1B2A6B", "#B0003A", "#007C80")
-"""Of further checkpoints of schemes: purple, olive, navy, crimson, teal."""
+"""Colors of further checkpoints of schemes: purple, olive, navy, crimson, teal."""
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 _MARKERS = ("o", "s", "^", "D")
 

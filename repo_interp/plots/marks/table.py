@@ -34,7 +34,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
     calls: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    """By row and column, the Python that explains a cell; the page shows it where the cell is
+    """By row and column, the Python code that explains a cell; the page shows it when the cell is
     clicked.
     """
 
@@ -42,7 +42,7 @@ class Table:
         """Write the rows as text.
 
         Returns:
-            Numbers with three significant digits; a dash where there is none.
+            Numbers with three significant digits; a dash for missing ones.
         """
         return [tuple(format_cell(cell) for cell in row) for row in self.rows]
 
@@ -57,7 +57,7 @@ class Table:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold numbers: they are set flush right."""
+        """Whether a column has numbers, which are aligned on the right."""
         # zip of no rows gives no columns at all
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
         return tuple(not any(isinstance(cell, str) for cell in column) for column in columns)
@@ -82,7 +82,7 @@ def table_of(
     note: str = "",
     names: Mapping[str, str] | None = None,
 ) -> Table:
-    """Make a table with a row for every label of the first array's axes.
+    """Make a table with one row per label of the first array's axes.
 
     A row has the labels, the scheme of a layer, and the values. Rows without a number are left out.
 

@@ -18,7 +18,7 @@ def name_figure(figure: PaperFigure, title: str, detail: str) -> None:
 
     Args:
         figure: Figure to write on.
-        title: Title; its first letter becomes a capital. It breaks where the figure ends.
+        title: Title; its first letter becomes a capital. It wraps at the width of the figure.
         detail: Line below the title; "" writes none.
     """
     text = title[:1].upper() + title[1:]
@@ -34,7 +34,7 @@ def averaged_over(values: xr.DataArray, *apart: Hashable | None, middle: str = "
         middle: Share of layers and heads in the band.
 
     Returns:
-        The text; empty where no layers and heads are averaged.
+        The text; empty if no layers and heads are averaged.
     """
     rest = [
         f"{values.sizes[dim]} {dim}s"

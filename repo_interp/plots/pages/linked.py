@@ -58,7 +58,7 @@ def linked_sides(comparison: xr.DataTree, failures: list[str] | None) -> list[Si
 
 
 def _side(run: xr.DataTree, number: int, title: str) -> list[Side]:
-    """One side; nothing where the run does not describe its prompts."""
+    """One side; nothing if the run does not describe its prompts."""
     views = views_of(run)
     explored = (
         (view, view.interactive) for view in views if "token_count" in run[view.group].data_vars

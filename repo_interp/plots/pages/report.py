@@ -5,10 +5,10 @@ It is self-contained, works offline, without JavaScript and without a mouse, and
     section = figures and tables of a group's view in plain HTML + its map of heads and its
     interactive part, brought to life by scripts
 
-A section for every view that shows something of the run (`catalogue`); other groups are named.
-Everything is in one file: the files of `page/`, those of the views, arrays as base64 float32, and
-plotly.js from the plotly package where an interactive part may use it. This module knows how a page
-is put together; knows nothing about the content of a section.
+The page has a section for every view that shows something of the run (`catalogue`); other groups
+are named. Everything is in one file: the files of `page/`, those of the views, arrays as base64
+float32, and plotly.js from the plotly package if an interactive part may use it. This module
+assembles a page, and knows nothing about the content of a section.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from repo_interp.storage.files import file_to_write, write_text
 BUDGET = 16.0
 """Megabytes of positions that are embedded by default."""
 _EMBEDDED = ("png", "svg")
-"""Format of a figure on the page: its SVG, or where that is large its PNG."""
+"""Format of a figure on the page: its SVG, or its PNG if the SVG is large."""
 
 
 @dataclass(frozen=True)

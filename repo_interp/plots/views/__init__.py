@@ -1,4 +1,4 @@
-"""How the groups of a run are drawn and tabulated, a file a group.
+"""Figures and tables of the groups of a run, one file per group.
 
-This package knows labeled arrays; knows no page and no terminal.
+This package knows labeled arrays, and no page and no terminal.
 """

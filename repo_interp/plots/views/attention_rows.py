@@ -1,10 +1,10 @@
-"""Where tokens look: the strongest keys of the chosen head and token.
+"""Attention of tokens: the strongest keys of the selected head and token.
 
 Group `attention_rows` of a run.
 
-A row is shown in the page, over the prompt's text, as bars, and as logits by distance. Where the
-run has no positions, as one of a RoPE model, this section also shows the text and the heads to
-choose. This module knows nothing about how rows are measured.
+The page shows a row over the prompt's text, as bars, and as logits by distance. If the run has no
+positions, as with a RoPE model, this section also shows the text and the heads. This module knows
+nothing about how rows are measured.
 """
 
 from __future__ import annotations

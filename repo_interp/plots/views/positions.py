@@ -1,4 +1,4 @@
-"""The view of the group `positions`: which figures it has, what they show, and what stands out.
+"""The view of the group `positions`: its figures, their captions, and findings.
 
 `position_figures` draws one run, `positions_beside` several, `ranges` the ranges of heads, and
 `explorer` has the explorer. This module knows nothing about how positions were made.

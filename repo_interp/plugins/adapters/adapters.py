@@ -1,4 +1,4 @@
-"""Adapters: the few MB that training changed, on top of a base checkpoint that stays where it is.
+"""Adapters: the few MB that training changed, on top of an unchanged base checkpoint.
 
     W <- W + (alpha / r) B A      projections of attention: LoRA (Hu et al. 2021), A [r, in],
                                   B [out, r], alpha = 2 r
@@ -62,8 +62,8 @@ _NOT_THE_BASE = {
     "attn_implementation",
 }
 _NOT_THE_BASE |= {*SpecialTokens.model_fields, "pe_config", "adapter"}
-"""Fields in which an adapter's config.json may differ from its base's: its weights say the rest, or
-no number changes.
+"""Fields in which an adapter's config.json may differ from its base's: its weights define them, or
+they change no result.
 """
 
 
@@ -148,7 +148,7 @@ def require_adapter_headers(checkpoint: Checkpoint, config: PretrainedConfig) ->
 
 @dataclass(frozen=True)
 class Changes:
-    """Where an adapter stores the parameters that it changes, by their name in the whole model."""
+    """Stored weights of the parameters that an adapter changes, by name in the whole model."""
 
     full: Mapping[str, StoredWeight]
     down: Mapping[str, StoredWeight]
@@ -255,10 +255,10 @@ def fitting_changes(model: nn.Module, directory: Path) -> Changes:
 
     Args:
         model: Base model with the adapter's layout; its weights may be on "meta".
-        directory: Where the adapter is.
+        directory: Directory of the adapter.
 
     Returns:
-        Where the changes of every parameter are stored.
+        The stored changes of every parameter.
 
     Raises:
         InputError: A weight belongs to no parameter, has another shape or comes twice, or a

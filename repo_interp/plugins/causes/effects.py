@@ -286,7 +286,7 @@ class Effects(Experiment):
     step: Positive = 1.0
     """Positions are rounded to multiples of this."""
     shift: Finite = 0.5
-    """How far a span is shifted, in ranges of the head's positions."""
+    """Shift of a span, in ranges of the head's positions."""
     span: str = ""
     """Span whose tokens are shifted; empty: the needle, else the first span."""
     seed: Seed = 0
@@ -298,12 +298,12 @@ class Effects(Experiment):
     )
 
     def unasked(self, layers: Layers, task: Scoring | None) -> Unasked | None:
-        """Return it where positions are learned or counted, and prompts of a task have answers."""
+        """Return it if positions are learned or counted, and prompts of a task have answers."""
         return None if layers.fixed or task is None else Unasked(self, QUICK)
 
     @property
     def strength(self) -> Strength:
-        """How strongly positions are changed."""
+        """The strength of the changes of positions."""
         return Strength(self.scale, self.step, self.shift, self.span, self.seed)
 
     def plan(
@@ -344,7 +344,7 @@ class Effects(Experiment):
     ) -> tuple[str, ...]:
         """Return the kinds of changes without duplicates.
 
-        Raises InputError where they cannot be measured on the model.
+        Raises InputError if they cannot be measured on the model.
         """
         if not decoder.positioned_heads:
             schemes = dict.fromkeys(attention.scheme for attention in decoder.layers)

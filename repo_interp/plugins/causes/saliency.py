@@ -273,8 +273,8 @@ class Saliency(Experiment):
     """The experiment `saliency` (ours; integrated gradients: Sundararajan, Taly and Yan 2017)."""
 
     baseline: Baseline = "constant"
-    """Where the path of integrated gradients begins: `constant`, the mean of a head's positions
-    over the prompt, or `index`.
+    """Start of the path of integrated gradients: `constant`, the mean of a head's positions over
+    the prompt, or `index`.
     """
     steps: CountOrNone = 64
     """Points of the path; 0: derivatives at the model's own positions alone."""
@@ -290,7 +290,7 @@ class Saliency(Experiment):
     ) -> Plan:
         """Plan a forward and a backward pass per prompt and step.
 
-        Raises InputError where no layer assigns positions, or nothing is predicted.
+        Raises InputError if no layer assigns positions, or nothing is predicted.
         """
         decoder = as_decoder(model)
         _ = decoder.heads  # refuses layers with different numbers of heads

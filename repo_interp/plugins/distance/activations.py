@@ -49,9 +49,9 @@ class Activations(Measure, needs=Needs(documents=True, by_pair=True)):
     """The measure `activations`."""
 
     queries: Count = 32
-    """Queries of a prompt that name the token with most attention."""
+    """Queries of a prompt that determine the token with most attention."""
     name: str = "activations"
-    describes: ClassVar[str] = "massive activations beside the sinks"
+    describes: ClassVar[str] = "massive activations, and sinks"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Reduce the residual stream of each prompt to its largest entries."""

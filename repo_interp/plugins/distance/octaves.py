@@ -65,9 +65,9 @@ class Octaves(
     """The measure `octaves`."""
 
     queries: Count = 512
-    """Most queries of a prompt; of a longer one the middles of as many equal parts."""
+    """Most queries of a prompt; a longer one has the middles of as many equal parts."""
     later_queries: Count = 8
-    """Queries that must come after a token to call it a sink, beside a quarter of its document's."""
+    """Least number of queries after a sink; a quarter of its document's queries must follow too."""
     name: str = "octaves"
     describes: ClassVar[str] = "attention by distance, and sinks"
 

@@ -40,7 +40,7 @@ LONG_NAME = "-log p of the token after those before it"
 
 @dataclass(frozen=True)
 class PromptLosses:
-    """How well the tokens of one prompt are predicted."""
+    """Predictions of the tokens of one prompt."""
 
     loss: Float[np.ndarray, " token"]
     """NaN where a token is not predicted: the first one of a document."""

@@ -62,7 +62,7 @@ class Maps(Measure):
     """LAYERS:HEADS, such as "5:0-3" or "2-4:7", or LAYERS alone for all their heads; none: those
     of the analysis.
 
-    Where layers differ, a head that was not named is NaN.
+    If layers differ, heads that were not named are NaN.
     """
     name: str = "maps"
     describes: ClassVar[str] = "pictures of logits"

@@ -129,7 +129,7 @@ def _with_factors(config: PretrainedConfig, factors: Any, file: str) -> Pretrain
     # Factors multiply with another scaling in llama.cpp.
     if plain.get("rope_type") != "default":
         raise InputError(
-            f"{file}: {FACTORS} stands beside another scaling, which no Hugging Face decoder "
+            f"{file}: {FACTORS} is combined with another scaling, which no Hugging Face decoder "
             "combines; refused"
         )
     # In float64, so that the comparison below sees the file's rounding and not ours

@@ -144,7 +144,7 @@ class _Reader:
         self._file, self.data, self.place = file, np.memmap(file, np.uint8, "r"), len(_MAGIC)
 
     def require(self, end: int) -> None:
-        """Raise InputError where the file has fewer than `end` bytes."""
+        """Raise InputError if the file has fewer than `end` bytes."""
         if end > len(self.data):
             raise InputError(
                 f"{self._file} cannot be read as GGUF: it ends before all that its header announces"

@@ -106,7 +106,7 @@ def _says_something(values: xr.DataArray) -> bool:
 
 
 def _at_heads(values: xr.DataArray, place: Mapping[str, xr.DataArray]) -> xr.DataArray:
-    """Return values at the layers and heads of an atlas, empty where values are missing.
+    """Return values at the layers and heads of an atlas, empty if values are missing.
 
     Layer and head are the first axes; other coordinates are dropped.
     """

@@ -135,11 +135,11 @@ class Atlas(Experiment):
     """The experiment `atlas`: scores and names of every head (ours)."""
 
     prompts: Count = 16
-    """Most prompts of the analysis that are taken, its first ones."""
+    """Most prompts that are used: the first ones of the analysis."""
     sequences: Count = 8
     """Sequences of random tokens, repeated once."""
     rows: Count = 512
-    """Most rows of attention of a prompt; of a longer one the middles of as many equal parts."""
+    """Most rows of attention of a prompt; a longer one has the middles of as many equal parts."""
     top: Count = 1
     """Strongest keys of a row that count for retrieval."""
     twins: CountOrNone | None = None
@@ -151,8 +151,8 @@ class Atlas(Experiment):
     seed: Seed = 0
     """Seed of the random tokens and the random models."""
     scores: tuple[str, ...] = ()
-    """Scores that are measured, such as retrieval,induction, and names that follow from them;
-    empty: all.
+    """Scores to measure, such as retrieval,induction, and the names that depend on them; empty:
+    all.
     """
     name: ClassVar[str] = "atlas"
     describes: ClassVar[str] = "the behavior and the name of every head"
@@ -196,7 +196,7 @@ class Atlas(Experiment):
     ) -> Plan:
         """Plan the scores of the model and its controls.
 
-        Raises InputError where two repeated tokens do not fit into the training length.
+        Raises InputError if two repeated tokens do not fit into the training length.
         """
         decoder = as_decoder(model)
         _ = decoder.heads  # refuses layers with different numbers of heads

@@ -146,7 +146,7 @@ def departure_sums(
         Sums [prompt, head], float64, in nats.
     """
     seen = logits > float("-inf")
-    # 0 in place of -inf, since 0 * -inf is NaN; H = logsumexp(W) - sum w W needs no log of a weight
+    # 0 instead of -inf, since 0 * -inf is NaN; H = logsumexp(W) - sum w W needs no log of a weight
     mean = (weights * logits.masked_fill(~seen, 0.0)).sum(-1).double()
     entropy = torch.logsumexp(logits, -1).double() - mean
     return (seen.sum(-1).double().log() - entropy).sum(-1)

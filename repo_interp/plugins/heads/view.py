@@ -190,7 +190,7 @@ def names_grid(
     handles = [Patch(facecolor=colours[label], label=label) for label in labels if label in found]
     if any(np.isnan(of_run).any() for of_run in shown.values()) or not handles:
         handles.append(Patch(facecolor=MISSING, label=NO_NAME))
-    # As wide as a page, but for the small map of a single run
+    # As wide as a page, except for the small map of a single run
     width = PAGE_WIDTH if len(parts) > 1 else min(PAGE_WIDTH, 1.2 + 0.36 * texts.sizes["head"])
     return Panels(
         name,

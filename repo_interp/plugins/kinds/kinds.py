@@ -279,7 +279,7 @@ class Kinds(Experiment):
     seed: Seed = 0
     """Seed of the controls."""
     name: ClassVar[str] = "kinds"
-    describes: ClassVar[str] = "what the positions of each kind of heads are for"
+    describes: ClassVar[str] = "effect of freezing the positions of each kind of heads"
 
     def unasked(self, layers: Layers, task: Scoring | None) -> Unasked | None:
         """Return it where positions are learned."""
@@ -295,14 +295,14 @@ class Kinds(Experiment):
     ) -> Plan:
         """Plan passes for all possible kinds.
 
-        Raises InputError where no layer learns positions, or nothing is predicted.
+        Raises InputError if no layer learns positions, or nothing is predicted.
         """
         decoder = as_decoder(model)
         learned = decoder.learned_layers
         if not learned:
             schemes = ", ".join(dict.fromkeys(decoder.schemes))
             raise InputError(
-                "kinds are told by learned positions, and no layer of this model "
+                "kinds depend on learned positions, and no layer of this model "
                 f"({schemes}) learns any; leave them out"
             )
         _ = decoder.heads  # refuses layers with different numbers of heads

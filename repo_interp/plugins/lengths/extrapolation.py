@@ -322,8 +322,9 @@ class Extrapolation(Experiment):
     """The experiment `extrapolation` (Position Generalization sec. 4.2)."""
 
     methods: tuple[Method, ...] = ()
-    """Methods of extension beside the plain model: lm_infinite, infllm, interpolation, yarn; empty:
-    all that the model's positions allow, without infllm, which computes every distant key.
+    """Methods of extension to compare with the plain model: lm_infinite, infllm, interpolation,
+    yarn; empty: all that the model's positions allow, without infllm, which computes every distant
+    key.
     """
     lengths: tuple[Tokens, ...] = ()
     """Lengths in tokens; empty: the training length and its doublings up to four times it, or test
@@ -334,7 +335,7 @@ class Extrapolation(Experiment):
     the training length are the reference.
     """
     judged: TokensOrNone = 0
-    """Last tokens of a prompt that are judged; 0: a quarter of the training length."""
+    """Number of measured tokens at the end of a prompt; 0: a quarter of the training length."""
     global_tokens: Tokens = GLOBAL_TOKENS
     """First tokens that LM-Infinite always shows."""
     traced_layers: tuple[CountOrNone, ...] = ()

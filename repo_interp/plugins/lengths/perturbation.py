@@ -250,9 +250,7 @@ class Perturbation(Experiment):
     """The experiment `perturbation` (Position Generalization sec. 4.1)."""
 
     kinds: Annotated[tuple[Kind, ...], MinLen(1)] = PAPER_KINDS
-    """What is disturbed; also `feature_placement`: keys change places with each other's positions
-    (ours).
-    """
+    """Disturbances; also `feature_placement`: keys exchange their positions (ours)."""
     gammas: Annotated[tuple[Share, ...], MinLen(1)] = GAMMAS
     """Shares of tokens that are moved; none is always among them."""
     l_maxes: Annotated[tuple[Tokens, ...], MinLen(1)] = L_MAX

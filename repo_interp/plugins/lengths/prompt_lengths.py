@@ -4,7 +4,7 @@
     other tasks    test sets as they are      the one that a model is trained on, and longer ones; a
                                               length is that of the longest prompt
 
-This module knows nothing about models but the length they were trained on.
+Of a model, this module knows only the training length.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from repo_interp.tasks.task import Scoring
 MOST = 4
 """Longest default length, in training lengths."""
 SETS = 4
-"""Lengths of a task's test sets that are taken by default."""
+"""Default number of lengths of a task's test sets."""
 LEAST = 4
-"""Prompts of a length that are needed."""
+"""Least number of prompts of a length."""
 
 
 def prompts_by_length(

@@ -81,9 +81,9 @@ def parity_errors(decoder: Decoder, tokens: Int[Tensor, "1 token"]) -> list[floa
 
 
 def require_parity(decoder: Decoder) -> None:
-    """Refuse a model that attends otherwise than measures would see, tried on a few tokens.
+    """Refuse a model whose attention differs from the inputs of measures, tested on a few tokens.
 
-    Windows longer than 64 tokens are not reached by them.
+    Windows longer than 64 tokens are not tested.
 
     Args:
         decoder: Decoder of the model.
@@ -110,8 +110,8 @@ def require_parity(decoder: Decoder) -> None:
         # So written, NaN is refused too.
         if not error <= tolerance:
             raise InputError(
-                f"layer {layer.layer_idx} ({layer.scheme}) attends otherwise than its "
-                "captured queries, keys and positions say "
+                f"layer {layer.layer_idx} ({layer.scheme}) attends differently from its captured "
+                "queries, keys and positions "
                 f"(outputs differ by {error:.2g} of their size): measures would be wrong; "
                 "report it with the checkpoint's config.json"
             )

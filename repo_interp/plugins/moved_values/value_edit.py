@@ -45,7 +45,7 @@ def scaled_values(
         factor: Any finite number; 0: the values are zero.
         heads: (layer, head) pairs, one or several; None: all heads of the layers. Heads that share
             a value are named together.
-        layers: One layer or several, in place of `heads`; None: all.
+        layers: One layer or several, instead of `heads`; None: all.
         tokens: Indices in the prompt, for all prompts or one sequence per prompt; None: all.
 
     Yields:

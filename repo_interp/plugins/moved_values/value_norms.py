@@ -46,7 +46,7 @@ class ValueNorms(Measure, needs=Needs(by_pair=True, nan=tuple(_TEXTS), documents
     """The measure `value_norms`."""
 
     queries: Count = 512
-    """Most queries of a prompt; of a longer one the middles of as many equal parts."""
+    """Most queries of a prompt; a longer one has the middles of as many equal parts."""
     name: str = "value_norms"
     describes: ClassVar[str] = "values that attention moves, and the first token's"
 

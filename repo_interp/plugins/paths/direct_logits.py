@@ -74,7 +74,7 @@ def direct_logits(
     Args:
         model: Bridge or model.
         prompts: Prompts in any form that `analysis.coercion` takes; the answer is read after the last
-            token, or in place of the first generated one.
+            token, or instead of the first generated one.
         for_: Right answer: a text of one token or its number, for all prompts or for each.
         against: The answer to compare it with.
         batch_size: Number of prompts per forward pass, its limits, or "auto".

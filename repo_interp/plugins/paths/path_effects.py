@@ -79,7 +79,7 @@ def path_effects(
     Args:
         model: Bridge or model.
         prompts: Prompts in any form that `analysis.coercion` takes, without position ids; the answer is
-            read after the last token, or in place of the first generated one.
+            read after the last token, or instead of the first generated one.
         sets: By name, paths to remove together: (sender, receiver) for all sites in `into`, or
             (sender, receiver, site), as for `ablate_paths`.
         for_: Right answer: a text of one token or its number, for all prompts or for each.

@@ -49,11 +49,11 @@ class PositionProbe(Measure, needs=Needs(by_pair=True, nan=("state",))):
     """The measure `position_probe`."""
 
     tokens: Annotated[int, Interval(ge=2, le=65_536)] = 128
-    """Most tokens of a prompt; of a longer one the middles of as many equal parts."""
+    """Most tokens of a prompt; a longer one has the middles of as many equal parts."""
     folds: Annotated[int, Interval(ge=3, le=1000)] = 5
     """Sets of prompts; every set is held out once."""
     name: str = "position_probe"
-    describes: ClassVar[str] = "what the residual stream knows of the token index"
+    describes: ClassVar[str] = "how well the residual stream predicts the token index"
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Keep the residual stream of some tokens of each prompt.

@@ -116,7 +116,7 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
     semantic: Semantic = "signed"
     """The g of the closed form: "signed" or "printed"."""
     name: str = "rotation"
-    describes: ClassVar[str] = "pairs that turn slowly and dominate"
+    describes: ClassVar[str] = "slow rotary pairs that dominate"
     topic: ClassVar[str] = "generalization"
 
     def gap(self, inputs: AttentionInputs) -> Gap | None:
@@ -275,7 +275,7 @@ def max_rotation(
 
     Args:
         inputs: A layer that rotates, and a batch.
-        training_length: Tokens that the model was trained on; may be None where positions are
+        training_length: Tokens that the model was trained on; may be None if positions are
             learned.
 
     Returns:

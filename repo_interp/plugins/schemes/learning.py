@@ -33,7 +33,7 @@ def _rotating(
     d_head: int,
     rows: int = 0,
 ) -> SchemeParts:
-    """`rows`: rows of positions; 0: as the option `assignment` says."""
+    """`rows`: rows of positions; 0: by the option `assignment`."""
     made = assigner(builder.config.hidden_size, rows or builder.position_rows(rotation))
     return SchemeParts("", made, rotation.frequencies, rotation.attention_scaling, learned=True)
 

@@ -29,7 +29,7 @@ from repo_interp.positions.hope import (
 )
 
 Choice = Callable[[Tensor, int], Tensor]
-"""Of frequencies, those of training, and the training length."""
+"""Function of the frequencies of training and the training length that returns frequencies."""
 
 
 def _still(builder: SchemeBuilder, rotation: Rotation, d_head: int) -> SchemeParts:

@@ -94,15 +94,15 @@ class PositionSources(SegmentMeasure):
     """The measure `position_sources`."""
 
     kinds: Kinds = KINDS
-    """Kinds of segments beside the prompts' named spans."""
+    """Kinds of segments, in addition to the prompts' named spans."""
     folds: Annotated[int, Interval(ge=2, le=1000)] = 5
     """Parts of the text; every part is held out once."""
     shrinkage: Positive = 1.0
-    """Ridge penalty of the effects, in tokens without an effect that weigh as much."""
+    """Ridge penalty of the effects, as the equivalent number of tokens without an effect."""
     tokens: Annotated[int, Interval(ge=2, le=65_536)] = 1024
     """Most tokens of a prompt."""
     name: str = "position_sources"
-    describes: ClassVar[str] = "whether they read the word, the index, the line"
+    describes: ClassVar[str] = "whether they depend on the word, the index, the line"
 
     def fits(self, layers: Layers, prompts: Sequence[AnyPrompt]) -> bool:
         """Return whether positions are learned, or gates are counted."""

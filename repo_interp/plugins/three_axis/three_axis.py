@@ -90,8 +90,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
     """The measure `three_axis`."""
 
     axes: Literal["none", "first_prompt"] = "none"
-    """Whose axes are kept: "none", or those of the "first_prompt" of the analysis, prompt number 0.
-    """
+    """Axes that are kept: "none", or those of the "first_prompt" of the analysis, number 0."""
     extras: tuple[Extra, ...] = ("position",)
     """Optional variables, of "attention", "position", "shuffled", "held_out"."""
     # Small enough not to change the fit, and above 0, so that the solution is unique

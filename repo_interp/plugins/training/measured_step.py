@@ -245,6 +245,6 @@ def _require_whole(model: nn.Module) -> None:
         # ZeRO-3 leaves empty parameters in place, and FSDP makes DTensors, which have a device mesh
         if parameter.numel() == 0 or hasattr(parameter, "device_mesh"):
             raise InputError(
-                f"{name} is spread over processes (FSDP, ZeRO-3), and the first process "
-                "alone measures; save checkpoints and analyze these"
+                f"{name} is sharded over processes (FSDP, ZeRO-3), and only the first process "
+                "measures; save checkpoints and analyze these"
             )

@@ -1,12 +1,12 @@
 """Audit of rotation: compare the measured angle of rotary pairs by distance with the stated angle.
 
-A model that does not rotate as its configuration says writes plausible short texts, and fails on
+A model whose rotation differs from its configuration writes plausible short texts, and fails on
 long ones. The audit measures the angle on the attention modules (`layer_rotation`), at distances of
 powers of two and their neighbors, up to the longest length. It compares the angles with
 transformers' rope functions, and the pairs with a new module of the same class.
 
-Frequencies that depend on the length of a pass (dynamic NTK, longrope) are those of a pass that is
-one token longer than the longest distance. With a dtype, the model also reads one text at several
+Frequencies that depend on the length of a pass (dynamic NTK, longrope) are those of a pass one token
+longer than the longest distance. With a dtype, the model also reads one text at several
 offsets (`offsets`). `UNSEEN` names the parts that are not compared. This module knows none of the
 schemes of `repo_interp`.
 """
@@ -331,8 +331,8 @@ def _open(model: Any, weights: bool) -> Any:
     )
     if others:
         warn(
-            f"layers of {model} are {', '.join(others)}; audited is how the "
-            f"{config.model_type} that it stands on rotates, not these"
+            f"layers of {model} are {', '.join(others)}; only the rotation of the underlying "
+            f"{config.model_type} is audited"
         )
     if weights:
         return load_model(model)

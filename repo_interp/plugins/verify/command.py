@@ -12,8 +12,8 @@ from repo_interp.cli.arguments import reader_of
 from repo_interp.errors import InputError
 
 SUMMARY = (
-    "Audit how a checkpoint rotates: the angle of every pair at every distance, "
-    "against its configuration or a second checkpoint."
+    "Audit the rotation of a checkpoint: the angle of every pair at every distance, "
+    "compared with its configuration or a second checkpoint."
 )
 
 
@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache",
         metavar="FILE",
-        help="a .npz with keys_L [kv_head, slot, entry] of every layer L of a key-value cache: say "
-        "at which position every key stands",
+        help="a .npz with keys_L [kv_head, slot, entry] of every layer L of a key-value cache: find "
+        "the position of every key",
     )
     parser.add_argument(
         "--tokens",
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: Parsed options.
 
     Returns:
-        1 where there is a finding, else 0.
+        1 if there is a finding, else 0.
 
     Raises:
         InputError: A name, a path or a file is refused.

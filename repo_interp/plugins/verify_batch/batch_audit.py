@@ -1,8 +1,8 @@
 """Test whether the documents of a training batch are independent of each other.
 
     documents       runs of valid tokens of a row; one begins wherever no axis of position_ids
-                    increases, cu_seq_lens_q or cu_seq_lens_k say so, or seq_idx or the numbers of
-                    attention_mask change
+                    increases, cu_seq_lens_q or cu_seq_lens_k has a boundary, or seq_idx or the
+                    numbers of attention_mask change
     leak            largest change of a document's logits when all tokens of another document of
                     its row are replaced
     difference      largest difference of its logits from a pass over the document alone, with

@@ -7,7 +7,7 @@
 
 These are integrated gradients (Sundararajan et al. 2017) along the straight path from the mean
 residual stream. G_i is one vector for all components, since they add up to the stream (`stream`).
-The integral is a Gauss-Legendre sum, and shares add up to 1 but for its error (`remainder`). A
+The integral is a Gauss-Legendre sum, and shares add up to 1 except for its error (`remainder`). A
 share is an attribution. `resolution`, `trend` and `change` measure the causal effect: components
 are set to their means, for f_phi alone or for all readers, and compared with random sets.
 """

@@ -31,7 +31,7 @@ from repo_interp.positions.assigners import RememberingAssigner
 from repo_interp.positions.logits import exact
 
 MLP = -1
-"""Index of the MLP, in the place of a head."""
+"""Index of the MLP, instead of a head."""
 EMBEDDING = (-1, MLP)
 Component = tuple[int, int]
 """Layer and head, or MLP."""

@@ -58,12 +58,10 @@ class Prompt:
     """Indices of generated tokens; for teacher-forced prompts, of the reference answer."""
     token_text: tuple[str, ...] | None = None
     text: str | None = None
-    """The text that was encoded; without one the tokens as text, to be read, which may be encoded
-    otherwise.
-    """
+    """The encoded text; without one, the tokens as readable text, whose encoding may differ."""
     characters: Mapping[str, Intervals] | None = None
     """Character ranges of the spans and of "generated" in the text that the prompt was made from;
-    None where it was made from tokens.
+    None if it was made from tokens.
     """
     answers: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -74,9 +72,9 @@ class Prompt:
     become None.
     """
     documents: int | None = None
-    """How many documents position ids tell apart: 1, or one per jump - where they do not count on
-    by 1 - and one. None: documents begin at each jump where all jumps lead back to 0 or to the
-    first position, else it is one text. One that this default gives becomes None.
+    """Number of documents that position ids separate: 1, or one more than the jumps (ids that do
+    not increase by 1). None: documents begin at each jump if all jumps lead back to 0 or to the
+    first position, else it is one text. A number that equals this default becomes None.
     """
 
     def __post_init__(self) -> None:
@@ -204,7 +202,7 @@ class Prompt:
 
 
 def _documents_of(ids: Any, jumps: Sequence[int]) -> int | None:
-    """How many documents position ids tell apart; None where that may be one or several."""
+    """Number of documents that position ids separate; None if that may be one or several."""
     if not jumps:
         return 1
     begins = {ids[t] for t in jumps}
@@ -220,13 +218,13 @@ def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
 
 
 def main_span(prompts: Sequence[Prompt]) -> str | None:
-    """Choose the span that prompts are about.
+    """Choose the main span of prompts.
 
     Args:
         prompts: Prompts.
 
     Returns:
-        The needle where a prompt has one, or tokens of answers have (`copies_next`), else the first
+        The needle if a prompt or a token of an answer has one (`copies_next`), else the first
         named span; None without any.
     """
     named = [
@@ -247,7 +245,7 @@ def copies_next(prompts: Sequence[Prompt]) -> bool:
         prompts: Prompts.
 
     Returns:
-        True where a prompt has `sources`, and none names a needle or a query.
+        True if a prompt has `sources`, and none names a needle or a query.
     """
     own = any({"needle", "query"} & prompt.spans.keys() for prompt in prompts)
     return not own and any(prompt.sources is not None for prompt in prompts)
@@ -264,7 +262,7 @@ def _written(pieces: Sequence[str]) -> str:
 
 
 def require_index(prompts: Sequence[Prompt]) -> None:
-    """Refuse prompts with position ids where the token index is meant.
+    """Refuse prompts with position ids if the token index is required.
 
     Args:
         prompts: Prompts.
@@ -372,18 +370,17 @@ def _check_name(name: str) -> None:
     # Prompts of a task have the same names
     if not isinstance(name, str) or not all(name.split(".")) or not name.isprintable():
         raise InputError(
-            f'"{str(name)[:80]}" is no name for a span: wanted a word, or words joined by '
+            f'"{str(name)[:80]}" is not a name for a span: wanted a word, or words joined by '
             "dots like needle.1.key"
         )
     if name.split(".")[0] == REST:
         raise InputError(
-            f'"{name}" is no name for a span: the rest is what no other span holds; call it '
-            "otherwise"
+            f'"{name}" is not a name for a span: the rest is every token outside of other spans; '
+            "choose another name"
         )
     if name.split(".")[0] == GENERATED:
         raise InputError(
-            f'"{name}" is no name for a span: generated places have a field of their own, '
-            '"generated"'
+            f'"{name}" is not a name for a span: generated places have their own field, "generated"'
         )
 
 

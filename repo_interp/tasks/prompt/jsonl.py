@@ -239,7 +239,9 @@ def _prompt(
     if isinstance(line, TextLine):
         characters = {name: _intervals(places) for name, places in line.spans.items()}
         if GENERATED in characters:
-            raise InputError('"generated" is no name for a span: move it out of "spans", beside it')
+            raise InputError(
+                '"generated" is not a name for a span: move it out of "spans", next to it'
+            )
         if line.generated:
             characters[GENERATED] = _intervals(line.generated)
         prompt = prompt_from_text(line.text, characters, tokenizer, line.answers, line.attributes)

@@ -10,8 +10,8 @@ Of samples_TASK_DATE.jsonl, a sample per line, or .json and .eval:
                    answers; `left_out`: parts that the model read or wrote but that are missing in
                    the text (reasoning, tool calls, images, ...)
 
-Unlike prompts.jsonl, a log may say more than is read here. This module knows nothing about files on
-the disk, nor about tokenizers.
+Unlike prompts.jsonl, a log may contain additional data. This module knows nothing about files on
+disk and about tokenizers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from repo_interp.storage.records import parse_json, validate
 from repo_interp.tasks.prompt import GENERATED, Intervals
 
 MOST_BYTES = 1 << 30
-"""Of the samples of a log, unpacked."""
+"""Most bytes of the unpacked samples of a log."""
 
 
 class LoggedText(BaseModel):
@@ -40,7 +40,7 @@ class LoggedText(BaseModel):
 
     given: str = ""
     messages: list[dict[str, str]] = []
-    """Of a chat, in the place of `given`: roles and contents."""
+    """Roles and contents of a chat, instead of `given`."""
     answer: str
     targets: list[str]
     attributes: dict[str, Any]
@@ -121,7 +121,7 @@ def is_harness_sample(record: Any) -> bool:
         record: Parsed JSON.
 
     Returns:
-        True where it has the fields of a sample.
+        True if it has the fields of a sample.
     """
     return isinstance(record, dict) and {"doc_id", "doc", "arguments"} <= set(record)
 
@@ -136,8 +136,8 @@ def from_harness(record: dict[str, Any]) -> LoggedText:
         Input, answer, targets and scores.
 
     Raises:
-        InputError: The sample lacks a part or has no text, or the log does not say which text was
-            the right one.
+        InputError: The sample lacks a part or has no text, or the log does not determine the right
+            text.
     """
     sample = validate(record, _HarnessSample)
     named = sample.arguments.values() if isinstance(sample.arguments, dict) else sample.arguments
@@ -191,7 +191,7 @@ def from_harness(record: dict[str, Any]) -> LoggedText:
 
 def _right_choice(sample: _HarnessSample, acc: Any, choices: list[str], target: str) -> int | None:
     """Which of `choices` is right: the target is its number or its text."""
-    # With several inputs the accuracy says whether the likeliest one was right
+    # With several inputs, the accuracy shows whether the likeliest one was right.
     if len(set(choices)) == 1 < len(choices):
         with suppress(TypeError, ValueError, LookupError):
             order = sorted(range(len(choices)), key=lambda place: float(sample.resps[place][0][0]))

@@ -75,7 +75,7 @@ def prompt_structure(
         labels = segments(kind, count, spans, texts)
         places[INSIDE + kind] = tuple(np.flatnonzero(labels >= 0).tolist())
         places[INSIDE + kind + STARTS] = tuple(
-            # Where the number changes: segments may follow each other without a gap
+            # Positions where the number changes, since segments may be adjacent
             np.flatnonzero((labels >= 0) & (np.diff(labels, prepend=-1) != 0)).tolist()
         )
     return {name: tokens for name, tokens in places.items() if tokens}
@@ -206,7 +206,7 @@ def _blocks(text: str) -> list[int]:
 
 def _sections(text: str) -> list[int]:
     headings = [match.start() for match in _TITLE.finditer(text)]
-    # A # begins a comment where there is code
+    # In code, a # begins a comment.
     if not _BLOCK.search(text):
         headings += [match.start() for match in _MARKDOWN.finditer(text)]
     return sorted(headings)

@@ -127,7 +127,7 @@ def chat_text(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase
     """Write messages as the text that a model answers, or that ends with its answer.
 
     Uses the chat template of the tokenizer, else a line `role: content` per message, as inspect-ai
-    writes it. Raises InputError where the template refuses the messages.
+    writes it. Raises InputError if the template refuses the messages.
 
     Args:
         messages: Role and content of every message.

@@ -57,7 +57,8 @@ def test_a_text_is_never_cut_and_gets_no_bos_that_analysis_does_not_add(niah, ta
     count = len(ri.tokens(long, niah)[0][0])
     assert count > niah.cfg.n_ctx
     with pytest.warns(
-        UserWarning, match=rf"a text of {count} tokens, trained on up to 256; it was not cut"
+        UserWarning,
+        match=rf"a text has {count} tokens, and the model was trained on up to 256; it was not cut",
     ):
         assert niah.to_tokens(long).tolist() == ri.tokens(long, niah)[0].tolist()
     assert niah.to_tokens(long, truncate=True).shape == (1, 256)
@@ -286,7 +287,7 @@ def test_arguments_of_another_kind_are_refused_in_one_line(niah, task_prompts, t
         (r"'needle': \(3,\) is no part of", ri.prompt, "a b", niah, {"needle": (3,)}),
         ("task is 'x'; wanted a task", ri.analyze, niah, prompt, {"task": "x"}),
         ("a path was wanted, the directory of", ri.analyze, niah, prompt, {"store": 3}),
-        ("a directory stands there", ri.write_run, run, tmp_path),
+        ("this is a directory", ri.write_run, run, tmp_path),
         ("edits of a session are a list", Session, niah, [1, 2, 3], [edit]),
         ("answer is .1.5,.; wanted whole", Session, niah, [1, 2, 3], {"answer": (1.5,)}),
         ("a run is what ri.analyze returns", ri.plots.position_lines, "x", 0, 0),

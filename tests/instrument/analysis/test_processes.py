@@ -306,7 +306,7 @@ def test_resume_refuses_finished_results_of_another_question(tmp_path, monkeypat
     assert str(tmp_path) not in run.attrs["asked"] and "prompts.jsonl" not in run.attrs["asked"]
     del run.attrs["asked"]
     ri.write_run(run, "out/run.nc")
-    assert "does not say what it was asked (1 prompts, positions)" in refusal(f"{begun} --resume")
+    assert "without its request (1 prompts, positions)" in refusal(f"{begun} --resume")
     score = "score reversal/rope --test-sets 3 --out scores --count"
     assert main(f"{score} 2".split()) == 0
     assert "--count was 2, now 3" in refusal(f"{score} 3 --resume")

@@ -300,6 +300,6 @@ def test_an_index_names_no_file_elsewhere(checkpoint, watched):
     named = {"model.embed_tokens.weight": str(watched / "model.safetensors")}
     changed(checkpoint / "model.safetensors.index.json", weight_map=named)
     OPENED.clear()
-    with refused("is no safetensors file that stands beside it"):
+    with refused("is not a safetensors file next to it"):
         ri.load(checkpoint)
     assert not opened_in(watched)

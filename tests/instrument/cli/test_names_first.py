@@ -37,7 +37,7 @@ NAMES = {
     "analyze --device nonsense": "device 'nonsense' is not available here (no such kind of device)",
     "analyze --text x --length 9": "--length is of prompts that are made",
     "analyze --max-memory 0=1GiB": "--max-memory is for a model that is spread over devices",
-    "analyze --resume": "--resume needs to know what",
+    "analyze --resume": "--resume needs a directory",
     "analyze --out /dev/null": "/dev/null is a file; wanted a directory",
     "analyze --task few_shot": "there is no task 'few_shot'; there are ruler, reversal, niah,",
     "analyze --measures nonsense": "there is no measure 'nonsense'",

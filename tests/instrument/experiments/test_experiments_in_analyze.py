@@ -85,8 +85,8 @@ def test_prompts_of_a_file_are_judged_by_what_they_mark(tmp_path, capsys):
         ("learned", ANSWERED, Extrapolation(), "learned table; leave it out"),
         ("cope", ANSWERED, Extrapolation(("lm_infinite",)), "this model's positions allow plain"),
         ("repo", Prompt((3, 4, 5)), Perturbation(), "nothing to predict for reversal"),
-        ("repo", Prompt((3, 4), generated=(0,)), Perturbation(), "nothing stands before token 0"),
-        ("repo", Prompt((3, 4), generated=(0,)), Effects(), "nothing stands before token 0"),
+        ("repo", Prompt((3, 4), generated=(0,)), Perturbation(), "no token precedes token 0"),
+        ("repo", Prompt((3, 4), generated=(0,)), Effects(), "no token precedes token 0"),
     ],
 )
 def test_a_model_or_prompts_without_what_is_measured_are_refused(scheme, prompt, experiment, line):

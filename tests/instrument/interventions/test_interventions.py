@@ -528,12 +528,12 @@ def test_what_is_of_prompts_one_by_one_is_refused_where_they_pass_in_another_ord
     one was to get.
     """
     texts = [list(range(3, 13)), list(range(3, 23))]
-    with PROMPT_BY_PROMPT[what](repo), refused("something else of each of 2 prompts"):
+    with PROMPT_BY_PROMPT[what](repo), refused("separate values for each of 2 prompts"):
         ri.analyze(repo, texts, ("positions",), batch_size=2)
     with PROMPT_BY_PROMPT[what](repo):
         run = ri.analyze(repo, TOKENS, ("positions",), batch_size=2)
         # Found: in batches of as many the later prompts got what the first ones were to get
-        with refused("of each of 2 prompts, and 4 are measured"):
+        with refused("for each of 2 prompts, and 4 are measured"):
             ri.analyze(repo, torch.cat([TOKENS, OTHERS]), ("positions",), batch_size=2)
     if what == "tokens":
         shifted = run["positions"]["position"].sel(layer=1, head=0) > 50
@@ -553,7 +553,7 @@ def test_answers_of_several_lengths_pass_in_another_order_than_prompts_of_one_le
     ]
     with (
         iv.set_positions(model, 1, None, torch.zeros(2, 20)),
-        refused("something else of each of 2 prompts"),
+        refused("separate values for each of 2 prompts"),
     ):
         generated_texts(as_decoder(model), tokenizer("byte_level_bpe"), prompts)
 
@@ -596,7 +596,7 @@ REFUSED = [
     ("wanted positions that broadcast to [2, 20]", "replaced", lambda z, here: z[..., 1:]),
     ("are NaN or infinite", "replaced", lambda z, here: z / 0, {"tokens": [3]}),
     ("are complex", "replaced", lambda z, here: z * 1j),
-    ("a change is a function of positions and of where they are; got None", "replaced", None),
+    ("a change is a function of positions and their context; got None", "replaced", None),
     ("to set in layer 0 are true and false", "set_positions", 0, 0, torch.ones(2, 20) > 0),
     ("orders are tokens", "exchanged_keys", {0: TOKENS - 18}),
     ("shifts are functions of positions, by layer", "moved_keys", {0: 3.0}),

@@ -67,7 +67,7 @@ def test_an_adapter_beside_whole_weights_is_refused_and_never_added(
     """Found: transformers added it to a mixtral, and logits were those of no stored weights."""
     directory = shutil.copytree(stored(family)[0], tmp_path / "checkpoint")
     (directory / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    said = "an adapter of peft (adapter_config.json) stands beside the weights"
+    said = "an adapter of peft (adapter_config.json) is next to the weights"
     with refused(re.escape(said)):
         ri.load_model(directory)
     assert main(["inspect", str(directory)]) == 2 and said in capsys.readouterr().err

@@ -123,7 +123,7 @@ def test_slopes_are_those_of_the_family(family, options):
 def test_a_falcon_in_memory_that_adds_to_its_logits_is_refused():
     """Found: it was measured without what it adds, though its checkpoint was refused."""
     config = small_configuration("falcon", alibi=True)
-    with refused("a Falcon with ALiBi scales what it adds to its logits"):
+    with refused("a Falcon with ALiBi scales its added logits"):
         ri.analyze(small_model("falcon", config), [tuple(TOKENS[0].tolist())], ("predictions",))
 
 

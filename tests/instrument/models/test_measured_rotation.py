@@ -260,7 +260,7 @@ def test_a_model_is_measured_as_it_runs(stated, spoil):
     given = torch.tensor([tokens])
     with torch.no_grad():
         expected = model(given).logits
-    line = "layers 0, 1, 2 of this llama rotate otherwise than its configuration says"
+    line = "layers 0, 1, 2 of this llama rotate differently from its configuration"
     with pytest.warns(Note, match=line):
         run = ri.analyze(model, [Prompt(tokens=tokens)], ("predictions",))
     assert run.attrs["changed"].endswith("in layer 0, layer 1, layer 2")

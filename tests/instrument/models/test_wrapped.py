@@ -162,7 +162,7 @@ def test_an_intervention_is_refused_while_one_of_another_thread_lasts():
     with ThreadPoolExecutor(1) as other:
         with (
             ri.set_positions(model, layer=0, head=None, values=0.0),
-            refused("an intervention of another thread lasts in this model"),
+            refused("an intervention of another thread is active in this model"),
         ):
             other.submit(change).result()
         assert other.submit(change).result()

@@ -65,7 +65,10 @@ def test_what_says_little_is_folded_and_still_there(small, no_pictures, tmp_path
     assert [view.informative(plain) for view in views_of(plain)] == [False, True, False]
     assert all(view.informative(small) for view in views_of(small))
     page = report_page(plain, tmp_path / "plain.html").read_text(encoding="utf-8")
-    assert page.count("<details><summary>Figures and tables, which say little about this run") == 2
+    assert (
+        page.count("<details><summary>Figures and tables with little information about this run")
+        == 2
+    )
     assert "Ranges of positions, max − min" in page
     assert {"positions", "patterns"} < {table.name for table in tables(plain)}
 

@@ -121,7 +121,7 @@ def test_loading_refuses_a_layer_that_measures_would_see_otherwise():
     as_decoder(model).layers[1].sites.attended.register_forward_hook(
         lambda module, arguments, attended: 1.1 * attended
     )
-    with refused(r"layer 1 \(repo\) attends otherwise than its captured"):
+    with refused(r"layer 1 \(repo\) attends differently from its captured"):
         require_parity(as_decoder(model))
 
 

@@ -32,7 +32,7 @@ def names():
 
 def printed():
     """The table of the page: what each source is called."""
-    table = PAGE.read_text().split("| positions | are called |\n|---|---|\n")[1].split("\n\n")[0]
+    table = PAGE.read_text().split("| positions | name |\n|---|---|\n")[1].split("\n\n")[0]
     return dict(line.strip("| ").split(" | ") for line in table.splitlines())
 
 

@@ -134,7 +134,7 @@ def test_a_wrapped_model_is_measured_without_what_is_around_it_and_a_refusal_lea
         ri.measure_step(model, 1, [[99, 98]])
     assert state(model) == before
     model.model.norm.weight = torch.nn.Parameter(torch.empty(0))
-    with refused("weight is spread over processes"):
+    with refused("weight is sharded over processes"):
         ri.measure_step(model, 1, PROMPTS)
 
 

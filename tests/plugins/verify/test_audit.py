@@ -225,7 +225,7 @@ def test_layers_of_ours_that_rotate_otherwise_are_named(capsys):
     """
     assert main(["verify", "reversal/nope", "--longest", "8"]) == 0
     assert (
-        "reversal/nope are nope; audited is how the llama that it stands on rotates, not these"
+        "reversal/nope are nope; only the rotation of the underlying llama is audited"
         in capsys.readouterr().err
     )
     assert main(["verify", "reversal/repo", "--longest", "8"]) == 0 and not capsys.readouterr().err

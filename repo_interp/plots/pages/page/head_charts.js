@@ -37,7 +37,7 @@ function arrows(chart, own, chosen, place) {
 }
 
 function image(chart, own, chosen, place) {
-  if (chosen.prompt !== null && chosen.prompt !== chart.prompt) return { message: "The run keeps this map for prompt " + chart.prompt + " alone." };
+  if (chosen.prompt !== null && chosen.prompt !== chart.prompt) return { message: "The run has this map only for prompt " + chart.prompt + "." };
   const rows = Array.from({ length: chart.rows }, (_, row) => Array.from({ length: chart.columns }, (_, column) => cellOf(chart, own, row, column)));
   const starts = (count) => Array.from({ length: count }, (_, block) => block * chart.size + (chart.size - 1) / 2);
   const here = chart.causal_logits && chosen.token !== null
@@ -71,7 +71,7 @@ export function drawHeadCharts(place, charts, page) {
     }).join("; ");
     for (const { chart, message, plot } of panels) {
       const at = placeIn(chart, pair);
-      const { message: said = "", traces, layout: given } = (at && KINDS_OF_CHART[chart.kind](chart, at, chosen, place)) || { message: "This is not kept of this head, or its layer has no such thing." };
+      const { message: said = "", traces, layout: given } = (at && KINDS_OF_CHART[chart.kind](chart, at, chosen, place)) || { message: "The run has no data of this head for this chart." };
       message.textContent = said;
       plot.hidden = !traces;
       if (traces) Plotly.react(plot, traces, layout(plot, { margin: { l: 64, r: 10, t: 28, b: 40 }, ...given }), config(chart.title));

@@ -93,7 +93,7 @@ export class StoredSource {
       around: kept ? heads.map((pair) => this.around(prompt, pair, kept)) : null,
       missing: looks[0] ? null : this.missing(prompt, heads[0]), near: !looks[0] && kept && placeIn(this.rows, heads[0]) ? nearest(kept.queries, token) : null,
       looking: selection ? this.looking(prompt, selection, looking === "answer" ? this.prompt({ prompt: place }).answer.map((one) => one - 1) : [token], heads[0]) : null,
-      following: after ? after.following : null, unexpected: this.next ? null : "This run does not hold what is expected next: analyze again with the measure " + this.data.measures.next + ".", instead, kept: this.rows ? "the strongest keys" : null,
+      following: after ? after.following : null, unexpected: this.next ? null : "This run has no predictions of next tokens: analyze again with the measure " + this.data.measures.next + ".", instead, kept: this.rows ? "the strongest keys" : null,
     };
   }
 
@@ -196,11 +196,11 @@ export class StoredSource {
 
   missing(prompt, pair) {
     const kept = this.rowsOf(prompt), prompts = this.rows ? this.rows.prompts.map((rows) => rows.prompt) : [];
-    if (this.rows && !kept) return "This page holds where tokens look for prompt" + (prompts.length > 1 ? "s " : " ") + prompts.join(", ") + " alone.";
-    if (this.rows && !placeIn(this.rows, pair)) return "Where tokens look was not measured for this head.";
+    if (this.rows && !kept) return "This page has the attention of tokens only for prompt" + (prompts.length > 1 ? "s " : " ") + prompts.join(", ") + ".";
+    if (this.rows && !placeIn(this.rows, pair)) return "The attention of tokens was not measured for this head.";
     if (kept) return (kept.queries.length < kept.kept ? "This page has room for" : "The run keeps") + " the rows of " + kept.queries.length + " tokens.";
-    if (this.logits.length) return "Where it looks is kept for prompt " + this.logits[0].prompt + " alone, and for the heads of the logit maps.";
-    return "This run does not hold where it looks: analyze again with the measure " + this.data.measures.rows + ".";
+    if (this.logits.length) return "The run has attention only for prompt " + this.logits[0].prompt + ", and for the heads of the logit maps.";
+    return "This run has no attention of tokens: analyze again with the measure " + this.data.measures.rows + ".";
   }
 
   // The prompt and the token in which a head looks most at the keys that a finding is about; null where no row of it is kept.
