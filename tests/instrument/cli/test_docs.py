@@ -13,6 +13,7 @@ from bad_inputs import cases
 from places import DOCS
 
 import repo_interp as ri
+from repo_interp import installed_points
 from repo_interp.checkpoint_files.options import SchemeOptions
 from repo_interp.cli import _parser, main
 from repo_interp.cli.results import _REMEDY
@@ -180,6 +181,8 @@ def test_nothing_is_left_out():
 @pytest.mark.parametrize("name", ["../README.md", "python.md", "run_file.md", "tasks.md", "zoo.md"])
 def test_the_python_of_a_page_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    # what a page registers is gone after it
+    monkeypatch.setattr(installed_points, "_REGISTERED", {})
     code = [block for block in blocks(DOCS / name, "python") if '"CHECKPOINT"' not in block]
     assert code
     names: dict = {}
