@@ -12,6 +12,7 @@ from repo_interp.measures.kernels.rotary_components import (
     ComponentSums,
     component_moments,
     pair_components,
+    pair_sums,
 )
 from repo_interp.runtime.memory import working_memory
 
@@ -70,7 +71,7 @@ def test_profiles_moments_and_vaf_are_those_of_the_whole_maps(tokens, kv_heads, 
     }
 
     def moments(block):
-        made = component_moments(block, block.profiles.sum(-1), bands)
+        made = component_moments(pair_sums(block, bands), block.counts.total[..., None], bands)
         values = [getattr(made, name).expand_as(made.of_part) for name in expected]
         return torch.stack(values, -1)
 

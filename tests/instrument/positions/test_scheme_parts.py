@@ -769,4 +769,4 @@ def test_heads_that_stand_rotated_whole_are_those_of_blocks(name):
             assert given.keeps_rotated == whole
             found.append(reduced(given, [ComponentSums(64)])[0])
     assert_close(found[0].logits, found[1].logits, atol=1e-4, rtol=1e-4)
-    assert_close(found[0].shares, found[1].shares, atol=1e-2, rtol=1e-2, equal_nan=True)
+    assert_close(found[0].explained, found[1].explained, atol=1e-2, rtol=1e-2, equal_nan=True)
