@@ -161,7 +161,7 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
         """Sums of the logits."""
         return (LogitSums(),)
 
-    def _by_position(self, inputs: AttentionInputs, sums: MapSums) -> Float[Tensor, "prompt head"]:
+    def _by_position(self, inputs: AttentionInputs, sums: MapSums) -> Any:
         # Index positions of width 1 would repeat r
         if not inputs.learned or not inputs.one_position:
             return torch.full_like(sums.square, torch.nan)

@@ -173,7 +173,7 @@ ALLOWED = {
     "closed_form.py ClosedForm.by_rows": "nonzero",
     "heads.py _well_conditioned": "bool",
     "heads.py HeadBlock.heads": "nonzero",
-    "position_cells.py position_correlation": "tolist",
+    "position_cells.py _blocks": "tolist",
     "fake_distance.py bias_by_distance": "unique",
     # Every few steps, by `steps_at_once`.
     "solvers.py conjugate_gradients": "bool",
