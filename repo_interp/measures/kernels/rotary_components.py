@@ -28,9 +28,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
-from repo_interp.measures.kernels.heads import HeadBlock, Reduction, over_heads, tokens_between
+from repo_interp.measures.kernels.heads import HeadBlock, Reduction, over_heads
 from repo_interp.measures.kernels.rounding import variance_of
-from repo_interp.measures.kernels.seen_pairs import PairCounts, once, pair_counts
+from repo_interp.measures.kernels.seen_pairs import PairCounts, once
 from repo_interp.positions.rotary import expand_heads
 
 _SHARES = ("vaf", "vaf_curve", "vaf_printed", "vaf_curve_printed")
@@ -48,14 +48,8 @@ class LayerComponents:
     """
     moments: Float[Tensor, "prompt head 6_components_and_5"]
     """`pair_sums` and `curve_sums`, of which `variance_shares` are made."""
-    counts: PairCounts
     bands: Bool[Tensor, "band *head component"]
-
-    @property
-    def explained(self) -> dict[str, Float[Tensor, "prompt head component"]]:
-        """The `variance_shares` of the heads."""
-        found = variance_shares(self.moments[None], self.counts, self.bands)
-        return {name: shares[0] for name, shares in found.items()}
+    """Mask of the components that belong to every band, perhaps of every head."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +68,10 @@ class ComponentSums(Reduction):
         """Sums of no head yet."""
         prompts, heads, length, width = inputs.queries.shape
         new = {"dtype": torch.float64, "device": inputs.queries.device}
-        tokens = tokens_between(inputs.valid, self.first_token, self.last_token)
         return LayerComponents(
             logits=torch.zeros(heads, length, **new),
             components=torch.zeros(heads if self.of_each_head else 1, width // 2, length, **new),
             moments=torch.zeros(prompts, heads, sum(_sizes(width // 2)), **new),
-            counts=pair_counts(tokens, inputs.window),
             bands=self._bands(inputs),
         )
 
