@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -190,17 +190,15 @@ class AttentionInputs:
     @cached_property
     def pair_scaling(self) -> Float[Tensor, "component"]:
         """Factor of products of rotary pairs, float64: attention_scaling^2; 1 without rotation."""
-        # Float64, since components of all logits are summed with this factor
-        pairs = torch.ones(
-            self.queries.shape[-1] // 2, dtype=torch.float64, device=self.queries.device
-        )
+        pairs, device = self.queries.shape[-1] // 2, self.queries.device
         if self.frequencies is None or self.positions is None:
-            return pairs
+            return _of_pairs(1.0, pairs, device)
         # Queries and keys are both scaled, so their product has the square.
         scaling = self.attention_scaling
         if isinstance(scaling, Tensor):
-            return pairs * scaling.to(pairs) ** 2
-        return pairs * float(scaling) ** 2
+            ones = _of_pairs(1.0, pairs, device)
+            return ones * scaling.to(ones) ** 2
+        return _of_pairs(float(scaling) ** 2, pairs, device)
 
     @property
     def head_positions(self) -> Float[Tensor, "prompt head token *component"] | None:
@@ -480,6 +478,12 @@ class AttentionInputs:
             Logits by head, or by prompt, head and row; None: there are none.
         """
         return self.sinks if self.remainder is None else self.remainder(rows)
+
+
+@lru_cache(maxsize=8)
+def _of_pairs(factor: float, pairs: int, device: torch.device) -> Float[Tensor, "component"]:
+    """The same for all pairs, and for all layers: float64, since sums over all logits have it."""
+    return torch.full((pairs,), factor, dtype=torch.float64, device=device)
 
 
 def _read(read: Callable[[], Tensor] | None, name: str) -> Tensor:

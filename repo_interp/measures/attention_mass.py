@@ -35,6 +35,7 @@ from torch import Tensor
 from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.fitting import AnyPrompt, Layers
+from repo_interp.measures.kernels.joint import jointly
 from repo_interp.measures.kernels.logit_sums import row_blocks
 from repo_interp.measures.kernels.seen_pairs import extents, on_host, once
 from repo_interp.measures.labels import arrays, described_group
@@ -114,25 +115,23 @@ class AttentionMass(
             parts.append(weights.sum(-2, dtype=torch.float64))
             if asked.own is not None:
                 own.append(_gathered(weights, asked.own[:, rows]).sum(-2, dtype=torch.float64))
-        by_key = torch.stack(parts).sum(0) if parts[1:] else parts[0]
-        # [prompt, head, key] x [prompt, key, span]: spans may overlap
-        mass = torch.bmm(by_key, asked.masks) / asked.count
-        if own:
-            mass = torch.cat([mass, torch.stack(own).sum(0) / asked.count], -1)
-            names += _OF_ROWS
-        mass = mass.masked_fill(asked.tokens[:, None] == 0, torch.nan)
+        sums = {
+            name: torch.stack(some).sum(0) if some[1:] else some[0]
+            for name, some in (("by_key", parts), ("own", own))
+            if some
+        }
+        found = jointly(_mass, sums, [asked, sinks is not None])
+        names += _OF_ROWS if own else ()
         # Layers of one window see the same pairs
         name = "chance", self, inputs.window
         chance = once(name, lambda: _chance(inputs, asked), valid, asked.masks)
         record = {
-            "mass": ("prompt layer head span", mass),
+            "mass": ("prompt layer head span", found["mass"]),
             "chance": ("prompt layer span", chance),
             "tokens": ("prompt layer span", asked.tokens),
         }
         if sinks is not None:
-            # The sink takes what keys leave: softmax over both sums to 1
-            left = 1.0 - by_key.sum(-1) / asked.count[..., 0]
-            record["sink_mass"] = "prompt layer head", left
+            record["sink_mass"] = "prompt layer head", found["sink_mass"]
         return Statistics(per_prompt=arrays(inputs, record, span=names))
 
     def _asked(self, spans: Spans, valid: Bool[Tensor, "prompt token"]) -> _Asked:
@@ -194,6 +193,26 @@ class AttentionMass(
             f"attention to {span}": HeadScore(mass.isel(span=place, drop=True))
             for place, span in enumerate(mass["span"].values)
         }
+
+
+def _mass(
+    asked: _Asked,
+    with_sink: bool,
+    by_key: Float[Tensor, "layer prompt head key"],
+    own: Float[Tensor, "layer prompt head span"] | None = None,
+) -> dict[str, Tensor]:
+    """Masses of layers, from sums over rows."""
+    # [prompt, layer and head, key] x [prompt, key, span]: spans may overlap
+    together = by_key.transpose(0, 1).flatten(1, 2)
+    mass = torch.bmm(together, asked.masks).unflatten(1, (len(by_key), -1)).transpose(0, 1)
+    mass = mass / asked.count
+    if own is not None:
+        mass = torch.cat([mass, own / asked.count], -1)
+    found = {"mass": mass.masked_fill(asked.tokens[:, None] == 0, torch.nan)}
+    if with_sink:
+        # The sink takes what keys leave: softmax over both sums to 1
+        found["sink_mass"] = 1.0 - by_key.sum(-1) / asked.count[..., 0]
+    return found
 
 
 def _chance(inputs: AttentionInputs, asked: _Asked) -> Float[Tensor, "prompt span"]:

@@ -35,13 +35,14 @@ This module knows nothing about models; the training length is given to it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import xarray as xr
 from annotated_types import Interval
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repo_interp.errors import InputError
@@ -50,11 +51,13 @@ from repo_interp.measures.fitting import AnyPrompt, Layers
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.gate_sums import position_bias_sums
 from repo_interp.measures.kernels.heads import Reduction, reduced, tokens_between
+from repo_interp.measures.kernels.joint import jointly
 from repo_interp.measures.kernels.rotary_components import (
     BANDS,
     ComponentSums,
     frequency_bands,
     layer_frequencies,
+    variance_shares,
 )
 from repo_interp.measures.kernels.rotation_angles import (
     EDGES,
@@ -76,9 +79,6 @@ ones.
 STILL = 0.1
 """Radians within which a component counts as unrotated."""
 
-Record = dict[str, tuple[str, Tensor]]
-"""Axes and values by name."""
-
 _BY_PROMPT = {
     "vaf": "variance of the logits that a component accounts for [%]",
     "vaf_printed": "share of the logits' sum that is a component's (VAF as printed) [%]",
@@ -88,6 +88,12 @@ _BY_PROMPT = {
     "position_reach": "largest difference of the positions of a seen pair [positions]",
     "still_share": f"share of components that no seen pair turns by more than {STILL} rad",
 }
+_HEADS = "prompt layer head"
+_SHAPES = {
+    name: _HEADS if name in ("position_reach", "still_share") else f"{_HEADS} component"
+    for name in _BY_PROMPT
+} | {"vaf_band": f"{_HEADS} band"}
+"""Axes of the variables of a prompt."""
 _AVERAGES = {
     f"{name}_{part}": (f"{label_of(text)[0]}, {words} over prompts", label_of(text)[1])
     for name, text in _BY_PROMPT.items()
@@ -196,19 +202,32 @@ class Components(Measure):
         """
         # The same restriction that `ComponentSums` makes, for angles and counts of pairs
         tokens = tokens_between(inputs.valid, self.first_token, self.last_token)
-        frequencies = layer_frequencies(inputs)
+        frequencies, window = layer_frequencies(inputs), inputs.window
         by_head = frequencies.ndim == 3
         # Of the first head, where heads have their own: `conclude` says whether all agree
         shared = frequencies[0, 0] if by_head else frequencies
         (measured,) = reduced(inputs, self.reductions(inputs, spans))
         assert self.training_length is not None
-        angles, by_prompt = _angles(inputs, tokens, frequencies, self.sampled_per_side)
+        found = jointly(
+            _of_layers,
+            {"moments": measured.moments} | _places(inputs, tokens, by_head),
+            [self, tokens, window, frequencies, measured.bands, inputs.has_frequencies],
+        )
 
         def of_prompts() -> Tensor:
             # Mean and variance over prompts tell at the end whether all prompts had one frequency
             return torch.stack([shared, shared.square()]) * len(tokens)
 
-        sums: Any = angles | {
+        def prompt_frequency() -> Tensor:
+            some = torch.full_like(shared, torch.nan) if by_head else shared
+            return some.expand(len(tokens), -1).float()
+
+        def pairs() -> Tensor:
+            return pair_counts(tokens, window).distance.sum(0)
+
+        sums: Any = {
+            "turn_pairs": ("layer head component turn", found["turn_pairs"]),
+            "difference_sum": ("layer head", found["difference_sum"]),
             "prompts": ("layer", np.array(float(len(tokens)))),
             ("frequency_sum", "frequency_squares"): (
                 "layer component",
@@ -219,41 +238,38 @@ class Components(Measure):
                 # A sum, so that batches of any size merge; `conclude` divides by the prompts
                 np.array(float(len(tokens) * inputs.compared_length(self.training_length))),
             ),
-            "pairs": ("layer distance", pair_counts(tokens, inputs.window).distance.sum(0)),
+            "pairs": ("layer distance", once(("pairs of prompts", window), pairs, tokens)),
             "logit_sum": ("layer head distance", measured.logits),
             "position_logit_sum": (
                 "layer head distance",
-                position_bias_sums(inputs, tokens),
+                np.zeros((inputs.heads, tokens.shape[1]))
+                if inputs.position_logits is None
+                else position_bias_sums(inputs, tokens),
             ),
-            "component_sum": ("layer head component distance", measured.components)
-            if self.curves == "head"
-            else ("layer component distance", measured.components[0]),
         }
+        if self.curves == "head":
+            sums["component_sum"] = "layer head component distance", measured.components
+        else:
+            sums["component_sum",] = "layer component distance", measured.components
         if by_head:
             of_heads = frequencies[:, 0] * len(tokens)
             sums["head_frequency_sum"] = "layer head component", of_heads
-        if self.prompts == "each":
-            # float32 for the file; sums over prompts, below, stay in float64
-            measured = replace(measured, shares=measured.shares.float())
-        explained = measured.explained
-        if not inputs.has_frequencies:
-            # Components have no frequency to be banded by
-            explained["vaf_band"] = torch.full_like(explained["vaf_band"], torch.nan)
-        for name, values in explained.items():
-            by_prompt[name] = (
-                f"prompt layer head {'band' if name == 'vaf_band' else 'component'}",
-                values,
-            )
         if self.prompts == "mean":
-            return Statistics(sums=_labelled(inputs, sums | _sum_over_prompts(by_prompt)))
-        by_prompt["prompt_frequency"] = (
+            sums |= {
+                f"{name}_{part}": (axes.removeprefix("prompt "), found[f"{name}_{part}"])
+                for name, axes in _SHAPES.items()
+                for part in ("count", "total", "squares")
+            }
+            return Statistics(sums=_labelled(inputs, sums))
+        per_prompt: Any = {name: (axes, found[name]) for name, axes in _SHAPES.items()}
+        # Kept for all prompts, since only the merged run tells whether they differ; dropped there
+        # if not
+        name = "prompt frequency", len(tokens), by_head
+        per_prompt["prompt_frequency"] = (
             "prompt layer component",
-            # Kept for all prompts, since only the merged run tells whether they differ; dropped
-            # there if not
-            (torch.full_like(shared, torch.nan) if by_head else shared).expand(len(tokens), -1),
+            once(name, prompt_frequency, shared),
         )
-        single = {name: (axes, values.float()) for name, (axes, values) in by_prompt.items()}
-        return Statistics(per_prompt=_labelled(inputs, single), sums=_labelled(inputs, sums))
+        return Statistics(per_prompt=_labelled(inputs, per_prompt), sums=_labelled(inputs, sums))
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """Ask for profiles and variance accounted for of all components.
@@ -325,7 +341,7 @@ def _decay_bound(frequency: np.ndarray, distance: np.ndarray) -> xr.Variable:
     return xr.Variable(("layer", "distance"), bound)
 
 
-def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:
+def _labelled(inputs: AttentionInputs, record: Mapping[Any, Any]) -> Arrays:
     components, distances = inputs.queries.shape[-1] // 2, inputs.valid.shape[1]
     return arrays(
         inputs,
@@ -337,81 +353,114 @@ def _labelled(inputs: AttentionInputs, record: Record) -> Arrays:
     )
 
 
-def _angles(
-    inputs: AttentionInputs, tokens: Tensor, frequencies: Tensor, per_side: int
-) -> tuple[Record, Record]:
-    """Return rotation angles over all prompts, and reach per prompt; NaN without one position."""
-    new = {"dtype": torch.float64, "device": tokens.device}
+def _places(
+    inputs: AttentionInputs, tokens: Bool[Tensor, "prompt token"], by_head: bool
+) -> dict[str, Tensor]:
+    """Positions and their reach, and the prompts in which they differ by pair; nothing without."""
     if inputs.positions is None or not inputs.has_frequencies:
-        sums = RotationAngles(
-            torch.zeros(1, len(frequencies), len(EDGES), **new), torch.zeros(1, **new)
-        )
-        # No rotation, or positions that differ by rotary pair
-        reach = unrotated = torch.full((len(tokens), 1), torch.nan, **new)
-    else:
-        positions, by_axis = inputs.positions, None
-        if inputs.differ_by_pair:
-            # No single difference rotates all pairs of an image; other text in the batch has one
-            by_axis = (positions != positions[..., :1]).flatten(1).any(1)
-            positions = positions[..., 0]
-        if frequencies.ndim == 3:
-            # A head at a time, with its frequencies
-            positions = expand_heads(positions, inputs.heads)
-            several = [
-                (positions[:, head, None], rates[0]) for head, rates in enumerate(frequencies)
-            ]
-            frequencies = frequencies[:, 0]
-        else:
-            several = [(positions, frequencies)]
-        of_rows = [
-            rotation_angles(rows, rates, tokens, inputs.window, per_side) for rows, rates in several
-        ]
-        sums = of_rows[0]
-        if of_rows[1:]:
-            sums = RotationAngles(
-                torch.cat([each.pairs for each in of_rows]),
-                torch.cat([each.difference for each in of_rows]),
-            )
-        reach = largest_difference(positions, tokens, inputs.window)
-        unrotated = (reach[..., None] * frequencies.abs() <= STILL).to(torch.float64).mean(-1)
-        if not is_whole(tokens):
-            # -inf: a prompt in which no pair is seen
-            none = reach.isinf()
-            reach, unrotated = (
-                reach.masked_fill(none, torch.nan),
-                unrotated.masked_fill(none, torch.nan),
-            )
-        if inputs.key_positions is not None:
-            # Pairs turn by the difference of two kinds of positions
-            by_axis = torch.ones_like(inputs.valid[:, 0])
-        if by_axis is not None:
-            reach, unrotated = (
-                part.masked_fill(by_axis[:, None], torch.nan) for part in (reach, unrotated)
-            )
-            unknown = torch.where(by_axis.any(), torch.nan, 0.0)
-            sums = RotationAngles(sums.pairs + unknown, sums.difference + unknown)
-    return (
-        {
-            "turn_pairs": ("layer head component turn", sums.pairs),
-            "difference_sum": ("layer head", sums.difference),
-        },
-        {
-            "position_reach": ("prompt layer head", reach),
-            "still_share": ("prompt layer head", unrotated),
-        },
+        return {}
+    positions, found = inputs.positions, {}
+    if inputs.differ_by_pair:
+        # No single difference rotates all pairs of an image; other text in the batch has one
+        found["differ"] = (positions != positions[..., :1]).flatten(1).any(1)
+        positions = positions[..., 0]
+    if by_head:
+        # A head at a time, with its frequencies
+        positions = expand_heads(positions, inputs.heads)
+    if inputs.key_positions is not None:
+        # Pairs turn by the difference of two kinds of positions
+        found["differ"] = torch.ones_like(inputs.valid[:, 0])
+    reach = largest_difference(positions, tokens, inputs.window)
+    return found | {"positions": positions, "reach": reach}
+
+
+def _of_layers(
+    measure: Components,
+    tokens: Bool[Tensor, "prompt token"],
+    window: int | None,
+    frequencies: Float[Tensor, "*head component"],
+    bands: Bool[Tensor, "band *head component"],
+    banded: bool,
+    moments: Float[Tensor, "layer prompt head moment"],
+    **places: Tensor,
+) -> dict[str, Tensor]:
+    """Angles of layers over all prompts, and the variables of each prompt, or their sums."""
+    angles, (reach, unrotated) = _angles(
+        tokens, window, frequencies, measure.sampled_per_side, len(moments), **places
+    )
+    shares = variance_shares(moments, pair_counts(tokens, window), bands)
+    if not banded:
+        # Components have no frequency to be banded by
+        shares["vaf_band"] = torch.full_like(shares["vaf_band"], torch.nan)
+    by_prompt = {"position_reach": reach, "still_share": unrotated} | shares
+    return {"turn_pairs": angles.pairs, "difference_sum": angles.difference} | (
+        # float32 for the file; sums over prompts stay in float64
+        {name: values.float() for name, values in by_prompt.items()}
+        if measure.prompts == "each"
+        else _sum_over_prompts(by_prompt)
     )
 
 
-def _sum_over_prompts(by_prompt: Record) -> Record:
+def _angles(
+    tokens: Bool[Tensor, "prompt token"],
+    window: int | None,
+    frequencies: Float[Tensor, "*head component"],
+    per_side: int,
+    layers: int,
+    positions: Float[Tensor, "layer prompt any token"] | None = None,
+    reach: Float[Tensor, "layer prompt any"] | None = None,
+    differ: Bool[Tensor, "layer prompt"] | None = None,
+) -> tuple[RotationAngles, tuple[Tensor, Tensor]]:
+    """Return rotation angles of layers over all prompts; reach and share of still pairs per prompt.
+
+    NaN without one position.
+    """
+    new = {"dtype": torch.float64, "device": tokens.device}
+    if positions is None or reach is None:
+        sums = RotationAngles(
+            torch.zeros(layers, 1, frequencies.shape[-1], len(EDGES), **new),
+            torch.zeros(layers, 1, **new),
+        )
+        # No rotation, or positions that differ by rotary pair
+        return sums, (nothing := torch.full((layers, len(tokens), 1), torch.nan, **new), nothing)
+    # Rows of all layers beside those of a prompt: they are judged alike
+    rows = positions.movedim(0, 1)
+    several = [(rows, frequencies)]
+    if frequencies.ndim == 3:
+        several = [(rows[:, :, head, None], rates[0]) for head, rates in enumerate(frequencies)]
+        frequencies = frequencies[:, 0]
+    found = [
+        rotation_angles(some.flatten(1, 2), rates, tokens, window, per_side)
+        for some, rates in several
+    ]
+    counts, differences = (
+        torch.cat([part.unflatten(0, (layers, -1)) for part in parts], 1)
+        for parts in zip(*((each.pairs, each.difference) for each in found), strict=True)
+    )
+    unrotated = (reach[..., None] * frequencies.abs() <= STILL).to(torch.float64).mean(-1)
+    if not is_whole(tokens):
+        # -inf: a prompt in which no pair is seen
+        none = reach.isinf()
+        reach, unrotated = (part.masked_fill(none, torch.nan) for part in (reach, unrotated))
+    if differ is not None:
+        reach, unrotated = (
+            part.masked_fill(differ[..., None], torch.nan) for part in (reach, unrotated)
+        )
+        unknown = torch.where(differ.any(1), torch.nan, 0.0)[:, None]
+        counts, differences = counts + unknown[..., None, None], differences + unknown
+    return RotationAngles(counts, differences), (reach, unrotated)
+
+
+def _sum_over_prompts(by_prompt: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return count, sum and sum of squares of values over prompts, NaN left out."""
-    sums: Record = {}
-    for name, (axes, values) in by_prompt.items():
-        known, axes = ~values.isnan(), axes.removeprefix("prompt ")
+    sums = {}
+    for name, values in by_prompt.items():
+        known = ~values.isnan()
         # Only NaN means absent: infinities stay visible in the sums
         values = values.nan_to_num(0.0, posinf=torch.inf, neginf=-torch.inf)
-        sums[f"{name}_count"] = axes, known.sum(0).to(torch.float64)
-        sums[f"{name}_total"] = axes, values.sum(0)
-        sums[f"{name}_squares"] = axes, values.square().sum(0)
+        sums[f"{name}_count"] = known.sum(1).to(torch.float64)
+        sums[f"{name}_total"] = values.sum(1)
+        sums[f"{name}_squares"] = values.square().sum(1)
     return sums
 
 

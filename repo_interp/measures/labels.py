@@ -21,21 +21,45 @@ import xarray as xr
 from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
+from repo_interp.measures.kernels.joint import Later, make
 
-Record = Mapping[Any, tuple[str, Tensor | np.ndarray]]
+Record = Mapping[Any, tuple[str, Tensor | Later | np.ndarray]]
 """Axes, as in "prompt layer head", and values by name. Several names: an additional first axis holds
 one entry per name.
 """
 
 
 class _Awaited(NamedTuple):
-    """An array that is still on an accelerator."""
+    """An array that is still on an accelerator, or yet to be computed there."""
 
-    tensor: Tensor
+    tensor: Tensor | Later
     entry: tuple[int, ...]
     """Which of its first axis, where it is one of several."""
     layer: int
     """Where the axis `layer` goes."""
+    heads: tuple[int, int] | None = None
+    """Where an axis `head` is that may have one row for several heads, and how many heads."""
+
+    @property
+    def whole(self) -> tuple[Tensor, tuple[int, ...]]:
+        """The tensor that is copied, and which of its first axes the array is."""
+        if isinstance(self.tensor, Tensor):
+            return self.tensor, self.entry
+        call, name = self.tensor
+        return call.results[name], (call.place, *self.entry)
+
+
+def _placed(
+    array: np.ndarray, entry: tuple[int, ...], layer: int, heads: tuple[int, int] | None
+) -> np.ndarray:
+    """An entry of an array, with all heads and the axis `layer`."""
+    array = array[entry] if entry else array
+    if heads is not None:
+        axis, count = heads
+        shared = count // array.shape[axis]
+        array = array.repeat(shared, axis) if shared > 1 else array
+    # As numpy's expand_dims, which takes longer than all else here
+    return array[(*[slice(None)] * layer, None)]
 
 
 @dataclass(frozen=True)
@@ -148,29 +172,33 @@ def _fetch(records: Sequence[dict[str, tuple[tuple[str, ...], Any]]]) -> None:
         for name, (_, array) in record.items()
         if isinstance(array, _Awaited)
     ]
+    awaited = [record[name][1] for record, name in places]
+    make(one.tensor.call for one in awaited if isinstance(one.tensor, Later))
     # Several variables may be entries of one tensor, which is copied once
-    tensors = {id(tensor): tensor for record, name in places for tensor in record[name][1][:1]}
-    devices: dict[torch.device, dict[torch.dtype, list[Tensor]]] = {}
+    tensors = {id(tensor): tensor for tensor, _ in (one.whole for one in awaited)}
+    devices: dict[torch.device, dict[torch.dtype, dict[torch.Size, list[Tensor]]]] = {}
     # Wide numbers first, so that all stand at a multiple of their size
     for tensor in sorted(tensors.values(), key=lambda tensor: -tensor.element_size()):
-        devices.setdefault(tensor.device, {}).setdefault(tensor.dtype, []).append(tensor)
+        of_kind = devices.setdefault(tensor.device, {}).setdefault(tensor.dtype, {})
+        of_kind.setdefault(tensor.shape, []).append(tensor)
     here: dict[int, np.ndarray] = {}
     for kinds in devices.values():
-        # Bytes: concatenating dtypes would convert them
+        # One operator for all tensors of a shape, and bytes: concatenating dtypes would convert them
         parts = [
-            torch.cat([tensor.reshape(-1) for tensor in of_kind]).view(torch.uint8)
+            torch.cat([torch.stack(some).flatten() for some in of_kind.values()]).view(torch.uint8)
             for of_kind in kinds.values()
         ]
         together, start = torch.cat(parts).cpu().numpy(), 0
-        for tensor in (tensor for of_kind in kinds.values() for tensor in of_kind):
+        shapes = (some for of_kind in kinds.values() for some in of_kind.values())
+        for tensor in (tensor for some in shapes for tensor in some):
             kind = _kind_of(tensor.dtype)
             part = together[start : start + kind.itemsize * tensor.numel()].view(kind)
             here[id(tensor)] = part.reshape(tensor.shape)
             start += part.nbytes
-    for record, name in places:
-        axes, (tensor, entry, layer) = record[name]
+    for (record, name), one in zip(places, awaited, strict=True):
+        tensor, entry = one.whole
         # In place: the record is the `given` of an Arrays object, which is so fetched once
-        record[name] = axes, np.expand_dims(here[id(tensor)][entry], layer)
+        record[name] = record[name][0], _placed(here[id(tensor)], entry, one.layer, one.heads)
 
 
 def concat_arrays(parts: Sequence[Arrays], axis: str) -> Arrays:
@@ -330,22 +358,19 @@ def arrays(inputs: AttentionInputs, record: Record, **labels: Any) -> Arrays:
     for names, (named, values) in record.items():
         axes = tuple(named.split())
         several, layer = not isinstance(names, str), axes.index("layer")
+        rows = (axes.index("head") - 1, inputs.heads) if "head" in axes else None
         if isinstance(values, Tensor):
             # numpy refuses tensors that require gradients
             values = values.detach() if values.requires_grad else values
-            if "head" in axes:
-                heads = axes.index("head") - 1 + several
-                shared = inputs.heads // values.shape[heads]
-                values = values.repeat_interleave(shared, heads) if shared > 1 else values
             values = values if values.device.type != "cpu" else values.numpy()
         for number, name in enumerate(names if several else (names,)):
             entry = (number,) if several else ()
-            if isinstance(values, Tensor):
-                given[name] = axes, _Awaited(values, entry, layer)
-            else:
-                # As numpy's expand_dims, which takes longer than all else here
-                place = (*entry, *[slice(None)] * layer, None)
-                given[name] = axes, np.asarray(values)[place]
+            given[name] = (
+                axes,
+                _Awaited(values, entry, layer, rows)
+                if isinstance(values, Tensor | Later)
+                else _placed(np.asarray(values), entry, layer, rows),
+            )
     # Only axes in use: a label without an array would count in an alignment
     made = Arrays(given, {axis: _numbers(known[axis]) for axis in used if axis in known})
     # Weak: arrays that nobody reads are not copied.

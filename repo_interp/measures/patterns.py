@@ -46,6 +46,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.fitting import AnyPrompt, Layers
+from repo_interp.measures.kernels.joint import jointly
 from repo_interp.measures.kernels.order import (
     COUNTS,
     DISTANCES,
@@ -187,15 +188,15 @@ def _patterns(chunks: _Chunks, epsilon: float) -> Int[Tensor, "... chunk"]:
     return chunks.known * ((chunks.spread > epsilon) * (2 - chunks.mono.long()) + 1) - 1
 
 
-def _counts(chunks: _Chunks) -> Float[Tensor, "size epsilon pattern"]:
-    """Count chunks by size and pattern, for all tolerances at once."""
+def _counts(chunks: _Chunks) -> Float[Tensor, "layer size epsilon pattern"]:
+    """Count chunks of layers by size and pattern, for all tolerances at once."""
     epsilons, of_size = once("grid", lambda: _grid(chunks.size), chunks.size)
-    # [..., chunk, epsilon]: only constant depends on the tolerance, so nothing is classified again
+    # [layer, ..., chunk, epsilon]: only constant depends on the tolerance, so nothing is classified again
     varied = (chunks.spread[..., None] > epsilons) & chunks.known[..., None]
     mono, known = varied & chunks.mono[..., None], chunks.known[..., None].expand_as(varied)
-    of_chunks = torch.stack([known, varied, mono], -1).flatten(0, -4).sum(0, dtype=torch.float64)
-    # [size, chunk] x [chunk, epsilon and 3 counts]
-    known, varied, mono = torch.mm(of_size, of_chunks.flatten(1)).unflatten(1, (-1, 3)).unbind(-1)
+    of_chunks = torch.stack([known, varied, mono], -1).flatten(1, -4).sum(1, dtype=torch.float64)
+    # [size, chunk] x [layer, chunk, epsilon and 3 counts]
+    known, varied, mono = (of_size @ of_chunks.flatten(2)).unflatten(-1, (-1, 3)).unbind(-1)
     return torch.stack([known - varied, mono, varied - mono], -1)
 
 
@@ -247,60 +248,40 @@ class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend
         Where positions are learned, also counts of patterns over a grid of sizes and tolerances.
         """
         learned, positions = inputs.learned, inputs.positions
+        placed = positions is not None
         if positions is None:
             positions = torch.full_like(inputs.valid[:, None], torch.nan, dtype=torch.double)
-        shown = by_head(inputs.valid)
-        aligned, present = _from_first_valid(positions, shown)
-        index = once("index", lambda: Index(present), shown)
-        # The grid's chunks serve the patterns too, where the size asked for is one of the grid
-        sizes = CHUNK_SIZES if learned and self.chunk_size in CHUNK_SIZES else (self.chunk_size,)
-        found, counts = (
-            _chunks(aligned, present, sizes, self.last_chunk),
-            np.zeros((len(CHUNK_SIZES), len(EPSILONS), len(PATTERNS))),
-        )
-        if learned:
-            grid = (
-                found
-                if sizes is CHUNK_SIZES
-                else _chunks(aligned, present, CHUNK_SIZES, self.last_chunk)
-            )
+        found = jointly(
+            _of_layers,
+            {"positions": positions},
             # Heads that share positions count singly, as in `chunk_pattern`
-            counts = (inputs.heads // positions.shape[1]) * _counts(grid).double()
-        some = found.of_size[self.chunk_size]
-        # Rounding is that of the row, in chunks too; the index has none
-        equal = equal_within(aligned, index.missing) if learned else aligned.new_zeros(1, 1)
-        of_chunks = rank_trend(
-            found.values[..., some, : self.chunk_size], equal=equal[..., None]
-        ).masked_fill_(~found.full[..., some], torch.nan)
-        trend = rank_trend(aligned, index, equal)
-        if inputs.positions is None:
-            of_chunks, trend = of_chunks.fill_(torch.nan), trend.fill_(torch.nan)
-        # Sum and number of chunks that have a trend (NaN differs from itself): a mean that merges
-        within = torch.stack([of_chunks.nansum((0, -1)), (of_chunks == of_chunks).sum((0, -1))])
-        trends = torch.stack([trend, slope(aligned, index)])
-        counts_of = [count for _, _, count in extents(inputs.valid)]
-        order, told = told_by(aligned, present, np.array(counts_of), equal)
+            [self, inputs.valid, placed, learned, inputs.heads // positions.shape[1]],
+            temporaries=256,
+        )
+        counts = (
+            found["sensitivity_chunks"]
+            if learned
+            else np.zeros((len(CHUNK_SIZES), len(EPSILONS), len(PATTERNS)))
+        )
         per_prompt = {
-            ("trend", "trend_slope"): ("prompt layer head", trends),
-            "order": ("prompt layer head distance", order),
-            "chunk_pattern": (
-                "prompt layer head chunk",
-                _patterns(found, self.epsilon)[..., some].to(torch.int8),
-            ),
+            ("trend", "trend_slope"): ("prompt layer head", found["trends"]),
+            "order": ("prompt layer head distance", found["order"]),
+            "chunk_pattern": ("prompt layer head chunk", found["chunk_pattern"]),
         }
         sums = {
-            ("chunk_trend", "chunk_trend_chunks"): ("layer head", within),
-            tuple(f"order_{part}" for part in PARTS): ("layer head lag", told),
+            ("chunk_trend", "chunk_trend_chunks"): ("layer head", found["within"]),
+            tuple(f"order_{part}" for part in PARTS): ("layer head lag", found["told"]),
             "sensitivity_chunks": ("layer chunk_size epsilon pattern", counts),
             # As a sum over batches, so above 0 where any batch learned
             "learned": ("layer", np.array(float(learned))),
         }
+        longest = max(count for _, _, count in extents(inputs.valid))
         return Statistics(
             per_prompt=arrays(
                 inputs,
                 per_prompt,
-                chunk=range(some.stop - some.start),
-                distance=DOUBLING[: order.shape[-1]],
+                chunk=range(-(-positions.shape[-1] // self.chunk_size)),
+                distance=DOUBLING[: np.searchsorted(DOUBLING, longest)],
             ),
             sums=arrays(
                 inputs,
@@ -350,6 +331,51 @@ class Patterns(Measure, needs=Needs(tensors=("positions",), nan=("trend", "trend
             ),
         }
         return described_group(group, _TEXTS, labels)
+
+
+def _of_layers(
+    measure: Patterns,
+    valid: Bool[Tensor, "prompt token"],
+    placed: bool,
+    learned: bool,
+    heads_each: int,
+    positions: Float[Tensor, "layer prompt any token"],
+) -> dict[str, Tensor]:
+    """Trends, orders and patterns of layers."""
+    shown = by_head(valid)
+    aligned, present = _from_first_valid(positions, shown)
+    index = once("index", lambda: Index(present), shown)
+    # The grid's chunks serve the patterns too, where the size asked for is one of the grid
+    sizes = CHUNK_SIZES if learned and measure.chunk_size in CHUNK_SIZES else (measure.chunk_size,)
+    found, counts = _chunks(aligned, present, sizes, measure.last_chunk), {}
+    if learned:
+        grid = (
+            found
+            if sizes is CHUNK_SIZES
+            else _chunks(aligned, present, CHUNK_SIZES, measure.last_chunk)
+        )
+        counts = {"sensitivity_chunks": heads_each * _counts(grid)}
+    some = found.of_size[measure.chunk_size]
+    # Rounding is that of the row, in chunks too; the index has none
+    equal = equal_within(aligned, index.missing) if learned else aligned.new_zeros(1, 1)
+    of_chunks = rank_trend(
+        found.values[..., some, : measure.chunk_size], equal=equal[..., None]
+    ).masked_fill_(~found.full[..., some], torch.nan)
+    trend = rank_trend(aligned, index, equal)
+    if not placed:
+        of_chunks, trend = of_chunks.fill_(torch.nan), trend.fill_(torch.nan)
+    counts_of = np.array([count for _, _, count in extents(valid)])
+    order, told = told_by(aligned, present, counts_of, equal)
+    return counts | {
+        "trends": torch.stack([trend, slope(aligned, index)], 1),
+        # Sum and number of chunks that have a trend (NaN differs from itself): a mean that merges
+        "within": torch.stack(
+            [of_chunks.nansum((1, -1)), (of_chunks == of_chunks).sum((1, -1))], 1
+        ),
+        "order": order,
+        "told": told,
+        "chunk_pattern": _patterns(found, measure.epsilon)[..., some].to(torch.int8),
+    }
 
 
 def _share(counts: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.fitting import AnyPrompt, Layers, PromptLabels
+from repo_interp.measures.kernels.joint import jointly
 from repo_interp.measures.kernels.seen_pairs import by_head, is_whole
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import HeadScore, Measure, Needs, Statistics
@@ -78,7 +79,7 @@ class Positions(
         NaN where a layer has no positions. Where they differ by rotary pair, `position_by_pair`
         has them, and the others are NaN.
         """
-        positions, more = inputs.head_positions, {}
+        positions, more = inputs.positions, {}
         if inputs.differ_by_pair and positions is not None:
             # Text has one position per token in any batch, also beside prompts with images.
             # Per prompt: then one number per token says it all, and NaN stands in the array by pair
@@ -88,19 +89,11 @@ class Positions(
             more = {"position_by_pair": ("prompt layer head token component", shown)}
             positions = positions[..., 0].masked_fill(~one, torch.nan)
         if positions is None:
-            positions = torch.full_like(inputs.queries[..., 0], torch.nan)
-        valid, ranges = (
-            by_head(inputs.valid),
-            positions.double(),
-        )
-        # Ranges are differences of large numbers, taken before rounding for the file
-        positions = positions.float()
+            positions = torch.full_like(inputs.valid[:, None], torch.nan, dtype=torch.float32)
+        found = jointly(_of_layers, {"positions": positions}, [inputs.valid])
         record = {
-            "position": (
-                "prompt layer head token",
-                positions if is_whole(valid) else positions.masked_fill(~valid, torch.nan),
-            ),
-            "position_range": ("prompt layer head", position_range(ranges, valid)),
+            "position": ("prompt layer head token", found["position"]),
+            "position_range": ("prompt layer head", found["position_range"]),
         }
         pairs = range(inputs.queries.shape[-1] // 2)
         labels = {"component": pairs} if more else {}
@@ -131,6 +124,18 @@ class Positions(
         """Return the range of positions."""
         meaning = "the largest less the smallest position that the head gives"
         return {"position range": HeadScore(group["position_range"], meaning, by_index=True)}
+
+
+def _of_layers(
+    valid: Bool[Tensor, "prompt token"], positions: Float[Tensor, "layer prompt any token"]
+) -> dict[str, Tensor]:
+    """Positions and ranges of layers."""
+    shown, rounded = by_head(valid), positions.float()
+    return {
+        "position": rounded if is_whole(shown) else rounded.masked_fill(~shown, torch.nan),
+        # Ranges are differences of large numbers, taken before rounding for the file
+        "position_range": position_range(positions.double(), shown),
+    }
 
 
 def _negative_share_and_fit(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -27,7 +27,6 @@ from repo_interp.inputs import TENSORS, AttentionInputs, Predictions, Spans
 from repo_interp.measures.fitting import AnyPrompt, Layers, PromptLabels
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.heads import Reduction
-from repo_interp.measures.kernels.segmentation import Kinds
 from repo_interp.measures.labels import Arrays, concat_arrays, sum_arrays
 from repo_interp.values import check_fields
 
@@ -326,17 +325,6 @@ class Measure(ABC):
             Scores by the name that a reader sees; none unless a subclass overrides this.
         """
         return {}
-
-
-class SegmentMeasure(Measure):
-    """A measure of segments of the kinds in its field `kinds`."""
-
-    kinds: Kinds
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """The fields, with the kinds as one text."""
-        return {**super().parameters, "kinds": ",".join(self.kinds)}
 
 
 def of_training_length(measure: Measure, tokens: int) -> Measure:

@@ -423,7 +423,7 @@ HOMONYMS = {
     ("explorer/token_row.py", "log_probability"): "a reading of answers",
     ("interventions/edits.py", "segments"): "segments of a prompt, and their form",
     ("measures/attention_mass.py", "sink_mass"): "the key for the sink of its statistics",
-    ("measures/statistics.py", "kinds"): "the kinds of segments",
+    ("measures/segment_measure.py", "kinds"): "the kinds of segments",
     ("plots/marks/drawing.py", "rotation"): "the angle of a text",
     ("plots/pages/linked.py", "maps"): "maps of heads",
     ("run.py", "block_size"): "the unit of axes of blocks, of any measure",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,9 +31,18 @@ from repo_interp.runtime.memory import SHARED, memory_for
 class MapSums:
     """Sums of a map over the seen pairs of every head, float64."""
 
-    lines: Axes
-    """Sums over diagonals, rows and columns [prompt, head, token]."""
-    square: Float[Tensor, "prompt head"]
+    together: Float[Tensor, "*layer prompt head three_tokens_and_1"]
+    """`lines` and `square`, one after the other: a block of heads is written by one operator."""
+
+    @cached_property
+    def lines(self) -> Axes:
+        """Sums over diagonals, rows and columns [..., prompt, head, token]."""
+        return Axes(*self.together[..., :-1].chunk(3, -1))
+
+    @property
+    def square(self) -> Float[Tensor, "*layer prompt head"]:
+        """Sum of squares."""
+        return self.together[..., -1]
 
 
 def logit_sums(
@@ -105,8 +115,7 @@ class LogitSums(Reduction):
         """Return zeros."""
         prompts, heads, tokens, _ = inputs.queries.shape
         new = {"dtype": torch.float64, "device": inputs.queries.device}
-        lines = Axes(*(torch.zeros(prompts, heads, tokens, **new) for _ in range(3)))
-        return MapSums(lines, torch.zeros(prompts, heads, **new))
+        return MapSums(torch.zeros(prompts, heads, 3 * tokens + 1, **new))
 
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor:
         """Mark heads whose logits vary little beside the terms of their sum of squares."""
@@ -114,18 +123,23 @@ class LogitSums(Reduction):
 
     def add(self, result: MapSums, inputs: AttentionInputs, block: HeadBlock) -> None:
         """Write the sums of the heads of a block, with the logit's scale."""
-        lines, scale = (
-            Axes(block.by_distance, block.pairs.by_query, block.pairs.by_key),
-            inputs.logit_scale,
-        )
-        for whole, part in zip(result.lines, lines, strict=True):
-            over_heads(whole, block, part * scale)
-        # A block has q . k: logits are `scale` times that, their squares scale^2
-        over_heads(result.square, block, block.pairs.square * scale**2)
+        pairs = block.pairs
+        sums = [block.by_distance, pairs.by_query, pairs.by_key, pairs.square[..., None]]
+        together = torch.cat(sums, -1)
+        together *= _scales(together.shape[-1], inputs.logit_scale, together.device)
+        over_heads(result.together, block, together)
 
     def by_rows(self, inputs: AttentionInputs) -> MapSums:
         """Return the sums of any logits, from some rows at a time."""
         return _sums_by_rows(inputs, inputs.valid, lambda logits, rows: logits)
+
+
+@lru_cache(maxsize=8)
+def _scales(count: int, scale: float, device: torch.device) -> Float[Tensor, "sum"]:
+    """A block has q . k: logits are `scale` times that, their squares scale^2."""
+    scales = torch.full((count,), scale, dtype=torch.float64, device=device)
+    scales[-1] = scale**2
+    return scales
 
 
 def _sums_by_rows(

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repo_interp.measures.kernels.seen_pairs import once
+from repo_interp.runtime.memory import memory_for
 
 COUNTS = 4
 """Resolution in tokens up to which a row counts them."""
@@ -32,8 +33,8 @@ SPANS = 8
 FEWEST = 3
 """Distances that a text holds, at least, where it tells the order."""
 DENSE, PER_OCTAVE, LONGEST = 32, 16, 4096
-AT_ONCE = 2**24
-"""Pairs that are compared at a time."""
+AT_ONCE, _PER_PAIR = 2**24, 64
+"""Pairs that are compared at a time on a processor, and bytes that each takes."""
 _OCTAVES = range(PER_OCTAVE * 7 + 1)
 DISTANCES = np.array(
     sorted({*range(1, DENSE + 1), *(round(DENSE * 2 ** (step / PER_OCTAVE)) for step in _OCTAVES)})
@@ -60,16 +61,19 @@ def order_by_distance(
     Returns:
         Orders from -1 to 1, float64; NaN without a pair at the distance.
     """
-    count, given = values.shape[-1], present
-    values, present, _ = torch.broadcast_tensors(values, present, equal)
+    count = values.shape[-1]
+    values, _, _ = torch.broadcast_tensors(values, present, equal)
     held = distances[: int(np.searchsorted(distances, count))]
     found = values.new_full((*values.shape[:-1], len(distances)), torch.nan, dtype=torch.float64)
     # All distances of a short text in one step: an accelerator waits for every small one
-    at_once = max(1, AT_ONCE // max(1, values.numel()))
+    memory = memory_for(values.device, _PER_PAIR * AT_ONCE)
+    at_once = max(1, memory // (_PER_PAIR * max(1, values.numel())))
     for first in range(0, len(held), at_once):
         some = held[first : first + at_once]
         # All layers of a pass share the mask, so it is copied to a device once
-        later = once(("later", *some), lambda some=some: _later(count, some, values.device), given)
+        later = once(
+            ("later", *some), lambda some=some: _later(count, some, values.device), present
+        )
         places = later.clamp_max(count - 1)
         # Present numbers come first, so if the later one is present, the earlier one is too
         pairs = present[..., places] & (later < count)
@@ -132,15 +136,15 @@ PARTS = ("total", "rising", "texts", "spans")
 
 
 def told_by(
-    values: Float[Tensor, "text row token"],
+    values: Float[Tensor, "*layer text row token"],
     present: Bool[Tensor, " text #row token"],
     tokens: Int[np.ndarray, " text"],
     equal: Float[Tensor, "*any 1"],
-) -> tuple[Float[Tensor, "text row distance"], Float[Tensor, "part row lag"]]:
+) -> tuple[Float[Tensor, "*layer text row distance"], Float[Tensor, "*layer part row lag"]]:
     """Return the orders of texts by distance, and their sums.
 
     Args:
-        values: Numbers of every text and row.
+        values: Numbers of every text and row, perhaps of several layers.
         present: Numbers that count; they stand first.
         tokens: How many are present, by text.
         equal: Difference up to which two numbers are equal.
@@ -171,6 +175,6 @@ def told_by(
     tells, spans, places, doubling = once(("told_by", *tokens), told_by, present)
     known = tells & (order == order)
     parts = [order.nan_to_num() * known, (order > 0) & known, known, spans * known]
-    sums = order.new_zeros((len(parts), order.shape[1], len(DISTANCES)))
-    sums[..., places] = torch.stack([part.double() for part in parts]).sum(1)
+    sums = order.new_zeros((*order.shape[:-3], len(parts), order.shape[-2], len(DISTANCES)))
+    sums[..., places] = torch.stack([part.double() for part in parts], -4).sum(-3)
     return order[..., doubling], sums

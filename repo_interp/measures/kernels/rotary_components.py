@@ -19,7 +19,7 @@ This module knows nothing about labels and runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -46,19 +46,10 @@ class LayerComponents:
     components: Float[Tensor, "group component distance"]
     """Sum of components over prompts, seen pairs and the heads of a group: all heads, or one.
     """
-    shares: Float[Tensor, "prompt head 4_components_and_3"]
-    """`explained`, one after the other."""
-
-    @property
-    def explained(self) -> dict[str, Float[Tensor, "prompt head component"]]:
-        """Map names of VAF variables to per cent.
-
-        `vaf`, `vaf_printed`, `vaf_curve` and `vaf_curve_printed` are [prompt, head, component],
-        `vaf_band` is [prompt, head, band].
-        """
-        # One tensor for all shares, so that a block of heads is written by one operator
-        parts = self.shares.split([self.components.shape[1]] * len(_SHARES) + [len(BANDS)], -1)
-        return dict(zip((*_SHARES, "vaf_band"), parts, strict=True))
+    moments: Float[Tensor, "prompt head 6_components_and_5"]
+    """`pair_sums` and `curve_sums`, of which `variance_shares` are made."""
+    bands: Bool[Tensor, "band *head component"]
+    """Mask of the components that belong to every band, perhaps of every head."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,8 @@ class ComponentSums(Reduction):
         return LayerComponents(
             logits=torch.zeros(heads, length, **new),
             components=torch.zeros(heads if self.of_each_head else 1, width // 2, length, **new),
-            shares=torch.zeros(prompts, heads, len(_SHARES) * (width // 2) + len(BANDS), **new),
+            moments=torch.zeros(prompts, heads, sum(_sizes(width // 2)), **new),
+            bands=self._bands(inputs),
         )
 
     def ill_conditioned(self, inputs: AttentionInputs, block: HeadBlock) -> Tensor:
@@ -93,13 +85,15 @@ class ComponentSums(Reduction):
         )
 
     def add(self, result: LayerComponents, inputs: AttentionInputs, block: HeadBlock) -> None:
-        """Profiles of the heads of a block, added up, and their shares of the variance."""
+        """Profiles of the heads of a block, added up, and sums that tell their variance."""
         whole = block.between(self.first_token, self.last_token)
+        for some, bands in _of_equal_bands(whole, result.bands):
+            self._add(result, some, bands)
+
+    def _bands(self, inputs: AttentionInputs) -> Bool[Tensor, "band *head component"]:
         frequencies = layer_frequencies(inputs)
         length = inputs.compared_length(self.training_length)
-        bands = once(("bands", length), lambda: frequency_bands(frequencies, length), frequencies)
-        for some, of_some in _of_equal_bands(whole, bands):
-            self._add(result, some, of_some)
+        return once(("bands", length), lambda: frequency_bands(frequencies, length), frequencies)
 
     def _add(self, result: LayerComponents, some: HeadBlock, bands: Tensor) -> None:
         """Add heads whose components are in the same bands."""
@@ -110,18 +104,14 @@ class ComponentSums(Reduction):
             result.components.index_add_(0, some.head.flatten(), profiles.flatten(0, 1))
         else:
             result.components.add_(profiles.sum((0, 1)))
-        totals = profiles.sum(-1)
-        moments = component_moments(some, totals, bands)
-        curves, sums = curve_moments(profiles, some.counts)
-        # In the order of `_SHARES`, and bands behind
-        accounted, of_bands = moments.accounted.split([totals.shape[-1], len(BANDS)], -1)
-        parts = torch.cat([accounted, curves.accounted, totals, sums, of_bands], -1)
-        wholes = [moments.variance, curves.variance, totals.sum(-1, True), sums.sum(-1, True)]
-        whole = torch.cat([*wholes, moments.variance], -1)
-        of_part = whole.index_select(-1, _wholes(totals.shape[-1], totals.device))
-        # NaN where the whole varies by rounding only, or sums to 0
-        shares = (100 * parts / of_part).masked_fill_(of_part == 0, torch.nan)
-        over_heads(result.shares, some, shares)
+        # Shares follow once all heads are there, or all layers
+        sums = torch.cat([*pair_sums(some, bands), *curve_sums(profiles, some.counts)], -1)
+        over_heads(result.moments, some, sums)
+
+
+def _sizes(components: int) -> list[int]:
+    """Numbers of `pair_sums`, then of `curve_sums`."""
+    return [*[components] * 3, len(BANDS), 1, *[components] * 3, 1]
 
 
 def _of_equal_bands(
@@ -154,63 +144,137 @@ class Moments:
         return 2 * self.with_whole - self.of_part
 
 
-def component_moments(
-    block: HeadBlock,
-    totals: Float[Tensor, "key member component"],
-    bands: Bool[Tensor, "band component"],
-) -> Moments:
-    """Return moments over the seen pairs of every head of a block.
-
-    In units of q . k squared; NaN where a head sees no pair.
+def pair_sums(block: HeadBlock, bands: Bool[Tensor, "band component"]) -> list[Tensor]:
+    """Return sums over the seen pairs of every head of a block, [key, member, ...].
 
     Args:
         block: Heads of a layer.
-        totals: Sum of every component over the seen pairs, in units of q . k.
         bands: Mask of the components that belong to every band.
 
     Returns:
-        Moments whose last axis holds the components and, after them, the sums of the bands.
+        Of C_r, C_r y and C_r^2 by component, of Y^2 by band, and of y^2, in units of q . k and their
+        squares.
     """
-    count, pairs = block.counts.total[..., None], block.pairs
-    of_components = torch.stack([totals, pairs.with_logits]) / count
-    # [component, band]: sums of a band are sums over its components, squares are not
-    member = once("member", lambda: bands.T.to(torch.float64), bands)
-    mean, product = torch.cat([of_components, of_components @ member], -1).unbind(0)
-    whole = totals.sum(-1, keepdim=True) / count
-    square = torch.cat([pairs.component_squares, pairs.squares_of(bands)], -1) / count
-    return Moments(
-        variance_of(pairs.square[..., None] / count, whole),
-        # Not cut off at rounding: a component without variance has VAF near 0
-        square - mean**2,
-        product - mean * whole,
-    )
+    pairs = block.pairs
+    return [
+        block.profiles.sum(-1),
+        pairs.with_logits,
+        pairs.component_squares,
+        pairs.squares_of(bands),
+        pairs.square[..., None],
+    ]
 
 
-def curve_moments(
+def curve_sums(
     profiles: Float[Tensor, "key member component distance"], counts: PairCounts
-) -> tuple[Moments, Float[Tensor, "key member component"]]:
-    """Return moments of the mean curves of the components over distances.
-
-    Every distance that has a pair counts once.
+) -> list[Tensor]:
+    """Return sums over distances of the mean curves of the components, [key, member, ...].
 
     Args:
         profiles: Sum of every component over the seen pairs at a distance, in units of q . k.
         counts: Numbers of seen pairs.
 
     Returns:
-        The moments [key, member, component], and the sums of the curves over distances [key,
-        member, component].
+        Of c_r, c_r c and c_r^2 by component, and of c^2, c the sum of all c_r.
     """
-    # Mean over the pairs at a distance; 0 where there is none, and `count` leaves those out
-    curves, count = profiles * counts.shares, counts.distances
+    # Mean over the pairs at a distance; 0 where there is none
+    curves = profiles * counts.shares
     whole = curves.sum(-2, keepdim=True)
-    sums, of_whole = curves.sum(-1), whole.sum(-1) / count
-    mean, product = sums / count, (curves * whole).sum(-1) / count
-    variance = variance_of(whole.square().sum(-1) / count, of_whole)
+    sums, with_whole = curves.sum(-1), (curves * whole).sum(-1)
     # square_ in place: curves were made here, and this is their last use
+    return [sums, with_whole, curves.square_().sum(-1), whole.square().sum(-1)]
+
+
+def variance_shares(
+    sums: Float[Tensor, "layer prompt head 6_components_and_5"],
+    counts: PairCounts,
+    bands: Bool[Tensor, "band *head component"],
+) -> dict[str, Float[Tensor, "layer prompt head component"]]:
+    """Return shares of the variance of layers, in per cent.
+
+    Args:
+        sums: `pair_sums` and `curve_sums` of every head.
+        counts: Numbers of seen pairs of the prompts.
+        bands: Mask of the components that belong to every band, perhaps of every head.
+
+    Returns:
+        `vaf`, `vaf_printed`, `vaf_curve` and `vaf_curve_printed` [layer, prompt, head, component],
+        `vaf_band` [layer, prompt, head, band]; NaN where the whole varies by rounding only, or sums
+        to 0.
+    """
+    components = bands.shape[-1]
+    parts = sums.split(_sizes(components), -1)
+    of_pairs, of_curves = parts[:5], parts[5:]
+    moments = component_moments(of_pairs, counts.total[:, None, None], bands)
+    curves = curve_moments(of_curves, counts.distances[:, None])
+    # In the order of `_SHARES`, and bands behind
+    accounted, of_bands = moments.accounted.split([components, len(BANDS)], -1)
+    totals, printed = of_pairs[0], of_curves[0]
+    together = torch.cat([accounted, curves.accounted, totals, printed, of_bands], -1)
+    wholes = [moments.variance, curves.variance, totals.sum(-1, True), printed.sum(-1, True)]
+    whole = torch.cat([*wholes, moments.variance], -1)
+    of_part = whole.index_select(-1, _wholes(components, sums.device))
+    shares = (100 * together / of_part).masked_fill_(of_part == 0, torch.nan)
+    by_name = shares.split([*[components] * len(_SHARES), len(BANDS)], -1)
+    return dict(zip((*_SHARES, "vaf_band"), by_name, strict=True))
+
+
+def component_moments(
+    sums: Sequence[Tensor],
+    count: Float[Tensor, "*any 1"],
+    bands: Bool[Tensor, "band *head component"],
+) -> Moments:
+    """Return moments over the seen pairs.
+
+    In units of q . k squared; NaN where a head sees no pair.
+
+    Args:
+        sums: `pair_sums`.
+        count: Number of seen pairs.
+        bands: Mask of the components that belong to every band.
+
+    Returns:
+        Moments whose last axis holds the components and, after them, the sums of the bands.
+    """
+    totals, with_logits, squares, of_bands, square = sums
+    of_components = torch.stack([totals, with_logits]) / count
+    # [*head, component, band]: sums of a band are sums over its components, squares are not
+    member = once("member", lambda: bands.movedim(0, -1).to(torch.float64), bands)
+    banded = (
+        of_components @ member
+        if bands.ndim == 2
+        else (of_components[..., None, :] @ member[:, 0])[..., 0, :]
+    )
+    mean, product = torch.cat([of_components, banded], -1).unbind(0)
+    whole = totals.sum(-1, keepdim=True) / count
     return Moments(
-        variance, curves.square_().sum(-1) / count - mean**2, product - mean * of_whole
-    ), sums
+        variance_of(square / count, whole),
+        # Not cut off at rounding: a component without variance has VAF near 0
+        torch.cat([squares, of_bands], -1) / count - mean**2,
+        product - mean * whole,
+    )
+
+
+def curve_moments(sums: Sequence[Tensor], count: Float[Tensor, "*any 1"]) -> Moments:
+    """Return moments of the mean curves of the components over distances.
+
+    Every distance that has a pair counts once.
+
+    Args:
+        sums: `curve_sums`.
+        count: Number of these distances.
+
+    Returns:
+        The moments [..., component].
+    """
+    curves, with_whole, squares, square = sums
+    # The sums of the components are that of the whole curve
+    mean, of_whole = curves / count, curves.sum(-1, keepdim=True) / count
+    return Moments(
+        variance_of(square / count, of_whole),
+        squares / count - mean**2,
+        with_whole / count - mean * of_whole,
+    )
 
 
 def pair_components(
@@ -262,12 +326,7 @@ def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "*head component
         float64; NaN where the layer has none (`AttentionInputs.has_frequencies`).
     """
     if inputs.frequencies is None or not inputs.has_frequencies:
-        return torch.full(
-            (inputs.queries.shape[-1] // 2,),
-            torch.nan,
-            dtype=torch.float64,
-            device=inputs.valid.device,
-        )
+        return _none(inputs.queries.shape[-1] // 2, inputs.valid.device)
     frequencies, device = inputs.frequencies, inputs.valid.device
     return once(
         ("float64", device),
@@ -275,6 +334,11 @@ def layer_frequencies(inputs: AttentionInputs) -> Float[Tensor, "*head component
         lambda: frequencies.to(dtype=torch.float64, device=device, copy=True),
         frequencies,
     )
+
+
+@lru_cache(maxsize=8)
+def _none(components: int, device: torch.device) -> Float[Tensor, "component"]:
+    return torch.full((components,), torch.nan, dtype=torch.float64, device=device)
 
 
 @lru_cache(maxsize=8)

@@ -54,7 +54,8 @@ from repo_interp.measures.kernels.segmentation import (
     shuffled_edges,
 )
 from repo_interp.measures.labels import Record, arrays, described_group
-from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
+from repo_interp.measures.segment_measure import SegmentMeasure
+from repo_interp.measures.statistics import Needs, Statistics
 from repo_interp.values import CountOrNone, Seed, Tokens
 
 SEPARATOR = "separator"

@@ -45,16 +45,19 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.gap import BEYOND_ROTATION, Gap
+from repo_interp.measures.kernels.joint import jointly
 from repo_interp.measures.kernels.seen_pairs import extents, once
-from repo_interp.measures.labels import Arrays, arrays, described_group
+from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.plugins.fake_distance.fake_logits import (
     DistanceTurns,
-    FakeFit,
+    KeyMoments,
     distance_turns,
     fake_axes,
     fake_fit,
     key_moments,
+    mean_rotated,
+    products_with_keys,
 )
 from repo_interp.positions.rotary import expand_heads
 from repo_interp.values import Count, PositiveOrZero
@@ -98,23 +101,28 @@ class FakeDistance(
         """Return `r` and `semantic_share` [prompt, layer, head]; the axes of the first prompt."""
         moments = key_moments(inputs.keys, inputs.valid)
         queries, present = last_queries(inputs, self.queries)
-        bias = bias_by_distance(inputs)
-        fit = fake_fit(queries, moments, self._turns(inputs), bias)
-        found = {"r": fit.correlation, "semantic_share": fit.semantic_share}
-        if inputs.logits_by_content:
-            found = {name: torch.full_like(values, torch.nan) for name, values in found.items()}
-        if self.queries > 1:
-            found = {
-                # A prompt with fewer queries has the mean of these
-                name: values.masked_fill(~present[:, None], torch.nan).nanmean(-1, keepdim=True)
-                for name, values in found.items()
-            }
+        bias, turns, row = bias_by_distance(inputs), self._turns(inputs), inputs.row_of_first_prompt
+        row = None if self.axes == "none" else row
+        tensors = {"queries": queries, "gram": moments.gram, "mean": moments.mean}
+        tensors |= {} if bias is None else {"bias": bias}
+        tokens = count = 0
+        if row is not None:
+            _, tokens, count = extents(inputs.valid)[row]
+            # -1: queries are in token order, and the paper uses the last one
+            last = mean_rotated(queries, turns)[row, :, -1]
+            tensors["columns"] = products_with_keys(last, inputs.keys[row, :, :tokens])
+        found = jointly(
+            _fits, tensors, [self, inputs.valid, present, turns, row, inputs.logits_by_content]
+        )
+        names = {"r": "prompt layer head", "semantic_share": "prompt layer head"}
+        axes = {"position_axis": "layer head distance", "semantic_axis": "layer head token"}
+        per_prompt = {name: (axes, found[name]) for name, axes in names.items()}
+        first = {} if row is None else {name: (where, found[name]) for name, where in axes.items()}
         return Statistics(
-            per_prompt=arrays(
-                inputs,
-                {name: ("prompt layer head", values[..., 0]) for name, values in found.items()},
+            per_prompt=arrays(inputs, per_prompt),
+            first_prompt=arrays(
+                inputs, first, distance=np.arange(float(count)), token=np.arange(float(tokens))
             ),
-            first_prompt=self._first_axes(inputs, fit, bias),
         )
 
     def _frequencies(self, inputs: AttentionInputs) -> Float[Tensor, "component"]:
@@ -155,35 +163,6 @@ class FakeDistance(
         unit = torch.ones(len(inputs.valid), 1, dtype=torch.float64, device=inputs.valid.device)
         return distance_turns(0 * unit, unit, inputs.valid, self._frequencies(inputs))
 
-    def _first_axes(
-        self,
-        inputs: AttentionInputs,
-        fit: FakeFit,
-        bias: Float[Tensor, "prompt head distance"] | None,
-    ) -> Arrays:
-        """Axes of the first prompt, if `axes` asks for them and the batch has this prompt."""
-        row = inputs.row_of_first_prompt
-        if self.axes == "none" or row is None:
-            return Arrays()
-        valid = inputs.valid[row]
-        _, tokens, count = extents(inputs.valid)[row]
-        level = bias[row, :, :count].mean(-1, keepdim=True) if bias is not None else 0.0
-        # -1: queries are in token order, and the paper uses the last one
-        rows, rotated = fit.rows[row, :, -1, :count], fit.rotated[row, :, -1]
-        position, semantic = fake_axes(rows, rotated, inputs.keys[row, :, :tokens], level)
-        if tokens > count:
-            # Keys of padding on the left do not count
-            semantic = semantic.masked_fill(~valid[:tokens], 0)
-        if inputs.logits_by_content:
-            position, semantic = (torch.full_like(part, torch.nan) for part in (position, semantic))
-        record = {
-            "position_axis": ("layer head distance", position),
-            "semantic_axis": ("layer head token", semantic),
-        }
-        return arrays(
-            inputs, record, distance=np.arange(float(count)), token=np.arange(float(tokens))
-        )
-
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `fake_distance` of a run."""
         group, labels = statistics.variables()
@@ -192,6 +171,42 @@ class FakeDistance(
                 group["position_axis"], group["semantic_axis"], labels["distance"]
             )
         return described_group(group, _DESCRIBED, labels)
+
+
+def _fits(
+    measure: FakeDistance,
+    valid: Bool[Tensor, "prompt token"],
+    present: Bool[Tensor, "prompt query"],
+    turns: DistanceTurns,
+    row: int | None,
+    by_content: bool,
+    queries: Float[Tensor, "layer prompt head query d_head"],
+    gram: Float[Tensor, "layer prompt kv_head d_head d_head"],
+    mean: Float[Tensor, "layer prompt kv_head d_head"],
+    bias: Float[Tensor, "layer prompt head distance"] | None = None,
+    columns: Float[Tensor, "layer head token"] | None = None,
+) -> dict[str, Tensor]:
+    """Correlations and shares of layers, and the axes of the prompt at `row`."""
+    fit = fake_fit(queries, KeyMoments(mean, gram), turns, bias)
+    found = {"r": fit.correlation, "semantic_share": fit.semantic_share}
+    if measure.queries > 1:
+        found = {
+            # A prompt with fewer queries has the mean of these
+            name: values.masked_fill(~present[:, None], torch.nan).nanmean(-1, keepdim=True)
+            for name, values in found.items()
+        }
+    found = {name: values[..., 0] for name, values in found.items()}
+    if columns is not None and row is not None:
+        _, tokens, count = extents(valid)[row]
+        level = 0.0 if bias is None else bias[:, row, :, :count].mean(-1, keepdim=True)
+        position, semantic = fake_axes(fit.rows[:, row, :, -1, :count], columns, level)
+        if tokens > count:
+            # Keys of padding on the left do not count
+            semantic = semantic.masked_fill(~valid[row, :tokens], 0)
+        found |= {"position_axis": position, "semantic_axis": semantic}
+    if by_content:
+        found = {name: torch.full_like(values, torch.nan) for name, values in found.items()}
+    return found
 
 
 def _reach(position: xr.Variable, semantic: xr.Variable, distance: np.ndarray) -> xr.Variable:
@@ -245,10 +260,10 @@ def last_queries(
     """
     tokens, present = _last_tokens(inputs.valid, number)
     index = tokens[:, None, :, None].expand(-1, inputs.heads, -1, inputs.queries.shape[-1])
-    queries = inputs.queries.gather(2, index).to(torch.float64) * (
-        # The scaling of both sides is applied to the query, so that keys are shared unchanged
-        inputs.logit_scale * inputs.pair_scaling.repeat(2)
-    )
+    # The scaling of both sides is applied to the query, so that keys are shared unchanged
+    name, scaling = ("scale", inputs.logit_scale), inputs.pair_scaling
+    scale = once(name, lambda: inputs.logit_scale * scaling.repeat(2), scaling)
+    queries = inputs.queries.gather(2, index).to(torch.float64) * scale
     if min(count for _, _, count in extents(inputs.valid)) < number:
         queries = queries.masked_fill(~present[:, None, :, None], 0)
     return queries, present

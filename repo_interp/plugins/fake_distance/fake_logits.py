@@ -36,8 +36,8 @@ from repo_interp.runtime.memory import SHARED, memory_for
 class KeyMoments:
     """Moments of a prompt's valid keys, per key-value head. Float64."""
 
-    mean: Float[Tensor, "prompt kv_head d_head"]
-    gram: Float[Tensor, "prompt kv_head d_head d_head"]
+    mean: Float[Tensor, "*layer prompt kv_head d_head"]
+    gram: Float[Tensor, "*layer prompt kv_head d_head d_head"]
     """Gram of the centered keys."""
 
 
@@ -153,60 +153,69 @@ def _added(parts: list[Tensor]) -> Tensor:
 class FakeFit(NamedTuple):
     """The fit of every query by the two axes, float64."""
 
-    correlation: Float[Tensor, "prompt head query"]
+    correlation: Float[Tensor, "*layer prompt head query"]
     """Correlation of W' and the sum of its axes; NaN if W' does not vary."""
-    semantic_share: Float[Tensor, "prompt head query"]
+    semantic_share: Float[Tensor, "*layer prompt head query"]
     """Share of the semantic axis in the variance of both axes: var b / (var a + var b)."""
-    rows: Float[Tensor, "prompt head query distance"]
+    rows: Float[Tensor, "*layer prompt head query distance"]
     """Row means of W'."""
-    rotated: Float[Tensor, "prompt head query d_head"]
-    """Mean of the rotated query. Its products with the keys are the column means of W' without the
-    bias.
+
+
+def mean_rotated(
+    queries: Float[Tensor, "*layer prompt head query d_head"], turns: DistanceTurns
+) -> Float[Tensor, "*layer prompt head query d_head"]:
+    """Return queries turned by the mean rotation of the distances.
+
+    Their products with the keys are the column means of W' without the bias.
+
+    Args:
+        queries: Un-rotated, float64, with the logit's scale.
+        turns: Rotations by the distances.
+
+    Returns:
+        Mean rotated queries, float64.
     """
+    cosines, sines = turns.mean
+    return torch.addcmul(queries * cosines, _quarter(queries), sines)
 
 
 def fake_fit(
-    queries: Float[Tensor, "prompt head query d_head"],
+    queries: Float[Tensor, "layer prompt head query d_head"],
     keys: KeyMoments,
     turns: DistanceTurns,
-    bias: Float[Tensor, "prompt head distance"] | None = None,
+    bias: Float[Tensor, "layer prompt head distance"] | None = None,
 ) -> FakeFit:
-    """Fit W' by two axes, for all queries.
+    """Fit W' by two axes, for all queries of some layers.
 
     Args:
-        queries: Un-rotated [prompt, head, query, d_head], float64, with the logit's scale.
-        keys: Moments of the keys.
-        turns: Rotations by the distances.
-        bias: Position logits [prompt, head, distance]; None: the scheme adds nothing.
+        queries: Un-rotated [layer, prompt, head, query, d_head], float64, with the logit's scale.
+        keys: Moments of the keys, with an axis `layer` in front.
+        turns: Rotations by the distances, the same in all layers.
+        bias: Position logits [layer, prompt, head, distance]; None: the scheme adds nothing.
 
     Returns:
         The fit.
     """
-    (prompts, heads, _, width), group, count = (
-        queries.shape,
-        queries.shape[1] // keys.gram.shape[1],
-        turns.count,
-    )
+    group, count = queries.shape[2] // keys.gram.shape[2], turns.count
     gram, key_mean = (
-        part.repeat_interleave(group, 1) if group > 1 else part for part in (keys.gram, keys.mean)
+        part.repeat_interleave(group, 2) if group > 1 else part for part in (keys.gram, keys.mean)
     )
     # The part of the sum of squares about the grand mean that is due to the key axis (columns)
     # or to neither axis.
-    # [prompt, head, half a', half a, half b', half b, component, component]: R^T G R by halves
-    blocks = gram.view(prompts, heads, 2, 1, width // 2, 2, 1, width // 2).permute(
-        0, 1, 2, 3, 5, 6, 4, 7
-    )
-    turned = (blocks * turns.squares).sum((2, 4)).transpose(3, 4).reshape(gram.shape)
+    # [..., half a', half a, half b', half b, component, component]: R^T G R by halves
+    half = queries.shape[-1] // 2
+    blocks = gram.view(*gram.shape[:3], 2, 1, half, 2, 1, half).permute(0, 1, 2, 3, 4, 6, 7, 5, 8)
+    turned = (blocks * turns.squares).sum((-6, -4)).transpose(-3, -2).reshape(gram.shape)
     within = _square(queries, turned)
     # The part of the columns only: the mean rotation of q with centered keys.
-    cosines, sines = turns.mean
-    rotated = torch.addcmul(queries * cosines, _quarter(queries), sines)
-    by_key = count * _square(rotated, gram)
+    by_key = count * _square(mean_rotated(queries, turns), gram)
     # The part of the rows (the distance axis): the mean key at every distance, minus its mean.
-    means = torch.stack([key_mean, -_quarter(key_mean)], 2)[:, :, None]
-    products = (queries[:, :, :, None] * means).unflatten(-1, (2, -1)).sum(-2).flatten(3)
-    rows = _of_heads(products, turns.tables.mT)
-    rows = rows if bias is None else rows + bias[:, :, None]
+    means = torch.stack([key_mean, -_quarter(key_mean)], 3)[:, :, :, None]
+    products = (queries[..., None, :] * means).unflatten(-1, (2, -1)).sum(-2).flatten(-2)
+    # All layers have the tables of a prompt, and beside its heads, their queries are as many more
+    rows = _of_heads(products.movedim(0, 2).flatten(2, 3), turns.tables.mT)
+    rows = rows.unflatten(2, (len(products), -1)).movedim(2, 0)
+    rows = rows if bias is None else rows + bias[..., None, :]
     level = rows.sum(-1, keepdim=True) / count[..., None]
     # Rows beyond a prompt's distances are 0; their squares about the level are not part of the
     # scatter.
@@ -222,43 +231,56 @@ def fake_fit(
     flat = total <= ROUNDING * count * queries.square().sum(-1) * largest[..., None]
     axes = by_distance + by_key
     r = (axes / total).clamp(0, 1).sqrt().masked_fill(flat, torch.nan)
-    return FakeFit(r, (by_key / axes).masked_fill(flat, torch.nan), rows, rotated)
+    return FakeFit(r, (by_key / axes).masked_fill(flat, torch.nan), rows)
 
 
 def _of_heads(
-    values: Float[Tensor, "prompt head query a"], matrices: Float[Tensor, "prompt any a b"]
+    values: Float[Tensor, "*prompt head query a"], matrices: Float[Tensor, "*prompt any a b"]
 ) -> Tensor:
     """Multiply values by the matrices of all heads, or one per head, with one operator."""
-    matrices = matrices.flatten(0, 1)
+    matrices = matrices.flatten(0, -3)
     return torch.bmm(values.reshape(len(matrices), -1, values.shape[-1]), matrices).view(
         *values.shape[:-1], matrices.shape[-1]
     )
 
 
-def fake_axes(
-    rows: Float[Tensor, "head distance"],
-    rotated: Float[Tensor, "head d_head"],
-    keys: Float[Tensor, "kv_head token d_head"],
-    bias: Tensor | float,
-) -> tuple[Float[Tensor, "head distance"], Float[Tensor, "head token"]]:
-    """Return both axes of one query per head.
+def products_with_keys(
+    rotated: Float[Tensor, "head d_head"], keys: Float[Tensor, "kv_head token d_head"]
+) -> Float[Tensor, "head token"]:
+    """Return products of one vector per head with all keys, float64.
 
     Args:
-        rows: Row means of W' [head, distance], float64.
-        rotated: Mean rotated query [head, d_head], float64.
-        keys: Un-rotated [kv_head, token, d_head].
-        bias: Mean position logit [head, 1], or 0.
+        rotated: Mean rotated query of every head, float64.
+        keys: Un-rotated, of any dtype.
 
     Returns:
-        a_d [head, distance] and b_j [head, token], float64, in logits.
+        Column means of W' without the bias.
     """
-    half = rows.mean(-1, keepdim=True) / 2
     of_keys = rotated.unflatten(0, (len(keys), -1))
     # A share of an accelerator's memory, at least 4 MiB on a processor
     memory = max(2**22, memory_for(keys.device, 0))
     blocks = keys.split(max(1, memory // (16 * keys[:, 0].numel())), 1)
     columns = [torch.bmm(of_keys, block.to(torch.float64).mT) for block in blocks]
-    return rows - half, torch.cat(columns, -1).flatten(0, 1) + (bias - half)
+    return torch.cat(columns, -1).flatten(0, 1)
+
+
+def fake_axes(
+    rows: Float[Tensor, "*layer head distance"],
+    columns: Float[Tensor, "*layer head token"],
+    bias: Tensor | float,
+) -> tuple[Float[Tensor, "*layer head distance"], Float[Tensor, "*layer head token"]]:
+    """Return both axes of one query per head.
+
+    Args:
+        rows: Row means of W', float64.
+        columns: Its column means without the bias, float64.
+        bias: Mean position logit [*layer, head, 1], or 0.
+
+    Returns:
+        a_d [head, distance] and b_j [head, token], float64, in logits.
+    """
+    half = rows.mean(-1, keepdim=True) / 2
+    return rows - half, columns + (bias - half)
 
 
 def in_pairs(features: Float[Tensor, "... d_head"]) -> Complex[Tensor, "... component"]:
@@ -281,7 +303,7 @@ def _quarter(features: Float[Tensor, "... d_head"]) -> Float[Tensor, "... d_head
 
 
 def _square(
-    values: Float[Tensor, "prompt head query d_head"], matrix: Tensor
-) -> Float[Tensor, "prompt head query"]:
+    values: Float[Tensor, "*prompt head query d_head"], matrix: Tensor
+) -> Float[Tensor, "*prompt head query"]:
     """Return v . (matrix v) for all v."""
     return (_of_heads(values, matrix) * values).sum(-1)

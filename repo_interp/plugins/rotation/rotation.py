@@ -44,8 +44,9 @@ from repo_interp.errors import InputError
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.gap import Gap
 from repo_interp.measures.kernels.heads import Reduction, reduced
+from repo_interp.measures.kernels.joint import jointly
 from repo_interp.measures.kernels.rotation_angles import largest_difference
-from repo_interp.measures.kernels.seen_pairs import is_whole, once
+from repo_interp.measures.kernels.seen_pairs import extents, is_whole, once
 from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.plugins.rotation.closed_form import ClosedForm, Semantic
@@ -125,24 +126,26 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
 
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Return sums over tokens per component, and rotations and correlations per prompt."""
-        tokens = once("tokens", lambda: inputs.valid.sum(-1, dtype=torch.float64), inputs.valid)
+        valid, scaling = inputs.valid, inputs.pair_scaling
+        tokens = once("tokens", lambda: valid.sum(-1, dtype=torch.float64)[:, None, None], valid)
+        total = float(sum(count for _, _, count in extents(valid)))
         if _rotates(inputs):
             statistics, rotation, closed_form = self._pairs(inputs)
-            (correlation,), weight = reduced(inputs, [closed_form]), tokens[:, None, None]
+            (correlation,), weight = reduced(inputs, [closed_form]), tokens
         else:
             shape = (*inputs.queries.shape[:2], inputs.queries.shape[-1] // 2)
             rotation = torch.full(shape, torch.nan, dtype=torch.float64, device=tokens.device)
             # NaN for the six statistics of queries and of keys
             nothing = rotation.expand(6, *shape)
             statistics, correlation, weight = PairStatistics(nothing, nothing), rotation[..., 0], 1
-        # Means of a prompt times its tokens: sums over tokens, which merge. [12, head, component]
-        means = (weight * torch.stack([statistics.queries, statistics.keys])).sum(2).flatten(0, 1)
+        found = jointly(_sums, vars(statistics), [weight])
         components = range(rotation.shape[-1])
-        sums = {tuple(_ORDER): ("layer head component", means)}
+        sums = {tuple(_ORDER): ("layer head component", found["means"])}
+        # Weighted by tokens like the norms: division by the sum of tokens restores it
+        weighted = once(("weighted", total), lambda: total * scaling, scaling)
         others = {
-            "tokens": ("layer", tokens.sum()),
-            # Weighted by tokens like the norms: division by the sum of tokens restores it
-            "scaling": ("layer component", tokens.sum() * inputs.pair_scaling),
+            "tokens": ("layer", np.array(total)),
+            "scaling": ("layer component", weighted),
         }
         per_prompt = {
             "max_rotation": ("prompt layer head component", rotation),
@@ -235,6 +238,16 @@ class Rotation(Measure, needs=Needs(nan=("closed_form_r", "max_rotation"))):
         }
         labels["dimension"] = np.arange(halves.shape[-1])
         return described_group(group | found, _MEANS | _DIMENSIONS | _OTHERS, labels)
+
+
+def _sums(
+    weight: Float[Tensor, "prompt 1 1"] | int,
+    queries: Float[Tensor, "layer 6 prompt head component"],
+    keys: Float[Tensor, "layer 6 prompt head component"],
+) -> dict[str, Tensor]:
+    """Means of a prompt times its tokens: sums over tokens, which merge."""
+    # [layer, 12, head, component]
+    return {"means": (weight * torch.stack([queries, keys], 1)).sum(3).flatten(1, 2)}
 
 
 def _rotates(inputs: AttentionInputs) -> bool:

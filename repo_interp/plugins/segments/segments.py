@@ -47,7 +47,8 @@ from repo_interp.measures.kernels.segmentation import (
     variance_between,
 )
 from repo_interp.measures.labels import arrays, described_group
-from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
+from repo_interp.measures.segment_measure import SegmentMeasure
+from repo_interp.measures.statistics import Needs, Statistics
 from repo_interp.values import Seed, TokensOrNone
 
 KINDS = ("examples", "sections", "paragraphs", "lines", "sentences", "blocks")

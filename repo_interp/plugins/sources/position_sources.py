@@ -43,7 +43,8 @@ from repo_interp.measures.kernels.rounding import equal_within
 from repo_interp.measures.kernels.seen_pairs import on_host
 from repo_interp.measures.kernels.segmentation import INSIDE, STARTS, Kinds
 from repo_interp.measures.labels import arrays, described_group
-from repo_interp.measures.statistics import Needs, SegmentMeasure, Statistics
+from repo_interp.measures.segment_measure import SegmentMeasure
+from repo_interp.measures.statistics import Needs, Statistics
 from repo_interp.plugins.segments.segments import KINDS
 from repo_interp.plugins.sources.explained import DRAWS, SHIFTS, Samples, explain
 from repo_interp.plugins.sources.held_out import Marks

@@ -180,13 +180,13 @@ def fit_axes(
     A distance is a difference of token indices, including invalid tokens between.
 
     Args:
-        sums: Diagonal, row and column sums of the map, float64 [prompt, head, token].
+        sums: Diagonal, row and column sums of the map, float64 [..., prompt, head, token].
         valid: Mask [prompt, token].
         window: Keys that a row sees; None: all earlier ones.
         ridge: Weight of the squared axes, positive.
 
     Returns:
-        Axes [prompt, head, token], float64, in units of the map; 0 where no pair is seen.
+        Axes [..., prompt, head, token], float64, in units of the map; 0 where no pair is seen.
     """
     triangles, others = _triangles(valid, window)
     if is_whole(valid) and not others:
@@ -199,15 +199,21 @@ def fit_axes(
         # Left padding shifts rows and keys, but distances always start at 0
         spans = (slice(0, length), tokens, tokens)
         fitted = fit_triangle(
-            Axes(*(part[prompts][..., span] for part, span in zip(sums, spans, strict=True))), ridge
+            Axes(
+                *(
+                    part[..., prompts, :, :][..., span]
+                    for part, span in zip(sums, spans, strict=True)
+                )
+            ),
+            ridge,
         )
         for part, span, values in zip(axes, spans, fitted, strict=True):
-            part[prompts, :, span] = values
+            part[..., prompts, :, span] = values
     if others:
         pairs = additive_pairs(valid[others][:, None], valid[others][:, None], window)
-        fitted = fit_pairs(Axes(*(part[others] for part in sums)), pairs, ridge)
+        fitted = fit_pairs(Axes(*(part[..., others, :, :] for part in sums)), pairs, ridge)
         for part, values in zip(axes, fitted, strict=True):
-            part[others] = values
+            part[..., others, :, :] = values
     return axes
 
 
@@ -239,18 +245,18 @@ def fit_pairs(sums: Axes, pairs: AdditivePairs, ridge: float) -> Axes:
 
 
 def fit_correlation(
-    axes: Axes, sums: Axes, square: Float[Tensor, "prompt head"], pairs: AdditivePairs
-) -> Float[Tensor, "prompt head"]:
+    axes: Axes, sums: Axes, square: Float[Tensor, "*layer prompt head"], pairs: AdditivePairs
+) -> Float[Tensor, "*layer prompt head"]:
     """Return the Pearson correlation of a map and its fit over the seen pairs.
 
     Args:
-        axes: The fit [prompt, head, token].
+        axes: The fit [..., prompt, head, token].
         sums: Diagonal, row and column sums of the map, of the same shape.
-        square: Sum of the map's squares [prompt, head], float64.
+        square: Sum of the map's squares [..., prompt, head], float64.
         pairs: The seen pairs.
 
     Returns:
-        Correlation [prompt, head], float64; NaN if a side varies only by rounding.
+        Correlation [..., prompt, head], float64; NaN if a side varies only by rounding.
     """
     # M x gives both moments of the fit: its sum over diagonals, and its sum of squares x . M x
     of_fit = pairs.sums(axes)

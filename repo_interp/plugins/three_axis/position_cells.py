@@ -26,9 +26,10 @@ positions come from.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs
 from repo_interp.measures.kernels.causal_pairs import in_chunks
+from repo_interp.measures.kernels.joint import jointly
 from repo_interp.measures.kernels.logit_sums import MapSums, row_blocks
 from repo_interp.measures.kernels.seen_pairs import (
     fast_length,
@@ -59,7 +61,7 @@ CHUNK = 32
 
 def position_correlation(
     inputs: AttentionInputs, sums: MapSums, width: float, most_cells: int, ridge: float
-) -> Float[Tensor, "prompt head"]:
+) -> Any:
     """Return Pearson's correlation of the logits and their fit over position cells.
 
     Args:
@@ -70,8 +72,8 @@ def position_correlation(
         ridge: Weight of the squared axes, above 0.
 
     Returns:
-        Correlations [prompt, head], float64; NaN for a head with more cells, and where the logits
-        do not vary.
+        Correlations [prompt, head], float64, for `labels.arrays`; NaN for a head with more cells,
+        and where the logits do not vary.
 
     Raises:
         ValueError: The layer has no positions.
@@ -82,27 +84,17 @@ def position_correlation(
         )
     # Heads with more cells stay NaN: arrays over their cells could be of any size
     cell, within = _cells(inputs.head_positions, inputs.valid, width, most_cells)
-    takes_part = inputs.valid[:, None] & within[..., None]
-    # One copy from the device for both the heads to fit and their numbers of cells.
-    fitted, most = torch.stack([within.long(), cell.amax(-1) + 1]).flatten(1).tolist()
-    items = np.flatnonzero(fitted)
-    correlation = torch.full(within.shape, torch.nan, dtype=torch.float64, device=cell.device)
     queries, keys = inputs.rotated_queries, expand_heads(inputs.rotated_keys, inputs.heads)
-    tokens, d_head = queries.shape[-2:]
-    # Per token 2048 bytes: about eight float64 numbers for each of the CHUNK pairs within a chunk
-    at_once = max(1, memory_for(queries.device, 2 * SHARED) // (tokens * (8 * d_head + 2048)))
-    for block in (items[start : start + at_once] for start in range(0, len(items), at_once)):
-        prompt, head = once(
-            ("heads of cells", inputs.heads, block.tobytes()),
-            lambda block=block: (
-                torch.from_numpy(np.stack(np.divmod(block, inputs.heads))).to(cell.device).unbind()
-            ),
-            inputs.valid,
-        )
-        part = takes_part[prompt, head]
-        pairs = binned_pairs(
-            cell[prompt, head], part, inputs.window, max(most[item] for item in block)
-        )
+    d_head = queries.shape[-1]
+    blocks = list(_blocks(cell, within, inputs.valid, d_head))
+    # A power of two, so that layers of about as many cells have arrays of one shape
+    most = 2 ** (max((cells for _, cells in blocks), default=1) - 1).bit_length()
+    every_bin = torch.zeros(
+        *within.shape, 2 * most - 1, dtype=torch.float64, device=inputs.valid.device
+    )
+    for (prompt, head), cells in blocks:
+        part = inputs.valid[prompt]
+        pairs = binned_pairs(cell[prompt, head], part, inputs.window, cells)
         if inputs.is_bilinear:
             some_queries = queries[prompt, head].masked_fill(~part[..., None], 0)
             some_keys = keys[prompt, head].masked_fill(~part[..., None], 0)
@@ -111,11 +103,55 @@ def position_correlation(
             )
         else:
             by_bin = _bins_by_rows(inputs, cell[prompt, head], prompt, head, pairs)
-        some = [by_bin, sums.lines.query[prompt, head], sums.lines.key[prompt, head]]
-        correlation[prompt, head] = _fit_correlation(
-            pairs.unknowns(*some), sums.square[prompt, head], pairs, ridge
+        every_bin[prompt, head, most - cells : most + cells - 1] = by_bin
+    tensors = {"cell": cell, "within": within, "every_bin": every_bin, "sums": sums.together}
+    return jointly(_fits, tensors, [inputs.valid, inputs.window, ridge, d_head])["r_position"]
+
+
+def _blocks(
+    cell: Int[Tensor, "*any token"],
+    within: Bool[Tensor, "*any"],
+    valid: Bool[Tensor, "prompt token"],
+    d_head: int,
+) -> Iterator[tuple[tuple[Tensor, ...], int]]:
+    """Indices of some heads within the limit, as many as fit into memory, and their cells."""
+    # One copy from the device for both the heads to fit and their numbers of cells.
+    fitted, most = torch.stack([within.long(), cell.amax(-1) + 1]).flatten(1).tolist()
+    items, device = np.flatnonzero(fitted), cell.device
+    # Per token 2048 bytes: about eight float64 numbers for each of the CHUNK pairs within a chunk
+    bytes_each = cell.shape[-1] * (8 * d_head + 2048)
+    at_once = max(1, memory_for(device, 2 * SHARED) // bytes_each)
+    for block in (items[start : start + at_once] for start in range(0, len(items), at_once)):
+        place = np.stack(np.unravel_index(block, within.shape))
+        yield (
+            once(
+                ("heads of cells", place.shape, place.tobytes()),
+                lambda place=place: torch.from_numpy(place).to(device).unbind(),
+                valid,
+            ),
+            max(most[item] for item in block),
         )
-    return correlation
+
+
+def _fits(
+    valid: Bool[Tensor, "prompt token"],
+    window: int | None,
+    ridge: float,
+    d_head: int,
+    cell: Int[Tensor, "layer prompt head token"],
+    within: Bool[Tensor, "layer prompt head"],
+    every_bin: Float[Tensor, "layer prompt head bin"],
+    sums: Float[Tensor, "layer prompt head three_tokens_and_1"],
+) -> dict[str, Tensor]:
+    """Correlations of layers."""
+    correlation = torch.full(within.shape, torch.nan, dtype=torch.float64, device=cell.device)
+    of_map, most = MapSums(sums), (every_bin.shape[-1] + 1) // 2
+    for at, cells in _blocks(cell, within, valid, d_head):
+        pairs = binned_pairs(cell[at], valid[at[1]], window, cells)
+        by_bin = every_bin[at][:, most - cells : most + cells - 1]
+        unknowns = pairs.unknowns(by_bin, of_map.lines.query[at], of_map.lines.key[at])
+        correlation[at] = _fit_correlation(unknowns, of_map.square[at], pairs, ridge)
+    return {"r_position": correlation}
 
 
 def _cells(

@@ -48,11 +48,12 @@ from torch import Tensor
 
 from repo_interp.inputs import AttentionInputs, Spans
 from repo_interp.measures.kernels.heads import Reduction
+from repo_interp.measures.kernels.joint import jointly
 from repo_interp.measures.kernels.logit_sums import LogitSums, MapSums, attention_sums, logit_sums
 from repo_interp.measures.kernels.rounding import ROUNDING
 from repo_interp.measures.kernels.seen_pairs import extents
 from repo_interp.measures.kernels.solvers import Axes
-from repo_interp.measures.labels import Arrays, arrays, described_group
+from repo_interp.measures.labels import arrays, described_group
 from repo_interp.measures.statistics import Measure, Needs, Statistics
 from repo_interp.plugins.three_axis.axis_fit import (
     AdditivePairs,
@@ -121,53 +122,49 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
     def observe(self, inputs: AttentionInputs, spans: Spans) -> Statistics:
         """Correlations [prompt, layer, head]; on request the axes of the first prompt."""
         # The fit needs only these sums of the map; the map is never made
-        sums = logit_sums(inputs)
-        pairs = additive_pairs_of(inputs.valid, inputs.window)
-        axes = fit_axes(sums.lines, inputs.valid, inputs.window, self.ridge)
-        values = {"r": fit_correlation(axes, sums.lines, sums.square, pairs)}
+        sums, row = logit_sums(inputs), inputs.row_of_first_prompt
+        row = None if self.axes == "none" else row
+        shared = inputs.valid, inputs.window
+        found = _fitted(sums, self, *shared, row, "shuffled" in self.extras)
+        values = {"r": found["r"]}
         if "attention" in self.extras:
-            weights = attention_sums(inputs)
-            of_weights = fit_axes(weights.lines, inputs.valid, inputs.window, self.ridge)
-            values["r_attention"] = fit_correlation(
-                of_weights, weights.lines, weights.square, pairs
-            )
+            of_weights = _fitted(attention_sums(inputs), self, *shared, None, False)
+            values["r_attention"] = of_weights["r"]
         if "position" in self.extras:
             values["r_position"] = self._by_position(inputs, sums)
         if "shuffled" in self.extras:
-            shuffled = shuffle_distances(axes, pairs, self.seed)
-            values["r_shuffled"] = fit_correlation(shuffled, sums.lines, sums.square, pairs)
+            values["r_shuffled"] = found["r_shuffled"]
         if "held_out" in self.extras:
             rows = draw_rows(inputs.valid, self.held_out_share, self.seed)
             values["r2_held_out"] = held_out_r2(
                 sums, logit_sums(inputs, rows), rows, inputs.valid, inputs.window, self.ridge
             )
-        record = {name: ("prompt layer head", value) for name, value in values.items()}
+        record, first, labels = (
+            {name: ("prompt layer head", value) for name, value in values.items()},
+            {},
+            {},
+        )
+        if row is not None:
+            start, end, _ = extents(inputs.valid)[row]
+            labels = {"distance": np.arange(float(end - start)), "token": np.arange(float(end))}
+            axes = ("distance", "token", "token")
+            first = {
+                name: (f"layer head {axis}", found[name])
+                for name, axis in zip(_AXES, axes, strict=True)
+            }
         return Statistics(
-            per_prompt=arrays(inputs, record), first_prompt=self._first_axes(inputs, axes)
+            per_prompt=arrays(inputs, record), first_prompt=arrays(inputs, first, **labels)
         )
 
     def reductions(self, inputs: AttentionInputs, spans: Spans) -> tuple[Reduction, ...]:
         """Sums of the logits."""
         return (LogitSums(),)
 
-    def _by_position(self, inputs: AttentionInputs, sums: MapSums) -> Float[Tensor, "prompt head"]:
+    def _by_position(self, inputs: AttentionInputs, sums: MapSums) -> Any:
         # Index positions of width 1 would repeat r
         if not inputs.learned or not inputs.one_position:
             return torch.full_like(sums.square, torch.nan)
         return position_correlation(inputs, sums, self.position_width, self.most_cells, self.ridge)
-
-    def _first_axes(self, inputs: AttentionInputs, axes: Axes) -> Arrays:
-        """Axes of the first prompt, if `axes` asks for them and the batch has this prompt."""
-        row = inputs.row_of_first_prompt
-        if self.axes == "none" or row is None:
-            return Arrays()
-        first, end, _ = extents(inputs.valid)[row]
-        labels = {"distance": np.arange(float(end - first)), "token": np.arange(float(end))}
-        record = {
-            name: (f"layer head {axis}", part[row][:, : len(labels[axis])])
-            for name, axis, part in zip(_AXES, ("distance", "token", "token"), axes, strict=True)
-        }
-        return arrays(inputs, record, **labels)
 
     def conclude(self, statistics: Statistics) -> xr.Dataset:
         """The group `three_axis` of a run."""
@@ -175,11 +172,48 @@ class ThreeAxis(Measure, needs=Needs(by_pair=True, nan=tuple(_PER_PROMPT))):
         return described_group(measured, _PER_PROMPT | _AXES, labels)
 
 
+def _fitted(
+    sums: MapSums,
+    measure: ThreeAxis,
+    valid: Bool[Tensor, "prompt token"],
+    window: int | None,
+    row: int | None,
+    shuffled: bool,
+) -> Any:
+    """Results of `_fits`, of all layers together where they wait."""
+    return jointly(_fits, {"sums": sums.together}, [measure, valid, window, row, shuffled])
+
+
+def _fits(
+    measure: ThreeAxis,
+    valid: Bool[Tensor, "prompt token"],
+    window: int | None,
+    row: int | None,
+    shuffled: bool,
+    sums: Float[Tensor, "layer prompt head three_tokens_and_1"],
+) -> dict[str, Tensor]:
+    """Correlations of layers, and the axes of the prompt at `row`."""
+    of_map, pairs = MapSums(sums), additive_pairs_of(valid, window)
+    axes = fit_axes(of_map.lines, valid, window, measure.ridge)
+    found = {"r": fit_correlation(axes, of_map.lines, of_map.square, pairs)}
+    if shuffled:
+        others = shuffle_distances(axes, pairs, measure.seed)
+        found["r_shuffled"] = fit_correlation(others, of_map.lines, of_map.square, pairs)
+    if row is not None:
+        first, end, _ = extents(valid)[row]
+        sizes = end - first, end, end
+        found |= {
+            name: part[:, row, :, :size]
+            for name, part, size in zip(_AXES, axes, sizes, strict=True)
+        }
+    return found
+
+
 def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:
     """Permute the distance axis after moving its trend to the other axes.
 
     Args:
-        axes: Axes [prompt, head, n].
+        axes: Axes [..., prompt, head, n].
         pairs: Seen pairs of the prompts.
         seed: Seed; the permutation depends only on it and on the number of seen distances.
 
@@ -189,12 +223,12 @@ def shuffle_distances(axes: Axes, pairs: AdditivePairs, seed: int) -> Axes:
     steady = without_trend(axes, pairs)
     distance = steady.distance.clone()
     seen = pairs.counts.distance > 0
-    for prompt in range(len(distance)):
+    for prompt in range(len(seen)):
         # Only seen distances: unseen ones would add zeros
         distances = seen[prompt, 0].cpu().nonzero()[:, 0]
         # The same permutation for all heads, layers and batches
         order = _drawn_order(len(distances), seed)
-        distance[prompt][:, distances] = steady.distance[prompt][:, distances[order]]
+        distance[..., prompt, :, distances] = steady.distance[..., prompt, :, distances[order]]
     return Axes(distance, steady.query, steady.key)
 
 

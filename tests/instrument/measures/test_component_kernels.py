@@ -12,7 +12,10 @@ from repo_interp.measures.kernels.rotary_components import (
     ComponentSums,
     component_moments,
     pair_components,
+    pair_sums,
+    variance_shares,
 )
+from repo_interp.measures.kernels.seen_pairs import pair_counts
 from repo_interp.runtime.memory import working_memory
 
 FEW, NONE, ALL = [1, 1, 0, 0, 0, 0], [0] * 6, [1] * 6
@@ -35,7 +38,9 @@ def component_profiles(*features, **options):
 def vaf(queries, keys, valid=None, window=None):
     """Of every component, in two precisions where need be."""
     inputs = replace(inputs_of(queries, keys, valid, window), prompts=torch.arange(len(queries)))
-    return reduced(inputs, [ComponentSums(training_length=16)])[0].explained["vaf"]
+    (sums,) = reduced(inputs, [ComponentSums(training_length=16)])
+    counts = pair_counts(inputs.valid, window)
+    return variance_shares(sums.moments[None], counts, sums.bands)["vaf"][0]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +75,7 @@ def test_profiles_moments_and_vaf_are_those_of_the_whole_maps(tokens, kv_heads, 
     }
 
     def moments(block):
-        made = component_moments(block, block.profiles.sum(-1), bands)
+        made = component_moments(pair_sums(block, bands), block.counts.total[..., None], bands)
         values = [getattr(made, name).expand_as(made.of_part) for name in expected]
         return torch.stack(values, -1)
 

@@ -19,7 +19,8 @@ from torch.testing import assert_close
 
 import repo_interp as ri
 from repo_interp.measures.kernels.heads import reduced
-from repo_interp.measures.kernels.rotary_components import ComponentSums
+from repo_interp.measures.kernels.rotary_components import ComponentSums, variance_shares
+from repo_interp.measures.kernels.seen_pairs import pair_counts
 from repo_interp.measures.measure_catalogue import measure_names
 from repo_interp.models.capture import capture
 from repo_interp.models.decoder import as_decoder
@@ -769,4 +770,8 @@ def test_heads_that_stand_rotated_whole_are_those_of_blocks(name):
             assert given.keeps_rotated == whole
             found.append(reduced(given, [ComponentSums(64)])[0])
     assert_close(found[0].logits, found[1].logits, atol=1e-4, rtol=1e-4)
-    assert_close(found[0].shares, found[1].shares, atol=1e-2, rtol=1e-2, equal_nan=True)
+    shares = [
+        variance_shares(sums.moments[None], pair_counts(valid, given.window), sums.bands)
+        for sums in found
+    ]
+    assert_close(*shares, atol=1e-2, rtol=1e-2, equal_nan=True)
