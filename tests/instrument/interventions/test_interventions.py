@@ -600,7 +600,7 @@ REFUSED = [
     ("to set in layer 0 are true and false", "set_positions", 0, 0, torch.ones(2, 20) > 0),
     ("orders are tokens", "exchanged_keys", {0: TOKENS - 18}),
     ("shifts are functions of positions, by layer", "moved_keys", {0: 3.0}),
-    ("are [3]; wanted what broadcasts to", "moved_keys", {0: lambda z: torch.zeros(3)}),
+    ("are [3]; wanted an array that broadcasts to", "moved_keys", {0: lambda z: torch.zeros(3)}),
     ("a head is a whole number from 0; got True", "rescaled", 2, True, {"yarn": 2}),
 ]
 """What is said, the function, and what it is given beside the model: positional, then by name."""
