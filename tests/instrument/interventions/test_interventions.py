@@ -729,7 +729,7 @@ def test_what_cannot_be_patched_is_refused(patched):
     for given, tokens, kept, line in (
         (bridge, OTHERS[:, :6], cache, "the clean prompt has 20 tokens"),
         (bridge, OTHERS, {HOOK: cache[HOOK]}, "the clean cache has no positions of layer 2"),
-        (bridge.original_model, OTHERS, cache, "no bridge of ours"),
+        (bridge.original_model, OTHERS, cache, "needs a bridge of repo_interp"),
         (bridge, OTHERS[:1], {HOOK: torch.zeros(2, 1, 20)}, r"\[2, 1, 20\].*of 1 or 1 prompts"),
     ):
         with refused(line):
