@@ -195,7 +195,7 @@ class PassRotation:
         return turned(self.queries, *self.tables)
 
     def turned_rows(self, rows: Int[Tensor, "row"]) -> Float[Tensor, "batch head row d_head"]:
-        """Rotate only the queries of some tokens.
+        """Rotate the queries of some tokens alone.
 
         Args:
             rows: Numbers of the tokens.
