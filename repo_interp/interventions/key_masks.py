@@ -141,8 +141,8 @@ def _checked(
         size not in (1, wanted) for size, wanted in zip(sizes, shape, strict=False)
     ):
         raise InputError(
-            f"hidden keys of layer {attention.layer_idx} are {list(found.shape)}; wanted what "
-            f"broadcasts to {list(shape)} [prompt, head, row, key]"
+            f"hidden keys of layer {attention.layer_idx} are {list(found.shape)}; wanted an array "
+            f"that broadcasts to {list(shape)} [prompt, head, row, key]"
         )
     return found.reshape(sizes).expand(-1, -1, rows, shape[3])
 

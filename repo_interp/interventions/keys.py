@@ -165,7 +165,7 @@ def _shift_of(shift: Shift, positions: Tensor) -> Tensor:
         here != there and 1 not in (here, there) for here, there in pairs
     ):
         raise InputError(
-            f"the shifts of keys are {list(shifts.shape)}; wanted what broadcasts to "
+            f"the shifts of keys are {list(shifts.shape)}; wanted an array that broadcasts to "
             f"{list(positions.shape)}"
         )
     return shifts

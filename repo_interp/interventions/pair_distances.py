@@ -203,8 +203,8 @@ class _Edit:
             size not in some for size, some in zip(sizes, allowed, strict=False)
         ):
             raise InputError(
-                f"distances of layer {pairs.layer} are {list(new.shape)}; wanted what broadcasts "
-                f"to {list(shape)} [prompt, head, query, key]"
+                f"distances of layer {pairs.layer} are {list(new.shape)}; wanted an array that "
+                f"broadcasts to {list(shape)} [prompt, head, query, key]"
             )
         new = new.reshape(sizes).expand(-1, -1, *shape[2:])
         rows = max(new.shape[1], distance.shape[1])

@@ -105,8 +105,7 @@ def _patched(
 
     if not isinstance(model, RepositionedBridge):
         raise InputError(
-            "patching was asked of a model that is no bridge of ours; give what ri.load or "
-            "ri.bridge returns"
+            "patching needs a bridge of repo_interp; give the result of ri.load or ri.bridge"
         )
     decoder = as_decoder(model)
     tokens = token_ids(

@@ -257,8 +257,8 @@ def positions_of_keys(attention: Any, keys: Tensor) -> Float[Tensor, "batch any 
         )
     if attention.sites.positions._forward_hooks:
         raise InputError(
-            f"layer {attention.layer_idx} reads keys of another layer, and does not know to what "
-            "positions of cached tokens were changed here; pass use_cache=False"
+            f"layer {attention.layer_idx} reads keys of another layer, and does not know the changed "
+            "positions of cached tokens; pass use_cache=False"
         )
     counted = current.counted_index(keys.shape[2])[:, None].to(positions.dtype)
     counted = counted.expand(len(positions), positions.shape[1], -1)

@@ -211,7 +211,7 @@ def _read(file: Path) -> Header:
     for _ in range(pairs):
         key = reader.text()
         if key in metadata:
-            raise ValueError(f"the key {one_line(key, 100)} stands twice")
+            raise ValueError(f"the key {one_line(key, 100)} occurs twice")
         if (value_kind := reader.number("I")) == _LIST:
             lists[key] = reader.place
         metadata[key] = reader.value(value_kind)
@@ -231,7 +231,7 @@ def _read(file: Path) -> Header:
     found: dict[str, Tensor] = {}
     for name, shape, kind, offset in infos:
         if name in found:
-            raise ValueError(f"the tensor {one_line(name, 100)} stands twice")
+            raise ValueError(f"the tensor {one_line(name, 100)} occurs twice")
         # Offsets must be contiguous, as in llama.cpp; otherwise tensors could overlap.
         if first + offset != begin:
             raise InputError(

@@ -98,5 +98,5 @@ def asked_tokens(prompts: Sequence[Prompt]) -> list[int]:
         (prompt.generated[0] if prompt.generated else len(prompt.tokens)) - 1 for prompt in prompts
     ]
     if -1 in rows:
-        raise InputError(f"prompt {rows.index(-1)} begins with its answer, which nothing predicts")
+        raise InputError(f"prompt {rows.index(-1)} begins with its answer, which no token predicts")
     return rows

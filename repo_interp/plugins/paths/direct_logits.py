@@ -138,7 +138,7 @@ def _require_one_stream(decoder: Decoder, path: DirectPath) -> None:
         if not inside or layer not in path.layers:
             raise InputError(
                 f"layer {layer} of this {decoder.config.model_type} adds no outputs of heads to one "
-                "residual stream, so what they add to a logit is not known one by one"
+                "residual stream, so the contributions of single heads to a logit are unknown"
             )
 
 

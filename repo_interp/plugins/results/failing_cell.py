@@ -215,6 +215,6 @@ def _nearest(
 
     places = sorted((int(place) for place in np.flatnonzero(passed)), key=far)
     if not places:
-        raise InputError("no prompt of this run passes, so there is nothing to compare with")
+        raise InputError("no prompt of this run passes, so no comparison is possible")
     # Whole cells: all prompts as near as the fifth, so that order within a cell does not matter
     return [place for place in places if far(place) <= far(places[min(FEWEST, len(places)) - 1])]

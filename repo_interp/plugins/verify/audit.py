@@ -102,7 +102,7 @@ def audit(
     modules = rotating_modules(model)
     if not modules:
         raise InputError(
-            f"this {config.model_type} has no attention module whose rotation could be measured"
+            f"this {config.model_type} has no attention module with a measurable rotation"
         )
     layers = {
         layer: compare_rotations(
@@ -147,7 +147,7 @@ def audit_tables(model: Any, path: Path) -> xr.Dataset:
     deltas, places = np.unique(positions.numpy(), return_index=True)
     deltas, places = deltas[deltas > 0].tolist(), places[deltas > 0]
     if not deltas:
-        raise InputError(f"{path} holds position 0 alone, where nothing turns")
+        raise InputError(f"{path} contains only position 0, where nothing rotates")
     allowed = TOLERANCE.get(dtype, 1e-3)
     still = (angles[:, places].abs() < allowed).all(1)
 

@@ -83,7 +83,7 @@ def call_arguments(decoder: Decoder, batch: Any) -> dict[str, Any]:
         row, token = wrong.nonzero()[0].tolist()
         raise InputError(
             f"input_ids hold {int(tokens[row, token])} at token {token} of row {row}; the model has "
-            f"tokens 0 to {last}, and what a loss passes over (-100) stands in labels"
+            f"tokens 0 to {last}, and ignored tokens (-100) belong in labels"
         )
     for name, value in given.items():
         is_content = isinstance(value, Tensor) and name not in {*unknown, *PLACING, *_KEYWORDS}

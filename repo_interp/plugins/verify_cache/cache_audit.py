@@ -149,7 +149,7 @@ def _require_shapes(cached: Mapping[int, Tensor], references: Mapping[int, Refer
             raise InputError(
                 f"keys of layer {layer} are {heads} heads of {width} numbers, and the model's "
                 f"{attention.kv_heads} of {attention.d_head}: it is the cache of another model, or "
-                "keeps something else than keys"
+                "stores other data than keys"
             )
 
 

@@ -109,8 +109,8 @@ def _checked(keys: Any, layer: int) -> Keys:
         )
     if len(keys) != 1:
         raise InputError(
-            f"the cache holds {len(keys)} prompts; give that of one, as cache.batch_select_indices "
-            "leaves it"
+            f"the cache holds {len(keys)} prompts; give the cache of one, as "
+            "cache.batch_select_indices leaves it"
         )
     held = keys[0].detach().cpu()
     if not bool(torch.isfinite(held).all()):

@@ -190,8 +190,8 @@ def _written(
         decode(decoder, batch.tokens, batch.valid, layer, batch.position_ids, batch.attention_mask)
     if entered[0].ndim != 2:
         raise InputError(
-            f"this {decoder.config.model_type} has several residual streams, so what is written to "
-            "one is not known"
+            f"this {decoder.config.model_type} has several residual streams, so the outputs into "
+            "one of them are unknown"
         )
     written = [entered[0][:, None]]
     for number in range(layer):

@@ -227,8 +227,8 @@ def _apart(
         size = plain[row].abs().max()
         if bool((zero[row] - zero[row, :1]).abs().max() > 1e-4 * size):
             raise InputError(
-                f"layer {stream.layer} ({stream.reader.scheme}) reads the token index beside the "
-                "hidden state, so its positions are not written by components alone"
+                f"layer {stream.layer} ({stream.reader.scheme}) reads the token index and the hidden "
+                "state, so components alone do not determine its positions"
             )
         points, weights = np.polynomial.legendre.leggauss(NODES)
         gradient = torch.zeros_like(hidden)

@@ -72,7 +72,7 @@ class Stream:
             if not inside or (number < layer and number not in self.added):
                 raise InputError(
                     f"layer {number} of this {decoder.config.model_type} adds no outputs of heads "
-                    "to one residual stream, so what they write is not known one by one"
+                    "to one residual stream, so the outputs of single heads are unknown"
                 )
         self.norms: dict[int, Norm] = {}
 
@@ -99,8 +99,8 @@ class Stream:
             )
         if isinstance(reader.assigner, RememberingAssigner):
             raise InputError(
-                f"layer {layer} ({reader.scheme}) takes a position from several tokens; "
-                "writers are known where it follows from the hidden state of its token"
+                f"layer {layer} ({reader.scheme}) computes a position from several tokens; "
+                "writers are known only if it depends on the hidden state of its token alone"
             )
         if layer == 0:
             raise InputError("layer 0 reads the embedding alone; name a later layer")

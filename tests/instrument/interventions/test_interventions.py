@@ -600,7 +600,7 @@ REFUSED = [
     ("to set in layer 0 are true and false", "set_positions", 0, 0, torch.ones(2, 20) > 0),
     ("orders are tokens", "exchanged_keys", {0: TOKENS - 18}),
     ("shifts are functions of positions, by layer", "moved_keys", {0: 3.0}),
-    ("are [3]; wanted what broadcasts to", "moved_keys", {0: lambda z: torch.zeros(3)}),
+    ("are [3]; wanted an array that broadcasts to", "moved_keys", {0: lambda z: torch.zeros(3)}),
     ("a head is a whole number from 0; got True", "rescaled", 2, True, {"yarn": 2}),
 ]
 """What is said, the function, and what it is given beside the model: positional, then by name."""
@@ -729,7 +729,7 @@ def test_what_cannot_be_patched_is_refused(patched):
     for given, tokens, kept, line in (
         (bridge, OTHERS[:, :6], cache, "the clean prompt has 20 tokens"),
         (bridge, OTHERS, {HOOK: cache[HOOK]}, "the clean cache has no positions of layer 2"),
-        (bridge.original_model, OTHERS, cache, "no bridge of ours"),
+        (bridge.original_model, OTHERS, cache, "needs a bridge of repo_interp"),
         (bridge, OTHERS[:1], {HOOK: torch.zeros(2, 1, 20)}, r"\[2, 1, 20\].*of 1 or 1 prompts"),
     ):
         with refused(line):

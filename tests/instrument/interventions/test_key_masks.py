@@ -220,7 +220,7 @@ def test_what_cannot_be_hidden_is_refused():
         ),
         ("got float", lambda: iv.hidden_keys(model, lambda pair: 0.5)),
         (
-            r"are \[3, 20, 20\]; wanted what broadcasts to \[2, 4, 20, 20\]",
+            r"are \[3, 20, 20\]; wanted an array that broadcasts to \[2, 4, 20, 20\]",
             lambda: iv.hidden_keys(model, lambda pair: nothing.expand(3, 20, 20)),
         ),
         (

@@ -240,7 +240,7 @@ def test_a_distance_that_cannot_change_is_refused():
         ("distances of layer 0 are NaN", iv.distances(model, lambda d, pair: d / 0)),
         ("distances of layer 0 are no numbers", iv.distances(model, lambda d, pair: "far")),
         (
-            r"distances of layer 0 are \[3, 20, 20\]; wanted what broadcasts to \[2, 4, 20, 20\]",
+            r"distances of layer 0 are \[3, 20, 20\]; wanted an array that broadcasts to \[2, 4, 20, 20\]",
             iv.distances(model, lambda d, pair: d[0].expand(3, 20, 20)),
         ),
     ):

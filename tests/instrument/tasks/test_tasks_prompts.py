@@ -150,7 +150,7 @@ def test_windows_files_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"spans": {"rest": (0,)}}, "the rest is what no other span holds"),
+        ({"spans": {"rest": (0,)}}, "the rest is every token outside of other spans"),
         ({"generated": (6, 8)}, "holds token 6, but the prompt has the tokens 0 to 2"),
         ({"generated": (0.5,)}, "wanted whole numbers, token indices from 0 to 2"),
         ({"spans": {"a": (1 << 70,)}}, "but the prompt has the tokens 0 to 2"),

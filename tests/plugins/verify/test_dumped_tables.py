@@ -134,7 +134,7 @@ ONES = np.ones((3, 4))
         ({"cos": ONES, "sin": np.ones((3, 5))}, r"\[3, 4\] and sin \[3, 5\]"),
         ({"cos": np.ones(3), "sin": np.ones(3)}, "wanted two arrays"),
         ({"cos": ONES * np.nan, "sin": ONES}, "NaN"),
-        ({"cos": np.ones((1, 8)), "sin": np.zeros((1, 8))}, "position 0 alone"),
+        ({"cos": np.ones((1, 8)), "sin": np.zeros((1, 8))}, "contains only position 0"),
         ({"cos": ONES, "sin": ONES, "positions": np.ones(2)}, "positions"),
         ({"cos": ONES, "sin": ONES, "positions": np.arange(3) + 0.5}, "whole numbers"),
         ({"cos": ONES * 1j, "sin": ONES}, "cos of .* is complex"),

@@ -262,8 +262,8 @@ def test_the_figure_shows_the_shares():
     ("scheme", "given", "line"),
     [
         ("rope", {"layer": 2, "row": 0}, "layer 2 .rope. learns no positions"),
-        ("repo_attention", {"layer": 2, "row": 0}, "takes a position from several tokens"),
-        ("repo_index", {"layer": 2, "row": 0}, "reads the token index beside"),
+        ("repo_attention", {"layer": 2, "row": 0}, "computes a position from several tokens"),
+        ("repo_index", {"layer": 2, "row": 0}, "reads the token index and the hidden state"),
         ("repo", {"layer": 0, "row": 0}, "layer 0 reads the embedding alone"),
         ("repo", {"layer": 2, "row": 9}, "row 9 of positions was asked for"),
         ("repo", {"layer": 7, "row": 0}, "layer 7 was asked for"),
