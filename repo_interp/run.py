@@ -66,8 +66,7 @@ class Run(xr.DataTree):
             shortened(f"  {name:{width}}  {', '.join(map(str, node.data_vars))}", 100)
             for name, node in self.children.items()
         ]
-        if len(lines) > MOST_LINES - 2:
-            left = len(lines) - (MOST_LINES - 3)
+        if (left := len(lines) - MOST_LINES + 3) > 1:
             lines = [*lines[: MOST_LINES - 3], f"  and {left} more groups"]
         example = next(iter(self.children))
         how = f'run["{example}"] is a group; ri.findings(run) says what stands out'
@@ -317,7 +316,7 @@ def netcdf_of(content: bytes, file: Path) -> xr.DataTree:
             numbers and texts.
     """
     # Imported here: h5py takes 11 MB, and an analysis in memory needs no file
-    from repo_interp.storage.plain_hdf5 import FileContent, require_plain
+    from repo_interp.storage.plain_hdf5 import ReadOnly, require_plain
 
     try:
         require_plain(content)
@@ -327,7 +326,11 @@ def netcdf_of(content: bytes, file: Path) -> xr.DataTree:
             warnings.simplefilter("error", RuntimeWarning)
             # Loaded, so that the file may be replaced while the run is in use; node by node, since
             # `DataTree.load` drops a variable with the name of its group
-            with xr.open_datatree(FileContent(content), engine=_ENGINE) as stored:
+            with (
+                ReadOnly(content) as hdf5,
+                # h5netcdf takes an open file, which the types of xarray leave out
+                xr.open_datatree(hdf5, engine=_ENGINE) as stored,  # pyright: ignore[reportArgumentType]
+            ):
                 return xr.DataTree.from_dict(
                     {node.path: node.to_dataset(inherit=False).load() for node in stored.subtree}
                 )
@@ -395,15 +398,9 @@ def _plain_attribute(value: Any) -> Any:
     if isinstance(value, list | tuple) and len(value) == 1:
         # netCDF has no difference between a number and a list of one
         return _plain_attribute(value[0])
-    if isinstance(value, np.ndarray) and value.size == 1:
-        return value.item()
-    return (
-        value.tolist()
-        if isinstance(value, np.ndarray | np.generic)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-    )
+    if isinstance(value, np.ndarray | np.generic):
+        return value.item() if value.size == 1 else value.tolist()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _escaped(node: xr.Dataset) -> xr.Dataset:
@@ -446,7 +443,5 @@ def _encoding(array: xr.DataArray) -> dict[str, Any]:
     if array.dtype.kind in "OUS" or array.size < 1024:
         return {}
     # shuffle puts equal bytes of numbers side by side, which zlib packs well.
-    compressed: dict[str, Any] = {"zlib": True, "complevel": 4, "shuffle": True}
-    if np.issubdtype(array.dtype, np.floating):
-        compressed["_FillValue"] = np.nan
-    return compressed
+    filled = {"_FillValue": np.nan} if array.dtype.kind == "f" else {}
+    return {"zlib": True, "complevel": 4, "shuffle": True} | filled

@@ -66,13 +66,12 @@ function modules() {
     for (const [other, place] of Object.entries(places)) named = named.replaceAll('"./' + other + '"', JSON.stringify(place));
     places[name] = URL.createObjectURL(new Blob([named], { type: "text/javascript" }));
   }
-  return import(places["sources.js"]).then(async (sources) => ({ ...sources, ...(await import(places["sides.js"])) }));
+  return Promise.all(["dom.js", "sources.js", "sides.js"].map((name) => import(places[name]))).then((all) => Object.assign({}, ...all));
 }
 
 async function plotly(source) {
   if (window.Plotly) return;
-  const bytes = Uint8Array.from(atob((await source.ask({ ask: "plotly" })).packed), (character) => character.charCodeAt(0));
-  const text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+  const { inflated } = await loaded, text = await inflated((await source.ask({ ask: "plotly" })).packed);
   const alone = ["(function () { var define, module, exports;", text, "\\n}).call(window)"]; // no loader of a notebook takes it
   const src = URL.createObjectURL(new Blob(alone, { type: "text/javascript" }));
   await new Promise((onload, onerror) => {

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from io import BytesIO
 from math import prod
 from typing import Any
@@ -65,6 +66,18 @@ class FileContent(BytesIO):
         return count
 
 
+class ReadOnly(h5py.File):
+    """HDF5 that is read. Each object is opened once, and h5netcdf asks for it at every access."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(FileContent(content))
+        self._opened = cache(super().__getitem__)
+
+    def __getitem__(self, name: Any) -> Any:
+        """Get an object by its path or a reference."""
+        return self._opened(name)
+
+
 def require_plain(content: bytes) -> None:
     """Require that HDF5 reads nothing but this content, and no more than fits into memory.
 
@@ -75,7 +88,7 @@ def require_plain(content: bytes) -> None:
         InputError: The content has a feature that a netCDF file of numbers and texts does not need.
         Exception: HDF5 cannot read the content; with damaged bytes it may raise any error.
     """
-    with h5py.File(FileContent(content), "r") as file:
+    with ReadOnly(content) as file:
         if not content.startswith(_SIGNATURE):
             raise InputError("other bytes precede its HDF5")
         _Plain(content).require(file.id)
@@ -86,12 +99,10 @@ class _Plain:
 
     def __init__(self, content: bytes) -> None:
         self._content = content
-        self._groups, self._parts, self._bytes, self._texts = 0, 0, 0, 0
+        self._groups = self._parts = self._bytes = self._texts = 0
         self._seen: set[int] = set()
-        longest = max(
-            (int.from_bytes(found[1], "little") for found in _HEAP.finditer(content)), default=0
-        )
-        self._longest_text = min(longest, len(content))
+        lengths = (int.from_bytes(found[1], "little") for found in _HEAP.finditer(content))
+        self._longest_text = min(max(lengths, default=0), len(content))
 
     def require(self, root: Any) -> None:
         """Go through all groups, arrays and attributes; raises as `require_plain`."""
@@ -126,7 +137,7 @@ class _Plain:
                     "lead in a circle; wanted one name each"
                 )
             self._seen.add(info.addr)
-            self._count(1, int(info.type == h5o.TYPE_GROUP))
+            self._count(1, info.type == h5o.TYPE_GROUP)
             yield name, info.type
 
     def _require_array(self, array: Any, place: str) -> None:

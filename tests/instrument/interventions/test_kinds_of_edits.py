@@ -3,12 +3,12 @@ as that of any other.
 """
 
 import inspect
-import subprocess
 import sys
 
 import pytest
 import torch
 from families import repositioned
+from forked import forked
 from refusals import refused
 
 from repo_interp import interventions as iv
@@ -80,7 +80,7 @@ assert "ri.interventions.mirrored(bridge, 3.0, layer=2)" in code
 effects = Effects(kinds=("mirrored",), draws=1)
 group = effects.measured(as_decoder(bridge), task, prompts)
 assert group["kind"].values.tolist() == ["mirrored"]
-with iv.mirrored(bridge, layer=2):
+with iv.mirrored(bridge, layer=2), torch.no_grad():
     by_hand = bridge(tokens)[0].log_softmax(-1)
 targets = list(task.targets(prompts[0]))
 expected = by_hand[[place - 1 for place in targets], tokens[0, targets]].mean()
@@ -94,8 +94,16 @@ assert "'mirrored'" in repr(tables)
 
 
 def test_a_new_kind_is_one_class():
-    """In an interpreter of its own, so that the kind is gone afterwards."""
-    done = subprocess.run([sys.executable, "-c", SCRATCH + USE], capture_output=True, text=True)
+    """In a process of its own, so that the kind is gone afterwards; one that imports this package
+    anew, and not torch.
+    """
+
+    def use() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "repo_interp"]:
+            del sys.modules[name]
+        exec(compile(SCRATCH + USE, "a new kind", "exec"), {"__name__": "__main__"})
+
+    done = forked(use)
     assert done.returncode == 0, done.stderr
 
 

@@ -18,6 +18,7 @@ import repo_interp as ri
 from repo_interp.analysis.stored_statistics import BATCHES
 from repo_interp.run import read_netcdf, write_netcdf
 from repo_interp.storage.files import sealed
+from repo_interp.storage.plain_hdf5 import ReadOnly
 from repo_interp.storage.store import Damaged, Store
 
 WORD = b"quetzalcoatlus"
@@ -43,6 +44,15 @@ def change(file: Path, how: Change) -> None:
     with h5py.File(file, "r+") as stored:
         how(stored)
     file.write_bytes(sealed(file.read_bytes()))
+
+
+def test_an_object_of_a_file_that_is_read_is_opened_once(file):
+    with ReadOnly(file.read_bytes()) as stored:
+        size = stored["/group/size"]
+        assert stored["/group/size"] is size and stored[size.ref] == size
+        assert size.shape == (3,) and {*stored["/group"]} == {"text", "size", "token"}
+        with pytest.raises(ValueError, match="no write intent"):
+            stored.create_group("other")
 
 
 def axis(array: h5py.Dataset) -> h5py.Dataset:

@@ -53,10 +53,20 @@ export function ink(hex) {
   return "#" + parts.map((part) => Math.round(part + 0.4 * (255 - part)).toString(16).padStart(2, "0")).join("");
 }
 
+// The bytes of base64. A function that is called for each of plotly's two million takes a fifth of the time in which a page opens.
+export function bytesOf(base64) {
+  const binary = atob(base64), bytes = new Uint8Array(binary.length);
+  for (let place = 0; place < bytes.length; place++) bytes[place] = binary.charCodeAt(place);
+  return bytes;
+}
+
+// Base64 of compressed text as that text.
+export const inflated = (base64) => new Response(new Blob([bytesOf(base64)]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+
 // Base64 as numbers that are read one by one; each text is decoded once.
 const decoded = new Map();
 export function packedNumbers(text) {
-  if (!decoded.has(text)) decoded.set(text, new DataView(Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer));
+  if (!decoded.has(text)) decoded.set(text, new DataView(bytesOf(text).buffer));
   return decoded.get(text);
 }
 

@@ -5,7 +5,7 @@
 //
 // The state is in the address after #, so that a page that is opened again shows the same.
 import { HEADS, attention, byState, curve, distances, draggable, orders, overview, positions, save, seen, shadedSpans } from "./charts.js";
-import { button, el, field, holds, nameOf, number, option, percent, readable, same, visible } from "./dom.js";
+import { button, bytesOf, el, field, holds, nameOf, number, option, percent, readable, same, visible } from "./dom.js";
 import { LOOKING, lookingLine, lookingMap } from "./looking.js";
 import { MAP, headMap } from "./map.js";
 import { headTable } from "./table.js";
@@ -729,7 +729,7 @@ export function explore(root, source, { addressed = true, first = {}, compare = 
   async function file(kind) {
     const answer = await answered(kind);
     if (!answer) return;
-    const bytes = Uint8Array.from(atob(answer.base64), (character) => character.charCodeAt(0));
+    const bytes = bytesOf(answer.base64);
     const link = el("a", { href: URL.createObjectURL(new Blob([bytes])), download: answer.name });
     link.click();
     URL.revokeObjectURL(link.href);

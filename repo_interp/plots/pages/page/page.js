@@ -2,20 +2,14 @@
 // map of heads. Sections that stand side by side, one per run, each have a page object of their own; what is chosen in one is chosen in
 // the others. Knows the colours of the page, light and dark.
 import { colourOf, config, layout } from "./charts.js";
-import { ink } from "./dom.js";
+import { ink, inflated } from "./dom.js";
 import { drawHeadCharts } from "./head_charts.js";
 import { link } from "./link.js";
 import { MAP, headMap } from "./map.js";
 
 (async function () {
-  // Unpacks what the page holds as base64 of compressed text.
-  async function unpacked(text) {
-    const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
-  }
-
   // The policy of the page lets an inline script run, and no eval.
-  if (window.packedPlotly) document.head.append(Object.assign(document.createElement("script"), { textContent: await unpacked(window.packedPlotly) }));
+  if (window.packedPlotly) document.head.append(Object.assign(document.createElement("script"), { textContent: await inflated(window.packedPlotly) }));
 
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
@@ -55,7 +49,7 @@ import { MAP, headMap } from "./map.js";
 
   const all = await Promise.all([...document.querySelectorAll("script.section-data")].map(async (script) => ({
     name: script.dataset.section, section: script.closest("section"),
-    content: JSON.parse(script.type === "application/json" ? script.textContent : await unpacked(script.textContent)),
+    content: JSON.parse(script.type === "application/json" ? script.textContent : await inflated(script.textContent)),
   })));
   const sides = all.filter(({ section }) => section.dataset.side !== undefined);
   const page = bringToLife(all.filter(({ section }) => section.dataset.side === undefined), pageOfRun(true));
