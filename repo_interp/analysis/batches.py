@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from repo_interp.inputs import Spans
+from repo_interp.measures.kernels.seen_pairs import known_on_host
 from repo_interp.measures.labels import described_group, with_attrs
 from repo_interp.measures.statistics import Measure
 from repo_interp.models import side_by_side
@@ -171,17 +172,16 @@ def _make_batch(
         tokens[row, : len(prompt.tokens)] = prompt.tokens
     parts = [] if structure is None else [structure[number] for number in numbers]
     further = sorted({name for part in parts for name in part})
-    lengths = torch.tensor([len(prompt.tokens) for prompt in some])
-    valid = torch.arange(longest) < lengths[:, None]
+    valid = np.arange(longest) < np.array([[len(prompt.tokens)] for prompt in some])
     return PaddedBatch(
         tuple(numbers),
-        torch.from_numpy(tokens).to(device),
-        valid.to(device),
+        known_on_host(torch.from_numpy(tokens).to(device), tokens),
+        known_on_host(torch.from_numpy(valid).to(device), valid),
         _masks(names, [prompt.all_spans() for prompt in some], longest, device),
         _masks(further, parts, longest, device),
         {"source": _sources(some, longest).to(device)} if copying else {},
         _position_ids(some, longest, device),
-        valid.long().to(device) if any(map(jumps_within, some)) else None,
+        torch.from_numpy(valid).long().to(device) if any(map(jumps_within, some)) else None,
     )
 
 
@@ -212,7 +212,11 @@ def _masks(
         of_rows = [named.get(name, ()) for named in places]
         rows = np.repeat(np.arange(len(places)), [*map(len, of_rows)])
         mask[rows, [*chain.from_iterable(of_rows)]] = True
-    return dict(zip(names, torch.from_numpy(masks).to(device), strict=True))
+    sent = torch.from_numpy(masks).to(device)
+    return {
+        name: known_on_host(mask, array)
+        for name, mask, array in zip(names, sent, masks, strict=True)
+    }
 
 
 def _sources(prompts: Sequence[Prompt], tokens: int) -> Int[Tensor, "prompt token"]:

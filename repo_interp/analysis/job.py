@@ -36,6 +36,7 @@ from repo_interp.experiments.experiment_catalogue import experiments_named, plan
 from repo_interp.inputs import AttentionInputs
 from repo_interp.interventions.replacing import require_named_tokens
 from repo_interp.measures.border import as_measure, observe_predictions, require_declared
+from repo_interp.measures.kernels.seen_pairs import is_whole
 from repo_interp.measures.labels import parameter_attributes
 from repo_interp.measures.statistics import (
     Measure,
@@ -293,7 +294,7 @@ class Job:
         faults: dict[str, Fault] = {}
         gathered = GatheredLayers()
         unchecked: list[tuple[Measure, Statistics | Fault, bool]] = []
-        observed, padded = 0, not bool(batch.valid.all())
+        observed, padded = 0, not is_whole(batch.valid)
 
         def check() -> None:
             for measure, result, unplaced in unchecked:

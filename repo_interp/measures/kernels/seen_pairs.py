@@ -110,6 +110,22 @@ def on_host(of_batch: Shaped[Tensor, "prompt token"]) -> Shaped[np.ndarray, "pro
     return once("host", lambda: of_batch.cpu().numpy().copy(), of_batch)
 
 
+def known_on_host(
+    of_batch: Shaped[Tensor, "prompt token"], array: Shaped[np.ndarray, "prompt token"]
+) -> Shaped[Tensor, "prompt token"]:
+    """Note the array that a tensor was made from, so that `on_host` does not wait for the device.
+
+    Args:
+        of_batch: A mask, or the tokens, of a batch.
+        array: The same numbers, which nobody may change afterwards.
+
+    Returns:
+        `of_batch`.
+    """
+    once("host", lambda: array, of_batch)
+    return of_batch
+
+
 def extents(mask: Bool[Tensor, "prompt token"]) -> list[tuple[int, int, int]]:
     """Return where the tokens of every prompt begin and end.
 

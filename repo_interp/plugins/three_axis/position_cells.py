@@ -96,8 +96,9 @@ def position_correlation(
         part = inputs.valid[prompt]
         pairs = binned_pairs(cell[prompt, head], part, inputs.window, cells)
         if inputs.is_bilinear:
-            some_queries = queries[prompt, head].masked_fill(~part[..., None], 0)
-            some_keys = keys[prompt, head].masked_fill(~part[..., None], 0)
+            beside = ~part[..., None]
+            some_queries = queries[prompt, head].masked_fill(beside, 0)
+            some_keys = keys[prompt, head].masked_fill(beside, 0)
             by_bin = inputs.logit_scale * product_sums(
                 some_queries, some_keys, pairs, inputs.window
             )
@@ -115,9 +116,9 @@ def _blocks(
     d_head: int,
 ) -> Iterator[tuple[tuple[Tensor, ...], int]]:
     """Indices of some heads within the limit, as many as fit into memory, and their cells."""
-    # One copy from the device for both the heads to fit and their numbers of cells.
-    fitted, most = torch.stack([within.long(), cell.amax(-1) + 1]).flatten(1).tolist()
-    items, device = np.flatnonzero(fitted), cell.device
+    # One copy from the device for both the heads to fit and their numbers of cells: 0 of others
+    most = ((cell.amax(-1) + 1) * within).flatten().tolist()
+    items, device = np.flatnonzero(most), cell.device
     # Per token 2048 bytes: about eight float64 numbers for each of the CHUNK pairs within a chunk
     bytes_each = cell.shape[-1] * (8 * d_head + 2048)
     at_once = max(1, memory_for(device, 2 * SHARED) // bytes_each)
@@ -161,10 +162,13 @@ def _cells(
     most_cells: int,
 ) -> tuple[Int[Tensor, "prompt head token"], Bool[Tensor, "prompt head"]]:
     """Return cells of valid tokens from the lowest on (else 0), and heads within `most_cells`."""
+    # The same for all layers of a pass
+    beside = once("not taking part", lambda: ~valid[:, None], valid)
+    some = once("some token", lambda: valid.any(-1)[:, None], valid)
     cell = torch.floor(positions.to(torch.float64) / width)
-    lowest = cell.masked_fill(~valid[:, None], torch.inf).amin(-1, keepdim=True)
-    cell = (cell - lowest).masked_fill(~valid[:, None], 0)
-    within = (cell.amax(-1) < most_cells) & valid.any(-1)[:, None]
+    lowest = cell.masked_fill(beside, torch.inf).amin(-1, keepdim=True)
+    cell = (cell - lowest).masked_fill(beside, 0)
+    within = (cell.amax(-1) < most_cells) & some
     return torch.where(within[..., None], cell, 0).to(torch.int64), within
 
 
