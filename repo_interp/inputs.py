@@ -104,9 +104,7 @@ class AttentionInputs:
     """Argument of `cap_logits`, for the logits before position logits are added; None: no cap."""
     position_logits: PositionLogits | None = None
     gate_features: Float[Tensor, "prompt kv_head token d_head"] | None = None
-    """x_j of CoPE, which together with a query determines the tokens that the query counts; None if
-    nothing is counted.
-    """
+    """x_j of CoPE, which with a query determines the tokens that it counts; None: it counts none."""
     tokens: Int[Tensor, "prompt token"] | None = None
     """Token ids; None if the pass was not one of tokens."""
     sinks: Float[Tensor, "head"] | None = None
@@ -126,21 +124,15 @@ class AttentionInputs:
     by_axis: bool = False
     """Whether positions by pair come from an image: steps of the index along the pair's axis."""
     reads_content: Callable[[], bool] | None = None
-    """Function that returns whether logits depend on contents and positions by more than the
-    rotation; None: they do not.
-    """
+    """Returns whether logits depend on contents and positions by more than rotation; None: no."""
     key_positions: Float[Tensor, "prompt any token *component"] | None = None
-    """Positions of tokens as keys, in as many rows as `positions`, which then has the positions as
-    queries; None: a token has one position for both.
-    """
+    """Positions as keys, in rows like `positions`, those as queries; None: a token has one."""
     remainder: Callable[[Int[Tensor, "row"]], Float[Tensor, "prompt head row"]] | None = None
     """Function that returns, for each row, the logit that takes a part of the softmax and moves no
     value (stick-breaking), including `sinks`; None: only the sinks do.
     """
     rotation_of_pass: Callable[[AttentionInputs], Any] | None = None
-    """Function that returns the `PassRotation` of the layer if it rotates the queries and keys of
-    these inputs, else None.
-    """
+    """Returns the `PassRotation` of the layer if it rotates these queries and keys, else None."""
 
     @property
     def heads(self) -> int:
