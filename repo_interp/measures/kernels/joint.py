@@ -2,9 +2,9 @@
 
     f(x_1), ..., f(x_n)   as   f(X),   X = stack(x_1, ..., x_n) along a new first axis, `layer`
 
-An accelerator takes as long to launch an operator for one layer as for all. So a call waits there
-until somebody reads a result, and is made together with those of the same function that wait. On a
-processor it is made at once, while its numbers are in a cache.
+On an accelerator, launching an operator takes as long for one layer as for all. There a call waits
+until a result is read, and then runs together with the waiting calls of the same function. On a
+processor it runs at once, while its numbers are in the cache.
 
 This module knows nothing about the functions.
 """
@@ -41,12 +41,12 @@ class Call:
         """Of the layer, in `results`."""
 
     def __getitem__(self, name: str) -> Later:
-        """Return a result, which is made later."""
+        """Return a result, which is computed later."""
         return Later(self, name)
 
     @property
     def kind(self) -> Hashable:
-        """Equal in calls that are made together."""
+        """Key that is equal for calls that run together."""
         plain = (bool, int, float, str, type(None))
         return (
             self.function,
@@ -76,7 +76,7 @@ def jointly(
             that axis too: the same object for all layers.
         tensors: Tensors of one layer by parameter, which nobody may change afterwards.
         shared: Its first arguments; layers that share them are computed together.
-        temporaries: Bytes that it takes on its way, in bytes of its tensors.
+        temporaries: Memory that the function needs, as a multiple of the bytes of its tensors.
 
     Returns:
         Results by name, for `labels.arrays`: without the axis `layer`, or of a call that waits.
@@ -92,10 +92,10 @@ def jointly(
 
 @torch.no_grad()
 def make(calls: Iterable[Call]) -> None:
-    """Make calls that wait, those of one kind together, as many as fit into memory.
+    """Run waiting calls: those of one kind together, as many as fit into memory.
 
     Args:
-        calls: Calls; they keep the results.
+        calls: Calls, which store their results.
     """
     kinds: dict[Hashable, list[Call]] = {}
     for call in dict.fromkeys(calls):
